@@ -1,0 +1,40 @@
+"""What a data set must offer to become part of a task stream."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from cfl.data.types import ImageSet, PixelTransform
+
+
+class Source(ABC):
+    """One data set. Everything except :meth:`load` is known without reading a file.
+
+    Attributes:
+        name: short lower-case name used in reports and run names.
+        shape: ``(C, H, W)`` of the stored images.
+        num_classes: number of classes.
+        mean: per channel, of ``stored / scale``.
+        std: per channel, of ``stored / scale``.
+        scale: stored value that means 1.0.
+    """
+
+    name: str
+    shape: tuple[int, int, int]
+    num_classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    scale: float = 255.0
+
+    @abstractmethod
+    def load(self, root: Path) -> tuple[ImageSet, ImageSet]:
+        """Training and test set, read from files under ``root``.
+
+        Raises:
+            cfl.errors.DataFilesMissing: naming each file that is expected, where, and how to get it.
+        """
+
+    def transform(self) -> PixelTransform:
+        """The data set's own normalisation."""
+        return PixelTransform(self.mean, self.std, self.scale)

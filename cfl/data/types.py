@@ -1,0 +1,103 @@
+"""The plain values that sources, streams and partitions exchange."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images as stored, never normalised here.
+
+    Attributes:
+        images: ``[N, C, H, W]`` uint8.
+        labels: ``[N]`` int64, values ``0 .. num_classes - 1``.
+    """
+
+    images: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
+            raise TypeError(f"images must be uint8 [N, C, H, W], got {self.images.dtype} {list(self.images.shape)}")
+        if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
+            raise TypeError(f"labels must be int64 [N={len(self.images)}], got {self.labels.dtype} {list(self.labels.shape)}")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def subset(self, index: Tensor) -> ImageSet:
+        """The samples at ``index`` ([M] int64), copied."""
+        return ImageSet(self.images[index], self.labels[index])
+
+
+class PixelTransform:
+    """Stored integers to network input, per batch, on the images' device.
+
+    ``float = (integer / scale - mean) / std`` per channel, after an optional pixel map that is the same for
+    every channel: ``out[.., c, p] = in[.., c, pixel_map[p]]`` with ``p`` running over the ``H * W`` pixels in
+    row-major order and ``-1`` meaning black (stored value 0). A permutation and a nearest-neighbour rotation
+    are both pixel maps.
+
+    Args:
+        mean: per channel, in units of ``stored / scale``.
+        std: per channel, in units of ``stored / scale``.
+        scale: stored value that means 1.0 (255 for ordinary images, 16 for scikit-learn's digits).
+        pixel_map: ``[H * W]`` int64, or None for none.
+    """
+
+    def __init__(
+        self, mean: tuple[float, ...], std: tuple[float, ...], scale: float = 255.0, pixel_map: Tensor | None = None
+    ) -> None:
+        self.mean, self.std, self.scale, self.pixel_map = mean, std, scale, pixel_map
+        self._on_device: dict[torch.device, tuple[Tensor, Tensor, Tensor | None, Tensor | None]] = {}
+
+    def with_pixel_map(self, pixel_map: Tensor) -> PixelTransform:
+        """The same normalisation behind another pixel map ``[H * W]``."""
+        return PixelTransform(self.mean, self.std, self.scale, pixel_map)
+
+    def _constants(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        if device not in self._on_device:
+            std = torch.tensor(self.std, dtype=torch.float64)
+            mean = torch.tensor(self.mean, dtype=torch.float64)
+            factor = (1.0 / (self.scale * std)).float().view(-1, 1, 1).to(device)
+            offset = (-mean / std).float().view(-1, 1, 1).to(device)
+            index = outside = None
+            if self.pixel_map is not None:
+                index = self.pixel_map.clamp(min=0).to(device)
+                if bool((self.pixel_map < 0).any()):
+                    outside = (self.pixel_map < 0).to(device)
+            self._on_device[device] = (factor, offset, index, outside)
+        return self._on_device[device]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """``[..., C, H, W]`` uint8 to ``[..., C, H, W]`` float32."""
+        factor, offset, index, outside = self._constants(images.device)
+        if index is not None:
+            flat = images.flatten(-2).index_select(-1, index)
+            if outside is not None:
+                flat = flat.masked_fill(outside, 0)
+            images = flat.view(images.shape)
+        return images.float().mul_(factor).add_(offset)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task of a stream, with labels local to the task.
+
+    Attributes:
+        name: for tables and pictures, e.g. ``permutation 3`` or ``cifar100 classes 20-29``.
+        train: training samples, labels ``0 .. num_classes - 1`` within the task.
+        test: test samples, labelled likewise.
+        num_classes: number of classes of this task.
+        transform: stored integers to network input.
+    """
+
+    name: str
+    train: ImageSet
+    test: ImageSet
+    num_classes: int
+    transform: PixelTransform

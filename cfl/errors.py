@@ -1,0 +1,27 @@
+"""Errors a user can act on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ConfigError(ValueError):
+    """A setting that cannot work, found before training.
+
+    Args:
+        key: the config key as typed in YAML or on the command line, e.g. ``schedule.clients_per_round``.
+        value: the value that was given.
+        valid: what would be valid, as a phrase, e.g. ``"an integer between 1 and 20"``.
+    """
+
+    def __init__(self, key: str, value: Any, valid: str) -> None:
+        super().__init__(f"{key} = {value!r} cannot work; valid: {valid}")
+        self.key, self.value, self.valid = key, value, valid
+
+
+class DataFilesMissing(FileNotFoundError):
+    """A data set's files are absent and could not be downloaded; the message says what goes where."""
+
+
+class BadUpdate(RuntimeError):
+    """A client sent NaN or infinity; the message names client, task and round."""
