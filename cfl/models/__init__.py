@@ -1,0 +1,31 @@
+"""Networks, with the sizes and parameter counts of the papers."""
+
+from cfl.models.alexnet import AlexNet
+from cfl.models.base import Network, num_parameters
+from cfl.models.batchnorm import (
+    MaskedBatchNorm1d,
+    MaskedBatchNorm2d,
+    batch_mask,
+    convert_batchnorm,
+    unmaskable_layers,
+)
+from cfl.models.cnn import MnistCNN, SmallCNN
+from cfl.models.lenet import LeNet
+from cfl.models.mlp import MLP
+from cfl.models.resnet import ResNet18
+
+__all__ = [
+    "MLP",
+    "AlexNet",
+    "LeNet",
+    "MaskedBatchNorm1d",
+    "MaskedBatchNorm2d",
+    "MnistCNN",
+    "Network",
+    "ResNet18",
+    "SmallCNN",
+    "batch_mask",
+    "convert_batchnorm",
+    "num_parameters",
+    "unmaskable_layers",
+]

@@ -1,0 +1,256 @@
+"""Runs the rounds: one Lightning epoch is one communication round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from cfl.channel import Channel
+from cfl.client import Client
+from cfl.data.cohorts import CohortBatch
+from cfl.data.datamodule import FederatedDataModule
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.randomness import seed_for
+from cfl.schedule import RoundPlan
+from cfl.server import Server
+
+NEVER = 10**9  # epochs between validations that no run reaches
+
+
+class FederatedOrchestrator(Callback):
+    """Sends the global model out, collects the clients' updates, moves the global model, ends tasks.
+
+    A round closes in ``on_train_batch_end`` of its last batch, because Lightning validates before
+    ``on_train_epoch_end``: so what is evaluated is the new global model.
+
+    Args:
+        client_weighting: weight of a client in the mean: ``uniform`` (1 each) or ``samples`` (its number of training
+            samples).
+        server_lr: server learning rate; 1 is federated averaging.
+        server_momentum: server momentum in [0, 1).
+        batchnorm: what becomes of BatchNorm's running statistics: ``average`` them like weights, keep them ``local``,
+            or ``drop`` them after local training. Where the global model has none, it is evaluated with the statistics
+            of the test batch.
+        on_bad_update: a client that sends NaN or infinity makes the run ``stop``, or is left out of the round (``skip``).
+    """
+
+    def __init__(
+        self,
+        client_weighting: Literal["uniform", "samples"] = "uniform",
+        server_lr: float = 1.0,
+        server_momentum: float = 0.0,
+        batchnorm: Literal["average", "local", "drop"] = "average",
+        on_bad_update: Literal["stop", "skip"] = "stop",
+    ) -> None:
+        for key, value, valid in (
+            ("client_weighting", client_weighting, ("uniform", "samples")),
+            ("batchnorm", batchnorm, ("average", "local", "drop")),
+            ("on_bad_update", on_bad_update, ("stop", "skip")),
+        ):
+            if value not in valid:
+                raise ConfigError(f"federated.{key}", value, f"one of {list(valid)}")
+        if not server_lr > 0:
+            raise ConfigError("federated.server_lr", server_lr, "a number above 0")
+        if not 0 <= server_momentum < 1:
+            raise ConfigError("federated.server_momentum", server_momentum, "a number in [0, 1)")
+        self.client_weighting = client_weighting
+        self.server_lr = server_lr
+        self.server_momentum = server_momentum
+        self.batchnorm: Literal["average", "local", "drop"] = batchnorm
+        self.on_bad_update: Literal["stop", "skip"] = on_bad_update
+        self.plan: RoundPlan | None = None
+        self._started = 0.0
+
+    # Before the first round.
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Build the federation, before a checkpoint is restored into it.
+
+        Raises:
+            ConfigError: if the Trainer is set so that rounds could not run.
+        """
+        client, data = _client(pl_module), _data(trainer)
+        if stage == "fit":
+            check_trainer(trainer, data)
+        if client.federation is None:
+            client.federation = Federation(
+                client.network,
+                data,
+                client.methods,
+                Server(
+                    dict(client.network.named_parameters()),
+                    dict(client.network.named_buffers()),
+                    self.server_lr,
+                    self.server_momentum,
+                ),
+                Channel(
+                    self.on_bad_update, any(method.individual_uplinks for method in client.methods.values())
+                ),
+                self.batchnorm,
+            )
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Point the data at the next round (the first, or the one after the checkpoint's)."""
+        federation = _federation(pl_module)
+        # A device move replaces buffers, not parameters; the server must hold the network's current ones.
+        federation.server.parameters = dict(federation.network.named_parameters())
+        federation.server.buffers = dict(federation.network.named_buffers())
+        federation.data.next_round = federation.round
+
+    # One round.
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Announce the round and send the global model to its clients."""
+        self._started = time.perf_counter()
+        federation = _federation(pl_module)
+        if federation.round != trainer.current_epoch:
+            raise RuntimeError(f"round {federation.round} of the federation is epoch {trainer.current_epoch}")
+        self.plan = federation.schedule.round(federation.round)
+        client = _client(pl_module)
+        client.loss_sum.zero_()
+        client.loss_count = 0
+        federation.channel.enter_round(self.plan.task, self.plan.round)
+        federation.channel.downlink("model", federation.shared_tensors(), len(self.plan.clients))
+        trainer.check_val_every_n_epoch = 1 if federation.schedule.evaluates_after(self.plan) else NEVER
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: CohortBatch, batch_idx: int
+    ) -> None:
+        """Open a cohort: its clients start from the global model and with a fresh optimizer."""
+        if not batch.opens:
+            return
+        client, federation, plan = _client(pl_module), _federation(pl_module), self._plan
+        torch.manual_seed(seed_for(federation.data.seed, "dropout", plan.round, batch.cohort))
+        tensors = federation.state_tensors()
+        client._cohort.open(
+            batch.clients,
+            batch.sizes,
+            batch.task,
+            plan.round,
+            shared={n: tensors[n] for n, _ in federation.network.named_parameters()},
+            shared_buffers={n: tensors[n] for n, _ in federation.network.named_buffers()},
+            own=federation.own_tensors(batch.clients),
+        )
+        for optimizer in trainer.optimizers:
+            optimizer.state.clear()
+        for method in federation.methods.values():
+            method.open_cohort(client._cohort)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: CohortBatch, batch_idx: int
+    ) -> None:
+        """Collect from clients that have finished; with the last of them, close the round."""
+        if batch.closes:
+            self._collect(_client(pl_module), batch.closes)
+        if batch.last_of_round:
+            self._close_round(_federation(pl_module))
+
+    @torch.no_grad()
+    def _collect(self, client: Client, positions: tuple[int, ...]) -> None:
+        cohort, federation = client._cohort, _federation(client)
+        for method in federation.methods.values():
+            method.close_clients(cohort, positions)
+        clients = [cohort.clients[p] for p in positions]
+        trained = cohort.rows(positions, {**cohort.parameters, **cohort.buffers})
+        if federation.personal:
+            federation.clients.scatter("model", clients, {n: trained[n] for n in federation.personal})
+        update = {n: trained[n] - cohort.received[n] for n in federation.shared_parameters}
+        self._silence_unused_outputs(client, update)
+        message = {**update, **{n: trained[n] for n in federation.shared_buffers}}
+        weights = [1.0 if self.client_weighting == "uniform" else float(cohort.sizes[p]) for p in positions]
+        if message:
+            federation.channel.uplink("update", message, weights, clients)
+
+    @staticmethod
+    def _silence_unused_outputs(client: Client, update: Mapping[str, torch.Tensor]) -> None:
+        """Outputs that had no part in the loss do not move, whatever weight decay did to them."""
+        used = client._cohort.used_outputs
+        if used is None:
+            return
+        for name, parameter in client.network.head.named_parameters(prefix="head"):
+            if name in update and parameter.shape[0] == len(used):
+                update[name][:, ~used] = 0
+
+    def _close_round(self, federation: Federation) -> None:
+        plan = self._plan
+        if federation.shared_parameters or federation.shared_buffers:
+            mean = federation.channel.mean("update")
+            federation.server.apply(
+                {n: mean[n] for n in federation.shared_parameters},
+                {n: mean[n] for n in federation.shared_buffers},
+                [method.transform_step for method in federation.methods.values()],
+            )
+        federation.round += 1
+        federation.data.next_round = federation.round
+        for method in federation.methods.values():
+            method.end_round(plan)
+        if plan.last_of_task:
+            for method in federation.methods.values():
+                method.end_task(plan)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Count the round's time, evaluation included."""
+        _federation(pl_module).seconds += time.perf_counter() - self._started
+
+    # Evaluation.
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A new evaluation replaces what its row of the matrix held."""
+        _client(pl_module).clear_evaluation(-1 if trainer.sanity_checking else _federation(pl_module).last_task)
+
+    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """As for validation."""
+        self.on_validation_epoch_start(trainer, pl_module)
+
+    @property
+    def _plan(self) -> RoundPlan:
+        if self.plan is None:
+            raise RuntimeError("no round has started")
+        return self.plan
+
+
+def check_trainer(trainer: Trainer, data: FederatedDataModule) -> None:
+    """Refuse Trainer settings under which a round would not be an epoch.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    wanted: list[tuple[str, Any, Any, str]] = [
+        ("max_epochs", trainer.max_epochs, data.num_rounds, "the number of rounds, which follows from schedule"),
+        ("max_steps", trainer.max_steps, -1, "unset: schedule says how long a run is"),
+        ("accumulate_grad_batches", trainer.accumulate_grad_batches, 1, "a larger schedule.batch_size instead"),
+        ("limit_train_batches", trainer.limit_train_batches, 1.0, "a shorter schedule or max_train of the source"),
+        ("limit_val_batches", trainer.limit_val_batches, 1.0, "max_test of the source instead"),
+        ("val_check_interval", trainer.val_check_interval, 1.0, "schedule.evaluate_every instead"),
+        ("overfit_batches", trainer.overfit_batches, 0.0, "max_train of the source instead"),
+        ("reload_dataloaders_every_n_epochs", trainer.reload_dataloaders_every_n_epochs, 1, "a loader per round"),
+        ("num_sanity_val_steps", trainer.num_sanity_val_steps in (0, float("inf")), True, "-1, or 0 to do without FWT"),
+        ("world_size", trainer.world_size, 1, "a single device"),
+    ]
+    for key, value, expected, why in wanted:
+        if value != expected:
+            shown = trainer.num_sanity_val_steps if key == "num_sanity_val_steps" else value
+            valid = why if isinstance(expected, bool) else f"{expected}: {why}"
+            raise ConfigError(f"trainer.{key}", shown, valid)
+
+
+def _client(module: LightningModule) -> Client:
+    if not isinstance(module, Client):
+        raise TypeError(f"FederatedOrchestrator trains cfl.client.Client, got {type(module).__name__}")
+    return module
+
+
+def _federation(module: LightningModule) -> Federation:
+    return _client(module)._federation
+
+
+def _data(trainer: Trainer) -> FederatedDataModule:
+    data = getattr(trainer, "datamodule", None)
+    if not isinstance(data, FederatedDataModule):
+        raise TypeError(f"FederatedOrchestrator needs a FederatedDataModule, got {type(data).__name__}")
+    return data

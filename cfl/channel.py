@@ -1,0 +1,173 @@
+"""The only door between clients and server: it counts bytes, sums what clients send, and refuses NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from cfl.errors import BadUpdate
+
+
+def payload_bytes(payload: Mapping[str, Tensor]) -> int:
+    """Bytes of a message holding these tensors as they are."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in payload.values())
+
+
+class Channel:
+    """Messages between clients and server.
+
+    What clients send is added to a running weighted sum and forgotten: memory is that of one message, however many
+    clients there are, and the server can read nothing but sums, as under secure aggregation. A method that needs
+    single messages asks for :meth:`collect_individually`, which is refused unless it was declared.
+
+    Args:
+        on_bad_update: ``stop`` raises when a client sends NaN or infinity, ``skip`` leaves that client out of the sum.
+        individual_allowed: whether a method declared that the server must see single messages.
+    """
+
+    def __init__(self, on_bad_update: Literal["stop", "skip"] = "stop", individual_allowed: bool = False) -> None:
+        self.on_bad_update = on_bad_update
+        self.individual_allowed = individual_allowed
+        self.uplink_bytes: dict[str, int] = {}
+        self.downlink_bytes: dict[str, int] = {}
+        self.skipped: list[tuple[int, int, int]] = []
+        self._sums: dict[str, dict[str, Tensor]] = {}
+        self._weights: dict[str, float] = {}
+        self._single: dict[str, dict[int, dict[str, Tensor]]] = {}
+        self._task = self._round = 0
+
+    @property
+    def total_uplink_bytes(self) -> int:
+        """Bytes all clients have sent so far."""
+        return sum(self.uplink_bytes.values())
+
+    @property
+    def total_downlink_bytes(self) -> int:
+        """Bytes all clients have received so far."""
+        return sum(self.downlink_bytes.values())
+
+    def enter_round(self, task: int, round: int) -> None:
+        """Say which task and round the coming messages belong to, for error messages."""
+        self._task, self._round = task, round
+
+    def downlink(self, topic: str, payload: Mapping[str, Tensor], receivers: int) -> None:
+        """The server sends ``payload`` to ``receivers`` clients.
+
+        Args:
+            topic: what it is, e.g. ``model``; bytes are counted per topic.
+            payload: name -> tensor, the message to one client.
+            receivers: number of clients it goes to.
+        """
+        self.downlink_bytes[topic] = self.downlink_bytes.get(topic, 0) + receivers * payload_bytes(payload)
+
+    @torch.no_grad()
+    def uplink(
+        self, topic: str, payload: Mapping[str, Tensor], weights: Sequence[float], clients: Sequence[int]
+    ) -> None:
+        """k clients send one message each; their weighted sum is added to the topic's running sum.
+
+        Args:
+            topic: what it is, e.g. ``update``.
+            payload: name -> ``[k, ...]``, row j from client ``clients[j]``.
+            weights: the k weights.
+            clients: the k ids.
+
+        Raises:
+            BadUpdate: if a message holds NaN or infinity and ``on_bad_update`` is ``stop``.
+        """
+        self._count_uplink(topic, payload, len(clients))
+        weights = self._without_bad(payload, weights, clients)
+        sums = self._sums.setdefault(topic, {})
+        for name, rows in payload.items():
+            factor = torch.tensor(weights, dtype=torch.float32, device=rows.device)
+            values = rows if rows.is_floating_point() else rows.float()
+            if 0.0 in weights:  # a skipped client's NaN times zero would still be NaN
+                values = torch.where(factor.view(-1, *[1] * (rows.ndim - 1)) == 0, torch.zeros_like(values), values)
+            total = torch.tensordot(factor.to(values.dtype), values, dims=1)
+            sums[name] = sums[name].add_(total) if name in sums else total
+        self._weights[topic] = self._weights.get(topic, 0.0) + sum(weights)
+
+    def sum(self, topic: str) -> tuple[dict[str, Tensor], float]:
+        """The server reads a topic's weighted sum and total weight, which empties the topic.
+
+        Raises:
+            BadUpdate: if nobody sent a usable message.
+        """
+        weight = self._weights.pop(topic, 0.0)
+        sums = self._sums.pop(topic, {})
+        if weight == 0.0:
+            raise BadUpdate(
+                f"round {self._round} (task {self._task}): no usable message for {topic!r}; every client was skipped"
+            )
+        return sums, weight
+
+    def mean(self, topic: str) -> dict[str, Tensor]:
+        """The weighted mean of a topic, which empties it."""
+        sums, weight = self.sum(topic)
+        return {name: total.div_(weight) for name, total in sums.items()}
+
+    def uplink_individually(self, topic: str, payload: Mapping[str, Tensor], clients: Sequence[int]) -> None:
+        """As :meth:`uplink`, but the server gets to see every single message.
+
+        Raises:
+            PermissionError: if no method declared that it needs this.
+        """
+        if not self.individual_allowed:
+            raise PermissionError(
+                f"topic {topic!r} shows the server single clients' messages; the method must declare individual_uplinks"
+            )
+        self._count_uplink(topic, payload, len(clients))
+        keep = self._without_bad(payload, [1.0] * len(clients), clients)
+        box = self._single.setdefault(topic, {})
+        for row, client in enumerate(clients):
+            if keep[row]:
+                box[client] = {name: values[row].clone() for name, values in payload.items()}
+
+    def collect_individually(self, topic: str) -> dict[int, dict[str, Tensor]]:
+        """The server takes a topic's single messages, client -> payload, by ascending client id."""
+        return dict(sorted(self._single.pop(topic, {}).items()))
+
+    def _count_uplink(self, topic: str, payload: Mapping[str, Tensor], clients: int) -> None:
+        rows = {len(values) for values in payload.values()}
+        if rows - {clients}:
+            raise ValueError(f"topic {topic!r}: {clients} clients but messages with {sorted(rows)} rows")
+        self.uplink_bytes[topic] = self.uplink_bytes.get(topic, 0) + payload_bytes(payload)
+
+    def _without_bad(
+        self, payload: Mapping[str, Tensor], weights: Sequence[float], clients: Sequence[int]
+    ) -> list[float]:
+        floats = [values.flatten(1) for values in payload.values() if values.is_floating_point() and values.numel()]
+        if not floats:
+            return list(weights)
+        # A sum is finite only if all its terms are; its own overflow is checked again term by term.
+        totals = torch.stack([values.sum(1, dtype=torch.float32) for values in floats]).sum(0)
+        if bool(torch.isfinite(totals).all()):
+            return list(weights)
+        finite = torch.stack([torch.isfinite(values).all(1) for values in floats]).all(0).tolist()
+        for client, good in zip(clients, finite, strict=True):
+            if good:
+                continue
+            if self.on_bad_update == "stop":
+                raise BadUpdate(
+                    f"client {client} sent NaN or infinity in round {self._round} (task {self._task}); "
+                    "a smaller model.optimizer lr usually helps, or federated.on_bad_update=skip leaves it out"
+                )
+            self.skipped.append((self._round, self._task, client))
+        return [weight if good else 0.0 for weight, good in zip(weights, finite, strict=True)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Byte counts and the record of skipped clients. Between rounds no sum is open."""
+        return {
+            "uplink_bytes": dict(self.uplink_bytes),
+            "downlink_bytes": dict(self.downlink_bytes),
+            "skipped": [list(entry) for entry in self.skipped],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        self.uplink_bytes = dict(state["uplink_bytes"])
+        self.downlink_bytes = dict(state["downlink_bytes"])
+        self.skipped = [(entry[0], entry[1], entry[2]) for entry in state["skipped"]]

@@ -1,0 +1,210 @@
+"""The LightningModule: local training of one cohort of clients, evaluation of the model(s) they end up with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor
+from torch.func import functional_call
+from torch.optim import Optimizer
+
+from cfl.cohort import Cohort
+from cfl.data.cohorts import CohortBatch
+from cfl.data.datamodule import EvaluationBatch
+from cfl.errors import BadUpdate, ConfigError
+from cfl.federation import Federation
+from cfl.methods.base import Method
+from cfl.models.base import Network
+from cfl.models.batchnorm import convert_batchnorm, unmaskable_layers
+from cfl.randomness import seed_for
+
+ELEMENTWISE_OPTIMIZERS = frozenset(
+    {"SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta", "ASGD", "Rprop"}
+)
+"""Optimizers that treat every weight by itself, so that stacked clients do not mix."""
+
+
+class Client(LightningModule):
+    """Clients' local training, K side by side, and the global model they start from.
+
+    ``network`` holds the global model; the clients being trained are the rows of :attr:`cohort`. One training step is
+    one local step of every client of the cohort. The rounds themselves are run by the FederatedOrchestrator callback.
+
+    Args:
+        network: class and options of the network, called with input shape and number of outputs.
+        optimizer: the clients' optimizer, fresh for every client and round; one that treats weights elementwise.
+        methods: name -> method; their hooks run in this order. Empty is federated averaging.
+        input_shape: ``(C, H, W)``; follows from the data.
+        num_outputs: follows from the data.
+        seed: the run's seed (in YAML ``seed_everything``).
+    """
+
+    def __init__(
+        self,
+        network: Callable[[tuple[int, int, int], int], Network],
+        optimizer: OptimizerCallable,
+        methods: dict[str, Method] | None = None,
+        input_shape: tuple[int, int, int] = (1, 1, 1),
+        num_outputs: int = 1,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.seed = seed
+        self.methods: dict[str, Method] = dict(methods or {})
+        self._make_optimizer = optimizer
+        with torch.random.fork_rng():
+            torch.manual_seed(seed_for(seed, "initialise network"))
+            self.network = convert_batchnorm(network(input_shape, num_outputs))
+        mixing = unmaskable_layers(self.network)
+        if mixing:
+            raise ConfigError("model.network", mixing, "a network whose batch statistics can leave out padded samples")
+        # The global model moves by the server's hand alone.
+        self.network.requires_grad_(False)
+        self.federation: Federation | None = None
+        self.cohort: Cohort | None = None
+        self.loss_sum = torch.zeros(())
+        self.loss_count = 0
+
+    # Training: one cohort's local steps.
+
+    def configure_optimizers(self) -> Optimizer:
+        """Allocate the stacked clients and give them one elementwise optimizer.
+
+        Raises:
+            ConfigError: if the optimizer would mix clients, or a method does not allow it.
+        """
+        data = self._federation.data
+        width = min(data.schedule.cohort_width, data.rounds.most_clients)
+        self.cohort = Cohort(self.network, width, data.outputs.train)
+        self.loss_sum = torch.zeros((), device=self.device)
+        optimizer = self._make_optimizer(self.cohort.parameters.values())
+        name = type(optimizer).__name__
+        if name not in ELEMENTWISE_OPTIMIZERS:
+            raise ConfigError("model.optimizer", name, f"one of {sorted(ELEMENTWISE_OPTIMIZERS)}")
+        for key, method in self.methods.items():
+            if method.optimizers is not None and name not in method.optimizers:
+                raise ConfigError(
+                    "model.optimizer", name, f"one of {sorted(method.optimizers)} while methods.{key} is used"
+                )
+        return optimizer
+
+    @property
+    def _federation(self) -> Federation:
+        if self.federation is None:
+            raise RuntimeError("no federation: add callbacks.FederatedOrchestrator to the Trainer")
+        return self.federation
+
+    @property
+    def _cohort(self) -> Cohort:
+        if self.cohort is None:
+            raise RuntimeError("no cohort: configure_optimizers has not run")
+        return self.cohort
+
+    def training_step(self, batch: CohortBatch, batch_idx: int) -> Tensor:
+        """Sum over the cohort of each client's loss on its own batch.
+
+        Raises:
+            RuntimeError: naming round, task, clients and step, with the failure as its cause.
+        """
+        cohort = self._cohort
+        try:
+            losses = cohort.losses(batch)
+            self._record(losses.detach(), batch)
+            for method in self.methods.values():
+                penalty = method.penalty(cohort)
+                if penalty is not None:
+                    losses = losses + penalty
+        except (BadUpdate, ConfigError):
+            raise
+        except Exception as error:
+            raise RuntimeError(
+                f"local step {batch.step} of clients {list(batch.clients)} failed in round {cohort.round} "
+                f"(task {batch.task}): {error}"
+            ) from error
+        return losses.sum()
+
+    def _record(self, losses: Tensor, batch: CohortBatch) -> None:
+        training = batch.mask.any(1) if batch.padded else None
+        self.loss_sum += losses.sum() if training is None else (losses * training).sum()
+        self.loss_count += len(batch.clients) if training is None else int(training.sum())
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Let methods change the clients' gradients."""
+        for method in self.methods.values():
+            method.adjust_gradients(self._cohort)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip every client's gradient by itself: by its own norm, or by value."""
+        if not gradient_clip_val:
+            return
+        gradients = list(self._cohort.gradients.values())
+        if gradient_clip_algorithm == "value":
+            for gradient in gradients:
+                gradient.clamp_(-gradient_clip_val, gradient_clip_val)
+            return
+        norms = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt()
+        factors = (gradient_clip_val / (norms + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(factors.view(-1, *[1] * (gradient.ndim - 1)))
+
+    # Evaluation: the global model, or every client's own.
+
+    def validation_step(self, batch: EvaluationBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Count correct predictions of one task's test batch into the accuracy matrix."""
+        federation = self._federation
+        row = -1 if self.trainer.sanity_checking else federation.last_task
+        if not federation.has_personal_models:
+            with federation.evaluation_statistics():
+                self._count(self.network(batch.x), batch, row, None)
+            return
+        shared = federation.state_tensors()
+        for client in federation.data.members[batch.task].tolist():
+            own = {name: values[0] for name, values in federation.own_tensors((client,)).items()}
+            self._count(functional_call(self.network, {**shared, **own}, (batch.x,)), batch, row, client)
+
+    def test_step(self, batch: EvaluationBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """As :meth:`validation_step`."""
+        self.validation_step(batch, batch_idx, dataloader_idx)
+
+    def _count(self, logits: Tensor, batch: EvaluationBatch, row: int, client: int | None) -> None:
+        federation, outputs = self._federation, self._federation.data.outputs
+        matrices = [(federation.accuracy, outputs.test)]
+        if federation.accuracy_task_il is not None:
+            matrices.append((federation.accuracy_task_il, outputs.own))
+        for matrix, mask in matrices:
+            allowed = logits if mask is None else logits.masked_fill(~mask[batch.task].to(logits.device), -torch.inf)
+            correct = (allowed.argmax(1) == batch.y).sum()
+            matrix.update(row, batch.task, correct, batch.stop - batch.start, client)
+
+    def clear_evaluation(self, row: int) -> None:
+        """Forget a row of the matrices, so that a new evaluation replaces it."""
+        for matrix in (self._federation.accuracy, self._federation.accuracy_task_il):
+            if matrix is not None:
+                matrix.clear_row(row)
+
+    # Checkpoints: the network's state dict is the global model; the rest lies under one key.
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the federation; drop the optimizer's state, which no client keeps between rounds."""
+        checkpoint["federation"] = self._federation.state_dict()
+        checkpoint["optimizer_states"] = []
+
+    def on_load_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
+        """Restore the federation.
+
+        Raises:
+            ConfigError: if the file is no checkpoint of a federation.
+        """
+        if "federation" not in checkpoint:
+            raise ConfigError("ckpt_path", "a checkpoint without a federation", "a last.ckpt written by cfl fit")
+        self._federation.load_state_dict(checkpoint["federation"])
+

@@ -1,0 +1,253 @@
+"""Per-task, per-client loaders for Lightning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+
+from cfl.data.cohorts import CohortBatch, RoundLoader, check_every_client_trains
+from cfl.data.participation import AllClients, Participation
+from cfl.data.partitions import IID, Partition, client_indices
+from cfl.data.scenarios import OutputMap, Scenario, output_map
+from cfl.data.sources.root import data_root
+from cfl.data.streams import Stream
+from cfl.data.types import ImageSet, Task
+from cfl.errors import ConfigError
+from cfl.schedule import BoundSchedule, Schedule
+
+
+@dataclass(frozen=True)
+class EvaluationBatch:
+    """Consecutive samples of one task.
+
+    Attributes:
+        task: from 0.
+        start: first sample.
+        stop: one past the last sample.
+        x: ``[B, C, H, W]`` network input, filled in on the device.
+        y: ``[B]`` int64 output index, filled in on the device.
+    """
+
+    task: int
+    start: int
+    stop: int
+    x: Tensor | None = None
+    y: Tensor | None = None
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> EvaluationBatch:
+        """Nothing to move yet: the samples are cut out of the tensors that already lie on the device."""
+        return self
+
+
+class EvaluationLoader:
+    """A task's test set in order, ``batch_size`` samples at a time."""
+
+    def __init__(self, task: int, size: int, batch_size: int) -> None:
+        self.task, self.size, self.batch_size = task, size, batch_size
+
+    def __len__(self) -> int:
+        return -(-self.size // self.batch_size)
+
+    def __iter__(self) -> Iterator[EvaluationBatch]:
+        for start in range(0, self.size, self.batch_size):
+            yield EvaluationBatch(self.task, start, min(start + self.batch_size, self.size))
+
+
+class FederatedDataModule(LightningDataModule):
+    """A task stream, dealt to clients, served round by round.
+
+    Args:
+        stream: the tasks in their order, and the data set(s) they are cut from.
+        schedule: rounds, sampling and local work (in YAML the top-level key ``schedule``).
+        partition: how one task's samples are dealt to the clients that hold it; IID if not given.
+        participation: which clients hold which task; all clients hold all tasks if not given.
+        num_clients: number of clients C.
+        repartition: deal every task anew; if false, tasks over the same samples keep one deal.
+        scenario: ``task``, ``class`` or ``domain`` incremental; null takes ``domain`` where a label means the
+            same in every task (permuted, rotated) and ``task`` elsewhere.
+        class_loss: class-incremental only: the training loss runs over ``all`` classes of the stream, or over
+            those ``seen`` so far.
+        root: folder with the data sets' files; null takes the environment variable CFL_DATA_ROOT, else ``data``.
+        eval_batch_size: test samples per evaluation step. Matters only for networks that normalise with the test
+            batch's own statistics.
+        seed: the run's seed (in YAML ``seed_everything``).
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        schedule: Schedule,
+        partition: Partition | None = None,
+        participation: Participation | None = None,
+        num_clients: int = 20,
+        repartition: bool = True,
+        scenario: Scenario | None = None,
+        class_loss: str = "all",
+        root: str | None = None,
+        eval_batch_size: int = 1000,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if num_clients < 1:
+            raise ConfigError("data.num_clients", num_clients, "an integer of at least 1")
+        if eval_batch_size < 1:
+            raise ConfigError("data.eval_batch_size", eval_batch_size, "an integer of at least 1")
+        if class_loss not in ("all", "seen"):
+            raise ConfigError("data.class_loss", class_loss, "all or seen")
+        self.stream = stream
+        self.schedule = schedule
+        self.partition = IID() if partition is None else partition
+        self.participation = AllClients() if participation is None else participation
+        self.num_clients = num_clients
+        self.repartition = repartition
+        self.scenario: Scenario = scenario or ("domain" if stream.shared_labels else "task")
+        self.class_loss = class_loss
+        self.root: Path = data_root(root)
+        self.eval_batch_size = eval_batch_size
+        self.seed = seed
+        self.next_round = 0
+        self._on_device: dict[tuple[int, torch.device], ImageSet] = {}
+
+    # Known without reading a file, so that a network can be sized and a schedule checked before loading.
+
+    @property
+    def num_tasks(self) -> int:
+        """Number of tasks T."""
+        return self.stream.num_tasks
+
+    @cached_property
+    def outputs(self) -> OutputMap:
+        """How the tasks' classes lie over the network's outputs."""
+        return output_map(self.stream.classes_per_task, self.scenario, self.class_loss)  # type: ignore[arg-type]
+
+    @property
+    def num_outputs(self) -> int:
+        """Size of the network's output layer."""
+        return self.outputs.num_outputs
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """``(C, H, W)`` of the network's input."""
+        return self.stream.shape
+
+    @cached_property
+    def members(self) -> list[np.ndarray]:
+        """Per task, the ids of the clients that hold it, ascending."""
+        return self.participation.members(self.num_clients, self.num_tasks, self.seed)
+
+    @cached_property
+    def rounds(self) -> BoundSchedule:
+        """The schedule for this stream and these clients."""
+        return self.schedule.bind(self.members, self.seed)
+
+    @property
+    def num_rounds(self) -> int:
+        """Communication rounds over all tasks: Lightning's ``max_epochs``."""
+        return self.rounds.num_rounds
+
+    @property
+    def name(self) -> str:
+        """The benchmark's name when the user gives none."""
+        return self.stream.name
+
+    # Reading files.
+
+    @cached_property
+    def tasks(self) -> list[Task]:
+        """The tasks with their data. Reads files on first use."""
+        return self.stream.tasks(self.root, self.seed)
+
+    @cached_property
+    def indices(self) -> list[dict[int, np.ndarray]]:
+        """Per task, client -> indices into the task's training set."""
+        dealt = client_indices(
+            self.tasks, self.partition, self.members, self.num_clients, self.seed, self.repartition
+        )
+        check_every_client_trains(dealt, self.schedule)
+        return dealt
+
+    def setup(self, stage: str) -> None:
+        """Load, deal and check everything before the first round.
+
+        Raises:
+            ConfigError: if the settings cannot work.
+            DataFilesMissing: if files are absent and cannot be downloaded.
+        """
+        _ = self.rounds
+        _ = self.indices
+
+    # Lightning's loaders.
+
+    def train_dataloader(self) -> RoundLoader:
+        """The cohort batches of the next round (set by whoever runs the rounds)."""
+        plan = self.rounds.round(min(self.next_round, self.num_rounds - 1))
+        return RoundLoader(plan, self.indices[plan.task], self.schedule, self.seed)
+
+    def val_dataloader(self) -> list[EvaluationLoader]:
+        """One loader per task of the stream, seen or not."""
+        return [EvaluationLoader(t, len(task.test), self.eval_batch_size) for t, task in enumerate(self.tasks)]
+
+    def test_dataloader(self) -> list[EvaluationLoader]:
+        """The same test sets as :meth:`val_dataloader`: nothing is tuned on them during a fit."""
+        return self.val_dataloader()
+
+    # From indices to network inputs, on the device.
+
+    def _resident(self, images: ImageSet, device: torch.device) -> ImageSet:
+        """The set's tensors on ``device``, moved once."""
+        key = (id(images), device)
+        if key not in self._on_device:
+            self._on_device[key] = ImageSet(images.images.to(device), images.labels.to(device))
+        return self._on_device[key]
+
+    def gather(self, task: int, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Training samples of a task as network input.
+
+        Args:
+            task: from 0.
+            index: ``[...]`` int64 into the task's training set.
+
+        Returns:
+            ``[..., C, H, W]`` float32 inputs and ``[...]`` int64 output indices, on the index's device.
+        """
+        data = self._resident(self.tasks[task].train, index.device)
+        flat = index.reshape(-1)
+        x = self.tasks[task].transform(data.images.index_select(0, flat))
+        y = data.labels.index_select(0, flat) + self.outputs.offsets[task]
+        return x.view(*index.shape, *x.shape[1:]), y.view(index.shape)
+
+    def on_after_batch_transfer(
+        self, batch: CohortBatch | EvaluationBatch, dataloader_idx: int
+    ) -> CohortBatch | EvaluationBatch:
+        """Fill in ``x`` and ``y`` on the device."""
+        if isinstance(batch, CohortBatch):
+            x, y = self.gather(batch.task, batch.index)
+            return replace(batch, x=x, y=y)
+        device = self.trainer.strategy.root_device if self.trainer is not None else torch.device("cpu")
+        return self.evaluation_batch(batch, device)
+
+    def evaluation_batch(self, batch: EvaluationBatch, device: torch.device) -> EvaluationBatch:
+        """``batch`` with ``x`` and ``y`` on ``device``."""
+        task = self.tasks[batch.task]
+        data = self._resident(task.test, device)
+        x = task.transform(data.images[batch.start : batch.stop])
+        return replace(batch, x=x, y=data.labels[batch.start : batch.stop] + self.outputs.offsets[batch.task])
+
+    def client_batches(
+        self, task: int, client: int, batch_size: int, device: torch.device
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """A client's training samples of a task in their stored order, for extra communication rounds.
+
+        Yields:
+            ``[b, C, H, W]`` network input and ``[b]`` output indices, ``b <= batch_size``.
+        """
+        own = torch.from_numpy(self.indices[task][client]).to(device)
+        for part in own.split(batch_size):
+            yield self.gather(task, part)

@@ -1,0 +1,113 @@
+"""Participation: which clients hold data of which task."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+from cfl.errors import ConfigError
+from cfl.randomness import numpy_generator
+
+
+class Participation(ABC):
+    """A rule that says which clients take part in each task. Sampling per round happens among these.
+
+    Attributes:
+        name: short lower-case name for reports and run names.
+    """
+
+    name: str
+
+    @abstractmethod
+    def members(self, num_clients: int, num_tasks: int, seed: int) -> list[np.ndarray]:
+        """Ascending int64 client ids of each task, at least one per task.
+
+        Args:
+            num_clients: number of clients in the whole federation.
+            num_tasks: number of tasks.
+            seed: the run's seed; task ``t`` draws from the generator of (seed, "participation", t).
+
+        Raises:
+            ConfigError: ``data.num_clients`` below 1, or a setting that does not fit the number of clients.
+        """
+
+
+class AllClients(Participation):
+    """Every client takes part in every task."""
+
+    name = "all"
+
+    def members(self, num_clients: int, num_tasks: int, seed: int) -> list[np.ndarray]:
+        """See :meth:`Participation.members`."""
+        _require_clients(num_clients)
+        return [np.arange(num_clients) for _ in range(num_tasks)]
+
+
+class RandomShare(Participation):
+    """A random share of the clients per task, drawn without replacement and independently for each task.
+
+    Source: task heterogeneity in FOT (Bakman et al., ICLR 2024), Table 10, share 0.6.
+
+    Args:
+        share: of the clients, above 0, at most 1; the number is rounded to the nearest integer, at least 1.
+
+    Raises:
+        ConfigError: ``data.participation.share`` outside (0, 1].
+    """
+
+    def __init__(self, share: float = 0.6) -> None:
+        if not 0 < share <= 1:
+            raise ConfigError("data.participation.share", share, "a number above 0, at most 1")
+        self.share = share
+        self.name = f"share-{share:g}"
+
+    def members(self, num_clients: int, num_tasks: int, seed: int) -> list[np.ndarray]:
+        """See :meth:`Participation.members`."""
+        _require_clients(num_clients)
+        count = max(1, math.floor(self.share * num_clients + 0.5))
+        return [
+            np.sort(numpy_generator(seed, "participation", t).choice(num_clients, size=count, replace=False))
+            for t in range(num_tasks)
+        ]
+
+
+class Joining(Participation):
+    """Clients join over time and stay: the first ``initial`` at task 0, then ``per_task`` more with each task.
+
+    Source: the client-increment experiment of Fed-A-GEM (Dai et al., 2024), Table 15: 30 clients, 10 more per task.
+
+    Args:
+        initial: clients of task 0, between 1 and the number of clients.
+        per_task: clients that join with every further task until all have joined, at least 0.
+
+    Raises:
+        ConfigError: ``data.participation.initial`` below 1, ``data.participation.per_task`` below 0.
+    """
+
+    def __init__(self, initial: int, per_task: int) -> None:
+        if initial < 1:
+            raise ConfigError("data.participation.initial", initial, "an integer of at least 1")
+        if per_task < 0:
+            raise ConfigError("data.participation.per_task", per_task, "an integer of at least 0")
+        self.initial, self.per_task = initial, per_task
+        self.name = f"joining-{initial}+{per_task}"
+
+    def members(self, num_clients: int, num_tasks: int, seed: int) -> list[np.ndarray]:
+        """See :meth:`Participation.members`.
+
+        Raises:
+            ConfigError: also when ``data.participation.initial`` exceeds the number of clients.
+        """
+        _require_clients(num_clients)
+        if self.initial > num_clients:
+            raise ConfigError(
+                "data.participation.initial", self.initial, f"between 1 and data.num_clients = {num_clients}"
+            )
+        return [np.arange(min(num_clients, self.initial + t * self.per_task)) for t in range(num_tasks)]
+
+
+def _require_clients(num_clients: int) -> None:
+    if num_clients < 1:
+        raise ConfigError("data.num_clients", num_clients, "an integer of at least 1")

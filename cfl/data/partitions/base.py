@@ -1,0 +1,68 @@
+"""What a partition must offer, and the two steps that all of them share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from itertools import pairwise
+
+import numpy as np
+
+from cfl.errors import ConfigError
+
+
+class Partition(ABC):
+    """A rule that deals one task's training samples to clients.
+
+    Attributes:
+        name: short lower-case name for reports and run names, e.g. ``dirichlet-0.3``.
+    """
+
+    name: str
+
+    def check(self, num_samples: int, num_classes: int, num_clients: int) -> None:
+        """Raise ConfigError, naming the setting, if a task of this size cannot be dealt.
+
+        Args:
+            num_samples: training samples of the task.
+            num_classes: classes among them.
+            num_clients: clients that share the task.
+        """
+        if not 1 <= num_clients <= num_samples:
+            raise ConfigError(
+                "data.num_clients",
+                num_clients,
+                f"at least one client per task and at most one per training sample (the task has {num_samples})",
+            )
+
+    @abstractmethod
+    def split(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        """Deal the samples.
+
+        Args:
+            labels: ``[N]`` integer class of each sample.
+            num_clients: number of clients.
+            rng: the only source of randomness.
+
+        Returns:
+            for each client the ascending int64 indices of its samples; no sample has two clients.
+
+        Raises:
+            ConfigError: as :meth:`check`, or when the labels themselves rule the partition out.
+        """
+
+    def dropped(self, num_samples: int, num_clients: int) -> int:
+        """Number of samples that go to no client because the shares are equal; below the number of shares."""
+        return 0
+
+
+def group_by_owner(owner: np.ndarray, num_clients: int) -> list[np.ndarray]:
+    """Turn ``owner`` (``[N]``, client of each sample, -1 for none) into each client's ascending sample indices."""
+    order = np.argsort(owner, kind="stable")
+    bounds = np.searchsorted(owner[order], np.arange(num_clients + 1))
+    return [order[start:stop] for start, stop in pairwise(bounds.tolist())]
+
+
+def shuffled_by_class(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Sample indices ``[N]`` ordered by class, in random order within each class."""
+    order = rng.permutation(len(labels))
+    return order[np.argsort(labels[order], kind="stable")]

@@ -1,0 +1,29 @@
+"""Data sets by the names used in configs; files are read, and heavy libraries imported, only by ``load``."""
+
+from cfl.data.sources.arrays import Arrays
+from cfl.data.sources.base import Source
+from cfl.data.sources.digits import Digits
+from cfl.data.sources.folder import ImageFolder
+from cfl.data.sources.notmnist import NotMNIST
+from cfl.data.sources.root import data_root
+from cfl.data.sources.synthetic import Synthetic
+from cfl.data.sources.usps import USPS
+from cfl.data.sources.vision import CIFAR10, CIFAR100, KMNIST, MNIST, SVHN, EMNISTLetters, FashionMNIST
+
+__all__ = [
+    "CIFAR10",
+    "CIFAR100",
+    "KMNIST",
+    "MNIST",
+    "SVHN",
+    "USPS",
+    "Arrays",
+    "Digits",
+    "EMNISTLetters",
+    "FashionMNIST",
+    "ImageFolder",
+    "NotMNIST",
+    "Source",
+    "Synthetic",
+    "data_root",
+]

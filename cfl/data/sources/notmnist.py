@@ -1,0 +1,104 @@
+"""notMNIST, which is published as one set of image files and copied around as idx files."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+
+from cfl.data.sources.files import WHERE_ELSE
+from cfl.data.sources.folder import read_class_folders
+from cfl.data.sources.idx import read_idx
+from cfl.data.sources.split import check_test_share, stratified_split
+from cfl.data.sources.standard import StandardSource
+from cfl.data.types import ImageSet
+from cfl.errors import DataFilesMissing
+
+_log = logging.getLogger(__name__)
+_ADDRESS = "http://yaroslavvb.com/upload/notMNIST/notMNIST_small.tar.gz"
+
+
+def _idx_files(raw: Path, part: str) -> tuple[Path, Path] | None:
+    """Images and labels of one part, unpacked or ``.gz``; None unless both exist."""
+    found = []
+    for kind in ("images-idx3", "labels-idx1"):
+        plain = raw / f"{part}-{kind}-ubyte"
+        packed = plain.with_name(plain.name + ".gz")
+        found.append(plain if plain.is_file() else packed if packed.is_file() else None)
+    images, labels = found
+    return None if images is None or labels is None else (images, labels)
+
+
+def _read_part(images_file: Path, labels_file: Path) -> ImageSet:
+    try:
+        images, labels = read_idx(images_file), read_idx(labels_file)
+    except (ValueError, OSError) as error:
+        raise DataFilesMissing(f"NotMNIST cannot be read from {images_file.parent}: {error}") from error
+    if images.ndim != 3 or labels.shape != images.shape[:1]:
+        raise DataFilesMissing(
+            f"NotMNIST: {images_file} holds images {list(images.shape)}, {labels_file} labels {list(labels.shape)}"
+        )
+    return ImageSet(torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels).long())
+
+
+class NotMNIST(StandardSource):
+    """Letters A to J in many fonts, 28x28, with some wrong labels (Bulatov 2011).
+
+    The first of these layouts that is found is used:
+
+    1. ``<root>/notMNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte``, unpacked or ``.gz``;
+    2. ``<root>/notMNIST_small/{A..J}/*.png``, the published archive unpacked: 18,724 readable images, split;
+    3. the ``t10k`` files of layout 1 alone, split.
+
+    Nothing is downloaded. Default normalisation: FOT's 5-Datasets.
+
+    Args:
+        test_share: share that becomes the test set where the files do not say, between 0.01 and 0.99. The split is
+            stratified and the same in every run. FOT's 16,853 + 1,873 samples are a share of 0.1.
+        mean: subtracted per channel, in units of ``stored / 255``; null: 0.4254.
+        std: divided by per channel, in the same units, positive; null: 0.4501.
+        max_train: keep at most this many training samples, class-balanced, at least one of each; null: all.
+        max_test: likewise for the test set.
+
+    Raises:
+        ConfigError: a number that cannot work.
+    """
+
+    name = "notmnist"
+    shape = (1, 28, 28)
+    num_classes = 10
+    mean = (0.4254,)
+    std = (0.4501,)
+
+    def __init__(
+        self,
+        test_share: float = 0.1,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+        max_train: int | None = None,
+        max_test: int | None = None,
+    ) -> None:
+        check_test_share(test_share)
+        self.test_share = test_share
+        super().__init__(mean, std, max_train, max_test)
+
+    def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
+        """Both sets, from the first layout found."""
+        raw, folder = root / "notMNIST" / "raw", root / "notMNIST_small"
+        train, test = _idx_files(raw, "train"), _idx_files(raw, "t10k")
+        if train and test:
+            return _read_part(*train), _read_part(*test)
+        if folder.is_dir():
+            return stratified_split(read_class_folders(folder, self.shape, skip_unreadable=True), self.test_share)
+        if test:
+            whole = _read_part(*test)
+            _log.warning("NotMNIST: no training files in %s; its %d test samples are split", raw, len(whole))
+            return stratified_split(whole, self.test_share)
+        raise DataFilesMissing(
+            f"NotMNIST: files are missing. Expected either\n"
+            f"  {folder}/A to {folder}/J: unpack {_ADDRESS}\nor\n"
+            f"  {raw}/train-images-idx3-ubyte\n  {raw}/train-labels-idx1-ubyte\n"
+            f"  {raw}/t10k-images-idx3-ubyte\n  {raw}/t10k-labels-idx1-ubyte\n"
+            f"unpacked or as .gz; the t10k files alone are split in two. {WHERE_ELSE}"
+        )

@@ -1,0 +1,31 @@
+"""Where data sets live on disk."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cfl.errors import ConfigError
+
+ENVIRONMENT_VARIABLE = "CFL_DATA_ROOT"
+
+
+def data_root(option: str | None = None) -> Path:
+    """The folder that holds every data set: the option, else ``$CFL_DATA_ROOT``, else ``./data``.
+
+    The folder need not exist: sources that read no files never look at it, downloads create it.
+
+    Args:
+        option: value of ``data.root``; ``~`` is expanded. None leaves the choice to the environment.
+
+    Raises:
+        ConfigError: the chosen path is empty, or names something that is not a folder.
+    """
+    key = "data.root" if option is not None else ENVIRONMENT_VARIABLE
+    chosen = option if option is not None else os.environ.get(ENVIRONMENT_VARIABLE) or "data"
+    if not chosen:
+        raise ConfigError(key, chosen, "the path of a folder, or null for the default")
+    root = Path(chosen).expanduser()
+    if root.exists() and not root.is_dir():
+        raise ConfigError(key, chosen, "the path of a folder, this is a file")
+    return root

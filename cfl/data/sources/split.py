@@ -1,0 +1,70 @@
+"""Choosing samples: stratified splits and class-balanced subsets, both fixed whatever the run's seed."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cfl.data.types import ImageSet
+from cfl.errors import ConfigError
+from cfl.randomness import numpy_generator
+
+SMALLEST_SHARE, LARGEST_SHARE = 0.01, 0.99
+
+
+def check_test_share(share: float) -> None:
+    """Refuse a test share that would leave a part empty.
+
+    Raises:
+        ConfigError: for ``data.stream.source.test_share``.
+    """
+    if not SMALLEST_SHARE <= share <= LARGEST_SHARE:
+        raise ConfigError(
+            "data.stream.source.test_share", share, f"a number between {SMALLEST_SHARE} and {LARGEST_SHARE}"
+        )
+
+
+def stratified_split(whole: ImageSet, test_share: float) -> tuple[ImageSet, ImageSet]:
+    """Split into training and test set with equal class shares; the same split in every run.
+
+    Both parts keep the order of ``whole``.
+
+    Args:
+        whole: ``[N, C, H, W]`` images with labels.
+        test_share: share of the samples that goes to the test set, see :func:`check_test_share`.
+    """
+    from sklearn.model_selection import train_test_split  # slow to import
+
+    train, test = train_test_split(
+        np.arange(len(whole)), test_size=test_share, stratify=whole.labels.numpy(), random_state=0
+    )
+    return whole.subset(torch.from_numpy(np.sort(train))), whole.subset(torch.from_numpy(np.sort(test)))
+
+
+def balanced_subset(labels: Tensor, size: int, purpose: str) -> Tensor:
+    """Indices of ``size`` samples spread over the classes as evenly as their sizes allow.
+
+    Samples are drawn class by class in turn, each class in a fixed random order, so a smaller subset is
+    contained in every larger one, and where ``size`` is no multiple of the number of classes the lowest
+    labels have one sample more.
+
+    Args:
+        labels: ``[N]`` int64.
+        size: number of samples wanted; all N are returned where it is N or more.
+        purpose: names the draw, see :mod:`cfl.randomness`; the run's seed plays no part.
+
+    Returns:
+        ``[min(size, N)]`` int64, ascending.
+    """
+    if size >= len(labels):
+        return torch.arange(len(labels))
+    order = numpy_generator(0, purpose).permutation(len(labels))
+    shuffled = labels.numpy()[order]
+    by_class = np.argsort(shuffled, kind="stable")
+    sorted_labels = shuffled[by_class]
+    class_start = np.searchsorted(sorted_labels, sorted_labels, side="left")
+    turn = np.empty(len(labels), dtype=np.int64)  # a sample's place in its own class's random order
+    turn[by_class] = np.arange(len(labels)) - class_start
+    chosen = order[np.lexsort((shuffled, turn))[:size]]
+    return torch.from_numpy(np.sort(chosen))

@@ -1,0 +1,119 @@
+"""What every source shares: its normalisation, limits for quick runs, and checks of what was read."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from pathlib import Path
+
+from cfl.data.sources.base import Source
+from cfl.data.sources.split import balanced_subset
+from cfl.data.types import ImageSet
+from cfl.errors import ConfigError, DataFilesMissing
+
+KEY = "data.stream.source"
+
+
+def check_shape(shape: list[int]) -> tuple[int, int, int]:
+    """``[C, H, W]`` as given in a config, all positive.
+
+    Raises:
+        ConfigError: for ``data.stream.source.shape``.
+    """
+    if len(shape) != 3 or min(shape) < 1:
+        raise ConfigError(f"{KEY}.shape", shape, "three positive integers [C, H, W]")
+    channels, height, width = shape
+    return channels, height, width
+
+
+class StandardSource(Source):
+    """A source with the common options. Subclasses set the fields of :class:`Source` and define :meth:`read`.
+
+    Args:
+        mean: subtracted per channel, in units of ``stored / scale`` (0 is black, 1 is white); null: the
+            source's default.
+        std: divided by per channel, in the same units, positive; null: the source's default.
+        max_train: keep at most this many training samples, as many of each class as possible, at least one
+            of each; the same ones in every run. null: all.
+        max_test: likewise for the test set.
+
+    Raises:
+        ConfigError: a number that cannot work, or not one number per channel.
+    """
+
+    def __init__(
+        self,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+        max_train: int | None = None,
+        max_test: int | None = None,
+    ) -> None:
+        if mean is not None:
+            self.mean = tuple(mean)
+        if std is not None:
+            self.std = tuple(std)
+        self.max_train, self.max_test = max_train, max_test
+        if mean is not None and not all(map(math.isfinite, mean)):
+            raise ConfigError(f"{KEY}.mean", mean, "finite numbers, one per channel")
+        if std is not None and not all(math.isfinite(value) and value > 0 for value in std):
+            raise ConfigError(f"{KEY}.std", std, "positive finite numbers, one per channel")
+        for name, limit in (("max_train", max_train), ("max_test", max_test)):
+            if limit is not None and limit < 1:
+                raise ConfigError(f"{KEY}.{name}", limit, "a positive integer, or null for all samples")
+        if self.sizes_known():
+            self._check_options_against_sizes()
+
+    def sizes_known(self) -> bool:
+        """Whether ``shape`` and ``num_classes`` are known at construction, as they are for fixed data sets."""
+        return True
+
+    def _check_options_against_sizes(self) -> None:
+        channels = self.shape[0]
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) != channels:
+                raise ConfigError(f"{KEY}.{name}", list(values), f"{channels} number(s), one per channel")
+        for name, limit in (("max_train", self.max_train), ("max_test", self.max_test)):
+            if limit is not None and limit < self.num_classes:
+                raise ConfigError(
+                    f"{KEY}.{name}", limit, f"at least {self.num_classes}, one sample of each class, or null for all"
+                )
+
+    @abstractmethod
+    def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
+        """The whole training and test set, see :meth:`load`."""
+
+    def load(self, root: Path) -> tuple[ImageSet, ImageSet]:
+        """Training and test set, limited to ``max_train`` and ``max_test`` samples.
+
+        Args:
+            root: folder of all data sets, see :func:`cfl.data.sources.root.data_root`.
+
+        Raises:
+            cfl.errors.DataFilesMissing: files are absent or damaged; the message names each and how to get it.
+            cfl.errors.ConfigError: the options contradict the files.
+        """
+        train, test = self.read(Path(root))
+        self._check_options_against_sizes()
+        for part, images in (("training", train), ("test", test)):
+            self._check_content(part, images)
+        return self._limit(train, self.max_train, "train"), self._limit(test, self.max_test, "test")
+
+    def _check_content(self, part: str, read: ImageSet) -> None:
+        if len(read) == 0:
+            raise DataFilesMissing(f"{self.name}: the {part} set is empty")
+        if tuple(read.images.shape[1:]) != self.shape:
+            raise DataFilesMissing(
+                f"{self.name}: the files hold {part} images of shape {list(read.images.shape[1:])}, "
+                f"not {list(self.shape)}: these are not this data set's files"
+            )
+        lowest, highest = int(read.labels.min()), int(read.labels.max())
+        if lowest < 0 or highest >= self.num_classes:
+            raise DataFilesMissing(
+                f"{self.name}: the {part} labels run from {lowest} to {highest}, "
+                f"outside 0..{self.num_classes - 1}: these are not this data set's files"
+            )
+
+    def _limit(self, whole: ImageSet, limit: int | None, part: str) -> ImageSet:
+        if limit is None or limit >= len(whole):
+            return whole
+        return whole.subset(balanced_subset(whole.labels, limit, f"source limit {self.name} {part}"))

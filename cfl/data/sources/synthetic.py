@@ -1,0 +1,81 @@
+"""Made-up images for tests and for trying out a set-up: no files, any size, easy to learn."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from cfl.data.sources.standard import KEY, StandardSource, check_shape
+from cfl.data.types import ImageSet
+from cfl.errors import ConfigError
+from cfl.randomness import numpy_generator
+
+_DARKEST, _BRIGHTEST = 64, 191  # prototypes keep away from 0 and 255, where noise would be cut off
+
+
+class Synthetic(StandardSource):
+    """A random prototype image per class plus Gaussian noise per pixel; a linear model can learn it.
+
+    Prototype pixels are uniform on 64..191. Classes are equally frequent up to one sample. With few pixels or
+    much noise, prototypes come close together and the classes overlap.
+
+    Args:
+        num_classes: number of classes, at least 1.
+        shape: ``[C, H, W]`` of one image; null: ``[1, 8, 8]``.
+        train_size: number of training samples, at least ``num_classes``.
+        test_size: number of test samples, at least ``num_classes``.
+        noise: standard deviation of the noise, in stored values (0 to 255), not negative.
+        seed: of prototypes and noise; another seed is another data set, whatever the run's seed.
+        mean: subtracted per channel, in units of ``stored / 255``; null: 0.5.
+        std: divided by per channel, in the same units, positive; null: 0.25.
+        max_train: keep at most this many training samples, class-balanced, at least one of each; null: all.
+        max_test: likewise for the test set.
+
+    Raises:
+        ConfigError: a number that cannot work.
+    """
+
+    name = "synthetic"
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        shape: list[int] | None = None,
+        train_size: int = 1000,
+        test_size: int = 200,
+        noise: float = 40.0,
+        seed: int = 0,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+        max_train: int | None = None,
+        max_test: int | None = None,
+    ) -> None:
+        if num_classes < 1:
+            raise ConfigError(f"{KEY}.num_classes", num_classes, "a positive integer")
+        for key, size in (("train_size", train_size), ("test_size", test_size)):
+            if size < num_classes:
+                raise ConfigError(f"{KEY}.{key}", size, f"at least {num_classes}, one sample of each class")
+        if not (math.isfinite(noise) and noise >= 0):
+            raise ConfigError(f"{KEY}.noise", noise, "a finite number, 0 or more")
+        self.shape = (1, 8, 8) if shape is None else check_shape(shape)
+        self.num_classes = num_classes
+        self.train_size, self.test_size, self.noise, self.seed = train_size, test_size, noise, seed
+        self.mean, self.std = (0.5,) * self.shape[0], (0.25,) * self.shape[0]
+        super().__init__(mean, std, max_train, max_test)
+
+    def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
+        """Both sets; ``root`` is not looked at."""
+        prototypes = numpy_generator(self.seed, "synthetic prototypes").uniform(
+            _DARKEST, _BRIGHTEST, (self.num_classes, *self.shape)
+        )
+        return self._draw(prototypes, self.train_size, "train"), self._draw(prototypes, self.test_size, "test")
+
+    def _draw(self, prototypes: np.ndarray, size: int, part: str) -> ImageSet:
+        generator = numpy_generator(self.seed, f"synthetic {part}")
+        labels = generator.permutation(np.arange(size) % self.num_classes)
+        images = prototypes[labels] + self.noise * generator.standard_normal((size, *self.shape))
+        stored = np.clip(np.rint(images), 0, 255).astype(np.uint8)
+        return ImageSet(torch.from_numpy(stored), torch.from_numpy(labels.astype(np.int64)))

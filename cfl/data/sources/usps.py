@@ -1,0 +1,58 @@
+"""USPS, which two file formats carry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cfl.data.sources.arrays import read_npz
+from cfl.data.sources.files import DataFile, refuse_damaged
+from cfl.data.sources.vision import TorchvisionSource
+from cfl.data.types import ImageSet
+
+
+class USPS(TorchvisionSource):
+    """Postal digits, 7,291 + 2,007 of 16x16 (Hull 1994).
+
+    Files: ``<root>/usps.bz2`` and ``<root>/usps.t.bz2``, torchvision's layout, or else ``<root>/usps.npz`` with
+    train_images, train_labels, test_images and test_labels: uint8 ``[N, 16, 16]`` and integers 0..9. Default
+    normalisation: that of the training pixels.
+    """
+
+    name = "usps"
+    title = "USPS"
+    shape = (1, 16, 16)
+    num_classes = 10
+    mean = (0.2539,)
+    std = (0.3842,)
+    published = (7_291, 2_007)
+    hint = (
+        "Or give usps.npz in that folder: train_images and test_images, uint8 [N, 16, 16], "
+        "train_labels and test_labels, 0..9."
+    )
+
+    def _files(self, root: Path) -> list[DataFile]:
+        from torchvision import datasets
+
+        listed = [datasets.USPS.split_list[split] for split in ("train", "test")]
+        return [DataFile(root / name, md5, address) for address, name, md5 in listed]
+
+    def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
+        """Both sets: torchvision's files where both exist, else the ``.npz``, else downloaded."""
+        files = self._files(root)
+        if (root / "usps.npz").is_file() and not all(file.path.is_file() for file in files):
+            return read_npz(root / "usps.npz")
+        refuse_damaged(self.title, files)  # torchvision compares no md5 where the file exists
+        return super().read(root)
+
+    def _part(self, root: Path, train: bool, download: bool) -> ImageSet:
+        from torchvision import datasets
+
+        dataset: Any = datasets.USPS(str(root), train=train, download=download)
+        return ImageSet(
+            torch.from_numpy(np.ascontiguousarray(dataset.data[:, None])),
+            torch.tensor(dataset.targets, dtype=torch.int64),
+        )

@@ -1,0 +1,243 @@
+"""Data sets in the layout and with the checks and downloads of ``torchvision.datasets``.
+
+A root that torchvision filled can be used as it is. torchvision is imported when a set is read, not before.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from cfl.data.sources.files import DataFile, fetch, refuse_damaged
+from cfl.data.sources.standard import StandardSource
+from cfl.data.types import ImageSet
+from cfl.errors import DataFilesMissing
+
+_log = logging.getLogger(__name__)
+
+
+class TorchvisionSource(StandardSource):
+    """A data set that torchvision reads.
+
+    Files under the root are used without any network. Otherwise torchvision's download is tried. A damaged
+    file stops the run: it is neither used nor overwritten.
+
+    Attributes:
+        title: torchvision's name of the data set.
+        published: number of training and test samples of the published set; a different number is used
+            where torchvision accepts the files, with a warning.
+        hint: another way to get the data, for the error message.
+    """
+
+    title: ClassVar[str]
+    published: ClassVar[tuple[int, int]]
+    hint: ClassVar[str] = ""
+
+    @abstractmethod
+    def _files(self, root: Path) -> list[DataFile]:
+        """Every file that torchvision reads, with the addresses and md5 sums torchvision knows."""
+
+    @abstractmethod
+    def _part(self, root: Path, train: bool, download: bool) -> ImageSet:
+        """Training or test set through torchvision."""
+
+    def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
+        """Both sets: from files, else downloaded; see :meth:`load`."""
+
+        def both(download: bool) -> tuple[ImageSet, ImageSet]:
+            return self._part(root, True, download), self._part(root, False, download)
+
+        files = self._files(root)
+        try:
+            sets = both(download=False)
+        except Exception as error:  # torchvision raises whatever its parsers trip over
+            refuse_damaged(self.title, files)
+            if all(file.path.is_file() for file in files):
+                names = ", ".join(str(file.path) for file in files)
+                raise DataFilesMissing(f"{self.title} cannot be read from {names}: {error}") from error
+            sets = fetch(self.title, files, lambda: both(download=True), self.hint)
+        found = (len(sets[0]), len(sets[1]))
+        if found != self.published:
+            _log.warning(
+                "%s under %s has %d training and %d test samples; the published set has %d and %d",
+                *(self.title, root, *found, *self.published),
+            )
+        return sets
+
+
+class _IdxSource(TorchvisionSource):
+    """MNIST's layout: ``<root>/<title>/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte``, unpacked or as ``.gz``."""
+
+    shape = (1, 28, 28)
+    num_classes = 10
+    published = (60_000, 10_000)
+
+    def _files(self, root: Path) -> list[DataFile]:
+        from torchvision import datasets
+
+        dataset = getattr(datasets, self.title)
+        raw = root / self.title / "raw"
+        archives = [DataFile(raw / name, md5, dataset.mirrors[0] + name) for name, md5 in dataset.resources]
+        return [DataFile(file.path.with_suffix(""), archive=file, is_idx=True) for file in archives]
+
+    def _part(self, root: Path, train: bool, download: bool) -> ImageSet:
+        from torchvision import datasets
+
+        dataset = getattr(datasets, self.title)(str(root), train=train, download=download)
+        return ImageSet(dataset.data.unsqueeze(1), dataset.targets.long())
+
+
+class MNIST(_IdxSource):
+    """Handwritten digits, 60,000 + 10,000 of 28x28 (LeCun, Cortes, Burges).
+
+    Files: ``<root>/MNIST/raw/``, torchvision's layout. Default normalisation: that of the training pixels,
+    used by FOT for permuted MNIST. FOT's 5-Datasets use mean 0.1, std 0.2752, those of images padded to 32x32;
+    Fed-A-GEM uses none (mean 0, std 1).
+    """
+
+    name = "mnist"
+    title = "MNIST"
+    mean = (0.1307,)
+    std = (0.3081,)
+
+
+class FashionMNIST(_IdxSource):
+    """Zalando's articles, 60,000 + 10,000 of 28x28 (Xiao, Rasul, Vollgraf 2017).
+
+    Files: ``<root>/FashionMNIST/raw/``, torchvision's layout. Default normalisation: that of the training
+    pixels. FOT's 5-Datasets use mean 0.2190, std 0.3318, those of images padded to 32x32.
+    """
+
+    name = "fashionmnist"
+    title = "FashionMNIST"
+    mean = (0.2860,)
+    std = (0.3530,)
+
+
+class KMNIST(_IdxSource):
+    """Cursive Japanese characters, 60,000 + 10,000 of 28x28 (Clanuwat et al. 2018).
+
+    Files: ``<root>/KMNIST/raw/``, torchvision's layout. Default normalisation: the customary values of this set.
+    """
+
+    name = "kmnist"
+    title = "KMNIST"
+    mean = (0.1918,)
+    std = (0.3483,)
+
+
+class EMNISTLetters(TorchvisionSource):
+    """Handwritten letters of both cases in 26 classes, 124,800 + 20,800 of 28x28 (Cohen et al. 2017).
+
+    Files: ``<root>/EMNIST/raw/emnist-letters-{train,test}-{images-idx3,labels-idx1}-ubyte``, torchvision's layout.
+    The files hold the images transposed and the labels as 1..26; here the images are upright like MNIST's
+    and the labels 0..25 (a..z). Default normalisation: the customary values of this split.
+    """
+
+    name = "emnist-letters"
+    title = "EMNIST"
+    shape = (1, 28, 28)
+    num_classes = 26
+    mean = (0.1722,)
+    std = (0.3309,)
+    published = (124_800, 20_800)
+
+    def _files(self, root: Path) -> list[DataFile]:
+        from torchvision import datasets
+
+        raw = root / "EMNIST" / "raw"
+        address = datasets.EMNIST.url
+        archive = DataFile(raw / address.rsplit("/", 1)[-1], datasets.EMNIST.md5, address)
+        names = [f"emnist-letters-{p}-{k}-ubyte" for p in ("train", "test") for k in ("images-idx3", "labels-idx1")]
+        return [DataFile(raw / name, archive=archive, is_idx=True) for name in names]
+
+    def _part(self, root: Path, train: bool, download: bool) -> ImageSet:
+        from torchvision import datasets
+
+        dataset = datasets.EMNIST(str(root), split="letters", train=train, download=download)
+        return ImageSet(dataset.data.transpose(1, 2).unsqueeze(1).contiguous(), dataset.targets.long() - 1)
+
+
+class _CIFAR(TorchvisionSource):
+    """Krizhevsky's python batches, whose md5 sums torchvision checks."""
+
+    shape = (3, 32, 32)
+    published = (50_000, 10_000)
+
+    def _files(self, root: Path) -> list[DataFile]:
+        from torchvision import datasets
+
+        dataset = getattr(datasets, self.title)
+        archive = DataFile(root / dataset.filename, dataset.tgz_md5, dataset.url)
+        listed = [*dataset.train_list, *dataset.test_list, (dataset.meta["filename"], dataset.meta["md5"])]
+        return [DataFile(root / dataset.base_folder / name, md5, archive=archive) for name, md5 in listed]
+
+    def _part(self, root: Path, train: bool, download: bool) -> ImageSet:
+        from torchvision import datasets
+
+        dataset: Any = getattr(datasets, self.title)(str(root), train=train, download=download)
+        images = np.ascontiguousarray(dataset.data.transpose(0, 3, 1, 2))
+        return ImageSet(torch.from_numpy(images), torch.tensor(dataset.targets, dtype=torch.int64))
+
+
+class CIFAR10(_CIFAR):
+    """Tiny colour photographs in 10 classes, 50,000 + 10,000 of 32x32 (Krizhevsky 2009).
+
+    Files: ``<root>/cifar-10-batches-py/``, torchvision's layout. Default normalisation: FOT's 5-Datasets,
+    (125.3, 123.0, 113.9) / 255 and (63.0, 62.1, 66.7) / 255. Fed-A-GEM uses 0.5 for all six numbers.
+    """
+
+    name = "cifar10"
+    title = "CIFAR10"
+    num_classes = 10
+    mean = (125.3 / 255, 123.0 / 255, 113.9 / 255)
+    std = (63.0 / 255, 62.1 / 255, 66.7 / 255)
+    hint = "A subset packed as .npz can be used instead: choose the source Arrays and give its path."
+
+
+class CIFAR100(_CIFAR):
+    """Tiny colour photographs in 100 classes, 50,000 + 10,000 of 32x32 (Krizhevsky 2009).
+
+    Files: ``<root>/cifar-100-python/``, torchvision's layout. Labels are the fine ones. Default normalisation:
+    FOT's, which is close to that of CIFAR-10's pixels, not this set's. Fed-A-GEM uses this set's own, mean
+    (0.5071, 0.4865, 0.4409), std (0.2673, 0.2564, 0.2762).
+    """
+
+    name = "cifar100"
+    title = "CIFAR100"
+    num_classes = 100
+    mean = (0.4914, 0.4824, 0.4467)
+    std = (0.2471, 0.24353, 0.2616)
+
+
+class SVHN(TorchvisionSource):
+    """House number digits in colour, 73,257 + 26,032 of 32x32 (Netzer et al. 2011).
+
+    Files: ``<root>/train_32x32.mat`` and ``<root>/test_32x32.mat``, torchvision's layout. The files label
+    the digit 0 as 10; here it is 0. Default normalisation: FOT's 5-Datasets.
+    """
+
+    name = "svhn"
+    title = "SVHN"
+    shape = (3, 32, 32)
+    num_classes = 10
+    mean = (0.4377, 0.4438, 0.4728)
+    std = (0.198, 0.201, 0.197)
+    published = (73_257, 26_032)
+
+    def _files(self, root: Path) -> list[DataFile]:
+        from torchvision import datasets
+
+        listed = [datasets.SVHN.split_list[split] for split in ("train", "test")]
+        return [DataFile(root / name, md5, address) for address, name, md5 in listed]
+
+    def _part(self, root: Path, train: bool, download: bool) -> ImageSet:
+        from torchvision import datasets
+
+        dataset: Any = datasets.SVHN(str(root), split="train" if train else "test", download=download)
+        return ImageSet(torch.from_numpy(np.ascontiguousarray(dataset.data)), torch.from_numpy(dataset.labels))

@@ -1,0 +1,45 @@
+"""What a task stream must offer to the rest of the program."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from cfl.data.types import Task
+from cfl.errors import ConfigError
+
+
+class Stream(ABC):
+    """A sequence of tasks. Everything except :meth:`tasks` is known without reading a file.
+
+    Attributes:
+        name: short lower-case name for reports and run names, e.g. ``permuted-digits``.
+        num_tasks: number of tasks.
+        classes_per_task: number of classes of each task, ``num_tasks`` entries.
+        shape: ``(C, H, W)`` of the network's input, the same for every task.
+        shared_labels: True when class ``k`` means the same thing in every task (domain-incremental streams).
+    """
+
+    name: str
+    num_tasks: int
+    classes_per_task: list[int]
+    shape: tuple[int, int, int]
+    shared_labels: bool
+
+    @abstractmethod
+    def tasks(self, root: Path, seed: int) -> list[Task]:
+        """The tasks in order, labels local to each task (``0 .. classes_per_task[t] - 1``).
+
+        Args:
+            root: folder with the data sets' files.
+            seed: the run's seed; every draw is keyed by it and the task's number.
+
+        Raises:
+            cfl.errors.DataFilesMissing: when a source's files are absent.
+        """
+
+
+def require_positive_num_tasks(num_tasks: int) -> None:
+    """Raise ConfigError naming ``data.stream.num_tasks`` unless there is at least one task."""
+    if num_tasks < 1:
+        raise ConfigError("data.stream.num_tasks", num_tasks, "an integer of at least 1")

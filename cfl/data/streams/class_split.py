@@ -1,0 +1,118 @@
+"""One data set cut into tasks by class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from cfl.data.sources.base import Source
+from cfl.data.streams.base import Stream, require_positive_num_tasks
+from cfl.data.types import ImageSet, Task
+from cfl.errors import ConfigError
+from cfl.randomness import numpy_generator
+
+
+class ClassSplit(Stream):
+    """Class-split tasks: disjoint groups of classes, each relabelled from 0.
+
+    FOT (Bakman et al., ICLR 2024) and Fed-A-GEM (Dai et al., 2024) take the classes in natural order.
+
+    Args:
+        source: the data set.
+        num_tasks: number of tasks; without ``classes_per_task`` it must divide the source's number of classes.
+        classes_per_task: classes in each task; tasks x classes may leave some of the source's classes unused. None
+            gives every task an equal share of all classes. The attribute of this name holds the resulting list,
+            one number per task.
+        class_order: ``natural`` takes the classes as the source numbers them; ``seeded`` shuffles them with the
+            run's seed first.
+
+    Raises:
+        ConfigError: ``data.stream.num_tasks``, ``data.stream.classes_per_task`` or ``data.stream.class_order`` when
+            the source's classes cannot be split that way.
+    """
+
+    shared_labels = False
+
+    def __init__(
+        self,
+        source: Source,
+        num_tasks: int = 10,
+        classes_per_task: int | None = None,
+        class_order: Literal["natural", "seeded"] = "natural",
+    ) -> None:
+        require_positive_num_tasks(num_tasks)
+        if class_order not in ("natural", "seeded"):
+            raise ConfigError("data.stream.class_order", class_order, "natural or seeded")
+        size = _classes_in_each_task(source, num_tasks, classes_per_task)
+        self.source, self.num_tasks, self.class_order = source, num_tasks, class_order
+        self.name = f"split-{source.name}"
+        self.classes_per_task = [size] * num_tasks
+        self.shape = source.shape
+
+    def class_groups(self, seed: int) -> list[list[int]]:
+        """The source's classes of each task: ``class_groups(seed)[t][k]`` is label ``k`` of task ``t``."""
+        order = np.arange(self.source.num_classes)
+        if self.class_order == "seeded":
+            order = numpy_generator(seed, "class_order").permutation(order)
+        size = self.classes_per_task[0]
+        return order[: self.num_tasks * size].reshape(self.num_tasks, size).tolist()
+
+    def tasks(self, root: Path, seed: int) -> list[Task]:
+        """See :meth:`Stream.tasks`; each task holds copies of its own samples."""
+        train, test = self.source.load(root)
+        return [
+            Task(
+                self._task_name(t, group),
+                _select_classes(train, group, self.source.num_classes),
+                _select_classes(test, group, self.source.num_classes),
+                len(group),
+                self.source.transform(),
+            )
+            for t, group in enumerate(self.class_groups(seed))
+        ]
+
+    def _task_name(self, task: int, group: list[int]) -> str:
+        if self.class_order == "seeded":  # names must not depend on the seed: tables average over seeds
+            return f"{self.source.name} split {task}"
+        if len(group) == 1:
+            return f"{self.source.name} class {group[0]}"
+        return f"{self.source.name} classes {group[0]}-{group[-1]}"
+
+
+def _classes_in_each_task(source: Source, num_tasks: int, classes_per_task: int | None) -> int:
+    available = source.num_classes
+    if classes_per_task is None:
+        if available % num_tasks:
+            divisors = ", ".join(str(d) for d in range(1, available + 1) if available % d == 0)
+            raise ConfigError(
+                "data.stream.num_tasks",
+                num_tasks,
+                f"a divisor of the {available} classes of {source.name} ({divisors}), "
+                "or set data.stream.classes_per_task",
+            )
+        return available // num_tasks
+    if not 1 <= classes_per_task <= available:
+        raise ConfigError(
+            "data.stream.classes_per_task",
+            classes_per_task,
+            f"an integer between 1 and {available}, the number of classes of {source.name}",
+        )
+    if num_tasks * classes_per_task > available:
+        raise ConfigError(
+            "data.stream.num_tasks",
+            num_tasks,
+            f"at most {available // classes_per_task} tasks of {classes_per_task} classes out of the {available} "
+            f"classes of {source.name}",
+        )
+    return classes_per_task
+
+
+def _select_classes(images: ImageSet, group: list[int], num_classes: int) -> ImageSet:
+    local = torch.full((num_classes,), -1)
+    local[torch.tensor(group)] = torch.arange(len(group))
+    labels = local[images.labels]
+    index = (labels >= 0).nonzero().squeeze(1)
+    return ImageSet(images.images[index], labels[index])

@@ -1,0 +1,84 @@
+"""One data set under another rotation per task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from cfl.data.sources.base import Source
+from cfl.data.streams.base import Stream, require_positive_num_tasks
+from cfl.data.types import Task
+from cfl.errors import ConfigError
+from cfl.randomness import numpy_generator
+
+
+def rotation_map(height: int, width: int, degrees: float) -> Tensor:
+    """Nearest-neighbour rotation about the image centre as a pixel map.
+
+    Rotating an image whose pixel values are their own positions tells where each output pixel comes from, so the
+    map agrees exactly with Pillow's rotation (which torchvision uses for PIL images), rounding included.
+
+    Args:
+        height: pixels.
+        width: pixels.
+        degrees: counter-clockwise.
+
+    Returns:
+        ``[height * width]`` int64: output pixel to input pixel, ``-1`` where the output is outside the input.
+    """
+    positions = np.arange(1, height * width + 1, dtype=np.int32).reshape(height, width)  # 0 is Pillow's fill value
+    rotated = np.asarray(Image.fromarray(positions).rotate(degrees, resample=Image.Resampling.NEAREST))
+    return torch.from_numpy(rotated.astype(np.int64).ravel() - 1)
+
+
+class Rotated(Stream):
+    """Rotated tasks: the same images and labels, one fixed rotation per task, angles uniform.
+
+    The tasks share the source's tensors; only their transforms differ. Pixels from outside the image are black.
+    Source: rotated MNIST of Fed-A-GEM (Dai et al., 2024), angles from U(0, 180) for every task including the first.
+
+    Args:
+        source: the data set.
+        num_tasks: number of tasks, at least 1.
+        max_degrees: angles are drawn from U(0, max_degrees), counter-clockwise; above 0, at most 360.
+        first_is_identity: whether task 0 is left unrotated.
+
+    Raises:
+        ConfigError: ``data.stream.num_tasks`` below 1, ``data.stream.max_degrees`` outside (0, 360].
+    """
+
+    shared_labels = True
+
+    def __init__(
+        self, source: Source, num_tasks: int = 10, max_degrees: float = 180.0, first_is_identity: bool = False
+    ) -> None:
+        require_positive_num_tasks(num_tasks)
+        if not 0 < max_degrees <= 360:
+            raise ConfigError("data.stream.max_degrees", max_degrees, "a number of degrees above 0, at most 360")
+        self.source, self.num_tasks = source, num_tasks
+        self.max_degrees, self.first_is_identity = max_degrees, first_is_identity
+        self.name = f"rotated-{source.name}"
+        self.classes_per_task = [source.num_classes] * num_tasks
+        self.shape = source.shape
+
+    def angle(self, task: int, seed: int) -> float:
+        """Rotation of one task in degrees, counter-clockwise."""
+        if task == 0 and self.first_is_identity:
+            return 0.0
+        return float(numpy_generator(seed, "rotation", task).uniform(0.0, self.max_degrees))
+
+    def tasks(self, root: Path, seed: int) -> list[Task]:
+        """See :meth:`Stream.tasks`; every task refers to the same two ImageSets."""
+        train, test = self.source.load(root)
+        _, height, width = self.shape
+        tasks = []
+        for t in range(self.num_tasks):
+            transform, degrees = self.source.transform(), self.angle(t, seed)
+            if degrees != 0.0:
+                transform = transform.with_pixel_map(rotation_map(height, width, degrees))
+            tasks.append(Task(f"rotation {t}", train, test, self.source.num_classes, transform))
+        return tasks

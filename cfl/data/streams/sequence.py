@@ -1,0 +1,72 @@
+"""Several data sets, one after another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch.nn.functional import pad
+
+from cfl.data.sources.base import Source
+from cfl.data.streams.base import Stream
+from cfl.data.types import ImageSet, PixelTransform, Task
+from cfl.errors import ConfigError
+
+
+class Sequence(Stream):
+    """One task per data set, every image brought to the common size and number of channels.
+
+    Smaller images are padded with black (stored value 0) on all sides, before normalisation; where the difference is
+    odd the extra row or column is at the bottom or right. Where any source has colour, grey images are repeated over
+    the channels. Each source keeps its own normalisation. That is the 5-Datasets benchmark of FOT (Bakman et al.,
+    ICLR 2024), whose grey-image constants are computed on the padded images.
+
+    Args:
+        sources: the data sets in the order of their tasks, at least one.
+
+    Raises:
+        ConfigError: ``data.stream.sources`` when it is empty or when numbers of channels cannot be reconciled.
+    """
+
+    shared_labels = False
+
+    def __init__(self, sources: list[Source]) -> None:
+        if not sources:
+            raise ConfigError("data.stream.sources", [], "a list of at least one source")
+        channels = {source.shape[0] for source in sources}
+        if len(channels - {1}) > 1:
+            raise ConfigError(
+                "data.stream.sources",
+                [f"{source.name}: {source.shape[0]} channels" for source in sources],
+                "sources with one channel or with the same number of channels",
+            )
+        self.sources = sources
+        self.name = "-".join(["sequence", *(source.name for source in sources)])
+        self.num_tasks = len(sources)
+        self.classes_per_task = [source.num_classes for source in sources]
+        self.shape = (max(channels), max(s.shape[1] for s in sources), max(s.shape[2] for s in sources))
+
+    def tasks(self, root: Path, seed: int) -> list[Task]:
+        """See :meth:`Stream.tasks`; nothing here is drawn at random."""
+        tasks = []
+        for source in self.sources:
+            train, test = source.load(root)
+            train, test = _enlarge(train, self.shape), _enlarge(test, self.shape)
+            transform = _repeat_channels(source.transform(), self.shape[0])
+            tasks.append(Task(source.name, train, test, source.num_classes, transform))
+        return tasks
+
+
+def _enlarge(images: ImageSet, shape: tuple[int, int, int]) -> ImageSet:
+    """Images ``[N, c, h, w]`` centred on black ``[N, C, H, W]``; repeated channels share memory."""
+    channels, height, width = shape
+    stored = images.images
+    down, right = height - stored.shape[2], width - stored.shape[3]
+    if down or right:
+        stored = pad(stored, (right // 2, right - right // 2, down // 2, down - down // 2))
+    return ImageSet(stored.expand(-1, channels, -1, -1), images.labels)
+
+
+def _repeat_channels(transform: PixelTransform, channels: int) -> PixelTransform:
+    if len(transform.mean) == channels:
+        return transform
+    return PixelTransform(transform.mean * channels, transform.std * channels, transform.scale, transform.pixel_map)

@@ -1,0 +1,160 @@
+"""The state of one experiment between two rounds: exactly what a checkpoint has to hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from cfl.channel import Channel
+from cfl.client_states import ClientStates
+from cfl.data.datamodule import FederatedDataModule
+from cfl.errors import ConfigError
+from cfl.methods.base import Method
+from cfl.metrics import AccuracyMatrix
+from cfl.schedule import BoundSchedule
+from cfl.server import Server
+
+
+class Federation:
+    """Server, clients, methods and what has been measured so far.
+
+    Args:
+        network: the global model; its parameters and buffers are the server's.
+        data: the tasks and their clients.
+        methods: name -> method, in the order in which their hooks run.
+        server: moves the network's parameters.
+        channel: the door between clients and server.
+        batchnorm: what becomes of BatchNorm's running statistics after local training. ``average``: they are averaged
+            like weights. ``local``: every client keeps its own and they are never sent. ``drop``: nobody keeps them.
+            Where the global model has none, it is evaluated with the statistics of the test batch.
+
+    Attributes:
+        round: the next round to run, from 0.
+        seconds: wall-clock seconds of all finished rounds, evaluation included.
+        clients: what clients keep between rounds.
+        accuracy: the accuracy matrix under the run's scenario; one per client when models are personal.
+        accuracy_task_il: class-incremental runs only: the matrix when the task of a test sample is known.
+        personal: names of parameters and buffers that stay on their client from round to round.
+        shared_parameters: names of the parameters that clients and server exchange.
+        shared_buffers: names of the buffers that clients and server exchange.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        data: FederatedDataModule,
+        methods: Mapping[str, Method],
+        server: Server,
+        channel: Channel,
+        batchnorm: Literal["average", "local", "drop"] = "average",
+    ) -> None:
+        self.network, self.data, self.methods = network, data, dict(methods)
+        self.batchnorm = batchnorm
+        self.server, self.channel = server, channel
+        self.clients = ClientStates()
+        self.round = 0
+        self.seconds = 0.0
+        for name, method in self.methods.items():
+            if data.scenario not in method.scenarios:
+                raise ConfigError(
+                    "data.scenario",
+                    data.scenario,
+                    f"one of {sorted(method.scenarios)} while methods.{name} ({type(method).__name__}) is used",
+                )
+        for method in self.methods.values():
+            method.setup(self)
+        parameters = [n for n, _ in network.named_parameters()]
+        buffers = [n for n, _ in network.named_buffers()]
+        kept = {n for n in parameters + buffers if any(m.keeps_local(n) for m in self.methods.values())}
+        self.personal = frozenset(kept | set(buffers) if batchnorm == "local" else kept)
+        self.shared_parameters = tuple(n for n in parameters if n not in self.personal)
+        self.shared_buffers = tuple(n for n in buffers if n not in self.personal and batchnorm == "average")
+        owners = data.num_clients if self.has_personal_models else None
+        self.accuracy = AccuracyMatrix(data.num_tasks, num_clients=owners)
+        self.accuracy_task_il = (
+            AccuracyMatrix(data.num_tasks, num_clients=owners) if data.scenario == "class" else None
+        )
+        self._initial = {n: t.detach().clone() for n, t in self.state_tensors().items() if n in self.personal}
+
+    @property
+    def has_personal_models(self) -> bool:
+        """Whether clients' models differ in a parameter, so that each is evaluated by itself."""
+        return any(name in self.personal for name, _ in self.network.named_parameters())
+
+    @property
+    def schedule(self) -> BoundSchedule:
+        """Rounds and sampling."""
+        return self.data.rounds
+
+    @property
+    def finished(self) -> bool:
+        """Whether every round of every task has been run."""
+        return self.round >= self.schedule.num_rounds
+
+    @property
+    def last_task(self) -> int:
+        """Task of the last finished round; 0 before the first."""
+        return self.schedule.task_of(max(self.round - 1, 0))
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """The global model's parameters and buffers by name (not copied)."""
+        return {**dict(self.network.named_parameters()), **dict(self.network.named_buffers())}
+
+    def own_tensors(self, clients: tuple[int, ...]) -> dict[str, Tensor]:
+        """What these clients keep to themselves: name -> ``[k, ...]``; untrained clients have the initial values."""
+        return self.clients.gather("model", clients, self._initial) if self.personal else {}
+
+    def shared_tensors(self) -> dict[str, Tensor]:
+        """The message that carries the global model to a client: name -> tensor (not copied)."""
+        tensors = self.state_tensors()
+        return {name: tensors[name] for name in (*self.shared_parameters, *self.shared_buffers)}
+
+    @contextmanager
+    def evaluation_statistics(self) -> Iterator[None]:
+        """Let BatchNorm use the test batch's statistics where the global model holds none of its own."""
+        layers = [m for m in self.network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        if self.batchnorm == "average" or not layers:
+            yield
+            return
+        saved = [(m, m.training, m.running_mean, m.running_var, m.num_batches_tracked) for m in layers]
+        try:
+            for layer in layers:
+                layer.train(True)
+                layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+            yield
+        finally:
+            for layer, training, mean, var, count in saved:
+                layer.train(training)
+                layer.running_mean, layer.running_var, layer.num_batches_tracked = mean, var, count
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the global model, which the network's own state dict holds."""
+        return {
+            "round": self.round,
+            "seconds": self.seconds,
+            "server": self.server.state_dict(),
+            "channel": self.channel.state_dict(),
+            "clients": self.clients.state_dict(),
+            "methods": {name: method.state_dict() for name, method in self.methods.items()},
+            "accuracy": self.accuracy.state_dict(),
+            "accuracy_task_il": None if self.accuracy_task_il is None else self.accuracy_task_il.state_dict(),
+            "initial": {name: tensor.clone() for name, tensor in self._initial.items()},
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        self.round, self.seconds = state["round"], state["seconds"]
+        self.server.load_state_dict(state["server"])
+        self.channel.load_state_dict(state["channel"])
+        self.clients.load_state_dict(state["clients"])
+        for name, method in self.methods.items():
+            method.load_state_dict(state["methods"][name])
+        self.accuracy.load_state_dict(state["accuracy"])
+        if self.accuracy_task_il is not None:
+            self.accuracy_task_il.load_state_dict(state["accuracy_task_il"])
+        self._initial = dict(state["initial"])

@@ -1,0 +1,223 @@
+"""Pictures of accuracy matrices, as matplotlib figures that need no display.
+
+Colours are told apart by readers with any form of colour blindness and in grey: the scale is cividis, the lines use
+the palette of Okabe and Ito together with markers and dashes. Every matrix is ``[T, T]`` in percent with ``a[t, i]``
+the accuracy on task i after learning task t, NaN where not evaluated (:mod:`cfl.metrics`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+import torch
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import PatchCollection
+from matplotlib.colors import Normalize, to_hex
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import MaxNLocator
+from torch import Tensor
+
+from cfl.metrics import average_accuracy
+
+NUMBERS_UP_TO = 12
+"""Largest number of tasks for which a heatmap prints the accuracies into its cells."""
+
+# Yellow, too light for a line on white, is replaced by brown.
+_PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8C6D00")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_SCALE = Normalize(0.0, 100.0, clip=True)
+_LIGHTER = 0.4  # share of the colour that cells of tasks not yet learned keep; the rest is white
+_UNSEEN_HATCH: dict[str, Any] = {
+    "facecolor": "none",
+    "edgecolor": "#7f7f7f",
+    "hatch": "////",
+    "linewidth": 0.0,
+    "alpha": 0.4,
+}
+
+
+def cell_colours(accuracy: float, seen: bool = True) -> tuple[str, str]:
+    """Background and text colour, as ``#rrggbb``, of a table cell showing ``accuracy``.
+
+    Args:
+        accuracy: in percent; values outside 0 .. 100 take the colour of the nearer end.
+        seen: False for a task that was not learned yet, whose cell is lighter.
+    """
+    red, green, blue, _ = colormaps["cividis"](_SCALE(accuracy))
+    share = 1.0 if seen else _LIGHTER
+    rgb = (red * share + 1.0 - share, green * share + 1.0 - share, blue * share + 1.0 - share)
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    # WCAG 2 contrast is (lighter + 0.05) / (darker + 0.05): black is the better one above sqrt(1.05 * 0.05) - 0.05.
+    return to_hex(rgb), "#000000" if luminance > 0.179 else "#ffffff"
+
+
+def accuracy_heatmap(matrix: Tensor, title: str, task_names: Sequence[str] | None = None) -> Figure:
+    """One accuracy matrix as a picture: a row per task learned, a column per task measured.
+
+    Tasks not learned yet (above the diagonal) are lighter and hatched; cells that were not evaluated are blank. Up
+    to :data:`NUMBERS_UP_TO` tasks the accuracies are printed.
+
+    Args:
+        matrix: ``[T, T]`` in percent.
+        title: printed above, taken literally.
+        task_names: T names for the columns; None numbers them.
+
+    Raises:
+        ValueError: ``matrix`` is not ``[T, T]``, or there are not T names.
+    """
+    return accuracy_heatmaps({title: matrix}, task_names)
+
+
+def accuracy_heatmaps(matrices: Mapping[str, Tensor], task_names: Sequence[str] | None = None) -> Figure:
+    """Several accuracy matrices side by side on one colour scale, at most three to a line.
+
+    Args:
+        matrices: title to ``[T, T]`` in percent; T may differ where there are no ``task_names``.
+        task_names: T names for the columns of each; None numbers them.
+
+    Raises:
+        ValueError: nothing to draw, a matrix that is not ``[T, T]``, or not T names.
+    """
+    if not matrices:
+        raise ValueError("there is no accuracy matrix to draw")
+    for title, matrix in matrices.items():
+        _require_square(matrix, title)
+        if task_names is not None and len(task_names) != len(matrix):
+            raise ValueError(f"{title}: {len(task_names)} task names for {len(matrix)} tasks")
+    columns = min(3, len(matrices))
+    lines = math.ceil(len(matrices) / columns)
+    side = min(7.0, max(3.6, 0.52 * max(len(matrix) for matrix in matrices.values())))
+    figure = Figure(figsize=(columns * side + 1.1, lines * (side + 0.55) + 0.4), layout="compressed")
+    grid = figure.subplots(lines, columns, squeeze=False)
+    for axes, (title, matrix) in zip(grid.flat, matrices.items(), strict=False):
+        _draw_heatmap(axes, matrix, fill(title, int(11 * side)), task_names)  # about 11 letters to the inch
+    for axes in grid.flat[len(matrices) :]:
+        axes.set_axis_off()
+    figure.colorbar(ScalarMappable(_SCALE, colormaps["cividis"]), ax=grid, label="accuracy (%)", aspect=30, pad=0.02)
+    if any(len(matrix) > 1 and bool((~torch.isnan(matrix).tril()).triu(1).any()) for matrix in matrices.values()):
+        figure.legend(
+            handles=[Patch(label="task not learned yet", **(_UNSEEN_HATCH | {"facecolor": "#f2f2f2"}))],
+            loc="outside lower center",
+            frameon=False,
+            fontsize=9,
+        )
+    return figure
+
+
+def _draw_heatmap(axes: Axes, matrix: Tensor, title: str, task_names: Sequence[str] | None) -> None:
+    tasks = len(matrix)
+    size = 10 if tasks <= 6 else 8
+    cells: list[Rectangle] = []
+    colours: list[str] = []
+    unseen: list[Rectangle] = []
+    for t, row in enumerate(matrix.tolist()):
+        for i, accuracy in enumerate(row):
+            if math.isnan(accuracy):
+                continue
+            background, ink = cell_colours(accuracy, seen=i <= t)
+            cells.append(Rectangle((i - 0.5, t - 0.5), 1, 1))
+            colours.append(background)
+            if i > t:
+                unseen.append(cells[-1])
+            if tasks <= NUMBERS_UP_TO:
+                axes.text(i, t, f"{accuracy:.1f}", ha="center", va="center", color=ink, fontsize=size)
+    axes.add_collection(PatchCollection(cells, facecolor=colours, edgecolor="white", linewidth=0.8))
+    axes.add_collection(PatchCollection(unseen, **_UNSEEN_HATCH))
+    axes.set(xlim=(-0.5, tasks - 0.5), ylim=(tasks - 0.5, -0.5), aspect="equal", ylabel="after learning task")
+    axes.set_title(title, fontsize=11, parse_math=False)
+    axes.tick_params(length=0)
+    axes.set_yticks(range(0, tasks, math.ceil(tasks / 20)))
+    if task_names is None:
+        axes.set_xlabel("accuracy on task")
+        axes.set_xticks(axes.get_yticks())
+    else:
+        axes.set_xticks(range(tasks), list(task_names), rotation=40, ha="right", rotation_mode="anchor", fontsize=8)
+        for label in axes.get_xticklabels():
+            label.set_parse_math(False)
+    for spine in axes.spines.values():
+        spine.set_color("#bbbbbb")
+
+
+def accuracy_curve(matrices: Mapping[str, Tensor]) -> Figure:
+    """ACC over the tasks seen so far after each task, one line per run, and the accuracy on task 0 as a thin line.
+
+    Rows that were not evaluated are skipped.
+
+    Args:
+        matrices: name of the run to ``[T, T]`` in percent; T may differ.
+
+    Raises:
+        ValueError: nothing to draw or a matrix that is not ``[T, T]``.
+    """
+    if not matrices:
+        raise ValueError("there is no accuracy matrix to draw")
+    width = 7.6 + 0.07 * max(0, max(map(len, matrices)) - 24)  # names stand beside the axes, not at their cost
+    figure = Figure(figsize=(width, 4.4 + 0.16 * max(0, len(matrices) - 12)), layout="constrained")
+    axes = figure.subplots()
+    handles = []
+    for k, (name, matrix) in enumerate(matrices.items()):
+        _require_square(matrix, name)
+        colour, marker = _PALETTE[k % len(_PALETTE)], _MARKERS[k % len(_MARKERS)]
+        # Beyond eight runs colours return, with hollow markers.
+        face = colour if k // len(_PALETTE) % 2 == 0 else "white"
+        average = [average_accuracy(matrix, after=t).item() for t in range(len(matrix))]
+        first_task = matrix[:, 0].tolist()
+        axes.plot(*_evaluated(first_task), color=colour, linewidth=0.9, linestyle=(0, (4, 2)), alpha=0.8)
+        axes.plot(
+            *_evaluated(average),
+            color=colour,
+            linewidth=2.0,
+            marker=marker,
+            markersize=5.5,
+            markerfacecolor=face,
+            zorder=3,
+        )
+        handles.append(Line2D([], [], color=colour, linewidth=2.0, marker=marker, markerfacecolor=face))
+    handles += [
+        Line2D([], [], linestyle="none"),
+        Line2D([], [], color="#555555", linewidth=2.0),
+        Line2D([], [], color="#555555", linewidth=0.9, linestyle=(0, (4, 2))),
+    ]
+    names = [*matrices, "", "ACC: mean over tasks seen", "accuracy on task 0"]
+    # The names are set afterwards: matplotlib leaves out labels that begin with an underscore.
+    legend = figure.legend(
+        handles, [str(k) for k in range(len(names))], loc="outside right upper", frameon=False, fontsize=9
+    )
+    for text, name in zip(legend.get_texts(), names, strict=True):
+        text.set(text=name, parse_math=False)
+    axes.set(xlabel="after learning task", ylabel="accuracy (%)")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
+    axes.margins(x=0.03, y=0.06)
+    low, high = axes.get_ylim()
+    centre, half = (low + high) / 2, max(high - low, 10.0) / 2  # a span below ten points would magnify noise
+    axes.set_ylim(max(-1.0, centre - half), min(101.0, centre + half))
+    axes.grid(axis="y", color="#dddddd", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write ``figure`` to ``path`` in the format of its suffix, 150 dots per inch; folders are made as needed."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150, bbox_inches="tight", pad_inches=0.1)
+    return path
+
+
+def _evaluated(values: list[float]) -> tuple[list[int], list[float]]:
+    kept = [(t, value) for t, value in enumerate(values) if not math.isnan(value)]
+    return [t for t, _ in kept], [value for _, value in kept]
+
+
+def _require_square(matrix: Tensor, title: str) -> None:
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
+        raise ValueError(f"{title}: an accuracy matrix to draw is [T, T], got {list(matrix.shape)}")

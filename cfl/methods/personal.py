@@ -1,0 +1,38 @@
+"""Layers that stay on their client."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.methods.base import Method
+
+
+class PersonalLayers(Method):
+    """Parameters and buffers whose names match a pattern are trained and kept by each client and never sent.
+
+    ``["*"]`` is training without communication (every client on its own: "local" in FedWeIT's tables); ``["head.*"]``
+    is FedPer (Arivazhagan et al., 2019, section 3). Each client is then evaluated with its own model on the tasks it
+    holds. A client that has not trained yet has the initial values.
+
+    Sends nothing of its own; extra memory per client: the personal tensors.
+
+    Args:
+        layers: patterns (as in file names) over the names of parameters and buffers, e.g. ``head.*``.
+    """
+
+    def __init__(self, layers: list[str] | None = None) -> None:
+        self.layers = ["*"] if layers is None else layers
+
+    def setup(self, federation: Federation) -> None:
+        """Check that every pattern matches something."""
+        super().setup(federation)
+        names = list(federation.state_tensors())
+        for pattern in self.layers:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise ConfigError("methods.<name>.layers", pattern, f"patterns that match one of {names}")
+
+    def keeps_local(self, name: str) -> bool:
+        """Whether a pattern matches."""
+        return any(fnmatchcase(name, pattern) for pattern in self.layers)

@@ -1,0 +1,100 @@
+"""What every network of the project offers to clients, server and methods."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from itertools import count
+
+from torch import Tensor, nn
+
+from cfl.errors import ConfigError
+
+
+class Network(nn.Module, ABC):
+    """An image classifier whose single output layer holds the outputs of all tasks.
+
+    The heads of several tasks are slices of :attr:`head`; class masks decide which slice a sample may use, so the
+    same network serves task-, class- and domain-incremental streams. Weights live in ``nn.Linear`` and
+    ``nn.Conv2d`` layers only (next to normalisation), because methods that protect input spaces hook exactly those.
+    Networks run under ``torch.func.functional_call`` and ``torch.func.vmap(..., randomness="different")`` with
+    parameters and buffers stacked over clients, ``[K, ...]``.
+
+    Args:
+        input_shape: ``(C, H, W)`` of one image.
+        num_outputs: outputs of all tasks together.
+
+    Raises:
+        ConfigError: a size is not positive.
+    """
+
+    head: nn.Linear
+
+    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
+        super().__init__()
+        if len(input_shape) != 3 or min(input_shape) < 1:
+            raise ConfigError("model.network.input_shape", input_shape, "three positive integers (C, H, W)")
+        at_least_one("num_outputs", num_outputs)
+        channels, height, width = input_shape
+        self.input_shape = (channels, height, width)
+        self.num_outputs = num_outputs
+
+    @abstractmethod
+    def features(self, x: Tensor) -> Tensor:
+        """Images ``[B, C, H, W]`` to what enters the head, ``[B, d]``."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images ``[B, C, H, W]`` to logits ``[B, num_outputs]``."""
+        logits: Tensor = self.head(self.features(x))
+        return logits
+
+
+def num_parameters(network: nn.Module) -> int:
+    """Number of scalars in the parameters (what clients train); buffers are not counted."""
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def at_least_one(option: str, value: int) -> None:
+    """Refuse a count or a size below one.
+
+    Raises:
+        ConfigError: naming ``model.network.<option>``.
+    """
+    if value < 1:
+        raise ConfigError(f"model.network.{option}", value, "an integer >= 1")
+
+
+def final_map(network: Network, final_size: Callable[[int], int]) -> tuple[int, int]:
+    """Height and width of the last feature map, for images of the network's ``input_shape``.
+
+    Args:
+        network: after ``Network.__init__``; named in the error.
+        final_size: image side to side of the last map, both in pixels; non-decreasing, below 1 where nothing is left.
+
+    Raises:
+        ConfigError: the images are so small that a map vanishes; says the smallest side that works.
+    """
+    _, height, width = network.input_shape
+    if min(final_size(height), final_size(width)) < 1:
+        smallest = next(side for side in count(1) if final_size(side) >= 1)
+        given = f"{type(network).__name__} on {height} x {width} images"
+        raise ConfigError("model.network", given, f"images of at least {smallest} x {smallest} pixels")
+    return final_size(height), final_size(width)
+
+
+def dropout_rates(dropout: list[float] | float | None, default: list[float]) -> list[float]:
+    """One dropout probability per dropout layer of a network.
+
+    Args:
+        dropout: a list with one probability per layer, one number for all of them, or None for the default.
+        default: the paper's probabilities, one per layer.
+
+    Raises:
+        ConfigError: the list has another length, or a probability lies outside [0, 1).
+    """
+    if dropout is None:
+        return list(default)
+    rates = [float(dropout)] * len(default) if isinstance(dropout, (int, float)) else [float(rate) for rate in dropout]
+    if len(rates) != len(default) or not all(0 <= rate < 1 for rate in rates):
+        raise ConfigError("model.network.dropout", dropout, f"one number, or a list of {len(default)}, each in [0, 1)")
+    return rates

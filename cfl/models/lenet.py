@@ -1,0 +1,79 @@
+"""The LeNet of FedWeIT, with TensorFlow's local response normalisation and "same" max-pooling."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import max_pool2d, relu
+
+from cfl.models.base import Network
+
+
+class LocalResponseNorm(nn.Module):
+    """Local response normalisation as ``tf.nn.local_response_normalization`` defines it.
+
+    ``y[c] = x[c] / (bias + alpha * sum_{|j - c| <= depth_radius} x[j]^2)^beta`` over existing channels j. It is
+    ``torch.nn.LocalResponseNorm`` with ``size = 2 * depth_radius + 1`` and that layer's alpha set to ``size * alpha``.
+    The sum over channels is a product with a band matrix here: pooling over the channel axis, torch's way, takes about
+    ten times as long on a CPU, more than the convolution before it.
+
+    Args:
+        depth_radius: neighbouring channels on each side, >= 0.
+        bias: offset, > 0.
+        alpha: factor of the sum of squares, not divided by anything.
+        beta: exponent.
+    """
+
+    def __init__(self, depth_radius: int, bias: float, alpha: float, beta: float) -> None:
+        super().__init__()
+        self.depth_radius, self.bias, self.alpha, self.beta = depth_radius, bias, alpha, beta
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, C, H, W]`` to ``[B, C, H, W]``."""
+        channel = torch.arange(x.shape[1], device=x.device)
+        near = ((channel[:, None] - channel).abs() <= self.depth_radius).to(x.dtype)
+        power = torch.einsum("ij,bjhw->bihw", near, x.square())
+        return x * (self.bias + self.alpha * power) ** -self.beta
+
+    def extra_repr(self) -> str:
+        """The settings, for ``print(network)``."""
+        return f"depth_radius={self.depth_radius}, bias={self.bias}, alpha={self.alpha}, beta={self.beta}"
+
+
+def same_max_pool2d(x: Tensor) -> Tensor:
+    """3 x 3 max-pooling with stride 2 and TensorFlow's "same" padding.
+
+    ``[B, C, H, W]`` to ``[B, C, ceil(H / 2), ceil(W / 2)]``. TensorFlow pads one row on each side of an odd height and
+    one row below an even one (columns likewise), and padding never wins. Letting the last window run over the edge is
+    the same as the row below.
+    """
+    return max_pool2d(x, 3, stride=2, padding=(x.shape[-2] % 2, x.shape[-1] % 2), ceil_mode=True)
+
+
+class LeNet(Network):
+    """LeNet as in FedWeIT (Yoon et al., 2021): 5 x 5 convolutions to 20 and 50 maps, layers of 800 and 500 units.
+
+    Convolutions keep the size of the maps; each is followed by ReLU, local response normalisation over 9 channels and
+    3 x 3 max-pooling with stride 2, both as TensorFlow defines them. All layers have biases. On ``(3, 32, 32)`` images
+    with 50 outputs (10 tasks of 5 classes) it has 3,012,920 parameters.
+
+    Args:
+        input_shape: ``(C, H, W)`` of one image, of any size.
+        num_outputs: outputs of all tasks together.
+    """
+
+    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
+        super().__init__(input_shape, num_outputs)
+        channels, height, width = self.input_shape
+        self.conv1 = nn.Conv2d(channels, 20, 5, padding=2)
+        self.conv2 = nn.Conv2d(20, 50, 5, padding=2)
+        self.response_norm = LocalResponseNorm(depth_radius=4, bias=1.0, alpha=0.001 / 9, beta=0.75)
+        self.fc1 = nn.Linear(50 * -(-height // 4) * -(-width // 4), 800)
+        self.fc2 = nn.Linear(800, 500)
+        self.head = nn.Linear(500, num_outputs)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Images ``[B, C, H, W]`` to the second wide layer ``[B, 500]``."""
+        for conv in (self.conv1, self.conv2):
+            x = same_max_pool2d(self.response_norm(relu(conv(x))))
+        return relu(self.fc2(relu(self.fc1(x.flatten(1)))))

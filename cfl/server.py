@@ -1,0 +1,74 @@
+"""The server: a global model and the rule that moves it. Tensors in, tensors out; no Lightning, no data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class StepTransform(Protocol):
+    """A method's last word on the global step, e.g. FOT's projection."""
+
+    def __call__(self, step: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Map the step (name -> tensor, to be added to the global parameters) to the one that is taken."""
+
+
+class Server:
+    """Global model under server-side (momentum) SGD on the clients' mean update.
+
+    With mean update ``d`` (trained - received), momentum ``m`` and learning rate ``lr``:
+    ``v <- m v + d``, ``step = lr v``, every transform in turn, ``w <- w + step``. The transforms come last, so a
+    projection also holds for what momentum has stored. ``lr = 1, m = 0`` is federated averaging.
+
+    Args:
+        parameters: name -> tensor, changed in place.
+        buffers: name -> tensor (BatchNorm statistics), changed in place.
+        lr: server learning rate.
+        momentum: server momentum in [0, 1).
+    """
+
+    def __init__(
+        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], lr: float = 1.0, momentum: float = 0.0
+    ) -> None:
+        self.parameters, self.buffers = parameters, buffers
+        self.lr, self.momentum = lr, momentum
+        self.velocity: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def apply(
+        self,
+        mean_update: dict[str, Tensor],
+        mean_buffers: dict[str, Tensor],
+        transforms: Iterable[StepTransform] = (),
+    ) -> None:
+        """Move the global model by one round.
+
+        Args:
+            mean_update: parameter name -> weighted mean of the clients' updates.
+            mean_buffers: buffer name -> weighted mean of the clients' buffers (integer buffers are rounded).
+            transforms: the methods' server-side transforms, in order.
+        """
+        step = {}
+        for name, update in mean_update.items():
+            if self.momentum:
+                velocity = self.velocity.setdefault(name, torch.zeros_like(update))
+                update = velocity.mul_(self.momentum).add_(update)
+            step[name] = update * self.lr if self.lr != 1.0 else update
+        for transform in transforms:
+            step = transform(step)
+        for name, change in step.items():
+            self.parameters[name].add_(change)
+        for name, mean in mean_buffers.items():
+            target = self.buffers[name]
+            target.copy_(mean if target.is_floating_point() else mean.round())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Momentum only: the model itself is saved with the network."""
+        return {"velocity": {name: v.clone() for name, v in self.velocity.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        self.velocity = {name: v.to(self.parameters[name].device) for name, v in state["velocity"].items()}

@@ -1,0 +1,19 @@
+"""Fixtures that more than one test folder uses."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """The folder of real data sets, from CFL_DATA_ROOT."""
+    named = os.environ.get("CFL_DATA_ROOT")
+    if not named:
+        pytest.skip("needs real data: set CFL_DATA_ROOT to a folder with data sets in torchvision's layout")
+    if not Path(named).is_dir():
+        pytest.skip(f"needs real data: CFL_DATA_ROOT names {named}, which is no folder")
+    return Path(named)

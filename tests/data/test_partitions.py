@@ -1,0 +1,365 @@
+"""Partitions: who gets what, compared with counts, published sizes and the Dirichlet's moments."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from cfl.data.partitions import IID, ClassesPerClient, Dirichlet, Partition, Shards, client_indices
+from cfl.data.types import ImageSet, PixelTransform, Task
+from cfl.errors import ConfigError
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def shuffled_labels(*class_sizes: int, seed: int = 9) -> np.ndarray:
+    return rng(seed).permutation(np.repeat(np.arange(len(class_sizes)), class_sizes))
+
+
+def make_task(labels: np.ndarray, name: str = "task") -> Task:
+    stored = ImageSet(torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8), torch.from_numpy(labels).long())
+    return Task(name, stored, stored, int(labels.max()) + 1, PixelTransform((0.0,), (1.0,)))
+
+
+def histogram(labels: np.ndarray, shares: list[np.ndarray]) -> np.ndarray:
+    """[clients, classes]."""
+    return np.stack([np.bincount(labels[share], minlength=labels.max() + 1) for share in shares])
+
+
+EVERY = [
+    IID(),
+    IID(keep_remainder=True),
+    Shards(2),
+    Shards(3),
+    Dirichlet(0.3),
+    Dirichlet(5.0, balance=False),
+    Dirichlet(0.05, min_samples=0, balance=False),
+    ClassesPerClient(2),
+    ClassesPerClient(10),
+]
+
+
+@pytest.mark.parametrize("partition", EVERY, ids=lambda p: p.name)
+@pytest.mark.parametrize("num_clients", [5, 7, 20])
+def test_shares_are_disjoint_ascending_and_complete_up_to_dropped(partition: Partition, num_clients: int) -> None:
+    labels = shuffled_labels(*[103 + k for k in range(10)])
+    shares = partition.split(labels, num_clients, rng())
+    assert len(shares) == num_clients
+    assert all(share.dtype == np.int64 and (np.diff(share) > 0).all() for share in shares)
+    dealt = np.concatenate(shares)
+    assert len(np.unique(dealt)) == len(dealt) == len(labels) - partition.dropped(len(labels), num_clients)
+    assert dealt.min() >= 0
+    assert dealt.max() < len(labels)
+
+
+@pytest.mark.parametrize("partition", EVERY, ids=lambda p: p.name)
+def test_the_generator_alone_decides(partition: Partition) -> None:
+    labels = shuffled_labels(*[100] * 10)
+    first, again, other = (partition.split(labels, 10, rng(seed)) for seed in (1, 1, 2))
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+# IID and Shards
+
+
+@pytest.mark.parametrize(
+    ("partition", "num_samples", "num_clients", "share"),
+    [
+        # samples per client published by FOT for MNIST, CIFAR-100 tasks, 5-Datasets and miniImageNet tasks
+        (IID(), 60000, 125, 480),
+        (Shards(2), 60000, 125, 480),
+        (IID(), 5000, 50, 100),
+        (Shards(2), 5000, 50, 100),
+        (IID(), 50000, 150, 333),
+        (IID(), 73257, 150, 488),
+        (Shards(2), 73257, 150, 488),
+        (IID(), 16853, 150, 112),
+        (Shards(2), 16853, 150, 112),
+        (IID(), 2500, 50, 50),
+        (Shards(2), 2500, 50, 50),
+        # two shards of floor(50000 / 300) are one sample less than floor(50000 / 150)
+        (Shards(2), 50000, 150, 332),
+    ],
+)
+def test_published_share_sizes(partition: Partition, num_samples: int, num_clients: int, share: int) -> None:
+    shares = partition.split(rng().integers(0, 5, num_samples), num_clients, rng())
+    assert {len(s) for s in shares} == {share}
+    assert partition.dropped(num_samples, num_clients) == num_samples - num_clients * share
+
+
+def test_iid_can_keep_the_remainder() -> None:
+    sizes = [len(s) for s in IID(keep_remainder=True).split(shuffled_labels(50, 53), 10, rng())]
+    assert sorted(sizes) == [10] * 7 + [11] * 3
+
+
+def test_iid_gives_hypergeometric_class_counts() -> None:
+    labels = shuffled_labels(300, 700)
+    counts = np.array([(labels[s] == 0).sum() for i in range(200) for s in IID().split(labels, 10, rng(i))])
+    assert counts.mean() == pytest.approx(30, abs=1e-9)  # nothing is dropped, so the mean is exact
+    assert counts.var() == pytest.approx(100 * 0.3 * 0.7 * 900 / 999, rel=0.1)
+
+
+def test_shards_are_label_pure_when_they_divide_the_classes() -> None:
+    labels = shuffled_labels(*[500] * 10)
+    counts = histogram(labels, Shards(2).split(labels, 50, rng()))
+    assert set(np.unique(counts)) <= {0, 50, 100}
+    assert counts.sum(axis=0).tolist() == [500] * 10
+    assert ((counts > 0).sum(axis=1) <= 2).all()
+
+
+def test_shards_that_straddle_a_border_hold_neighbouring_classes() -> None:
+    labels = shuffled_labels(130, 170, 200)
+    for seed in range(5):
+        held = histogram(labels, Shards(1).split(labels, 10, rng(seed))) > 0  # ten shards of 50
+        assert sorted(map(tuple, held.astype(int).tolist())) == sorted(
+            [(1, 0, 0)] * 2 + [(1, 1, 0)] + [(0, 1, 0)] * 3 + [(0, 0, 1)] * 4
+        )
+
+
+def test_shard_membership_is_random_within_a_class() -> None:
+    labels = np.repeat(np.arange(2), 100)
+    together = [np.isin([0, 1], s).all() for i in range(300) for s in Shards(1).split(labels, 20, rng(i))]
+    # two samples of a class share one of its ten shards of ten with probability 9 / 99
+    assert np.sum(together) / 300 == pytest.approx(9 / 99, abs=0.06)
+
+
+def test_dropped_samples_are_spread_over_the_classes() -> None:
+    labels = np.repeat(np.arange(3), [400, 400, 407])
+    sizes = np.bincount(labels)
+    lost = [sizes - histogram(labels, Shards(2).split(labels, 100, rng(i))).sum(axis=0) for i in range(100)]
+    assert {int(each.sum()) for each in lost} == {7}
+    np.testing.assert_allclose(np.mean(lost, axis=0), 7 * sizes / 1207, atol=0.6)
+
+
+# Dirichlet
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 2.0, 50.0])
+def test_class_proportions_have_the_dirichlets_moments(alpha: float) -> None:
+    clients, size = 8, 2000
+    labels = shuffled_labels(size, size, size)
+    partition = Dirichlet(alpha, min_samples=0, balance=False)
+    p = np.concatenate([histogram(labels, partition.split(labels, clients, rng(i))).T / size for i in range(400)])
+    variance = (1 / clients) * (1 - 1 / clients) / (clients * alpha + 1)
+    covariance = -1 / clients**2 / (clients * alpha + 1)
+    assert p.shape == (1200, clients)
+    np.testing.assert_allclose(p.mean(axis=0), 1 / clients, atol=5 * np.sqrt(variance / 1200))
+    # up to one sample of rounding per entry matters only where the spread is of that order
+    empirical = np.cov(p.T)
+    assert np.diag(empirical).mean() == pytest.approx(variance, rel=0.08)
+    off = empirical[~np.eye(clients, dtype=bool)].mean()
+    assert off == pytest.approx(covariance, rel=0.08)
+
+
+def test_small_alpha_concentrates_and_large_alpha_levels() -> None:
+    labels = shuffled_labels(*[1000] * 5)
+
+    def largest_part(alpha: float) -> float:
+        shares = Dirichlet(alpha, min_samples=0, balance=False).split(labels, 10, rng())
+        return float((histogram(labels, shares).max(axis=0) / 1000).mean())
+
+    assert largest_part(0.01) > 0.9
+    assert largest_part(1e4) < 0.11
+
+
+def naive_balanced_counts(
+    class_sizes: list[int], clients: int, alpha: float, generator: np.random.Generator
+) -> np.ndarray:
+    """Zeroing and renormalising, one client at a time."""
+    counts = np.zeros((len(class_sizes), clients))
+    for k, size in enumerate(class_sizes):
+        p = generator.dirichlet([alpha] * clients)
+        p = np.array([x if counts[:, c].sum() < sum(class_sizes) / clients else 0.0 for c, x in enumerate(p)])
+        ends = np.floor(np.cumsum(p / p.sum()) * size)
+        ends[-1] = size
+        counts[k] = np.diff(ends, prepend=0)
+    return counts
+
+
+def test_balancing_matches_zeroing_and_renormalising_in_distribution() -> None:
+    sizes, clients, alpha, draws = [400, 400, 400, 400], 6, 0.5, 1500
+    labels = np.repeat(np.arange(4), sizes)
+    partition = Dirichlet(alpha, min_samples=0)
+    ours = np.stack([histogram(labels, partition.split(labels, clients, rng(i))).T for i in range(draws)])
+    naive = np.stack([naive_balanced_counts(sizes, clients, alpha, rng(10**6 + i)) for i in range(draws)])
+    for statistic in (
+        lambda x: x.std(axis=2).mean(axis=0),  # spread of each class over the clients
+        lambda x: x.sum(axis=1).std(axis=1).mean(),  # spread of the client sizes
+        lambda x: x.sum(axis=1).max(axis=1).mean(),
+    ):
+        np.testing.assert_allclose(statistic(ours), statistic(naive), rtol=0.04)
+
+
+def test_a_full_client_gets_no_further_class() -> None:
+    labels = shuffled_labels(*[200] * 10)
+    for seed in range(20):
+        counts = histogram(labels, Dirichlet(0.3).split(labels, 10, rng(seed)))
+        before = np.cumsum(counts, axis=1) - counts
+        assert not ((before >= 200) & (counts > 0)).any()
+        assert (counts.sum(axis=1) >= 10).all()
+    unbalanced = histogram(labels, Dirichlet(0.3, min_samples=0, balance=False).split(labels, 10, rng(0)))
+    assert ((np.cumsum(unbalanced, axis=1) - unbalanced >= 200) & (unbalanced > 0)).any()
+
+
+@pytest.mark.parametrize("balance", [True, False])
+def test_every_client_gets_min_samples(balance: bool) -> None:
+    labels = shuffled_labels(*[300] * 4)
+    demanding = Dirichlet(0.5, min_samples=40, max_retries=1000, balance=balance)
+    lenient = Dirichlet(0.5, min_samples=0, balance=balance)
+    assert min(len(s) for i in range(20) for s in demanding.split(labels, 8, rng(i))) >= 40
+    assert min(len(s) for i in range(20) for s in lenient.split(labels, 8, rng(i))) < 40
+
+
+def test_redrawing_stops_and_tells_how_close_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = shuffled_labels(100, 100)
+    smallest: list[int] = []
+    draw = Dirichlet._draw_counts
+
+    def recording(self: Dirichlet, *args: object) -> np.ndarray:
+        counts = draw(self, *args)
+        smallest.append(int(counts.sum(axis=0).min()))
+        return counts
+
+    monkeypatch.setattr(Dirichlet, "_draw_counts", recording)
+    with pytest.raises(ConfigError) as caught:
+        Dirichlet(0.1, min_samples=20, max_retries=7).split(labels, 10, rng())
+    assert len(smallest) == 7
+    assert caught.value.key == "data.partition.alpha"
+    for part in ("data.partition.min_samples = 20", "in 7 draws", f"at most {max(smallest)}:", "raise alpha"):
+        assert part in str(caught.value)
+    assert Dirichlet(0.1, min_samples=max(smallest), max_retries=7).split(labels, 10, rng())
+
+
+# ClassesPerClient
+
+
+@pytest.mark.parametrize(("num_clients", "n"), [(10, 2), (7, 3), (5, 2), (33, 4), (1, 10), (4, 10)])
+def test_exact_number_of_classes_evenly_spread(num_clients: int, n: int) -> None:
+    labels = shuffled_labels(*[101 + 10 * k for k in range(10)])
+    counts = histogram(labels, ClassesPerClient(n).split(labels, num_clients, rng()))
+    assert ((counts > 0).sum(axis=1) == n).all()
+    holders = (counts > 0).sum(axis=0)
+    assert holders.min() >= 1
+    assert holders.max() - holders.min() <= 1
+    for per_client in counts.T:
+        positive = per_client[per_client > 0]
+        assert positive.max() - positive.min() <= 1
+
+
+def test_choice_of_classes_is_uniform() -> None:
+    labels = np.repeat(np.arange(4), 10)
+    held = sum((histogram(labels, ClassesPerClient(2).split(labels, 3, rng(i))) > 0).astype(int) for i in range(600))
+    np.testing.assert_allclose(held / 600, 0.5, atol=0.08)  # four standard errors
+
+
+def test_labels_need_not_start_at_zero() -> None:
+    labels = shuffled_labels(20, 20, 20) + 40
+    for partition in (ClassesPerClient(2), Dirichlet(1.0, min_samples=1), Shards(2)):
+        assert sum(len(s) for s in partition.split(labels, 3, rng())) == 60
+
+
+# what cannot work
+
+
+@pytest.mark.parametrize(
+    ("partition", "sizes", "key", "says"),
+    [
+        (IID(), (4, 2, 10), "data.num_clients", "the task has 4"),
+        (Shards(1), (4, 2, 10), "data.num_clients", "the task has 4"),
+        (IID(), (4, 2, 0), "data.num_clients", "at least one client"),
+        (Shards(2), (19, 2, 10), "data.partition.per_client", "at most 1: 10 clients share 19"),
+        (Dirichlet(0.3), (90, 2, 10), "data.partition.min_samples", "at most 9: 10 clients share 90"),
+        (ClassesPerClient(3), (90, 2, 10), "data.partition.num_classes", "at most 2, the number of classes"),
+        (ClassesPerClient(2), (90, 10, 4), "data.partition.num_classes", "at least 3, or 4 clients leave a class"),
+        (ClassesPerClient(2), (15, 2, 10), "data.partition.num_classes", "at most 1: 10 clients share 15"),
+    ],
+)
+def test_check_names_the_setting(partition: Partition, sizes: tuple[int, int, int], key: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        partition.check(*sizes)
+    assert caught.value.key == key
+    if sizes[2]:
+        with pytest.raises(ConfigError, match=says):
+            partition.split(np.arange(sizes[0]) % sizes[1], sizes[2], rng())
+
+
+@pytest.mark.parametrize(
+    ("build", "key"),
+    [
+        (lambda: Shards(0), "data.partition.per_client"),
+        (lambda: Dirichlet(0.0), "data.partition.alpha"),
+        (lambda: Dirichlet(-1.0), "data.partition.alpha"),
+        (lambda: Dirichlet(float("nan")), "data.partition.alpha"),
+        (lambda: Dirichlet(float("inf")), "data.partition.alpha"),
+        (lambda: Dirichlet(0.3, min_samples=-1), "data.partition.min_samples"),
+        (lambda: Dirichlet(0.3, max_retries=0), "data.partition.max_retries"),
+        (lambda: ClassesPerClient(0), "data.partition.num_classes"),
+    ],
+)
+def test_bad_settings_are_refused_when_built(build: object, key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build()
+    assert caught.value.key == key
+
+
+def test_a_class_too_small_for_its_holders_is_refused() -> None:
+    labels = np.repeat(np.arange(2), [100, 2])
+    with pytest.raises(ConfigError, match="class 1 has 2 samples for 10 clients"):
+        ClassesPerClient(2).split(labels, 10, rng())
+
+
+# client_indices
+
+
+def test_each_task_is_dealt_among_its_members() -> None:
+    tasks = [make_task(shuffled_labels(30, 30, seed=t)) for t in range(3)]
+    members = [np.array([0, 4, 7]), np.array([1]), np.array([0, 1, 2, 3])]
+    indices = client_indices(tasks, IID(), members, 8, seed=0, repartition=True)
+    for of_client, clients in zip(indices, members, strict=True):
+        assert list(of_client) == clients.tolist()
+        assert {len(share) for share in of_client.values()} == {60 // len(clients)}
+        assert sorted(np.concatenate(list(of_client.values()))) == list(range(60))
+
+
+def test_the_draw_of_a_task_does_not_depend_on_the_others() -> None:
+    tasks = [make_task(shuffled_labels(30, 30, seed=t)) for t in range(3)]
+    everyone, few = np.arange(4), np.arange(2)
+    full = client_indices(tasks, IID(), [everyone] * 3, 4, seed=0, repartition=True)
+    other_first = client_indices(tasks, Shards(1), [few, everyone, everyone], 4, seed=0, repartition=True)
+    mixed = client_indices([tasks[2], tasks[1]], IID(), [few, everyone], 4, seed=0, repartition=True)
+    assert all(np.array_equal(full[1][c], mixed[1][c]) for c in range(4))
+    assert not np.array_equal(full[1][0], full[2][0])
+    assert not np.array_equal(full[1][0], other_first[1][0])
+    reseeded = client_indices(tasks, IID(), [everyone] * 3, 4, seed=1, repartition=True)
+    assert not np.array_equal(full[1][0], reseeded[1][0])
+
+
+def test_one_partition_for_tasks_that_share_their_training_set() -> None:
+    task = make_task(shuffled_labels(32, 32))
+    tasks = [task, Task("rotated", task.train, task.test, 2, task.transform), task]
+    members = [np.array([1, 3]), np.arange(4), np.array([0, 1])]
+    indices = client_indices(tasks, Shards(2), members, 4, seed=0, repartition=False)
+    assert [list(of_client) for of_client in indices] == [[1, 3], [0, 1, 2, 3], [0, 1]]
+    assert sorted(np.concatenate(list(indices[1].values()))) == list(range(64))
+    for of_client in indices:
+        assert all(np.array_equal(share, indices[1][client]) for client, share in of_client.items())
+    anew = client_indices(tasks, Shards(2), [np.arange(4)] * 3, 4, seed=0, repartition=True)
+    assert not np.array_equal(anew[0][0], anew[1][0])
+    assert np.array_equal(anew[0][0], indices[1][0])
+
+
+def test_one_partition_for_different_training_sets_is_refused() -> None:
+    tasks = [make_task(shuffled_labels(30, 30), name) for name in ("mnist", "svhn")]
+    with pytest.raises(ConfigError, match=r"data\.repartition = False .*'mnist' and 'svhn' differ"):
+        client_indices(tasks, IID(), [np.arange(4)] * 2, 4, seed=0, repartition=False)
+
+
+def test_a_refused_task_is_named() -> None:
+    tasks = [make_task(shuffled_labels(30, 30)), make_task(shuffled_labels(2, 1), "notmnist")]
+    with pytest.raises(ConfigError, match=r"data\.partition\.per_client .*\(task 1, 'notmnist'\)") as caught:
+        client_indices(tasks, Shards(2), [np.arange(3)] * 2, 3, seed=0, repartition=True)
+    assert caught.value.key == "data.partition.per_client"

@@ -1,0 +1,301 @@
+"""Task streams: what a task's pixels and labels are, compared with direct computations on the source's data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from jsonargparse import ArgumentParser
+
+import cfl  # noqa: F401  before torchvision
+from cfl.data.sources.base import Source
+from cfl.data.streams import ClassSplit, Permuted, Rotated, Sequence, Stream
+from cfl.data.types import ImageSet
+from cfl.errors import ConfigError
+
+ROOT = Path("unused")
+
+
+class Noise(Source):
+    """Uniform noise images with every class equally often, labels in shuffled order."""
+
+    def __init__(
+        self,
+        name: str = "noise",
+        channels: int = 1,
+        height: int = 7,
+        width: int = 5,
+        num_classes: int = 10,
+        scale: float = 255.0,
+    ) -> None:
+        self.name, self.num_classes, self.scale = name, num_classes, scale
+        self.shape = (channels, height, width)
+        self.mean = tuple(0.1 * (c + 1) for c in range(channels))
+        self.std = tuple(0.3 + 0.1 * c for c in range(channels))
+
+    def load(self, root: Path) -> tuple[ImageSet, ImageSet]:
+        def make(per_class: int, seed: int) -> ImageSet:
+            g = torch.Generator().manual_seed(seed)
+            n = per_class * self.num_classes
+            images = torch.randint(0, 256, (n, *self.shape), generator=g, dtype=torch.uint8)
+            return ImageSet(images, torch.arange(n)[torch.randperm(n, generator=g)] % self.num_classes)
+
+        return make(6, 1), make(2, 2)
+
+
+class CountingNoise(Noise):
+    loads = 0
+
+    def load(self, root: Path) -> tuple[ImageSet, ImageSet]:
+        self.loads += 1
+        return super().load(root)
+
+
+def normalised(images: torch.Tensor, source: Source) -> np.ndarray:
+    """The transform's formula in float64."""
+    mean = np.array(source.mean).reshape(-1, 1, 1)
+    std = np.array(source.std).reshape(-1, 1, 1)
+    return (images.numpy().astype(np.float64) / source.scale - mean) / std
+
+
+def every_stream() -> list[Stream]:
+    gray, colour = Noise("gray"), Noise("colour", channels=3, height=8, width=9, num_classes=4)
+    return [
+        Permuted(gray, 3),
+        Rotated(colour, 3),
+        ClassSplit(gray, 5),
+        ClassSplit(gray, 3, 2, "seeded"),
+        Sequence([colour, gray]),
+    ]
+
+
+@pytest.mark.parametrize("stream", every_stream(), ids=lambda s: s.name)
+def test_tasks_agree_with_what_the_stream_announced(stream: Stream) -> None:
+    tasks = stream.tasks(ROOT, seed=3)
+    assert len(tasks) == len(stream.classes_per_task) == stream.num_tasks
+    assert len({task.name for task in tasks}) == stream.num_tasks
+    for task, num_classes in zip(tasks, stream.classes_per_task, strict=True):
+        assert task.num_classes == num_classes
+        for part in (task.train, task.test):
+            assert part.labels.unique().tolist() == list(range(num_classes))
+            assert task.transform(part.images[:2]).shape == (2, *stream.shape)
+
+
+def test_names_and_shared_labels() -> None:
+    names = {stream.name: stream.shared_labels for stream in every_stream()}
+    assert names == {
+        "permuted-gray": True,
+        "rotated-colour": True,
+        "split-gray": False,
+        "sequence-colour-gray": False,
+    }
+    assert Sequence([Noise("cifar10"), Noise("mnist")]).name == "sequence-cifar10-mnist"
+
+
+# Permuted
+
+
+def test_permutations_are_bijections_that_move_all_channels_together() -> None:
+    source = Noise(channels=3)
+    stream = Permuted(source, num_tasks=3)
+    tasks = stream.tasks(ROOT, seed=0)
+    original = normalised(tasks[0].train.images, source)
+    np.testing.assert_allclose(tasks[0].transform(tasks[0].train.images).numpy(), original, atol=1e-5)
+    for t in (1, 2):
+        pixel_map = tasks[t].transform.pixel_map
+        assert pixel_map is not None
+        assert sorted(pixel_map.tolist()) == list(range(35))
+        out = tasks[t].transform(tasks[t].train.images).numpy()
+        for c in range(3):
+            expected = original[:, c].reshape(-1, 35)[:, pixel_map.numpy()].reshape(-1, 7, 5)
+            np.testing.assert_allclose(out[:, c], expected, atol=1e-5)
+
+
+def test_permutation_depends_on_seed_and_task_only() -> None:
+    long, short = Permuted(Noise(), num_tasks=6), Permuted(Noise(), num_tasks=2)
+    later_first = {t: long.pixel_map(t, seed=5) for t in (5, 3, 1)}
+    maps = [task.transform.pixel_map for task in long.tasks(ROOT, seed=5)]
+    for t, pixel_map in later_first.items():
+        assert torch.equal(pixel_map, maps[t])
+    assert torch.equal(short.pixel_map(1, 5), maps[1])
+    assert len({tuple(m.tolist()) for m in maps[1:]}) == 5
+    assert not torch.equal(long.pixel_map(1, seed=6), maps[1])
+
+
+@pytest.mark.parametrize("first_is_identity", [True, False])
+def test_first_permutation(first_is_identity: bool) -> None:
+    maps = [t.transform.pixel_map for t in Permuted(Noise(), 2, first_is_identity).tasks(ROOT, seed=0)]
+    assert (maps[0] is None) == first_is_identity
+    if not first_is_identity:
+        assert maps[0].tolist() != list(range(35))
+    assert torch.equal(maps[1], Permuted(Noise(), 2).pixel_map(1, 0))
+
+
+@pytest.mark.parametrize("kind", [Permuted, Rotated])
+def test_tasks_share_one_copy_of_the_data(kind: type[Permuted] | type[Rotated]) -> None:
+    source = CountingNoise()
+    tasks = kind(source, num_tasks=4).tasks(ROOT, seed=0)
+    assert source.loads == 1
+    assert all(task.train is tasks[0].train and task.test is tasks[0].test for task in tasks)
+
+
+# Rotated
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("height", "width"), [(28, 28), (8, 8), (7, 12)])
+def test_rotation_equals_torchvision_pixel_for_pixel(channels: int, height: int, width: int) -> None:
+    from PIL import Image
+    from torchvision.transforms.functional import rotate
+
+    source = Noise(channels=channels, height=height, width=width, scale=1.0)
+    source.mean, source.std = (0.0,) * channels, (1.0,) * channels
+    stream = Rotated(source, num_tasks=12, max_degrees=360)
+    for t, task in enumerate(stream.tasks(ROOT, seed=1)):
+        image = task.train.images[t]
+        rotated = rotate(Image.fromarray(image.permute(1, 2, 0).squeeze(2).numpy()), stream.angle(t, 1))
+        expected = np.asarray(rotated).reshape(height, width, channels).transpose(2, 0, 1)
+        np.testing.assert_array_equal(task.transform(image).numpy(), expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("degrees", [0.0, 0.001, 33.3, 90.0, 179.999, 180.0, 270.0])
+def test_rotation_map_equals_torchvision_on_a_drawn_digit(degrees: float) -> None:
+    from PIL import Image
+    from sklearn.datasets import load_digits
+    from torchvision.transforms.functional import rotate
+
+    from cfl.data.streams.rotated import rotation_map
+
+    digit = np.kron(load_digits().images[7], np.ones((3, 3))).astype(np.uint8)
+    expected = np.asarray(rotate(Image.fromarray(digit), degrees))
+    pixel_map = rotation_map(24, 24, degrees).numpy()
+    ours = np.where(pixel_map >= 0, digit.ravel()[pixel_map], 0).reshape(24, 24)
+    np.testing.assert_array_equal(ours, expected)
+
+
+def test_a_quarter_turn_is_counter_clockwise() -> None:
+    from cfl.data.streams.rotated import rotation_map
+
+    image = torch.arange(9).reshape(3, 3)
+    assert torch.equal(image.flatten()[rotation_map(3, 3, 90.0)].reshape(3, 3), torch.rot90(image))
+
+
+def test_angles_are_keyed_and_uniform() -> None:
+    stream = Rotated(Noise(), num_tasks=3, max_degrees=120)
+    angles = np.array([stream.angle(t, seed) for seed in range(200) for t in range(3)])
+    assert len(np.unique(angles)) == 600
+    assert angles.min() >= 0
+    assert angles.max() < 120
+    np.testing.assert_allclose(np.quantile(angles, [0.25, 0.5, 0.75]), [30, 60, 90], atol=8)  # four standard errors
+    assert Rotated(Noise(), 9, 120).angle(2, 7) == stream.angle(2, 7)
+    assert stream.angle(0, 0) > 0
+    assert Rotated(Noise(), 3, first_is_identity=True).angle(0, 0) == 0
+    assert Rotated(Noise(), 3, first_is_identity=True).tasks(ROOT, 0)[0].transform.pixel_map is None
+
+
+@pytest.mark.parametrize("degrees", [0.0, -5.0, 361.0, float("nan")])
+def test_bad_angles_are_refused(degrees: float) -> None:
+    with pytest.raises(ConfigError, match=r"data\.stream\.max_degrees = .* above 0, at most 360"):
+        Rotated(Noise(), 2, degrees)
+
+
+# ClassSplit
+
+
+@pytest.mark.parametrize("order", ["natural", "seeded"])
+@pytest.mark.parametrize(("num_tasks", "classes_per_task"), [(5, None), (3, 3), (10, 1)])
+def test_local_labels_map_back_to_the_source(order: str, num_tasks: int, classes_per_task: int | None) -> None:
+    source = Noise()
+    stream = ClassSplit(source, num_tasks, classes_per_task, order)
+    groups, tasks = stream.class_groups(seed=4), stream.tasks(ROOT, seed=4)
+    used = [k for group in groups for k in group]
+    assert len(used) == len(set(used)) == sum(stream.classes_per_task)
+    for part, whole in zip(("train", "test"), source.load(ROOT), strict=True):
+        label_of = {image.numpy().tobytes(): int(k) for image, k in zip(whole.images, whole.labels, strict=True)}
+        seen = 0
+        for group, task in zip(groups, tasks, strict=True):
+            images = getattr(task, part)
+            for image, local in zip(images.images, images.labels, strict=True):
+                assert label_of[image.numpy().tobytes()] == group[int(local)]
+            seen += len(images)
+        assert seen == len(whole) * len(used) // 10
+
+
+def test_natural_order_is_consecutive_and_seeded_order_is_keyed() -> None:
+    natural = ClassSplit(Noise(), 5)
+    assert natural.class_groups(0) == natural.class_groups(1) == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    assert [task.name for task in natural.tasks(ROOT, 0)][:2] == ["noise classes 0-1", "noise classes 2-3"]
+    seeded = ClassSplit(Noise(num_classes=100), 10, class_order="seeded")
+    assert seeded.class_groups(0) == seeded.class_groups(0) != seeded.class_groups(1)
+    assert sorted(k for group in seeded.class_groups(0) for k in group) == list(range(100))
+    few = ClassSplit(Noise(num_classes=100), 3, 10, class_order="seeded")
+    assert few.class_groups(0) == seeded.class_groups(0)[:3]
+
+
+def test_impossible_class_splits_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data\.stream\.num_tasks = 3 .*10 classes of noise \(1, 2, 5, 10\)"):
+        ClassSplit(Noise(), 3)
+    with pytest.raises(ConfigError, match=r"data\.stream\.num_tasks = 4 .*at most 3 tasks of 3 classes"):
+        ClassSplit(Noise(), 4, 3)
+    with pytest.raises(ConfigError, match=r"data\.stream\.classes_per_task = 11 .*between 1 and 10"):
+        ClassSplit(Noise(), 1, 11)
+    with pytest.raises(ConfigError, match=r"data\.stream\.classes_per_task = 0"):
+        ClassSplit(Noise(), 1, 0)
+    with pytest.raises(ConfigError, match=r"data\.stream\.class_order = 'random' .*natural or seeded"):
+        ClassSplit(Noise(), 2, class_order="random")
+
+
+@pytest.mark.parametrize("kind", [Permuted, Rotated, ClassSplit])
+def test_a_stream_needs_a_task(kind: type[Permuted]) -> None:
+    with pytest.raises(ConfigError, match=r"data\.stream\.num_tasks = 0 .*at least 1"):
+        kind(Noise(), 0)
+
+
+# Sequence
+
+
+def test_sequence_pads_before_normalising_and_repeats_grey_channels() -> None:
+    colour = Noise("colour", channels=3, height=32, width=32, num_classes=4)
+    gray = Noise("gray", channels=1, height=28, width=27, num_classes=2, scale=16.0)
+    stream = Sequence([colour, gray])
+    assert stream.shape == (3, 32, 32)
+    assert stream.classes_per_task == [4, 2]
+    first, second = stream.tasks(ROOT, seed=0)
+    np.testing.assert_allclose(
+        first.transform(first.test.images).numpy(), normalised(colour.load(ROOT)[1].images, colour), atol=1e-5
+    )
+    stored = gray.load(ROOT)[1].images.numpy()
+    framed = np.zeros((len(stored), 1, 32, 32), dtype=np.uint8)
+    framed[:, :, 2:30, 2:29] = stored  # 2 | 28 | 2 rows and 2 | 27 | 3 columns
+    expected = np.repeat(normalised(torch.from_numpy(framed), gray), 3, axis=1)
+    np.testing.assert_allclose(second.transform(second.test.images).numpy(), expected, atol=1e-5)
+    batch = second.train.images[torch.tensor([3, 0])]
+    assert batch.shape == (2, 3, 32, 32)
+
+
+def test_grey_sequences_stay_grey_and_repeated_channels_take_no_memory() -> None:
+    assert Sequence([Noise(), Noise(height=9)]).shape == (1, 9, 5)
+    repeated = Sequence([Noise(channels=3), Noise()]).tasks(ROOT, 0)[1].train.images
+    assert repeated.untyped_storage().nbytes() == len(repeated) * 7 * 5
+
+
+def test_impossible_sequences_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data\.stream\.sources = \[\] .*at least one source"):
+        Sequence([])
+    with pytest.raises(ConfigError, match=r"data\.stream\.sources .*b: 3 channels.*same number of channels"):
+        Sequence([Noise("a", channels=2), Noise("b", channels=3), Noise("c")])
+
+
+def test_streams_are_built_from_yaml(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # the new name is younger than our oldest version
+    parser = ArgumentParser()
+    parser.add_argument("--stream", type=Stream)
+    noise = {"class_path": f"{__name__}.Noise", "init_args": {"num_classes": 6}}
+    config = {"stream": {"class_path": "ClassSplit", "init_args": {"source": noise, "num_tasks": 3}}}
+    built = parser.instantiate_classes(parser.parse_object(config)).stream
+    assert isinstance(built, ClassSplit)
+    assert built.classes_per_task == [2, 2, 2]
+    config = {"stream": {"class_path": "cfl.data.streams.Sequence", "init_args": {"sources": [noise, noise]}}}
+    assert parser.instantiate_classes(parser.parse_object(config)).stream.classes_per_task == [6, 6]
