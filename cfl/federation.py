@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,12 @@ from cfl.channel import Channel
 from cfl.client_states import ClientStates
 from cfl.data.datamodule import FederatedDataModule
 from cfl.errors import ConfigError
-from cfl.methods.base import Method
 from cfl.metrics import AccuracyMatrix
 from cfl.schedule import BoundSchedule
 from cfl.server import Server
+
+if TYPE_CHECKING:
+    from cfl.methods.base import Method
 
 
 class Federation:
@@ -65,14 +67,14 @@ class Federation:
                     data.scenario,
                     f"one of {sorted(method.scenarios)} while methods.{name} ({type(method).__name__}) is used",
                 )
-        for method in self.methods.values():
-            method.setup(self)
         parameters = [n for n, _ in network.named_parameters()]
         buffers = [n for n, _ in network.named_buffers()]
         kept = {n for n in parameters + buffers if any(m.keeps_local(n) for m in self.methods.values())}
         self.personal = frozenset(kept | set(buffers) if batchnorm == "local" else kept)
         self.shared_parameters = tuple(n for n in parameters if n not in self.personal)
         self.shared_buffers = tuple(n for n in buffers if n not in self.personal and batchnorm == "average")
+        for method in self.methods.values():
+            method.setup(self)
         owners = data.num_clients if self.has_personal_models else None
         self.accuracy = AccuracyMatrix(data.num_tasks, num_clients=owners)
         self.accuracy_task_il = (

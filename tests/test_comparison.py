@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import math
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -336,11 +336,15 @@ def test_help_explains_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(formula in text for formula in FORMULAS.values())
 
 
-def test_the_module_runs_as_a_program(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "cfl.comparison", str(tmp_path / "none")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: {tmp_path / 'none'}: no such folder\n"
+@pytest.mark.filterwarnings("ignore:'cfl.comparison' found in sys.modules:RuntimeWarning")
+def test_the_module_runs_as_a_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["comparison.py", str(tmp_path / "none")])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_module("cfl.comparison", run_name="__main__")
+    assert stop.value.code == 2
+    assert capsys.readouterr() == ("", f"error: {tmp_path / 'none'}: no such folder\n")
 
 
 def test_the_matrix_table_shows_every_accuracy_and_the_average() -> None:
