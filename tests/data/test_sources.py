@@ -607,6 +607,11 @@ def test_arrays_contradicting_the_file_is_refused(tmp_path):
         {"test_images": np.zeros((8, 6, 6, 3), np.uint8)},
         {"test_labels": np.full(8, -1)},
         {"test_images": np.zeros((0, 6, 5, 3), np.uint8), "test_labels": np.zeros(0, np.int64)},
+        {
+            f"{part}_{kind}": np.zeros((0, 6, 5) if kind == "images" else 0, np.uint8)
+            for part in ("train", "test")
+            for kind in ("images", "labels")
+        },
     ],
 )
 def test_arrays_of_another_kind_are_refused(tmp_path, replaced):

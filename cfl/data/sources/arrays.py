@@ -76,7 +76,7 @@ def npz_num_classes(path: Path) -> int:
         DataFilesMissing: the file is not as described in :class:`Arrays`.
     """
     labels = _read_npz(path, ("train_labels", "test_labels"))
-    return 1 + max(int(values.max()) for values in labels.values() if values.size)
+    return 1 + max((int(values.max()) for values in labels.values() if values.size), default=-1)
 
 
 def read_npz(path: Path, channels: _Channels = "last") -> tuple[ImageSet, ImageSet]:
@@ -186,7 +186,7 @@ class Arrays(StandardSource):
             raise DataFilesMissing(f"{file} is missing. Expected: {_LAYOUT}. {WHERE_ELSE}")
         train, test = read_npz(file, self.channels)
         found = list(train.images.shape[1:])
-        needed = 1 + max(int(part.labels.max()) for part in (train, test) if len(part))
+        needed = 1 + max((int(part.labels.max()) for part in (train, test) if len(part)), default=-1)
         if "shape" not in self.__dict__:
             self.shape = check_shape(found)
         if "num_classes" not in self.__dict__:

@@ -1,0 +1,106 @@
+"""Checkpoints at round boundaries: often enough to lose little, seldom enough to cost nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+
+from callbacks.federated import _federation
+from callbacks.record import LAST_CHECKPOINT, RunRecord
+from cfl.experiment import config_hash
+
+
+class RoundCheckpoint(Checkpoint):
+    """Writes ``last.ckpt`` into the run folder: the whole federation, between two rounds.
+
+    It is written after the first round, at every task's end, on SIGTERM and SIGINT once the running round is over, and
+    otherwise when enough time has passed that writing stays under ``share`` of the run. The file is replaced in one
+    step, so that it is whole whenever the process dies.
+
+    Args:
+        share: greatest share of the run's time that may go into writing, in (0, 1].
+        enabled: write checkpoints at all.
+    """
+
+    def __init__(self, share: float = 0.02, enabled: bool = True) -> None:
+        self.share, self.enabled = share, enabled
+        self._written_at: float | None = None
+        self._write_seconds = 0.0
+        self._signal: int | None = None
+        self._before: dict[int, Any] = {}
+
+    @property
+    def interrupted_by(self) -> int | None:
+        """The signal that ended the run early, or None."""
+        return self._signal
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """From here on a first SIGTERM or SIGINT waits for the end of the round."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            try:
+                self._before[number] = signal.signal(number, self._on_signal)
+            except ValueError:  # signals belong to the main thread
+                return
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signal = number
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        print("\nstopping after this round; the same signal again stops at once", flush=True)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The round is closed and evaluated: save if it is time."""
+        federation = _federation(pl_module)
+        plan = federation.schedule.round(federation.round - 1)
+        stopping = self._signal is not None
+        if self.enabled and trainer.is_global_zero and (stopping or plan.last_of_task or self._due()):
+            self._save(trainer, record_of(trainer).folder / LAST_CHECKPOINT)
+        if stopping:
+            trainer.should_stop = True
+
+    def _due(self) -> bool:
+        if self._written_at is None:
+            return True
+        return time.perf_counter() - self._written_at >= self._write_seconds / self.share
+
+    def _save(self, trainer: Trainer, path: Path) -> None:
+        started = time.perf_counter()
+        temporary = path.with_suffix(".tmp")
+        trainer.save_checkpoint(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        self._written_at = time.perf_counter()
+        self._write_seconds = self._written_at - started
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Put the experiment into the file, so that another one cannot be resumed from it by mistake."""
+        record = record_of(trainer)
+        checkpoint["experiment"] = record.experiment
+        checkpoint["config_hash"] = config_hash(record.experiment)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Give the signals back."""
+        before: Mapping[int, Any] = self._before
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+
+def record_of(trainer: Trainer) -> RunRecord:
+    """The Trainer's RunRecord.
+
+    Raises:
+        RuntimeError: if it has none.
+    """
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, RunRecord):
+            return callback
+    raise RuntimeError("RoundCheckpoint writes into the run folder: add callbacks.RunRecord to the Trainer")

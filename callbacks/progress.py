@@ -1,0 +1,115 @@
+"""One line that says where the run is."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from callbacks.federated import _client, _federation
+from cfl.data.cohorts import CohortBatch
+from cfl.metrics import average_accuracy
+from cfl.schedule import RoundPlan
+
+
+def clock(seconds: float) -> str:
+    """``h:mm:ss``, or ``m:ss`` under an hour."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class RoundProgress(Callback):
+    """Task, round, clients done, loss, last ACC and time left: a live line on a terminal, plain lines elsewhere.
+
+    Args:
+        enabled: show anything at all.
+        plain_seconds: without a terminal, seconds between two lines; task ends are always shown.
+        live_seconds: on a terminal, seconds between two refreshes.
+    """
+
+    def __init__(self, enabled: bool = True, plain_seconds: float = 10.0, live_seconds: float = 0.25) -> None:
+        self.enabled, self.plain_seconds, self.live_seconds = enabled, plain_seconds, live_seconds
+        self.console = Console()
+        self._live: Live | None = None
+        self._shown_at = self._started = 0.0
+        self._first_round = self._done = 0
+        self._acc: float | None = None
+        self._plan: RoundPlan | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the line."""
+        if not (self.enabled and trainer.is_global_zero):
+            return
+        self._started = self._shown_at = time.perf_counter()
+        self._first_round = _federation(pl_module).round
+        if self.console.is_terminal:
+            self._live = Live(console=self.console, auto_refresh=False, transient=True)
+            self._live.start()
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """No client of the round is done yet."""
+        federation = _federation(pl_module)
+        self._plan = federation.schedule.round(federation.round)
+        self._done = 0
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: CohortBatch, batch_idx: int
+    ) -> None:
+        """Count finished clients."""
+        self._done += len(batch.closes)
+        if self._live is not None and time.perf_counter() - self._shown_at >= self.live_seconds:
+            self._show(pl_module)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Show the round's end if it is time, a task's end always."""
+        if not (self.enabled and trainer.is_global_zero):
+            return
+        federation, plan = _federation(pl_module), self._plan
+        if plan is None:
+            return
+        if federation.schedule.evaluates_after(plan):
+            matrix = federation.accuracy.compute()
+            matrix = matrix.nanmean(0) if federation.has_personal_models else matrix
+            self._acc = average_accuracy(matrix, plan.task).item()
+        pause = self.live_seconds if self._live is not None else self.plain_seconds
+        if plan.last_of_task or time.perf_counter() - self._shown_at >= pause:
+            self._show(pl_module, plan.last_of_task)
+
+    def line(self, pl_module: LightningModule) -> str:
+        """The line as text."""
+        client, federation = _client(pl_module), _federation(pl_module)
+        plan = self._plan
+        if plan is None:
+            return "no round has started"
+        rounds = federation.schedule.settings.rounds(federation.data.num_tasks)[plan.task]
+        loss = float(client.loss_sum) / max(client.loss_count, 1)
+        run = federation.round - self._first_round
+        left = "-"
+        if run:
+            per_round = (time.perf_counter() - self._started) / run
+            left = clock(per_round * (federation.schedule.num_rounds - federation.round))
+        acc = "-" if self._acc is None else f"{self._acc:.2f}"
+        return (
+            f"task {plan.task + 1}/{federation.data.num_tasks}  round {plan.round_in_task + 1}/{rounds}  "
+            f"clients {self._done}/{len(plan.clients)}  loss {loss:.4f}  last ACC {acc}  left {left}"
+        )
+
+    def _show(self, pl_module: LightningModule, keep: bool = False) -> None:
+        self._shown_at = time.perf_counter()
+        if self._live is None:
+            print(self.line(pl_module), flush=True)
+            return
+        self._live.update(Text(self.line(pl_module), no_wrap=True, overflow="ellipsis"), refresh=True)
+        if keep:
+            self._live.console.print(self.line(pl_module), highlight=False)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Take the live line away, also after an error."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None

@@ -1,0 +1,270 @@
+"""The run folder: every figure of a run as CSV, JSON and PNG, written as soon as it is known."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from callbacks.federated import _client, _data, _federation
+from cfl import __version__
+from cfl.client import Client
+from cfl.comparison import matrix_table, print_table, write_matrix_csv
+from cfl.data.report import save as save_partition_report
+from cfl.errors import ConfigError
+from cfl.experiment import method_name
+from cfl.federation import Federation
+from cfl.figures import accuracy_curve, accuracy_heatmap
+from cfl.figures import save as save_figure
+from cfl.metrics import FORMULAS, average_accuracy
+from cfl.schedule import RoundPlan
+
+LAST_CHECKPOINT = "last.ckpt"
+
+
+class RunRecord(Callback):
+    """Leaves a run's figures in one folder.
+
+    ``config.yaml`` (resolved), ``partition.csv`` and ``.png``, ``rounds.csv`` (a row per round),
+    ``accuracy_matrix.csv`` (row = after task, column = task), ``<method>.csv``, and when the last round is over
+    ``summary.json``, ``accuracy_matrix.png`` and ``accuracy_curve.png``. Accuracies and forgetting are in percent.
+
+    Args:
+        dir: the run folder; null makes ``runs/<benchmark>/<method>-seed<seed>-<hash>``.
+        benchmark: name of the benchmark in tables; null takes stream and data set, e.g. ``permuted-digits``.
+        overwrite: start over in a folder that already holds a run. Otherwise that is refused.
+    """
+
+    def __init__(self, dir: str | None = None, benchmark: str | None = None, overwrite: bool = False) -> None:
+        self.dir, self.benchmark, self.overwrite = dir, benchmark, overwrite
+        self.config_yaml: str | None = None
+        self.experiment: dict[str, Any] = {}
+        self.config_hash = ""
+        self._prepared = False
+        self._rounds: list[dict[str, Any]] = []
+        self.last_row: dict[str, Any] = {}
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return Path(self.dir or "runs/unnamed")
+
+    def prepare(self, resuming: bool) -> None:
+        """Make the folder ready, or refuse it.
+
+        Args:
+            resuming: a run of this folder goes on, so what it holds is kept.
+
+        Raises:
+            ConfigError: if the folder cannot be written, or holds a run that nobody asked to overwrite.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            probe = self.folder / ".writable"
+            probe.write_text("")
+            probe.unlink()
+        except OSError as error:
+            raise ConfigError("run.dir", str(self.folder), f"a folder that can be written ({error.strerror})") from None
+        held = [name for name in ("summary.json", LAST_CHECKPOINT) if (self.folder / name).exists()]
+        if held and not resuming:
+            if not self.overwrite:
+                state = "a finished run" if "summary.json" in held else "an interrupted run (--ckpt_path last resumes it)"
+                raise ConfigError(
+                    "run.dir", str(self.folder), f"a folder without a run; this one holds {state}; or run.overwrite=true"
+                )
+            for name in (*held, "rounds.csv", "accuracy_matrix.csv"):
+                (self.folder / name).unlink(missing_ok=True)
+        if self.config_yaml is not None:
+            (self.folder / "config.yaml").write_text(self.config_yaml)
+        self._prepared = True
+
+    # During a fit.
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Write what is known before the first round."""
+        if stage != "fit" or not trainer.is_global_zero:
+            return
+        if not self._prepared:
+            self.prepare(resuming=False)
+        data = _data(trainer)
+        save_partition_report(self.folder, data.tasks, data.indices, f"{self.name_of(data)}, {data.partition.name}")
+
+    def name_of(self, data: Any) -> str:
+        """The benchmark's name."""
+        return self.benchmark or data.stream.name
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """When resuming, drop rows of rounds that the checkpoint does not know and that will run again."""
+        path, done = self.folder / "rounds.csv", _federation(pl_module).round
+        if done and path.exists():
+            with path.open(newline="") as file:
+                self._rounds = [row for row in csv.DictReader(file) if int(row["round"]) < done]
+        self._write_rounds()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Add the round's row; after an evaluation, write the matrix as well."""
+        federation = _federation(pl_module)
+        plan = federation.schedule.round(federation.round - 1)
+        evaluated = federation.schedule.evaluates_after(plan)
+        self.last_row = self._row(_client(pl_module), plan, evaluated)
+        self._rounds.append(self.last_row)
+        self._append_round(self.last_row)
+        if evaluated:
+            self.write_matrices(federation)
+            for name, method in federation.methods.items():
+                _write_csv(self.folder / f"{name}.csv", method.task_rows())
+        if federation.finished:
+            self._finish(federation)
+
+    def _row(self, client: Client, plan: RoundPlan, evaluated: bool) -> dict[str, Any]:
+        federation = client._federation
+        channel = federation.channel
+        row: dict[str, Any] = {
+            "round": plan.round,
+            "task": plan.task,
+            "round_in_task": plan.round_in_task,
+            "clients": len(plan.clients),
+            "loss": float(client.loss_sum) / max(client.loss_count, 1),
+            "uplink_bytes": channel.total_uplink_bytes,
+            "downlink_bytes": channel.total_downlink_bytes,
+            "skipped_clients": sum(1 for entry in channel.skipped if entry[0] == plan.round),
+            "seconds": federation.seconds,
+            "acc": "",
+        }
+        matrix = mean_matrix(federation) if evaluated else None
+        if matrix is not None:
+            row["acc"] = average_accuracy(matrix, plan.task).item()
+        for task in range(federation.data.num_tasks):
+            row[f"acc_task_{task}"] = "" if matrix is None else matrix[plan.task, task].item()
+        return row
+
+    def _write_rounds(self) -> None:
+        _write_csv(self.folder / "rounds.csv", self._rounds)
+
+    def _append_round(self, row: dict[str, Any]) -> None:
+        path = self.folder / "rounds.csv"
+        new = not path.exists() or path.stat().st_size == 0
+        with path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=list(row), lineterminator="\n")
+            if new:
+                writer.writeheader()
+            writer.writerow(row)
+
+    def write_matrices(self, federation: Federation) -> None:
+        """Write the accuracy matrix; in class-incremental runs also the one with known tasks."""
+        write_matrix_csv(self.folder / "accuracy_matrix.csv", mean_matrix(federation), mean_initial(federation))
+        if federation.accuracy_task_il is not None:
+            matrix = federation.accuracy_task_il
+            write_matrix_csv(self.folder / "accuracy_matrix_task_il.csv", matrix.compute(), matrix.initial())
+        if federation.has_personal_models:
+            folder = self.folder / "clients"
+            folder.mkdir(exist_ok=True)
+            for client, (matrix, initial) in enumerate(
+                zip(federation.accuracy.compute(), federation.accuracy.initial(), strict=True)
+            ):
+                write_matrix_csv(folder / f"accuracy_matrix_{client:03d}.csv", matrix, initial)
+
+    def summary(self, federation: Federation) -> dict[str, Any]:
+        """All figures of the run by their contract names."""
+        data, channel = federation.data, federation.channel
+        figures: dict[str, Any] = {
+            "method": method_name(federation.methods),
+            "benchmark": self.name_of(data),
+            "partition": data.partition.name,
+            "participation": data.participation.name,
+            "scenario": data.scenario,
+            "seed": data.seed,
+            **federation.accuracy.summary(),
+            "uplink_bytes": channel.total_uplink_bytes,
+            "downlink_bytes": channel.total_downlink_bytes,
+            "uplink_bytes_by_topic": dict(channel.uplink_bytes),
+            "downlink_bytes_by_topic": dict(channel.downlink_bytes),
+            "seconds": federation.seconds,
+            "rounds": federation.round,
+            "tasks": data.num_tasks,
+            "clients": data.num_clients,
+            "config_hash": self.config_hash,
+            "parameters": sum(p.numel() for p in federation.network.parameters()),
+            "server_sees": "single clients' messages" if channel.individual_allowed else "sums only",
+            "skipped_clients": len(channel.skipped),
+            "used_space": None,
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
+            "device": str(next(federation.network.parameters()).device),
+            "versions": {"cfl": __version__, "torch": torch.__version__, "python": platform.python_version()},
+            "finished_at": time.strftime("%Y-%m-%dT%H:%M:%S"),
+        }
+        if federation.accuracy_task_il is not None:
+            task_il = federation.accuracy_task_il.summary()
+            figures |= {f"{key}_task_il": value for key, value in task_il.items()}
+        for method in federation.methods.values():
+            figures |= method.summary()
+        return figures
+
+    def _finish(self, federation: Federation) -> None:
+        figures, matrix = self.summary(federation), mean_matrix(federation)
+        title = f"{figures['method']} on {figures['benchmark']}"
+        save_figure(accuracy_heatmap(matrix, title), self.folder / "accuracy_matrix.png")
+        save_figure(accuracy_curve({figures["method"]: matrix}), self.folder / "accuracy_curve.png")
+        # Last, in one piece: a summary says that everything else is there.
+        temporary = self.folder / ".summary.json"
+        temporary.write_text(json.dumps(figures, indent=2) + "\n")
+        temporary.replace(self.folder / "summary.json")
+
+    # Showing the result.
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Print the matrix and the figures of a finished run."""
+        federation = _federation(pl_module)
+        if federation.finished and trainer.is_global_zero:
+            self.show(federation)
+            print(f"run folder: {self.folder}", flush=True)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """After ``cfl validate``, print what the end of a fit prints."""
+        if trainer.state.fn == "validate":
+            self.show(_federation(pl_module))
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """After ``cfl test``, likewise."""
+        self.show(_federation(pl_module))
+
+    def show(self, federation: Federation) -> None:
+        """Print accuracy matrix, ACC, FGT, BWT and FWT."""
+        print_table(matrix_table(mean_matrix(federation)))
+        after, plan_of = federation.last_task, federation.schedule
+        if federation.round and not plan_of.round(federation.round - 1).last_of_task:
+            print(f"task {after} is not finished: {federation.round} of {plan_of.num_rounds} rounds")
+        for name, figures in [("", federation.accuracy.summary())] + (
+            [] if federation.accuracy_task_il is None else [(" (task known)", federation.accuracy_task_il.summary())]
+        ):
+            for key, formula in FORMULAS.items():
+                value = figures[key]
+                print(f"{key.upper() + name:<8} {'undefined' if value is None else format(value, '8.3f')}   {formula}")
+
+
+def mean_matrix(federation: Federation) -> torch.Tensor:
+    """The accuracy matrix ``[T, T]`` in percent; the mean over clients where models are personal."""
+    matrix = federation.accuracy.compute()
+    return matrix.nanmean(0) if federation.has_personal_models else matrix
+
+
+def mean_initial(federation: Federation) -> torch.Tensor:
+    """Accuracies before training ``[T]`` in percent, mean over clients where models are personal."""
+    initial = federation.accuracy.initial()
+    return initial.nanmean(0) if federation.has_personal_models else initial
+
+
+def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        return
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

@@ -1,0 +1,7 @@
+"""``python -m cfl``."""
+
+import sys
+
+from cfl.cli import main
+
+sys.exit(main())

@@ -1,0 +1,233 @@
+"""``cfl fit | validate | test``: the one place that puts application and callbacks together."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import yaml
+from lightning.pytorch import Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+import cfl.data.partitions
+import cfl.data.sources
+import cfl.data.streams
+import cfl.models
+from callbacks import DashboardLog, FederatedOrchestrator, RoundCheckpoint, RoundProgress, RunRecord
+from callbacks.federated import check_trainer
+from callbacks.record import LAST_CHECKPOINT
+from cfl.client import Client
+from cfl.data.datamodule import FederatedDataModule
+from cfl.errors import BadUpdate, ConfigError, DataFilesMissing
+from cfl.experiment import benchmark_name, config_hash, differences, experiment_of, method_name
+from cfl.methods import Method
+from cfl.schedule import Schedule
+
+DEFAULT_CONFIG = Path(__file__).resolve().parent.parent / "configs" / "default.yaml"
+SUBCOMMANDS = ("fit", "validate", "test")
+
+
+class Parser(LightningArgumentParser):
+    """Reports a bad setting in a few lines instead of a page of usage."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Print the message and exit with 2; with JSONARGPARSE_DEBUG set, raise with the whole trace."""
+        if os.environ.get("JSONARGPARSE_DEBUG"):
+            raise ex or ValueError(message)
+        cause: BaseException | None = ex
+        while cause is not None and not isinstance(cause, ConfigError):
+            cause = cause.__cause__ or cause.__context__
+        print(f"error: {cause or message}", file=sys.stderr)
+        raise SystemExit(2)
+
+
+class FederatedCLI(LightningCLI):
+    """LightningCLI with the keys of a federated experiment.
+
+    ``model``, ``data``, ``methods``, ``schedule``, ``federated`` say what is run; ``run``, ``checkpoint``, ``progress``
+    and ``trainer`` where and how.
+    """
+
+    config_init: Any
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the project's own keys and tie together what follows from something else."""
+        parser.add_argument(
+            "--methods",
+            type=dict[str, Method],
+            default={},
+            help="name -> method; their hooks run in this order, {} is federated averaging",
+        )
+        parser.add_class_arguments(Schedule, "schedule")
+        parser.add_lightning_class_args(FederatedOrchestrator, "federated")
+        parser.add_lightning_class_args(RunRecord, "run")
+        parser.add_lightning_class_args(DashboardLog, "dashboards")
+        parser.add_lightning_class_args(RoundProgress, "progress")
+        parser.add_lightning_class_args(RoundCheckpoint, "checkpoint")
+        parser.link_arguments("methods", "model.methods")
+        parser.link_arguments("seed_everything", "model.seed")
+        parser.link_arguments("seed_everything", "data.seed")
+        parser.link_arguments("schedule", "data.schedule", apply_on="instantiate")
+        parser.link_arguments("data.input_shape", "model.input_shape", apply_on="instantiate")
+        parser.link_arguments("data.num_outputs", "model.num_outputs", apply_on="instantiate")
+
+    def _parse_ckpt_path(self) -> None:
+        """Nothing: Lightning would read the whole checkpoint here, for hyper-parameters that ours does not hold."""
+
+    @property
+    def _settings(self) -> Any:
+        return self.config[self.subcommand]
+
+    def before_instantiate_classes(self) -> None:
+        """Name the run, and send loggers that have no place of their own into the run folder."""
+        settings = self._settings
+        plain = self._plain_config()
+        self.experiment = experiment_of(plain)
+        self.config_hash = config_hash(self.experiment)
+        benchmark = settings.run.benchmark or benchmark_name(plain)
+        method, seed = method_name(plain["methods"]), plain["seed_everything"]
+        settings.run.benchmark = benchmark
+        if settings.run.dir is None:
+            settings.run.dir = f"runs/{benchmark}/{method}-seed{seed}-{self.config_hash[:8]}"
+        loggers = settings.trainer.logger
+        for logger in loggers if isinstance(loggers, list) else [loggers]:
+            if not hasattr(logger, "class_path"):
+                continue
+            own = logger.init_args
+            if own.get("save_dir") in (None, "."):
+                own["save_dir"] = settings.run.dir
+            if logger.class_path.endswith("WandbLogger"):
+                own["group"] = own.get("group") or f"{benchmark}/{method}"
+                own["job_type"] = own.get("job_type") or method
+                own["name"] = own.get("name") or f"{method}-seed{seed}"
+                Path(settings.run.dir).mkdir(parents=True, exist_ok=True)
+
+    def _plain_config(self) -> dict[str, Any]:
+        text = self._parser(self.subcommand).dump(self._settings, skip_none=False)
+        plain = yaml.safe_load(text)
+        plain["methods"] = plain.get("methods") or {}
+        return plain
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Check everything that can be checked before data are read, then build the Trainer."""
+        data: FederatedDataModule = self.datamodule
+        record: RunRecord = self._get(self.config_init, "run")
+        record.experiment, record.config_hash = self.experiment, self.config_hash
+        record.config_yaml = self._parser(self.subcommand).dump(self._settings, skip_none=False)
+        wanted = self._settings.trainer.max_epochs
+        if wanted not in (None, data.num_rounds):
+            raise ConfigError("trainer.max_epochs", wanted, "unset: the number of rounds follows from schedule")
+        checkpoint = self._checkpoint(record)
+        if self.subcommand == "fit":
+            record.prepare(resuming=checkpoint is not None)
+        return super().instantiate_trainer(max_epochs=data.num_rounds, **kwargs)
+
+    def after_instantiate_classes(self) -> None:
+        """Refuse Trainer settings under which a round would not be an epoch."""
+        if self.subcommand == "fit":
+            check_trainer(self.trainer, self.datamodule)
+
+    def _checkpoint(self, record: RunRecord) -> str | None:
+        """Resolve and check ``ckpt_path``; None starts from the beginning."""
+        given = self._settings.ckpt_path
+        if given is None:
+            if self.subcommand != "fit":
+                raise ConfigError("ckpt_path", None, f"a checkpoint to score, e.g. RUN/{LAST_CHECKPOINT}, or last")
+            return None
+        path = record.folder / LAST_CHECKPOINT if given == "last" else Path(given)
+        if given == "last" and not path.exists() and self.subcommand == "fit":
+            print(f"no checkpoint in {record.folder} yet: starting from the first round", flush=True)
+            self.config_init[self.subcommand]["ckpt_path"] = None
+            record.overwrite = True
+            return None
+        check_checkpoint(path, self.experiment)
+        self.config_init[self.subcommand]["ckpt_path"] = str(path)
+        return str(path)
+
+    def after_fit(self) -> None:
+        """An interrupted fit ends with the signal's exit status, so that scripts and schedulers notice."""
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, RoundCheckpoint) and callback.interrupted_by is not None:
+                folder = self._settings.run.dir
+                print(f"interrupted; continue with: cfl fit --ckpt_path {folder}/{LAST_CHECKPOINT}", flush=True)
+                raise SystemExit(128 + callback.interrupted_by)
+
+
+def check_checkpoint(path: Path, experiment: Mapping[str, Any]) -> None:
+    """Refuse a file that is no checkpoint, or one of another experiment.
+
+    Args:
+        path: the file.
+        experiment: the experiment about to run, as :func:`cfl.experiment.experiment_of` gives it.
+
+    Raises:
+        ConfigError: naming the keys that differ.
+    """
+    if not path.is_file():
+        raise ConfigError("ckpt_path", str(path), "an existing checkpoint file, or last for the run folder's own")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # torch raises whatever the broken byte leads it to
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError("ckpt_path", str(path), f"a whole checkpoint written by cfl fit ({reason})") from error
+    if "federation" not in checkpoint:
+        raise ConfigError("ckpt_path", str(path), "a checkpoint written by cfl fit")
+    found = differences(experiment, checkpoint["experiment"]) if checkpoint["experiment"] else []
+    if found:
+        shown = "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
+        raise ConfigError("ckpt_path", str(path), f"a checkpoint of this configuration; they differ in {shown}")
+
+
+def with_run_config(arguments: Sequence[str]) -> list[str]:
+    """Add ``--config`` of the run that a checkpoint belongs to, where no configuration is given.
+
+    Args:
+        arguments: the command line without the program's name.
+    """
+    given = list(arguments)
+    if not given or given[0] not in SUBCOMMANDS or any(a.startswith(("--config", "-c")) for a in given):
+        return given
+    values = {}
+    for position, argument in enumerate(given):
+        key, equals, value = argument.partition("=")
+        if key in ("--ckpt_path", "--run.dir"):
+            values[key] = value if equals else "".join(given[position + 1 : position + 2])
+    checkpoint = values.get("--ckpt_path")
+    folder = values.get("--run.dir") if checkpoint == "last" else checkpoint and str(Path(checkpoint).parent)
+    if folder and checkpoint and (Path(folder) / "config.yaml").is_file():
+        return [given[0], "--config", str(Path(folder) / "config.yaml"), *given[1:]]
+    return given
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit status.
+
+    Args:
+        arguments: the command line without the program's name; None takes the process's own.
+    """
+    warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    given = with_run_config(sys.argv[1:] if arguments is None else arguments)
+    try:
+        FederatedCLI(
+            Client,
+            FederatedDataModule,
+            args=given,
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            save_config_callback=None,
+            parser_class=Parser,
+            parser_kwargs={name: {"default_config_files": [str(DEFAULT_CONFIG)]} for name in SUBCOMMANDS},
+        )
+    except (ConfigError, DataFilesMissing, BadUpdate) as error:
+        if os.environ.get("JSONARGPARSE_DEBUG"):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
