@@ -88,9 +88,7 @@ class FederatedOrchestrator(Callback):
                     self.server_lr,
                     self.server_momentum,
                 ),
-                Channel(
-                    self.on_bad_update, any(method.individual_uplinks for method in client.methods.values())
-                ),
+                Channel(self.on_bad_update, any(method.individual_uplinks for method in client.methods.values())),
                 self.batchnorm,
             )
 

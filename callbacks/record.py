@@ -75,9 +75,13 @@ class RunRecord(Callback):
         held = [name for name in ("summary.json", LAST_CHECKPOINT) if (self.folder / name).exists()]
         if held and not resuming:
             if not self.overwrite:
-                state = "a finished run" if "summary.json" in held else "an interrupted run (--ckpt_path last resumes it)"
+                state = (
+                    "a finished run" if "summary.json" in held else "an interrupted run (--ckpt_path last resumes it)"
+                )
                 raise ConfigError(
-                    "run.dir", str(self.folder), f"a folder without a run; this one holds {state}; or run.overwrite=true"
+                    "run.dir",
+                    str(self.folder),
+                    f"a folder without a run; this one holds {state}; or run.overwrite=true",
                 )
             for name in (*held, "rounds.csv", "accuracy_matrix.csv"):
                 (self.folder / name).unlink(missing_ok=True)

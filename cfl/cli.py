@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import warnings
@@ -14,10 +15,6 @@ import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-import cfl.data.partitions
-import cfl.data.sources
-import cfl.data.streams
-import cfl.models
 from callbacks import DashboardLog, FederatedOrchestrator, RoundCheckpoint, RoundProgress, RunRecord
 from callbacks.federated import check_trainer
 from callbacks.record import LAST_CHECKPOINT
@@ -211,7 +208,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the command line without the program's name; None takes the process's own.
     """
     warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
-    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*LightningCLI's args parameter.*")
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
     given = with_run_config(sys.argv[1:] if arguments is None else arguments)
     try:
         FederatedCLI(

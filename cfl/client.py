@@ -207,4 +207,3 @@ class Client(LightningModule):
         if "federation" not in checkpoint:
             raise ConfigError("ckpt_path", "a checkpoint without a federation", "a last.ckpt written by cfl fit")
         self._federation.load_state_dict(checkpoint["federation"])
-

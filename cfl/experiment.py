@@ -39,7 +39,9 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
     """Nested dictionaries as ``{"a.b.c": value}``."""
     if not isinstance(tree, Mapping) or not tree:
         return {prefix: tree}
-    return {key: leaf for name, part in tree.items() for key, leaf in flatten(part, f"{prefix}.{name}".lstrip(".")).items()}
+    return {
+        key: leaf for name, part in tree.items() for key, leaf in flatten(part, f"{prefix}.{name}".lstrip(".")).items()
+    }
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:

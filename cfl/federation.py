@@ -77,9 +77,7 @@ class Federation:
             method.setup(self)
         owners = data.num_clients if self.has_personal_models else None
         self.accuracy = AccuracyMatrix(data.num_tasks, num_clients=owners)
-        self.accuracy_task_il = (
-            AccuracyMatrix(data.num_tasks, num_clients=owners) if data.scenario == "class" else None
-        )
+        self.accuracy_task_il = AccuracyMatrix(data.num_tasks, num_clients=owners) if data.scenario == "class" else None
         self._initial = {n: t.detach().clone() for n, t in self.state_tensors().items() if n in self.personal}
 
     @property

@@ -29,8 +29,6 @@ def numpy_generator(seed: int, purpose: str, *indices: int) -> np.random.Generat
     return np.random.Generator(np.random.PCG64(seed_for(seed, purpose, *indices)))
 
 
-def torch_generator(
-    seed: int, purpose: str, *indices: int, device: torch.device | str = "cpu"
-) -> torch.Generator:
+def torch_generator(seed: int, purpose: str, *indices: int, device: torch.device | str = "cpu") -> torch.Generator:
     """Torch generator on ``device`` for large tensors (sketches, noise); see :func:`seed_for`."""
     return torch.Generator(device).manual_seed(seed_for(seed, purpose, *indices))

@@ -167,9 +167,7 @@ class FederatedDataModule(LightningDataModule):
     @cached_property
     def indices(self) -> list[dict[int, np.ndarray]]:
         """Per task, client -> indices into the task's training set."""
-        dealt = client_indices(
-            self.tasks, self.partition, self.members, self.num_clients, self.seed, self.repartition
-        )
+        dealt = client_indices(self.tasks, self.partition, self.members, self.num_clients, self.seed, self.repartition)
         check_every_client_trains(dealt, self.schedule)
         return dealt
 

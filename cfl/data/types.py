@@ -24,7 +24,9 @@ class ImageSet:
         if self.images.dtype != torch.uint8 or self.images.ndim != 4:
             raise TypeError(f"images must be uint8 [N, C, H, W], got {self.images.dtype} {list(self.images.shape)}")
         if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
-            raise TypeError(f"labels must be int64 [N={len(self.images)}], got {self.labels.dtype} {list(self.labels.shape)}")
+            raise TypeError(
+                f"labels must be int64 [N={len(self.images)}], got {self.labels.dtype} {list(self.labels.shape)}"
+            )
 
     def __len__(self) -> int:
         return len(self.labels)
