@@ -79,7 +79,7 @@ class DashboardLog(Callback):
         elif isinstance(logger, WandbLogger):
             import wandb
 
-            columns = ["after_task", *(f"task_{i}" for i in range(len(matrix)))]
+            columns: list[str | int] = ["after_task", *(f"task_{i}" for i in range(len(matrix)))]
             rows = [[t, *row] for t, row in enumerate(matrix.tolist()) if t <= task]
             logger.experiment.log(
                 {

@@ -36,7 +36,8 @@ class FederatedOrchestrator(Callback):
         batchnorm: what becomes of BatchNorm's running statistics: ``average`` them like weights, keep them ``local``,
             or ``drop`` them after local training. Where the global model has none, it is evaluated with the statistics
             of the test batch.
-        on_bad_update: a client that sends NaN or infinity makes the run ``stop``, or is left out of the round (``skip``).
+        on_bad_update: a client that sends NaN or infinity makes the run ``stop``, or is left out of the round
+            (``skip``).
     """
 
     def __init__(
@@ -218,6 +219,7 @@ def check_trainer(trainer: Trainer, data: FederatedDataModule) -> None:
     Raises:
         ConfigError: naming the setting.
     """
+    settings: Any = trainer  # some are set by Lightning's connectors, unseen by type checkers
     wanted: list[tuple[str, Any, Any, str]] = [
         ("max_epochs", trainer.max_epochs, data.num_rounds, "the number of rounds, which follows from schedule"),
         ("max_steps", trainer.max_steps, -1, "unset: schedule says how long a run is"),
@@ -225,10 +227,10 @@ def check_trainer(trainer: Trainer, data: FederatedDataModule) -> None:
         ("limit_train_batches", trainer.limit_train_batches, 1.0, "a shorter schedule or max_train of the source"),
         ("limit_val_batches", trainer.limit_val_batches, 1.0, "max_test of the source instead"),
         ("val_check_interval", trainer.val_check_interval, 1.0, "schedule.evaluate_every instead"),
-        ("overfit_batches", trainer.overfit_batches, 0.0, "max_train of the source instead"),
-        ("reload_dataloaders_every_n_epochs", trainer.reload_dataloaders_every_n_epochs, 1, "a loader per round"),
+        ("overfit_batches", settings.overfit_batches, 0.0, "max_train of the source instead"),
+        ("reload_dataloaders_every_n_epochs", settings.reload_dataloaders_every_n_epochs, 1, "a loader per round"),
         ("num_sanity_val_steps", trainer.num_sanity_val_steps in (0, float("inf")), True, "-1, or 0 to do without FWT"),
-        ("world_size", trainer.world_size, 1, "a single device"),
+        ("devices", trainer.world_size, 1, "a single device"),
     ]
     for key, value, expected, why in wanted:
         if value != expected:

@@ -128,7 +128,7 @@ class Client(LightningModule):
         return losses.sum()
 
     def _record(self, losses: Tensor, batch: CohortBatch) -> None:
-        training = batch.mask.any(1) if batch.padded else None
+        training = torch.any(batch.mask, dim=1) if batch.padded else None
         self.loss_sum += losses.sum() if training is None else (losses * training).sum()
         self.loss_count += len(batch.clients) if training is None else int(training.sum())
 

@@ -152,11 +152,6 @@ class FederatedDataModule(LightningDataModule):
         """Communication rounds over all tasks: Lightning's ``max_epochs``."""
         return self.rounds.num_rounds
 
-    @property
-    def name(self) -> str:
-        """The benchmark's name when the user gives none."""
-        return self.stream.name
-
     # Reading files.
 
     @cached_property

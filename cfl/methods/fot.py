@@ -144,7 +144,9 @@ class FOT(Method):
             ConfigError: if a pattern matches no layer, or a protected layer does not go through the server.
         """
         super().setup(federation)
-        candidates = {n: m for n, m in federation.network.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
+        candidates: dict[str, nn.Module] = {
+            n: m for n, m in federation.network.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)
+        }
         if self.layers is None:
             own_outputs = federation.data.scenario != "domain"
             chosen = {n: m for n, m in candidates.items() if not (own_outputs and m is federation.network.head)}
