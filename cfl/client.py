@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.pytorch import LightningModule
@@ -182,7 +182,7 @@ class Client(LightningModule):
             matrices.append((federation.accuracy_task_il, outputs.own))
         for matrix, mask in matrices:
             allowed = logits if mask is None else logits.masked_fill(~mask[batch.task].to(logits.device), -torch.inf)
-            correct = (allowed.argmax(1) == batch.y).sum()
+            correct = allowed.argmax(1).eq(cast(Tensor, batch.y)).sum()
             matrix.update(row, batch.task, correct, batch.stop - batch.start, client)
 
     def clear_evaluation(self, row: int) -> None:

@@ -30,11 +30,13 @@ class _MaskedBatchNorm(_BatchNorm):
         tracks = self.training and self.track_running_stats and self.running_mean is not None
         if not self.training and self.running_mean is not None:
             return super().forward(input)
-        # The cumulative average (momentum None) makes torch's layer read a counter as a Python number, which vmap
-        # cannot; the masked computation does not.
-        if self._mask is None and not (tracks and self.momentum is None):
-            return super().forward(input)
         self._check_input_dim(input)
+        # Torch's layer fails in two cases that must work here. The cumulative average (momentum None) reads a counter
+        # as a Python number, which vmap cannot. And a batch of one value is refused, which would make a client's last
+        # batch fail alone and pass padded.
+        refused = (tracks and self.momentum is None) or len(input) * math.prod(input.shape[2:]) == 1
+        if self._mask is None and not refused:
+            return super().forward(input)
         mask = torch.ones(len(input), dtype=torch.bool, device=input.device) if self._mask is None else self._mask
         if len(mask) != len(input):
             raise ValueError(f"a batch mask of {len(mask)} samples does not fit a batch of {len(input)}")
@@ -94,11 +96,11 @@ class MaskedBatchNorm2d(_MaskedBatchNorm, nn.BatchNorm2d):
     samples whose mask is True. Their outputs, all gradients, and the running statistics are then those of the batch
     without the padding, whatever the padding holds, NaN included, as long as the loss leaves out the padded rows.
     Padded rows come out as the layer's bias and pass no gradient to their input. Outside :func:`batch_mask` the layer
-    is ``nn.BatchNorm2d`` itself.
+    is ``nn.BatchNorm2d`` itself, except for batches of one value.
 
-    A batch with fewer than two real values per channel leaves the running statistics as they are: one value has no
-    variance. Its output is the layer's bias, where torch's layer would raise an error. Works under ``torch.func.vmap``
-    with stacked parameters and buffers, with ``momentum=None`` too.
+    A batch with fewer than two real values per channel, masked or not, leaves the running statistics as they are: one
+    value has no variance. Its output is the layer's bias, where torch's layer would raise an error. Works under
+    ``torch.func.vmap`` with stacked parameters and buffers, with ``momentum=None`` too.
     """
 
 
