@@ -139,7 +139,7 @@ class Channel:
     def _without_bad(
         self, payload: Mapping[str, Tensor], weights: Sequence[float], clients: Sequence[int]
     ) -> list[float]:
-        floats = [values.flatten(1) for values in payload.values() if values.is_floating_point() and values.numel()]
+        floats = [v.reshape(len(v), -1) for v in payload.values() if v.is_floating_point() and v.numel()]
         if not floats:
             return list(weights)
         # A sum is finite only if all its terms are; its own overflow is checked again term by term.

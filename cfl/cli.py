@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import yaml
@@ -20,27 +19,14 @@ from callbacks.federated import check_trainer
 from callbacks.record import LAST_CHECKPOINT
 from cfl.client import Client
 from cfl.data.datamodule import FederatedDataModule
-from cfl.errors import BadUpdate, ConfigError, DataFilesMissing
+from cfl.errors import ConfigError
 from cfl.experiment import benchmark_name, config_hash, differences, experiment_of, method_name
 from cfl.methods import Method
+from cfl.parsing import Parser, debugging, reason_for_user
 from cfl.schedule import Schedule
 
 DEFAULT_CONFIG = Path(__file__).resolve().parent.parent / "configs" / "default.yaml"
 SUBCOMMANDS = ("fit", "validate", "test")
-
-
-class Parser(LightningArgumentParser):
-    """Reports a bad setting in a few lines instead of a page of usage."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print the message and exit with 2; with JSONARGPARSE_DEBUG set, raise with the whole trace."""
-        if os.environ.get("JSONARGPARSE_DEBUG"):
-            raise ex or ValueError(message)
-        cause: BaseException | None = ex
-        while cause is not None and not isinstance(cause, ConfigError):
-            cause = cause.__cause__ or cause.__context__
-        print(f"error: {cause or message}", file=sys.stderr)
-        raise SystemExit(2)
 
 
 class FederatedCLI(LightningCLI):
@@ -51,6 +37,11 @@ class FederatedCLI(LightningCLI):
     """
 
     config_init: Any
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Lightning's subcommands without ``predict``."""
+        return {name: skipped for name, skipped in LightningCLI.subcommands().items() if name in SUBCOMMANDS}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the project's own keys and tie together what follows from something else."""
@@ -224,9 +215,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser_class=Parser,
             parser_kwargs={name: {"default_config_files": [str(DEFAULT_CONFIG)]} for name in SUBCOMMANDS},
         )
-    except (ConfigError, DataFilesMissing, BadUpdate) as error:
-        if os.environ.get("JSONARGPARSE_DEBUG"):
+    except Exception as error:
+        reason = reason_for_user(error)
+        if reason is None or debugging():
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {reason}", file=sys.stderr)
         return 2
     return 0

@@ -66,6 +66,7 @@ class Client(LightningModule):
         self.network.requires_grad_(False)
         self.federation: Federation | None = None
         self.cohort: Cohort | None = None
+        self.local_step = 0
         self.loss_sum = torch.zeros(())
         self.loss_count = 0
 
@@ -111,6 +112,7 @@ class Client(LightningModule):
             RuntimeError: naming round, task, clients and step, with the failure as its cause.
         """
         cohort = self._cohort
+        self.local_step = batch.step
         try:
             losses = cohort.losses(batch)
             self._record(losses.detach(), batch)
@@ -121,11 +123,16 @@ class Client(LightningModule):
         except (BadUpdate, ConfigError):
             raise
         except Exception as error:
-            raise RuntimeError(
-                f"local step {batch.step} of clients {list(batch.clients)} failed in round {cohort.round} "
-                f"(task {batch.task}): {error}"
-            ) from error
+            raise self._failure(error) from error
         return losses.sum()
+
+    def _failure(self, error: Exception) -> RuntimeError:
+        """What to raise instead of ``error``; a StopIteration, say, would end the epoch without a word."""
+        cohort = self._cohort
+        return RuntimeError(
+            f"local step {self.local_step} of clients {list(cohort.clients)} failed in round {cohort.round} "
+            f"(task {cohort.task}): {type(error).__name__}: {error}"
+        )
 
     def _record(self, losses: Tensor, batch: CohortBatch) -> None:
         training = torch.any(batch.mask, dim=1) if batch.padded else None
@@ -133,9 +140,18 @@ class Client(LightningModule):
         self.loss_count += len(batch.clients) if training is None else int(training.sum())
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Let methods change the clients' gradients."""
-        for method in self.methods.values():
-            method.adjust_gradients(self._cohort)
+        """Let methods change the clients' gradients.
+
+        Raises:
+            RuntimeError: as :meth:`training_step`.
+        """
+        try:
+            for method in self.methods.values():
+                method.adjust_gradients(self._cohort)
+        except (BadUpdate, ConfigError):
+            raise
+        except Exception as error:
+            raise self._failure(error) from error
 
     def configure_gradient_clipping(
         self,
@@ -151,7 +167,7 @@ class Client(LightningModule):
             for gradient in gradients:
                 gradient.clamp_(-gradient_clip_val, gradient_clip_val)
             return
-        norms = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt()
+        norms = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in gradients]).sum(0).sqrt()
         factors = (gradient_clip_val / (norms + 1e-6)).clamp(max=1.0)
         for gradient in gradients:
             gradient.mul_(factors.view(-1, *[1] * (gradient.ndim - 1)))
@@ -166,10 +182,11 @@ class Client(LightningModule):
             with federation.evaluation_statistics():
                 self._count(self.network(batch.x), batch, row, None)
             return
-        shared = federation.state_tensors()
-        for client in federation.data.members[batch.task].tolist():
-            own = {name: values[0] for name, values in federation.own_tensors((client,)).items()}
-            self._count(functional_call(self.network, {**shared, **own}, (batch.x,)), batch, row, client)
+        with federation.evaluation_statistics():
+            shared = federation.state_tensors()
+            for client in federation.data.members[batch.task].tolist():
+                own = {name: values[0] for name, values in federation.own_tensors((client,)).items()}
+                self._count(functional_call(self.network, {**shared, **own}, (batch.x,)), batch, row, client)
 
     def test_step(self, batch: EvaluationBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """As :meth:`validation_step`."""

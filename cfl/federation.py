@@ -69,7 +69,8 @@ class Federation:
                 )
         parameters = [n for n, _ in network.named_parameters()]
         buffers = [n for n, _ in network.named_buffers()]
-        kept = {n for n in parameters + buffers if any(m.keeps_local(n) for m in self.methods.values())}
+        candidates = parameters if batchnorm == "drop" else parameters + buffers
+        kept = {n for n in candidates if any(m.keeps_local(n) for m in self.methods.values())}
         self.personal = frozenset(kept | set(buffers) if batchnorm == "local" else kept)
         self.shared_parameters = tuple(n for n in parameters if n not in self.personal)
         self.shared_buffers = tuple(n for n in buffers if n not in self.personal and batchnorm == "average")
@@ -115,9 +116,10 @@ class Federation:
 
     @contextmanager
     def evaluation_statistics(self) -> Iterator[None]:
-        """Let BatchNorm use the test batch's statistics where the global model holds none of its own."""
+        """Let BatchNorm use the test batch's statistics where the evaluated model holds none of its own."""
         layers = [m for m in self.network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        if self.batchnorm == "average" or not layers:
+        has_own = self.batchnorm == "average" or (self.batchnorm == "local" and self.has_personal_models)
+        if has_own or not layers:
             yield
             return
         saved = [(m, m.training, m.running_mean, m.running_var, m.num_batches_tracked) for m in layers]

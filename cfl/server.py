@@ -56,7 +56,7 @@ class Server:
             if self.momentum:
                 velocity = self.velocity.setdefault(name, torch.zeros_like(update))
                 update = velocity.mul_(self.momentum).add_(update)
-            step[name] = update * self.lr if self.lr != 1.0 else update
+            step[name] = update * self.lr  # new memory: a transform may work in place, and the velocity must not change
         for transform in transforms:
             step = transform(step)
         for name, change in step.items():

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import cfl  # noqa: F401  before any test imports lightning: see cfl/torchvision_ops.py
+
 
 @pytest.fixture(scope="session")
 def data_root() -> Path:

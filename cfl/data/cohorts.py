@@ -83,7 +83,7 @@ def deal_cohorts(sizes: Mapping[int, int], schedule: Schedule) -> list[list[int]
     """
     order = sorted(sizes, key=lambda client: (-sizes[client], client))
     count = -(-len(order) // schedule.cohort_width)
-    return [list(part) for part in np.array_split(np.asarray(order), count)]
+    return [part.tolist() for part in np.array_split(np.asarray(order), count)]
 
 
 class RoundLoader:

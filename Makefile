@@ -1,0 +1,50 @@
+# Every target creates .venv and installs the pinned dependencies when they are missing.
+SHELL := bash
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+SEED ?= 0
+RUNS ?= runs/demo
+export MPLBACKEND := Agg
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint types tests coverage format clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | awk -F '\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+# The CPU build of torch is asked for by its exact version first, so that no resolver picks a larger one.
+$(BIN)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $$(grep -E '^torch==' constraints.txt)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+install: $(BIN)/.installed  ## create .venv with the pinned dependencies
+
+demo: $(BIN)/.installed  ## train FedAvg and FOT on real digits, print one table, draw the curves
+	@$(BIN)/cfl fit --seed_everything $(SEED) --config configs/methods/fedavg.yaml --run.dir $(RUNS)/fedavg --run.overwrite true
+	@$(BIN)/cfl fit --seed_everything $(SEED) --config configs/methods/fot.yaml --run.dir $(RUNS)/fot --run.overwrite true
+	@$(BIN)/python -m cfl.comparison $(RUNS)/fedavg $(RUNS)/fot --out $(RUNS)
+
+test: lint types tests  ## run lint, types and the test suite
+
+lint: $(BIN)/.installed  ## check style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(BIN)/.installed  ## check types
+	$(BIN)/mypy
+
+tests: $(BIN)/.installed  ## run the test suite
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+coverage: $(BIN)/.installed  ## run the test suite and report line coverage
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --cov=cfl --cov=callbacks --cov-report=term
+
+format: $(BIN)/.installed  ## format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove the virtual environment and caches; runs stay
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache *.egg-info
