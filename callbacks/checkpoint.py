@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -53,7 +52,8 @@ class RoundCheckpoint(Checkpoint):
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signal = number
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        print("\nstopping after this round; the same signal again stops at once", flush=True)
+        # Not print: the signal may have come in the middle of one, and buffered files cannot be re-entered.
+        os.write(2, b"\nstopping after this round; the same signal again stops at once\n")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The round is closed and evaluated: save if it is time."""
@@ -88,10 +88,13 @@ class RoundCheckpoint(Checkpoint):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Give the signals back."""
-        before: Mapping[int, Any] = self._before
-        for number, handler in before.items():
+        for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Give the signals back; Lightning skips :meth:`teardown` after an error."""
+        self.teardown(trainer, pl_module, "fit")
 
 
 def record_of(trainer: Trainer) -> RunRecord:

@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from callbacks.checkpoint import record_of
 from callbacks.federated import _federation
 from callbacks.record import mean_matrix
-from cfl.experiment import flatten
+from cfl.experiment import flatten, method_name
 from cfl.federation import Federation
 from cfl.figures import accuracy_heatmap
 from cfl.metrics import average_accuracy
@@ -33,12 +33,12 @@ class DashboardLog(Callback):
         federation = _federation(pl_module)
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
-                define_axes(logger)
+                define_axes(logger, federation)
                 logger.experiment.config.update(
                     {
                         **record.experiment,
                         "benchmark": record.name_of(federation.data),
-                        "method": record.summary(federation)["method"],
+                        "method": method_name(federation.methods),
                         "config_hash": record.config_hash,
                     },
                     allow_val_change=True,
@@ -69,6 +69,13 @@ class DashboardLog(Callback):
         if plan.last_of_task:
             for logger in trainer.loggers:
                 self._log_matrix(logger, federation, plan.round, plan.task)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """End wandb's run: another fit in this process would go on writing into it."""
+        if stage == "fit" and any(isinstance(logger, WandbLogger) for logger in trainer.loggers):
+            import wandb
+
+            wandb.finish()
 
     @staticmethod
     def _log_matrix(logger: Logger, federation: Federation, round: int, task: int) -> None:
@@ -113,12 +120,12 @@ def evaluation_figures(federation: Federation, task: int) -> dict[str, float]:
     return figures
 
 
-def define_axes(logger: WandbLogger) -> None:
+def define_axes(logger: WandbLogger, federation: Federation) -> None:
     """Plot everything over ``round``; Lightning defines axes only for runs that it starts itself."""
     run = logger.experiment
     run.define_metric("round")
     run.define_metric("task")
-    for pattern in ("cl/*", "train/*", "comm/*", "time/*", "task_*"):
+    for pattern in ("cl/*", "train/*", "comm/*", "time/*", "task_*", *(f"{name}/*" for name in federation.methods)):
         run.define_metric(pattern, step_metric="round")
 
 

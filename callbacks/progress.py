@@ -109,7 +109,11 @@ class RoundProgress(Callback):
             self._live.console.print(self.line(pl_module), highlight=False)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Take the live line away, also after an error."""
+        """Take the live line away."""
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Take the live line away; Lightning skips :meth:`teardown` after an error."""
+        self.teardown(trainer, pl_module, "fit")

@@ -73,17 +73,15 @@ class RunRecord(Callback):
         except OSError as error:
             raise ConfigError("run.dir", str(self.folder), f"a folder that can be written ({error.strerror})") from None
         held = [name for name in ("summary.json", LAST_CHECKPOINT) if (self.folder / name).exists()]
-        if held and not resuming:
-            if not self.overwrite:
-                state = (
-                    "a finished run" if "summary.json" in held else "an interrupted run (--ckpt_path last resumes it)"
-                )
-                raise ConfigError(
-                    "run.dir",
-                    str(self.folder),
-                    f"a folder without a run; this one holds {state}; or run.overwrite=true",
-                )
-            for name in (*held, "rounds.csv", "accuracy_matrix.csv"):
+        if held and not resuming and not self.overwrite:
+            state = "a finished run" if "summary.json" in held else "an interrupted run (--ckpt_path last resumes it)"
+            raise ConfigError(
+                "run.dir",
+                str(self.folder),
+                f"a folder without a run; this one holds {state}; or run.overwrite=true",
+            )
+        if not resuming:  # rows of a run that left no checkpoint would get mixed up with the new ones
+            for name in (*held, "rounds.csv", "accuracy_matrix.csv", "accuracy_matrix_task_il.csv"):
                 (self.folder / name).unlink(missing_ok=True)
         if self.config_yaml is not None:
             (self.folder / "config.yaml").write_text(self.config_yaml)
@@ -266,9 +264,12 @@ def mean_initial(federation: Federation) -> torch.Tensor:
 
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write a table in one step: rows of earlier rounds are nowhere else."""
     if not rows:
         return
-    with path.open("w", newline="") as file:
+    temporary = path.with_name(f".{path.name}")
+    with temporary.open("w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
+    temporary.replace(path)

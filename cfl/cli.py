@@ -82,6 +82,7 @@ class FederatedCLI(LightningCLI):
         settings.run.benchmark = benchmark
         if settings.run.dir is None:
             settings.run.dir = f"runs/{benchmark}/{method}-seed{seed}-{self.config_hash[:8]}"
+        self.config_yaml = self._config_yaml()
         loggers = settings.trainer.logger
         for logger in loggers if isinstance(loggers, list) else [loggers]:
             if not hasattr(logger, "class_path"):
@@ -93,7 +94,12 @@ class FederatedCLI(LightningCLI):
                 own["group"] = own.get("group") or f"{benchmark}/{method}"
                 own["job_type"] = own.get("job_type") or method
                 own["name"] = own.get("name") or f"{method}-seed{seed}"
-                Path(settings.run.dir).mkdir(parents=True, exist_ok=True)
+
+    def _config_yaml(self) -> str:
+        """The configuration as it is kept with the run: one that starts it anew, and never on top of another."""
+        kept = self._settings.clone()
+        kept.ckpt_path, kept.run.overwrite = None, False
+        return self._parser(self.subcommand).dump(kept, skip_none=False)
 
     def _plain_config(self) -> dict[str, Any]:
         text = self._parser(self.subcommand).dump(self._settings, skip_none=False)
@@ -106,7 +112,7 @@ class FederatedCLI(LightningCLI):
         data: FederatedDataModule = self.datamodule
         record: RunRecord = self._get(self.config_init, "run")
         record.experiment, record.config_hash = self.experiment, self.config_hash
-        record.config_yaml = self._parser(self.subcommand).dump(self._settings, skip_none=False)
+        record.config_yaml = self.config_yaml
         wanted = self._settings.trainer.max_epochs
         if wanted not in (None, data.num_rounds):
             raise ConfigError("trainer.max_epochs", wanted, "unset: the number of rounds follows from schedule")
@@ -131,7 +137,6 @@ class FederatedCLI(LightningCLI):
         if given == "last" and not path.exists() and self.subcommand == "fit":
             print(f"no checkpoint in {record.folder} yet: starting from the first round", flush=True)
             self.config_init[self.subcommand]["ckpt_path"] = None
-            record.overwrite = True
             return None
         check_checkpoint(path, self.experiment)
         self.config_init[self.subcommand]["ckpt_path"] = str(path)
@@ -139,6 +144,8 @@ class FederatedCLI(LightningCLI):
 
     def after_fit(self) -> None:
         """An interrupted fit ends with the signal's exit status, so that scripts and schedulers notice."""
+        if self.model.federation.finished:  # the signal came in the last round
+            return
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, RoundCheckpoint) and callback.interrupted_by is not None:
                 folder = self._settings.run.dir
@@ -172,7 +179,7 @@ def check_checkpoint(path: Path, experiment: Mapping[str, Any]) -> None:
 
 
 def with_run_config(arguments: Sequence[str]) -> list[str]:
-    """Add ``--config`` of the run that a checkpoint belongs to, where no configuration is given.
+    """Add configuration and folder of the run that a checkpoint belongs to, where no configuration is given.
 
     Args:
         arguments: the command line without the program's name.
@@ -188,7 +195,8 @@ def with_run_config(arguments: Sequence[str]) -> list[str]:
     checkpoint = values.get("--ckpt_path")
     folder = values.get("--run.dir") if checkpoint == "last" else checkpoint and str(Path(checkpoint).parent)
     if folder and checkpoint and (Path(folder) / "config.yaml").is_file():
-        return [given[0], "--config", str(Path(folder) / "config.yaml"), *given[1:]]
+        # The folder may have been moved since, or be known by another relative path from here.
+        return [given[0], "--config", str(Path(folder) / "config.yaml"), "--run.dir", folder, *given[1:]]
     return given
 
 
@@ -200,6 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
     warnings.filterwarnings("ignore", message=".*LightningCLI's args parameter.*")
+    warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")  # a row per round, always
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
     given = with_run_config(sys.argv[1:] if arguments is None else arguments)

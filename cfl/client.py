@@ -178,6 +178,8 @@ class Client(LightningModule):
         """Count correct predictions of one task's test batch into the accuracy matrix."""
         federation = self._federation
         row = -1 if self.trainer.sanity_checking else federation.last_task
+        if not self._scores(row):
+            return
         if not federation.has_personal_models:
             with federation.evaluation_statistics():
                 self._count(self.network(batch.x), batch, row, None)
@@ -187,6 +189,10 @@ class Client(LightningModule):
             for client in federation.data.members[batch.task].tolist():
                 own = {name: values[0] for name, values in federation.own_tensors((client,)).items()}
                 self._count(functional_call(self.network, {**shared, **own}, (batch.x,)), batch, row, client)
+
+    def _scores(self, row: int) -> bool:
+        """Whether evaluating now gives this row; -1, before any training, stays as it is in a run that is resumed."""
+        return row >= 0 or self._federation.round == 0
 
     def test_step(self, batch: EvaluationBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """As :meth:`validation_step`."""
@@ -204,6 +210,8 @@ class Client(LightningModule):
 
     def clear_evaluation(self, row: int) -> None:
         """Forget a row of the matrices, so that a new evaluation replaces it."""
+        if not self._scores(row):
+            return
         for matrix in (self._federation.accuracy, self._federation.accuracy_task_il):
             if matrix is not None:
                 matrix.clear_row(row)

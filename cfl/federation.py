@@ -107,7 +107,9 @@ class Federation:
 
     def own_tensors(self, clients: tuple[int, ...]) -> dict[str, Tensor]:
         """What these clients keep to themselves: name -> ``[k, ...]``; untrained clients have the initial values."""
-        return self.clients.gather("model", clients, self._initial) if self.personal else {}
+        tensors = self.state_tensors()  # on the network's device, which may have changed since the initial values
+        initial = {name: value.to(tensors[name].device) for name, value in self._initial.items()}
+        return self.clients.gather("model", clients, initial)
 
     def shared_tensors(self) -> dict[str, Tensor]:
         """The message that carries the global model to a client: name -> tensor (not copied)."""

@@ -23,7 +23,7 @@ from cfl.methods import Method
 from cfl.models import Network
 
 _PLUGINS: dict[str, type] = {
-    "methods": Method,
+    "<name>": Method,
     "network": Network,
     "stream": Stream,
     "source": Source,
@@ -75,16 +75,17 @@ def one_line(message: str, options: list[str]) -> str:
         options: what the parser accepts on its top level.
     """
     key = ".".join(re.findall(r'Parser key "([^"]+)"', message))
+    key = re.sub("^methods", "methods.<name>", "seed_everything" if key == "model.seed" else key)
     if own := re.search(r"\S+ = .* cannot work; valid: .*", message):  # a ConfigError that lost its type on the way
         return own.group()
-    if inner := re.search(r"(\S+) is no option; (valid: .*)", message):
+    if inner := re.search(r"(\S+) is no option; (valid: [\w., ]*\w)(?:\. Got value|$)", message, re.M):
         return f"{key}.{inner[1]} is no option; {inner[2]}"
     if name := _unknown_option(message):
         return _no_option(name, options)
     if given := re.search(r"dot import path string: (\S+)|has no attribute '\w+'\. Got value: (\S+)", message):
         if names := class_names(key):
             return str(ConfigError(key, given[1] or given[2], f"one of {', '.join(names)}"))
-    elif value := re.search(r"(?:Got|Given) value: (.*)", message):
+    elif value := re.search(r"(?:Got|Given) value: (.*?)(?:\. Got value: .*)?$", message, re.M):
         expected = re.findall(r"Expected a (?:<class '(\w+)'>|typing\.Literal\[([^\]]*)\])", message)
         valid = [_TYPES.get(plain, f"a {plain}") if plain else literal for plain, literal in expected]
         if valid:
@@ -97,9 +98,10 @@ def class_names(key: str) -> list[str]:
     kind = key.rpartition(".")[2]
     if kind == "optimizer":
         return sorted(ELEMENTWISE_OPTIMIZERS)
-    found, waiting = set(), [_PLUGINS[kind]] if kind in _PLUGINS else []
+    found: set[str] = set()
+    waiting = [_PLUGINS[kind]] if kind in _PLUGINS else []
     while waiting:
-        children = waiting.pop().__subclasses__()
+        children: list[type] = waiting.pop().__subclasses__()
         waiting += children
         found |= {c.__name__ for c in children if not inspect.isabstract(c) and not c.__name__.startswith("_")}
     return sorted(found)

@@ -54,8 +54,9 @@ class Server:
         step = {}
         for name, update in mean_update.items():
             if self.momentum:
-                velocity = self.velocity.setdefault(name, torch.zeros_like(update))
-                update = velocity.mul_(self.momentum).add_(update)
+                # On the update's device: a checkpoint is read before the network moves to an accelerator.
+                velocity = self.velocity.get(name, torch.zeros_like(update)).to(update.device)
+                update = self.velocity[name] = velocity.mul_(self.momentum).add_(update)
             step[name] = update * self.lr  # new memory: a transform may work in place, and the velocity must not change
         for transform in transforms:
             step = transform(step)

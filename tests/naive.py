@@ -6,7 +6,7 @@ Nothing of the engine is used except the data, the sampled clients, and the docu
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -96,6 +96,7 @@ def federated_averaging(
     drop_statistics: bool = False,
     penalty: Hook | None = None,
     change_gradients: Hook | None = None,
+    unheard: Collection[int] = (),
 ) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
     """All rounds, from ``network``'s present values.
 
@@ -110,6 +111,7 @@ def federated_averaging(
         drop_statistics: forget what clients' buffers have become.
         penalty: added to a client's loss.
         change_gradients: called between backward and the optimizer.
+        unheard: clients whose messages never count.
 
     Returns:
         the global model's parameters and buffers, and what clients keep, by client.
@@ -128,12 +130,14 @@ def federated_averaging(
             own.load_state_dict(start)
             train_client(own, data, plan, client, make_optimizer, penalty, change_gradients)
             result = own.state_dict()
-            kept[client] = {n: v.clone() for n, v in result.items() if stays_local(n)}
             outputs = used_outputs(data, plan.task)
             for name in ("head.weight", "head.bias"):
                 rows = start[name].clone()
                 rows[outputs] = result[name][outputs]
                 result[name] = rows
+            kept[client] = {n: v.clone() for n, v in result.items() if stays_local(n)}
+            if client in unheard:
+                continue
             weight = float(len(data.indices[plan.task][client])) if by_samples else 1.0
             sent.append((weight, result))
         total = sum(weight for weight, _ in sent)
@@ -149,6 +153,11 @@ def federated_averaging(
             else:
                 state[name] = mean.round().to(state[name].dtype)
     return state, kept
+
+
+def statistics(name: str) -> bool:
+    """Whether a tensor of this name belongs to BatchNorm's running statistics."""
+    return "running" in name or "num_batches_tracked" in name
 
 
 def accuracy(logits: Tensor, y: Tensor) -> float:

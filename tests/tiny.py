@@ -6,6 +6,7 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -79,6 +80,23 @@ class ConvNet(Network):
 
 
 norm_net: NetworkFactory = partial(ConvNet, norm=True)
+
+
+class StridedNet(Network):
+    """Two convolutions with stride, padding and without bias, dropout, a linear layer and the head: under 200 weights."""
+
+    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int, dropout: float = 0.0) -> None:
+        super().__init__(input_shape, num_outputs)
+        self.conv1 = nn.Conv2d(input_shape[0], 3, 3, stride=2, padding=1)
+        self.conv2 = nn.Conv2d(3, 4, (3, 2), stride=(1, 2), padding=(1, 0), bias=False)
+        self.dropout = nn.Dropout(dropout)
+        side = [(size - 1) // 2 + 1 for size in input_shape[1:]]
+        self.fc = nn.Linear(4 * side[0] * (side[1] // 2), 6)
+        self.head = nn.Linear(6, num_outputs)
+
+    def features(self, x: Tensor) -> Tensor:
+        x = self.dropout(torch.relu(self.conv2(torch.relu(self.conv1(x)))))
+        return torch.relu(self.fc(x.flatten(1)))
 
 
 def double(make: NetworkFactory) -> NetworkFactory:
@@ -163,3 +181,14 @@ class Rounds(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Client) -> None:
         assert pl_module.federation is not None
         self.models.append(weights(pl_module.federation))
+
+
+class SaveAfter(Callback):
+    """Writes a checkpoint after one round."""
+
+    def __init__(self, round: int, path: Path) -> None:
+        self.round, self.path = round, path
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Client) -> None:
+        if trainer.current_epoch == self.round:
+            trainer.save_checkpoint(self.path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal
 
@@ -171,8 +171,9 @@ class FOT(Method):
     def transform_step(self, step: dict[str, Tensor]) -> dict[str, Tensor]:
         """Take the part of the step that earlier tasks' inputs would notice out of every protected layer."""
         projected = dict(step)
-        for name, basis in self.bases.items():
+        for name in self.bases:
             weight, bias = f"{name}.weight", f"{name}.bias"
+            basis = self._basis(name, step[weight].device)
             if self._with_bias[name]:
                 projected[weight], projected[bias] = project_with_bias(step[weight], step[bias], basis)
             else:
@@ -182,6 +183,13 @@ class FOT(Method):
                 if key in projected:
                     projected[key] = torch.zeros_like(projected[key])
         return projected
+
+    def _basis(self, name: str, device: torch.device) -> Tensor | None:
+        """A layer's basis on ``device``: a checkpoint is read before the network moves to an accelerator."""
+        if name not in self.bases:
+            return None
+        self.bases[name] = self.bases[name].to(device)
+        return self.bases[name]
 
     # GPSE.
 
@@ -224,7 +232,7 @@ class FOT(Method):
 
     @torch.no_grad()
     def _sketch(self, plan: RoundPlan, client: int, senders: int, own: Mapping[str, Tensor]) -> None:
-        """One client's part: sketch its layer inputs under the model (its ``own`` tensors, else the global one)."""
+        """One client's part: sketch its layer inputs under its ``own`` tensors, those it keeps, and the global ones."""
         federation = self.federation
         device = next(federation.network.parameters()).device
         sketches = {n: Sketch(d, self._columns(n), device=device) for n, d in self._dims.items()}
@@ -233,9 +241,10 @@ class FOT(Method):
             n: torch_generator(seed, "sketch", plan.task, client, number, device=device)
             for number, n in enumerate(self._protected)
         }
-        model = {**federation.state_tensors(), **own}
         samples = 0
-        with evaluation_mode(federation.network), self._capture(sketches, generators):
+        with evaluation_mode(federation.network), self._statistics(own), self._capture(sketches, generators):
+            kept = {n: values[0] for n, values in federation.own_tensors((client,)).items()}
+            model = {**federation.state_tensors(), **kept, **own}
             for x, _ in federation.data.client_batches(plan.task, client, self.gpse_batch_size, device):
                 functional_call(federation.network, model, (x,))
                 samples += len(x)
@@ -253,6 +262,11 @@ class FOT(Method):
             payload[f"{name} energies"] = energies[None]
         federation.channel.uplink("fot sketch", payload, [1.0], [client])
 
+    def _statistics(self, own: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+        """BatchNorm uses the batch's own statistics where a client has none: it keeps none, and has not just trained."""
+        none_kept = self.federation.batchnorm == "drop" and not own
+        return self.federation.evaluation_statistics() if none_kept else nullcontext()
+
     def _columns(self, name: str) -> int:
         kind = "conv" if isinstance(self._protected[name], nn.Conv2d) else "linear"
         return max(1, math.ceil(self._multiples[kind] * self._dims[name]))
@@ -264,7 +278,7 @@ class FOT(Method):
         def hook(name: str) -> Any:
             def add(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
                 rows = layer_inputs(layer, inputs[0], self._with_bias[name])
-                sketch_rows(sketches[name], rows, self.bases.get(name), generators[name])
+                sketch_rows(sketches[name], rows, self._basis(name, inputs[0].device), generators[name])
 
             return add
 
@@ -281,7 +295,8 @@ class FOT(Method):
         threshold = min(1.0, self.threshold + task * self.threshold_increment)
         rows = []
         for name, d in self._dims.items():
-            basis, a, energies = self.bases.get(name), sums[name], sums[f"{name} energies"]
+            a, energies = sums[name], sums[f"{name} energies"]
+            basis = self._basis(name, a.device)
             if self.mechanism is not None:
                 a = project(a.T, basis).T  # noise inside the basis says nothing about the data
             if self.residual_share == "client_mean":
@@ -344,8 +359,7 @@ class FOT(Method):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
-        device = next(self.federation.network.parameters()).device
-        self.bases = {name: basis.to(device) for name, basis in state["bases"].items()}
+        self.bases = dict(state["bases"])
         self.gpse_seconds = list(state["gpse_seconds"])
         self._rows = [dict(row) for row in state["rows"]]
 

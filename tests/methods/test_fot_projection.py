@@ -1,0 +1,217 @@
+"""FedProject: what training later tasks may not change any more."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.sources import Synthetic
+from cfl.data.streams import ClassSplit, Permuted, Stream
+from cfl.methods import FOT
+from cfl.models import MLP
+from naive import plain_network
+from naive_fot import Watch, layer_rows, projector, train_images
+from tiny import NetworkFactory, StridedNet, double, fit, mlp, sgd, split, tiny_client, tiny_data
+
+wide_mlp: NetworkFactory = partial(MLP, hidden=[12, 9], dropout=0.0)
+
+
+class WideConv(StridedNet):
+    """As its parent, with a first layer of 48 inputs that a few patches do not fill."""
+
+    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
+        super().__init__(input_shape, num_outputs)
+        self.conv1 = torch.nn.Conv2d(input_shape[0], 3, 4, stride=2, padding=1)
+        self.conv2 = torch.nn.Conv2d(3, 4, 3, stride=2, padding=1)
+        self.fc = torch.nn.Linear(4, 6)
+
+
+def few_images(scenario: str, classes: int = 2) -> Stream:
+    """Tasks of four training images each, so that their inputs fill no layer."""
+    if scenario == "domain":
+        return Permuted(Synthetic(classes, [3, 4, 4], 4, 8), 2)
+    return ClassSplit(Synthetic(2 * classes, [3, 4, 4], 8, 8), 2)
+
+
+def watched(
+    data: FederatedDataModule, make: NetworkFactory, fot: FOT | None, optimizer: Any = sgd, **federated: Any
+) -> Watch:
+    watch = Watch(fot)
+    fit(tiny_client(data, make, optimizer, {"fot": fot} if fot else {}), data, federated, [watch])
+    return watch
+
+
+def matrix(model: dict[str, Tensor], layer: str, with_bias: bool = False) -> np.ndarray:
+    """A layer's weight ``[o, d]`` in float64, with the bias as a last column if wanted."""
+    weight = model[f"{layer}.weight"].double().flatten(1)
+    columns = [weight, model[f"{layer}.bias"].double()[:, None]] if with_bias else [weight]
+    return torch.cat(columns, 1).numpy()
+
+
+# Old inputs, old outputs
+
+
+@pytest.mark.parametrize("make", [wide_mlp, WideConv], ids=["mlp", "convolutions"])
+@pytest.mark.parametrize("scenario", ["domain", "task"])
+def test_with_biases_protected_and_every_input_covered_old_outputs_stay(make: NetworkFactory, scenario: str) -> None:
+    """Training the second task moves all weights and no output on the first task's training images."""
+    schedule = {"rounds_per_task": 5, "local_epochs": 4, "batch_size": 1}
+    data = tiny_data(few_images(scenario), num_clients=2, schedule=schedule)
+    x, own = train_images(data, 0), data.outputs.own[0]
+    changes = {}
+    for fot in (FOT(threshold=1.0, protect_bias=True), None):
+        watch = watched(data, make, fot)
+        before, after = (plain_network(data, make, watch.models[r]).eval() for r in (5, 10))
+        with torch.no_grad():
+            changes["fot" if fot else "fedavg"] = float((after(x) - before(x))[:, own].abs().max())
+        if fot:
+            trained = {name for name in watch.models[10] if not torch.equal(watch.models[5][name], watch.models[10][name])}
+            assert {f"{name}.weight" for name in fot.bases} < trained
+            assert all(0 < basis.shape[1] < len(basis) for basis in fot.bases.values())
+    assert changes["fot"] < 1e-5
+    assert changes["fedavg"] > 0.02
+
+
+def test_with_free_biases_a_layers_product_with_old_inputs_stays_and_its_output_moves() -> None:
+    data = tiny_data(few_images("domain"), num_clients=2, schedule={"rounds_per_task": 5, "local_epochs": 4})
+    fot = FOT(threshold=1.0)
+    watch = watched(data, wide_mlp, fot)
+    before, x = plain_network(data, wide_mlp, watch.models[5]), train_images(data, 0)
+    for layer in ("layers.0", "layers.1", "head"):
+        change = matrix(watch.models[10], layer) - matrix(watch.models[5], layer)
+        rows = layer_rows(before, layer, x)
+        assert abs(rows @ change.T).max() < 1e-5, layer
+        assert abs(change).max() > 1e-3, layer
+        assert not torch.equal(watch.models[5][f"{layer}.bias"], watch.models[10][f"{layer}.bias"])
+
+
+# The projection itself
+
+
+def naive_projection(step: np.ndarray, basis: np.ndarray) -> np.ndarray:
+    """Row by row, each direction's share taken out."""
+    result = step.copy()
+    for row in result:
+        for direction in basis.T:
+            row -= (row @ direction) * direction
+    return result
+
+
+@pytest.mark.parametrize("protect_bias", [False, True])
+def test_a_run_is_federated_averaging_with_projected_steps(protect_bias: bool) -> None:
+    """Eq (6) on every protected layer and round of later tasks; everything else as the clients' mean says."""
+    data = tiny_data(schedule={"rounds_per_task": 2})
+    fot = FOT(threshold=0.8, protect_bias=protect_bias)
+    watch = watched(data, double(wide_mlp), fot)
+    for number in range(data.num_rounds):
+        received = watch.models[number]
+        one_round = mean_update(data, number, received)
+        for layer in ("layers.0", "layers.1", "head"):
+            step = matrix(one_round, layer, with_bias=True)
+            basis = watch.bases[number].get(layer)
+            assert (basis is None) == (number < 2)
+            if basis is not None and protect_bias:
+                step = naive_projection(step, basis.double().numpy())
+            elif basis is not None:
+                step[:, :-1] = naive_projection(step[:, :-1], basis.double().numpy())
+            taken = matrix(watch.models[number + 1], layer, True) - matrix(received, layer, True)
+            np.testing.assert_allclose(taken, step, rtol=0, atol=1e-6)  # bases are float32
+
+
+def mean_update(data: FederatedDataModule, number: int, start: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The clients' mean update of one round."""
+    from naive import train_client
+
+    plan = data.rounds.round(number)
+    total = {name: torch.zeros_like(value) for name, value in start.items()}
+    for client in plan.clients:
+        network = plain_network(data, double(wide_mlp), start)
+        train_client(network, data, plan, client, sgd)
+        for name, value in network.state_dict().items():
+            total[name] += (value - start[name]) / len(plan.clients)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "federated"),
+    [
+        (sgd, {"server_momentum": 0.9, "server_lr": 0.7}),
+        (partial(torch.optim.Adam, lr=0.02, weight_decay=0.1), {"server_momentum": 0.5}),
+        (partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1), {}),
+    ],
+    ids=["server momentum", "adam", "momentum and decay"],
+)
+def test_no_step_of_a_later_task_reaches_the_basis(optimizer: Any, federated: dict[str, Any]) -> None:
+    """(W_new - W_old) O = 0, also for what momentum and weight decay bring along from earlier rounds."""
+    data = tiny_data(schedule={"rounds_per_task": 3})
+    fot = FOT(threshold=0.9)
+    watch = watched(data, double(StridedNet), fot, optimizer, **federated)
+    for number in range(3, 6):
+        for layer, basis in watch.bases[number].items():
+            assert 0 < basis.shape[1] < len(basis)
+            change = matrix(watch.models[number + 1], layer) - matrix(watch.models[number], layer)
+            assert abs(change @ basis.double().numpy()).max() < 1e-6 * np.linalg.norm(change) + 1e-12, layer
+            assert np.linalg.norm(change) > 1e-4, layer
+
+
+def test_bases_grow_and_keep_what_they_protect() -> None:
+    data = tiny_data(split(3, classes=6, train=96), schedule={"rounds_per_task": 2})
+    watch = watched(data, wide_mlp, FOT(threshold=0.7))
+    for layer in ("layers.0", "layers.1"):
+        first, second = watch.bases[2][layer], watch.bases[4][layer]
+        assert torch.equal(second[:, : first.shape[1]], first)
+        assert second.shape[1] > first.shape[1]
+        np.testing.assert_allclose(projector(second) @ projector(first), projector(first), rtol=0, atol=1e-6)
+
+
+def test_heads_of_their_own_tasks_are_free() -> None:
+    """Task-incremental: a head learns from inputs that earlier heads have seen too; those heads do not move."""
+    data = tiny_data(few_images("task"), num_clients=2, schedule={"rounds_per_task": 3, "local_epochs": 3})
+    watch = watched(data, double(wide_mlp), FOT(threshold=1.0))
+    old, new = data.outputs.own[0].numpy(), data.outputs.own[1].numpy()
+    change = matrix(watch.models[6], "head", True) - matrix(watch.models[3], "head", True)
+    assert (change[old] == 0).all()
+    rows = layer_rows(plain_network(data, double(wide_mlp), watch.models[3]), "head", train_images(data, 0), True)
+    assert abs(rows @ change[new].T).max() > 1e-2
+
+
+def test_a_protected_head_of_all_tasks_is_projected_too() -> None:
+    data = tiny_data(few_images("task"), num_clients=2, schedule={"rounds_per_task": 3, "local_epochs": 3})
+    watch = watched(data, double(wide_mlp), FOT(threshold=1.0, layers=["head"]))
+    change = matrix(watch.models[6], "head") - matrix(watch.models[3], "head")
+    rows = layer_rows(plain_network(data, double(wide_mlp), watch.models[3]), "head", train_images(data, 0))
+    assert list(watch.bases[-1]) == ["head"]
+    assert abs(rows @ change.T).max() < 1e-6
+    assert abs(change).max() > 1e-3
+
+
+# Layers that stop moving
+
+
+def test_a_full_basis_freezes_its_layer_and_training_goes_on() -> None:
+    """80 noisy images of 16 pixels fill the input space of the first layer."""
+    data = tiny_data(schedule={"rounds_per_task": 3})
+    watch = watched(data, mlp, FOT(threshold=1.0, layers=["layers.0"]))
+    first, after, last = (watch.models[r] for r in (3, 4, 6))
+    assert watch.bases[3]["layers.0"].shape == (16, 16)
+    assert torch.equal(first["layers.0.weight"], last["layers.0.weight"])
+    assert not torch.equal(after["layers.0.bias"], last["layers.0.bias"])
+    assert not torch.equal(after["head.weight"], last["head.weight"])
+
+
+@pytest.mark.parametrize("layers", [None, ["layers.1"]])
+def test_the_first_layer_can_be_frozen_after_the_first_task(layers: list[str] | None) -> None:
+    data = tiny_data(schedule={"rounds_per_task": 2})
+    fot = FOT(threshold=0.8, freeze_first_layer=True, layers=layers)
+    watch = watched(data, wide_mlp, fot, server_momentum=0.5)
+    for name in ("layers.0.weight", "layers.0.bias"):
+        assert not torch.equal(watch.models[1][name], watch.models[2][name])
+        assert torch.equal(watch.models[2][name], watch.models[4][name])
+    assert "layers.0" not in fot.bases
+    assert not torch.equal(watch.models[2]["layers.1.weight"], watch.models[4]["layers.1.weight"])

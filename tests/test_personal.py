@@ -1,0 +1,224 @@
+"""Personal layers: what stays on a client, from no communication at all to a shared body with personal heads."""
+
+from __future__ import annotations
+
+import copy
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer
+from torch import Tensor
+from torch.func import functional_call
+
+from cfl.client import Client
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.participation import Joining
+from cfl.data.partitions import Dirichlet
+from cfl.errors import ConfigError
+from cfl.methods.personal import PersonalLayers
+from naive import accuracy, federated_averaging, plain_network, train_client
+from tiny import Rounds, SaveAfter, double, fit, mlp, norm_net, permuted, sgd, split, tiny_client, tiny_data, weights
+
+MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.05)
+HEAD = 4 * 8 + 4
+
+
+def data_of(stream: Any = None, **options: Any) -> FederatedDataModule:
+    """Five unequal clients, three per round side by side, two tasks of three rounds."""
+    settings: dict[str, Any] = {
+        "num_clients": 5,
+        "partition": Dirichlet(1.0, 3),
+        "schedule": {"clients_per_round": 3, "cohort_width": 2, **options.pop("schedule", {})},
+        **options,
+    }
+    return tiny_data(stream, **settings)
+
+
+def personal_client(data: FederatedDataModule, layers: list[str], network: Any = mlp, optimizer: Any = sgd) -> Client:
+    return tiny_client(data, network, optimizer, {"personal": PersonalLayers(layers)})
+
+
+class Kept(Callback):
+    """What every client keeps, after every round."""
+
+    def __init__(self) -> None:
+        self.rounds: list[dict[int, dict[str, Tensor]]] = []
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Client) -> None:
+        assert pl_module.federation is not None
+        self.rounds.append(copy.deepcopy(pl_module.federation.clients.state_dict().get("model", {})))
+
+
+@pytest.mark.parametrize("optimizer", [MOMENTUM, partial(torch.optim.Adam, lr=0.02)], ids=["sgd", "adam"])
+def test_all_layers_personal_is_every_client_on_its_own(optimizer: Any) -> None:
+    data = data_of()
+    client = personal_client(data, ["*"], double(mlp), optimizer)
+    initial = copy.deepcopy(client.network.state_dict())
+    alone = {c: plain_network(data, double(mlp), initial) for c in range(5)}
+    for number in range(data.num_rounds):
+        plan = data.rounds.round(number)
+        for c in plan.clients:
+            train_client(alone[c], data, plan, c, optimizer)
+
+    federation = fit(client, data)
+    assert federation.channel.total_uplink_bytes == 0
+    assert federation.channel.total_downlink_bytes == 0
+    for name, value in weights(federation).items():
+        assert torch.equal(value, initial[name]), "there is no global model to move"
+    sampled = {c for r in range(6) for c in data.rounds.round(r).clients}
+    for c in range(5):
+        kept = federation.clients.get("model", c)
+        assert (kept is not None) == (c in sampled)
+        for name, value in (kept or {}).items():
+            torch.testing.assert_close(value, alone[c].state_dict()[name], rtol=0, atol=1e-10)
+            assert not torch.equal(value, initial[name])
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+@pytest.mark.parametrize(("layers", "prefix"), [(["head.*"], "head."), (["layers.0.weight"], "layers.0.weight")])
+def test_the_other_layers_are_averaged(layers: list[str], prefix: str, weighting: str) -> None:
+    data = data_of()
+    client = personal_client(data, layers, double(mlp), MOMENTUM)
+    network = plain_network(data, double(mlp), client.network.state_dict())
+    expected, kept = federated_averaging(
+        network,
+        data,
+        MOMENTUM,
+        by_samples=weighting == "samples",
+        stays_local=lambda name: name.startswith(prefix),
+    )
+    federation = fit(client, data, {"client_weighting": weighting})
+    found = weights(federation)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-10)
+    for c, tensors in kept.items():
+        own = federation.clients.get("model", c)
+        assert own is not None
+        assert set(own) == set(tensors)
+        for name, value in tensors.items():
+            torch.testing.assert_close(own[name], value, rtol=0, atol=1e-10)
+
+
+def test_only_what_is_shared_is_sent() -> None:
+    data = data_of()
+    federation = fit(personal_client(data, ["head.*"]), data)
+    shared = 4 * (16 * 8 + 8)
+    assert federation.channel.uplink_bytes == {"update": 6 * 3 * shared}
+    assert federation.channel.downlink_bytes == {"model": 6 * 3 * shared}
+    assert federation.clients.bytes() == 4 * HEAD * len(federation.clients.state_dict()["model"])
+
+
+def test_clients_that_are_not_sampled_keep_what_they_have() -> None:
+    data, record = data_of(schedule={"clients_per_round": 1, "rounds_per_task": 6}), Kept()
+    fit(personal_client(data, ["head.*"]), data, callbacks=[record])
+    before: dict[int, dict[str, Tensor]] = {}
+    resting = 0
+    for number, after in enumerate(record.rounds):
+        (trained,) = data.rounds.round(number).clients
+        assert set(after) == {*before, trained}
+        for c, tensors in before.items():
+            same = [torch.equal(after[c][name], value) for name, value in tensors.items()]
+            assert not any(same) if c == trained else all(same)
+            resting += c != trained
+        before = after
+    assert resting > 10
+
+
+@pytest.mark.parametrize("scenario", ["domain", "task", "class"])
+@pytest.mark.parametrize("layers", [["*"], ["head.*"]], ids=str)
+def test_every_client_is_evaluated_with_its_own_model_on_the_tasks_it_holds(layers: list[str], scenario: Any) -> None:
+    stream = permuted() if scenario == "domain" else split()
+    data = data_of(
+        stream,
+        scenario=scenario,
+        participation=Joining(3, 2),
+        schedule={"clients_per_round": 2, "rounds_per_task": 2},
+        eval_batch_size=7,
+    )
+    client, kept, shared = personal_client(data, layers), Kept(), Rounds()
+    initial = {name: tensor.detach().clone() for name, tensor in client.network.state_dict().items()}
+    federation = fit(client, data, callbacks=[kept, shared])
+    network = plain_network(data, mlp, initial).eval()
+    matrix = federation.accuracy.compute()
+    assert matrix.shape == (5, 2, 2)
+    states = [(initial, {})] + [(shared.models[r], kept.rounds[r]) for r in (1, 3)]
+    for row, (common, by_client) in enumerate(states):
+        for c in range(5):
+            own = by_client.get(c) or {n: initial[n] for n in federation.personal}
+            for i, task in enumerate(data.tasks):
+                found = federation.accuracy.initial()[c, i] if row == 0 else matrix[c, row - 1, i]
+                if c not in data.members[i]:
+                    assert math.isnan(found)
+                    continue
+                with torch.no_grad():
+                    logits = functional_call(network, {**common, **own}, (task.transform(task.test.images),))
+                first = 2 * i if scenario != "domain" else 0
+                expected = accuracy(logits, task.test.labels + first)
+                known = accuracy(logits[:, first : first + task.num_classes], task.test.labels)
+                assert found == pytest.approx(known if scenario == "task" else expected)
+                if scenario == "class" and row:
+                    assert federation.accuracy_task_il is not None
+                    assert federation.accuracy_task_il.compute()[c, row - 1, i] == pytest.approx(known)
+    assert matrix[:, 1, :].std(0).max() > 0, "clients differ"
+
+
+@pytest.mark.parametrize(
+    ("layers", "batchnorm"), [(["*"], "average"), (["head.*"], "average"), (["head.*"], "local"), ([], "local")]
+)
+def test_resuming_restores_what_clients_keep(layers: list[str], batchnorm: str, tmp_path: Path) -> None:
+    """Stopped after a round in the middle of a task and resumed, a run is the uninterrupted one to the last bit."""
+
+    def client_of(data: FederatedDataModule) -> Client:
+        methods = {"personal": PersonalLayers(layers)} if layers else {}
+        return tiny_client(data, norm_net, MOMENTUM, methods)
+
+    options = {"batchnorm": batchnorm, "server_momentum": 0.5}
+    data = data_of()
+    path = tmp_path / "after.ckpt"
+    whole = fit(client_of(data), data, options, callbacks=[SaveAfter(3, path)])
+    data = data_of()
+    resumed_client = client_of(data)
+    resumed_client.network.requires_grad_(False).apply(_scramble)
+    resumed = fit(resumed_client, data, options, ckpt_path=path)
+
+    for name, value in weights(whole).items():
+        assert torch.equal(weights(resumed)[name], value)
+    expected = whole.clients.state_dict().get("model", {})
+    found = resumed.clients.state_dict().get("model", {})
+    assert set(found) == set(expected)
+    for c, tensors in expected.items():
+        assert set(found[c]) == set(tensors)
+        assert all(torch.equal(found[c][name], value) for name, value in tensors.items())
+    torch.testing.assert_close(resumed.accuracy.compute(), whole.accuracy.compute(), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(resumed.accuracy.initial(), whole.accuracy.initial(), rtol=0, atol=0, equal_nan=True)
+    assert resumed.channel.state_dict() == whole.channel.state_dict()
+    assert resumed.round == whole.round
+
+
+def _scramble(module: torch.nn.Module) -> None:
+    for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+        tensor.fill_(3)
+
+
+def test_a_pattern_that_matches_nothing_is_refused() -> None:
+    data = data_of()
+    with pytest.raises(ConfigError, match=r"layers = 'heads\.\*'.*head\.weight"):
+        fit(personal_client(data, ["head.*", "heads.*"]), data)
+
+
+def test_personal_heads_of_other_tasks_do_not_move() -> None:
+    """As for a shared head: weight decay must not wear down a client's outputs of earlier tasks."""
+    data, record = data_of(split(), scenario="task"), Kept()
+    client = personal_client(data, ["head.*"], mlp, MOMENTUM)
+    initial = {n: t.detach().clone() for n, t in client.network.state_dict().items() if n.startswith("head.")}
+    fit(client, data, callbacks=[record])
+    for c, tensors in record.rounds[5].items():
+        before = record.rounds[2].get(c, initial)
+        for name, value in tensors.items():
+            assert torch.equal(value[:2], before[name][:2])
+            first = record.rounds[2].get(c)
+            assert first is None or torch.equal(first[name][2:], initial[name][2:])
