@@ -1,5 +1,6 @@
 """Lightning callbacks that run, record and show an experiment."""
 
+import cfl  # noqa: F401  before lightning: see cfl/torchvision_ops.py
 from callbacks.checkpoint import RoundCheckpoint
 from callbacks.dashboards import DashboardLog
 from callbacks.federated import FederatedOrchestrator

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from callbacks.federated import _federation
 from callbacks.record import LAST_CHECKPOINT, RunRecord
+from cfl.errors import ConfigError
 from cfl.experiment import config_hash
 
 
@@ -30,6 +31,8 @@ class RoundCheckpoint(Checkpoint):
     """
 
     def __init__(self, share: float = 0.02, enabled: bool = True) -> None:
+        if not 0 < share <= 1:
+            raise ConfigError("checkpoint.share", share, "a number in (0, 1]")
         self.share, self.enabled = share, enabled
         self._written_at: float | None = None
         self._write_seconds = 0.0
@@ -86,15 +89,15 @@ class RoundCheckpoint(Checkpoint):
         checkpoint["experiment"] = record.experiment
         checkpoint["config_hash"] = config_hash(record.experiment)
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Give the signals back."""
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Give the signals back, before Lightning puts back the handlers from before the fit."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Give the signals back; Lightning skips :meth:`teardown` after an error."""
-        self.teardown(trainer, pl_module, "fit")
+        """Give the signals back."""
+        self.on_train_end(trainer, pl_module)
 
 
 def record_of(trainer: Trainer) -> RunRecord:

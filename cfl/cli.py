@@ -22,11 +22,15 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.errors import ConfigError
 from cfl.experiment import benchmark_name, config_hash, differences, experiment_of, method_name
 from cfl.methods import Method
+from cfl.metrics import FORMULAS
 from cfl.parsing import Parser, debugging, reason_for_user
 from cfl.schedule import Schedule
 
 DEFAULT_CONFIG = Path(__file__).resolve().parent.parent / "configs" / "default.yaml"
 SUBCOMMANDS = ("fit", "validate", "test")
+FORMULAS_HELP = "With a[t, i] the accuracy on task i after task t, b[i] before training: " + "; ".join(
+    f"{key.upper()}: {formula}" for key, formula in FORMULAS.items()
+)
 
 
 class FederatedCLI(LightningCLI):
@@ -170,7 +174,7 @@ def check_checkpoint(path: Path, experiment: Mapping[str, Any]) -> None:
     except Exception as error:  # torch raises whatever the broken byte leads it to
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError("ckpt_path", str(path), f"a whole checkpoint written by cfl fit ({reason})") from error
-    if "federation" not in checkpoint:
+    if not isinstance(checkpoint, dict) or "federation" not in checkpoint:
         raise ConfigError("ckpt_path", str(path), "a checkpoint written by cfl fit")
     found = differences(experiment, checkpoint["experiment"]) if checkpoint["experiment"] else []
     if found:
@@ -222,7 +226,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             load_from_checkpoint_support=False,
             save_config_callback=None,
             parser_class=Parser,
-            parser_kwargs={name: {"default_config_files": [str(DEFAULT_CONFIG)]} for name in SUBCOMMANDS},
+            parser_kwargs={
+                name: {"default_config_files": [str(DEFAULT_CONFIG)], "epilog": FORMULAS_HELP} for name in SUBCOMMANDS
+            },
         )
     except Exception as error:
         reason = reason_for_user(error)

@@ -34,6 +34,8 @@ A mean over no task (FGT, BWT and FWT after the first task) and a mean with a te
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -265,6 +267,10 @@ class AccuracyMatrix(Metric):
             ValueError: more correct answers than answers were counted somewhere.
         """
         return _percent(self.correct, self.total)
+
+    def _wrap_compute(self, compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        wrapped = super()._wrap_compute(compute)  # makes a scalar of the matrix of a single task
+        return wraps(compute)(lambda: wrapped().reshape(self.total.shape))
 
     def initial(self) -> Tensor:
         """Accuracies before any training over all processes, ``[T]`` or ``[C, T]``, otherwise as :meth:`compute`."""

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tiny import NetworkFactory
 from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.randomness import numpy_generator
 from cfl.schedule import RoundPlan
-from tiny import NetworkFactory
 
 Hook = Callable[[nn.Module, int], Any]
 """Called with a client's network and its id."""
@@ -42,7 +42,7 @@ def local_batches(data: FederatedDataModule, plan: RoundPlan, client: int) -> It
 
 
 def task_loss(data: FederatedDataModule, task: int, logits: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy over the outputs that take part: the task's own slice, or (class-incremental) those of all tasks."""
+    """Cross-entropy over the outputs that take part: the task's own slice, or those of all (seen) tasks."""
     sizes = data.stream.classes_per_task
     if data.scenario == "domain":
         return F.cross_entropy(logits, y)

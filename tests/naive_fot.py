@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from tiny import weights
 from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.methods import FOT
 from cfl.randomness import torch_generator
-from tiny import weights
 
 
 class Watch(Callback):

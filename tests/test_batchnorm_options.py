@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
+from naive import accuracy, federated_averaging, plain_network, statistics
+from tiny import double, fit, norm_net, permuted, sgd, tiny_client, tiny_data, weights
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -17,8 +19,6 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.federation import Federation
 from cfl.methods import Method
 from cfl.methods.personal import PersonalLayers
-from naive import accuracy, federated_averaging, plain_network, statistics
-from tiny import double, fit, norm_net, permuted, sgd, tiny_client, tiny_data, weights
 
 OPTIONS = ["average", "local", "drop"]
 

@@ -237,7 +237,7 @@ def test_a_message_may_be_reused_by_its_sender() -> None:
 
 def test_single_messages_need_a_declaration() -> None:
     channel = Channel()
-    with pytest.raises(PermissionError, match="'secrets'.*individual_uplinks"):
+    with pytest.raises(PermissionError, match=r"'secrets'.*individual_uplinks"):
         channel.uplink_individually("secrets", messages(1), [0])
     assert not list(tensors_within(channel))
     assert channel.total_uplink_bytes == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,10 @@ def steps_of(batches: list[CohortBatch]) -> dict[int, list[list[int]]]:
     return steps
 
 
+def joined(lists: list[list[int]]) -> list[int]:
+    return list(chain.from_iterable(lists))
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("options", CASES, ids=str)
 def test_every_sample_of_every_client_once_per_epoch(width: int, options: dict[str, int]) -> None:
@@ -62,7 +67,7 @@ def test_every_sample_of_every_client_once_per_epoch(width: int, options: dict[s
         for epoch in range(epochs):
             passes = steps[client][epoch * per_epoch : (epoch + 1) * per_epoch]
             assert [len(step) for step in passes[:-1]] == [size] * (per_epoch - 1)
-            assert sorted(sum(passes, [])) == sorted(own.tolist())
+            assert sorted(joined(passes)) == sorted(own.tolist())
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -74,7 +79,7 @@ def test_drop_last_leaves_out_the_partial_batch_of_every_epoch(width: int) -> No
     for client, own in indices.items():
         assert len(steps[client]) == 3 * (len(own) // 4)
         for epoch in range(3):
-            passes = sum(steps[client][epoch * (len(own) // 4) : (epoch + 1) * (len(own) // 4)], [])
+            passes = joined(steps[client][epoch * (len(own) // 4) : (epoch + 1) * (len(own) // 4)])
             assert len(set(passes)) == len(passes) == len(own) // 4 * 4
             assert set(passes) <= set(own.tolist())
             left_out.add((client, *sorted(set(own.tolist()) - set(passes))))
@@ -93,7 +98,7 @@ def test_the_order_does_not_depend_on_the_width(options: dict[str, Any]) -> None
 def test_the_order_is_keyed_by_seed_round_client_and_epoch() -> None:
     steps = steps_of(list(loader(3, round=7, seed=11, batch_size=5, local_epochs=2)[0]))
     for client, own in shares().items():
-        flat = sum(steps[client], [])
+        flat = joined(steps[client])
         for epoch in range(2):
             order = numpy_generator(11, "shuffle", 7, client, epoch).permutation(len(own))
             assert flat[epoch * len(own) : (epoch + 1) * len(own)] == own[order].tolist()
@@ -113,7 +118,9 @@ def test_other_clients_rounds_seeds_and_epochs_are_shuffled_differently() -> Non
 def test_a_loader_can_be_walked_again() -> None:
     rounds, _ = loader(3, batch_size=4)
     first, second = list(rounds), list(rounds)
-    assert all(torch.equal(a.index, b.index) and torch.equal(a.mask, b.mask) for a, b in zip(first, second, strict=True))
+    assert all(
+        torch.equal(a.index, b.index) and torch.equal(a.mask, b.mask) for a, b in zip(first, second, strict=True)
+    )
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -166,8 +173,8 @@ def test_cohorts_are_balanced_and_alike_in_size(width: int) -> None:
     assert len(cohorts) == -(-len(SIZES) // width)
     assert max(widths) <= width
     assert max(widths) - min(widths) <= 1
-    assert sorted(sum(cohorts, [])) == sorted(SIZES)
-    for larger, smaller in zip(cohorts, cohorts[1:], strict=False):
+    assert sorted(joined(cohorts)) == sorted(SIZES)
+    for larger, smaller in pairwise(cohorts):
         assert min(SIZES[c] for c in larger) >= max(SIZES[c] for c in smaller)
 
 

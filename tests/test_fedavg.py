@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from naive import federated_averaging, plain_network
+from tiny import NetworkFactory, double, fit, mlp, norm_net, permuted, sgd, split, tiny_client, tiny_data, weights
+from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import RandomShare
 from cfl.data.partitions import Dirichlet
 from cfl.data.streams import Stream
-from naive import federated_averaging, plain_network
-from tiny import NetworkFactory, double, fit, mlp, norm_net, permuted, sgd, split, tiny_client, tiny_data, weights
+from cfl.models import MLP
 
 UNEQUAL = Dirichlet(alpha=1.0, min_samples=3)
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
@@ -55,9 +56,7 @@ def test_a_run_is_federated_averaging(optimizer: Any, weighting: str) -> None:
     sizes = {len(own) for task in data.indices for own in task.values()}
     assert len(sizes) > 3
     assert any(size % data.schedule.batch_size for size in sizes)
-    assert_same_run(
-        data, double(mlp), optimizer, {"client_weighting": weighting}, by_samples=weighting == "samples"
-    )
+    assert_same_run(data, double(mlp), optimizer, {"client_weighting": weighting}, by_samples=weighting == "samples")
 
 
 def test_in_float32_as_well() -> None:
@@ -103,6 +102,24 @@ def test_every_client_clips_its_own_gradient(algorithm: str) -> None:
     assert any(clipped)
     if algorithm == "norm":
         assert not all(clipped)
+
+
+class Scaled(MLP):
+    """With a parameter that has no dimension at all."""
+
+    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
+        super().__init__(input_shape, num_outputs, hidden=[8], dropout=0.0)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.scale * super().features(x)
+
+
+def test_a_parameter_without_dimensions() -> None:
+    def clip(network: nn.Module, client: int) -> None:
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+
+    assert_same_run(unequal_data(), double(Scaled), SGD, trainer={"gradient_clip_val": 1.0}, change_gradients=clip)
 
 
 @pytest.mark.parametrize(

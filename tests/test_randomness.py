@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback
+from tiny import fit, mlp, tiny_client, tiny_data, weights
 from torch import Tensor
 
 from cfl.cohort import Cohort
@@ -17,7 +18,6 @@ from cfl.data.partitions import Dirichlet, Partition
 from cfl.methods import Method
 from cfl.models import MLP
 from cfl.randomness import numpy_generator, seed_for, torch_generator
-from tiny import fit, mlp, tiny_client, tiny_data, weights
 
 with_dropout = partial(MLP, hidden=[8], dropout=0.5)
 
@@ -174,9 +174,10 @@ def test_every_client_and_round_has_dropout_masks_of_its_own(width: int) -> None
 
 
 def test_seeds_of_different_purposes_and_indices_differ() -> None:
-    names = [("shuffle", 1, 23), ("shuffle", 12, 3), ("shuffle", 123), ("sketch", 1, 23), ("shuffle", 23, 1), ("shuffle",)]
-    seeds = {seed_for(run_seed, purpose, *indices) for run_seed in (0, 1) for purpose, *indices in names}
-    assert len(seeds) == 2 * len(names)
+    indices = [(1, 23), (12, 3), (123,), (23, 1), ()]
+    draws = [(seed, purpose, *i) for seed in (0, 1) for purpose in ("shuffle", "sketch") for i in indices]
+    seeds = {seed_for(*draw) for draw in draws}
+    assert len(seeds) == len(draws) == 20
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 

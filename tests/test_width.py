@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from tiny import ConvNet, double, fit, mlp, norm_net, permuted, sgd, split, tiny_client, tiny_data, weights
 from torch import Tensor
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
 from cfl.federation import Federation
 from cfl.methods.personal import PersonalLayers
-from tiny import ConvNet, double, fit, mlp, norm_net, permuted, sgd, split, tiny_client, tiny_data, weights
 
 CLIENTS = 7
 MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
@@ -65,9 +65,7 @@ def assert_widths_agree(
         found = {**weights(other), **kept_by_clients(other)}
         assert set(found) == set(reference)
         for name, value in reference.items():
-            torch.testing.assert_close(
-                found[name], value, rtol=0, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
-            )
+            torch.testing.assert_close(found[name], value, rtol=0, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
         assert torch.equal(other.accuracy.total, alone.accuracy.total)
         if tolerance < 1e-8:
             assert torch.equal(other.accuracy.correct, alone.accuracy.correct)
@@ -139,9 +137,7 @@ def test_tasks_with_outputs_of_their_own(scenario: Any) -> None:
 
 @pytest.mark.parametrize("layers", [["*"], ["head.*"], ["fc_norm.*"]], ids=str)
 def test_personal_layers(layers: list[str]) -> None:
-    assert_widths_agree(
-        lambda width: unequal(width, clients_per_round=4), double(norm_net), MOMENTUM, personal=layers
-    )
+    assert_widths_agree(lambda width: unequal(width, clients_per_round=4), double(norm_net), MOMENTUM, personal=layers)
 
 
 def test_in_float32() -> None:

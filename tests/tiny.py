@@ -83,7 +83,7 @@ norm_net: NetworkFactory = partial(ConvNet, norm=True)
 
 
 class StridedNet(Network):
-    """Two convolutions with stride, padding and without bias, dropout, a linear layer and the head: under 200 weights."""
+    """Convolutions with stride, padding and without bias, dropout, a linear layer, the head: some 200 weights."""
 
     def __init__(self, input_shape: tuple[int, int, int], num_outputs: int, dropout: float = 0.0) -> None:
         super().__init__(input_shape, num_outputs)

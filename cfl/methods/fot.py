@@ -104,12 +104,18 @@ class FOT(Method):
         if not 0 <= threshold_increment < 1:
             raise ConfigError("methods.fot.threshold_increment", threshold_increment, "a number in [0, 1)")
         sizes = sketch_size if isinstance(sketch_size, dict) else {"conv": sketch_size, "linear": sketch_size}
-        if set(sizes) != {"conv", "linear"} or min(sizes.values()) <= 0:
+        if set(sizes) != {"conv", "linear"} or not all(0 < size < math.inf for size in sizes.values()):
             raise ConfigError(
                 "methods.fot.sketch_size", sketch_size, "a number above 0, or {conv: number, linear: number}"
             )
-        if rank_rule not in ("code", "gpm"):
-            raise ConfigError("methods.fot.rank_rule", rank_rule, "code or gpm")
+        for key, value, valid in (
+            ("rank_rule", rank_rule, ("code", "gpm")),
+            ("residual_share", residual_share, ("energy", "client_mean")),
+            ("gpse_model", gpse_model, ("global", "local")),
+            ("gpse_clients", gpse_clients, ("sampled", "all")),
+        ):
+            if value not in valid:
+                raise ConfigError(f"methods.fot.{key}", value, " or ".join(valid))
         if minimum_rank not in (0, 1):
             raise ConfigError("methods.fot.minimum_rank", minimum_rank, "0 or 1")
         if gpse_batch_size < 1:
@@ -160,7 +166,8 @@ class FOT(Method):
             chosen.pop(self._first, None)
         for name, layer in chosen.items():
             layer_dim(layer)
-            if f"{name}.weight" not in federation.shared_parameters:
+            projected = [f"{name}.weight"] + [f"{name}.bias"] * (self.protect_bias and layer.bias is not None)
+            if not set(projected) <= set(federation.shared_parameters):
                 raise ConfigError("methods.fot.layers", name, "layers whose weights are not kept local by a method")
         self._protected: dict[str, nn.Module] = chosen
         self._with_bias = {n: self.protect_bias and m.bias is not None for n, m in chosen.items()}
@@ -263,7 +270,7 @@ class FOT(Method):
         federation.channel.uplink("fot sketch", payload, [1.0], [client])
 
     def _statistics(self, own: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-        """BatchNorm uses the batch's own statistics where a client has none: it keeps none, and has not just trained."""
+        """BatchNorm uses the batch's own statistics where a client has none: kept, or just trained."""
         none_kept = self.federation.batchnorm == "drop" and not own
         return self.federation.evaluation_statistics() if none_kept else nullcontext()
 

@@ -10,15 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-
-from cfl.data.datamodule import FederatedDataModule
-from cfl.data.partitions import IID, Dirichlet, Partition, Shards
-from cfl.data.sources import Synthetic
-from cfl.data.streams import Permuted, Stream
-from cfl.methods import FOT
-from cfl.models import MLP
-from cfl.subspace import Sketch
 from naive import plain_network, train_client
 from naive_fot import Grown, Watch, extract, layer_rows, projector, train_images
 from tiny import (
@@ -34,6 +25,15 @@ from tiny import (
     tiny_client,
     tiny_data,
 )
+from torch import Tensor, nn
+
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.partitions import IID, Dirichlet, Partition, Shards
+from cfl.data.sources import Synthetic
+from cfl.data.streams import Permuted, Stream
+from cfl.methods import FOT
+from cfl.models import MLP
+from cfl.subspace import Sketch
 
 deep_mlp: NetworkFactory = partial(MLP, hidden=[10, 7], dropout=0.0)
 MLP_LAYERS = {"layers.0": 16, "layers.1": 10, "head": 7}
@@ -143,7 +143,7 @@ def test_two_extractions_are_those_of_a_plain_loop(name: str) -> None:
     naive = {"multiples": {"conv": 5, "linear": 5}, **naive}
     for task in (0, 1):
         clients = data.rounds.round(2 * task + 1).clients
-        expected = extract({c: networks[task] for c in clients}, data, task, bases, **naive)
+        expected = extract(dict.fromkeys(clients, networks[task]), data, task, bases, **naive)
         assert_extracted(fot, watch, data, task, expected)
         bases = {layer: grown.basis for layer, grown in expected.items()}
     assert any(0 < basis.shape[1] < len(basis) for basis in bases.values())
@@ -157,9 +157,7 @@ def test_the_threshold_grows_with_the_tasks_up_to_one() -> None:
     for task, threshold in enumerate((0.5, 0.8, 1.0)):
         rows = [row for row in fot.task_rows() if row["task"] == task]
         assert [row["threshold"] for row in rows] == pytest.approx([threshold] * 2)
-        grown = extract(
-            dict.fromkeys(range(4), networks[task]), data, task, bases, threshold, multiples={"linear": 5}
-        )
+        grown = extract(dict.fromkeys(range(4), networks[task]), data, task, bases, threshold, multiples={"linear": 5})
         assert [row["basis_size"] for row in rows] == [g.basis.shape[1] for g in grown.values()]
         bases = {layer: g.basis for layer, g in grown.items()}
     assert fot.task_rows()[-2]["basis_size"] == 16  # threshold 1 takes all that these data span

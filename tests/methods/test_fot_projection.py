@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from naive import plain_network
+from naive_fot import Watch, layer_rows, projector, train_images
+from tiny import NetworkFactory, StridedNet, double, fit, mlp, sgd, split, tiny_client, tiny_data
 from torch import Tensor
 
 from cfl.data.datamodule import FederatedDataModule
@@ -15,9 +18,6 @@ from cfl.data.sources import Synthetic
 from cfl.data.streams import ClassSplit, Permuted, Stream
 from cfl.methods import FOT
 from cfl.models import MLP
-from naive import plain_network
-from naive_fot import Watch, layer_rows, projector, train_images
-from tiny import NetworkFactory, StridedNet, double, fit, mlp, sgd, split, tiny_client, tiny_data
 
 wide_mlp: NetworkFactory = partial(MLP, hidden=[12, 9], dropout=0.0)
 
@@ -28,8 +28,9 @@ class WideConv(StridedNet):
     def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
         super().__init__(input_shape, num_outputs)
         self.conv1 = torch.nn.Conv2d(input_shape[0], 3, 4, stride=2, padding=1)
-        self.conv2 = torch.nn.Conv2d(3, 4, 3, stride=2, padding=1)
-        self.fc = torch.nn.Linear(4, 6)
+        self.conv2 = torch.nn.Conv2d(3, 10, 3, stride=2, padding=1)
+        self.fc = torch.nn.Linear(10, 12)
+        self.head = torch.nn.Linear(12, num_outputs)
 
 
 def few_images(scenario: str, classes: int = 2) -> Stream:
@@ -54,6 +55,11 @@ def matrix(model: dict[str, Tensor], layer: str, with_bias: bool = False) -> np.
     return torch.cat(columns, 1).numpy()
 
 
+def distance(watch: Watch, name: str, first: int, last: int) -> float:
+    """Greatest change of a tensor between two rounds."""
+    return float((watch.models[last][name] - watch.models[first][name]).abs().max())
+
+
 # Old inputs, old outputs
 
 
@@ -71,11 +77,10 @@ def test_with_biases_protected_and_every_input_covered_old_outputs_stay(make: Ne
         with torch.no_grad():
             changes["fot" if fot else "fedavg"] = float((after(x) - before(x))[:, own].abs().max())
         if fot:
-            trained = {name for name in watch.models[10] if not torch.equal(watch.models[5][name], watch.models[10][name])}
-            assert {f"{name}.weight" for name in fot.bases} < trained
+            assert all(distance(watch, f"{name}.weight", 5, 10) > 1e-3 for name in fot.bases)
             assert all(0 < basis.shape[1] < len(basis) for basis in fot.bases.values())
     assert changes["fot"] < 1e-5
-    assert changes["fedavg"] > 0.02
+    assert changes["fedavg"] > 0.1
 
 
 def test_with_free_biases_a_layers_product_with_old_inputs_stays_and_its_output_moves() -> None:

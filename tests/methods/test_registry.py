@@ -1,0 +1,264 @@
+"""What holds for every method: it changes something, and nothing where it has nothing to do.
+
+A method belongs into ``ENTRIES``; a test fails for one that is not there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import pkgutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from jsonargparse import ArgumentParser
+from lightning.pytorch import Callback, LightningModule, Trainer
+from tiny import fit, norm_net, permuted, sgd, split, tiny_client, tiny_data, weights
+from torch import Tensor
+
+import cfl.methods
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.scenarios import Scenario
+from cfl.data.streams import Stream
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.methods import Method
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "methods"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the generic tests have to know of a method.
+
+    Attributes:
+        active: options under which two tasks must end elsewhere than federated averaging.
+        config: its file in ``configs/methods``.
+        neutral: options under which it is federated averaging, bit for bit, or None if there are none.
+        plain_in_first_task: whether it is federated averaging, bit for bit, until the first task is over.
+    """
+
+    active: Mapping[str, Any]
+    config: str
+    neutral: Mapping[str, Any] | None = None
+    plain_in_first_task: bool = True
+
+
+ENTRIES: dict[str, Entry] = {
+    "FOT": Entry(active={"threshold": 0.9}, config="fot.yaml", neutral={"layers": []}),
+    "PersonalLayers": Entry(
+        active={"layers": ["head.*"]}, config="local.yaml", neutral={"layers": []}, plain_in_first_task=False
+    ),
+}
+
+
+def concrete_methods() -> dict[str, type[Method]]:
+    """Every method that the package defines, by class name."""
+    for module in pkgutil.walk_packages(cfl.methods.__path__, "cfl.methods."):
+        importlib.import_module(module.name)
+
+    def below(parent: type[Method]) -> Iterator[type[Method]]:
+        for child in parent.__subclasses__():
+            yield child
+            yield from below(child)
+
+    own = (m for m in below(Method) if m.__module__.startswith("cfl.methods.") and not inspect.isabstract(m))
+    return {method.__name__: method for method in own if not method.__name__.startswith("_")}
+
+
+METHODS = {name: method for name, method in concrete_methods().items() if name in ENTRIES}
+each_method = pytest.mark.parametrize("name", METHODS)
+
+
+def stream_for(method: type[Method]) -> Callable[[int], Stream]:
+    """Tasks of a kind that the method is made for."""
+    return permuted if "domain" in method.scenarios else lambda tasks: split(tasks, classes=2 * tasks)
+
+
+def data_for(method: type[Method], tasks: int) -> FederatedDataModule:
+    scenario = None if method.scenarios & {"domain", "task"} else "class"
+    return tiny_data(
+        stream_for(method)(tasks),
+        num_clients=5,
+        scenario=scenario,  # type: ignore[arg-type]
+        schedule={"rounds_per_task": 2, "clients_per_round": 3, "cohort_width": 2},
+    )
+
+
+class AfterRounds(Callback):
+    """Copies of the global model after every round."""
+
+    def __init__(self) -> None:
+        self.models: list[dict[str, Tensor]] = []
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.models.append(weights(pl_module.federation))  # type: ignore[arg-type]
+
+
+def run(method: type[Method], options: Mapping[str, Any] | None, tasks: int = 2) -> list[dict[str, Tensor]]:
+    """The global model after every round; with ``options`` None that of federated averaging on the same data."""
+    data, watch = data_for(method, tasks), AfterRounds()
+    methods = {} if options is None else {"tried": method(**options)}
+    fit(tiny_client(data, norm_net, sgd, methods), data, None, [watch])
+    return watch.models
+
+
+def same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
+    assert found.keys() == expected.keys()
+    return all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def distance(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+    """Greatest difference of any weight."""
+    return max(float((found[n] - expected[n]).abs().max()) for n in expected if "num_batches" not in n)
+
+
+def test_every_method_is_known_here_and_by_its_short_name() -> None:
+    found = concrete_methods()
+    unknown = sorted(set(found) - set(ENTRIES))
+    assert not unknown, f"add {unknown} to ENTRIES in {__file__}: what it is, and where it must equal FedAvg"
+    gone = sorted(set(ENTRIES) - set(found))
+    assert not gone, f"ENTRIES has {gone}, which no module of cfl.methods defines"
+    hidden = sorted(name for name in found if name not in cfl.methods.__all__)
+    assert not hidden, f"import {hidden} in cfl/methods/__init__.py, or configs cannot name it without its module"
+
+
+@each_method
+def test_it_changes_what_two_tasks_end_with(name: str) -> None:
+    """A method that changes nothing is a bug."""
+    assert distance(run(METHODS[name], ENTRIES[name].active)[-1], run(METHODS[name], None)[-1]) > 1e-3
+
+
+@each_method
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_it_is_federated_averaging_until_the_first_task_is_over(name: str, tasks: int) -> None:
+    """Or is not, where the entry says so: then it must show from the second round on."""
+    tried, plain = (run(METHODS[name], options, tasks) for options in (ENTRIES[name].active, None))
+    assert all(same(*models) for models in zip(tried[:2], plain[:2], strict=True)) == ENTRIES[name].plain_in_first_task
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if ENTRIES[name].neutral is not None])
+def test_its_neutral_setting_is_federated_averaging(name: str) -> None:
+    assert same(run(METHODS[name], ENTRIES[name].neutral)[-1], run(METHODS[name], None)[-1])
+
+
+# Checkpoints
+
+
+class SaveAfter(Callback):
+    """A checkpoint between two rounds, as a run that is killed there would have left it."""
+
+    def __init__(self, rounds: list[int], folder: Path) -> None:
+        self.rounds, self.folder = rounds, folder
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        done = pl_module.federation.round  # type: ignore[union-attr]
+        if done in self.rounds:
+            trainer.save_checkpoint(self.folder / f"{done}.ckpt")
+
+
+def without_times(state: Any) -> Any:
+    """State in a form that compares bit for bit, all but wall-clock seconds."""
+    if isinstance(state, Tensor):
+        return state.dtype, state.shape, state.detach().cpu().contiguous().numpy().tobytes()
+    if isinstance(state, Mapping):
+        return {str(key): without_times(value) for key, value in state.items() if "seconds" not in str(key)}
+    if isinstance(state, list | tuple):
+        return [without_times(value) for value in state]
+    return repr(state)
+
+
+def everything(federation: Federation) -> Any:
+    return without_times({"model": weights(federation), "rest": federation.state_dict()})
+
+
+@each_method
+def test_a_resumed_run_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
+    """From the middle of a task, from its end, and from the middle of the next."""
+    method, options = METHODS[name], ENTRIES[name].active
+
+    def start(callbacks: list[Callback], ckpt_path: Path | None = None) -> Federation:
+        data = data_for(method, 3)
+        client = tiny_client(data, norm_net, sgd, {"tried": method(**options)})
+        return fit(client, data, {"server_momentum": 0.5}, callbacks, ckpt_path)
+
+    whole = everything(start([SaveAfter([1, 2, 3], tmp_path)]))
+    for rounds in (1, 2, 3):
+        assert everything(start([], tmp_path / f"{rounds}.ckpt")) == whole, f"interrupted after {rounds} rounds"
+
+
+@each_method
+def test_its_state_is_complete(name: str) -> None:
+    """What ``state_dict`` gives, another instance takes and gives back."""
+    data = data_for(METHODS[name], 3)
+    method = METHODS[name](**ENTRIES[name].active)
+    federation = fit(tiny_client(data, norm_net, sgd, {"tried": method}), data)
+    state = method.state_dict()
+    other = METHODS[name](**ENTRIES[name].active)
+    other.setup(federation)
+    other.load_state_dict(state)
+    assert without_times(other.state_dict()) == without_times(state)
+    assert other.task_rows() == method.task_rows()
+    assert other.summary() == method.summary()
+
+
+# Reports and declarations
+
+
+@each_method
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_its_reports_are_plain_values(name: str, tasks: int) -> None:
+    data = data_for(METHODS[name], tasks)
+    method = METHODS[name](**ENTRIES[name].active)
+    fit(tiny_client(data, norm_net, sgd, {"tried": method}), data)
+    for report in (method.summary(), method.task_rows()):
+        assert json.loads(json.dumps(report, allow_nan=False)) == report
+    columns = {tuple(row) for row in method.task_rows()}
+    assert len(columns) <= 1  # one table, the same columns in every row
+
+
+@each_method
+@pytest.mark.parametrize("scenario", get_args(Scenario))
+def test_its_scenarios_are_those_it_declares(name: str, scenario: Scenario) -> None:
+    stream = permuted(2) if scenario == "domain" else split(2)
+    data = tiny_data(stream, scenario=scenario, schedule={"rounds_per_task": 1})
+    client = tiny_client(data, norm_net, sgd, {"tried": METHODS[name](**ENTRIES[name].active)})
+    if scenario in METHODS[name].scenarios:
+        assert fit(client, data).finished
+        return
+    with pytest.raises(ConfigError, match=rf"methods\.tried \({name}\)") as caught:
+        fit(client, data)
+    assert (caught.value.key, caught.value.value) == ("data.scenario", scenario)
+
+
+# Configs
+
+
+def methods_of(path: Path) -> dict[str, Method]:
+    """The methods that a config file makes."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--methods", type=dict[str, Method])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer releases of jsonargparse rename the method
+        methods: dict[str, Method] = parser.instantiate_classes(parser.parse_path(str(path))).methods
+    return methods
+
+
+@each_method
+def test_it_has_a_config(name: str) -> None:
+    made = methods_of(CONFIGS / ENTRIES[name].config)
+    assert name in {type(method).__name__ for method in made.values()}
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+def test_every_config_of_a_method_can_be_read(path: Path) -> None:
+    assert path.read_text().startswith("# ")
+    named = methods_of(path)
+    assert bool(named) != (path.stem == "fedavg")
+    assert all(type(method).__name__ in ENTRIES for method in named.values())

@@ -1,0 +1,205 @@
+"""Settings that cannot work: exit status 2, one line that names key, value and what would be valid, nothing trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny_cli
+
+SPLIT = ("--data.stream", "ClassSplit", "--data.stream.source", "Synthetic")
+FOT = ("--methods.fot", "FOT")
+DIRICHLET = ("--data.partition", "Dirichlet")
+
+# What is given, and what the message must say: the key with the value, then words from what would be valid.
+CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    # Names.
+    "method": (("--methods.fot", "Fott"), ("methods.<name> = 'Fott'", "one of FOT, PersonalLayers")),
+    "network": (("--model.network", "MPL"), ("model.network = 'MPL'", "LeNet, MLP")),
+    "network path": (("--model.network", "cfl.models.Nope"), ("model.network = 'cfl.models.Nope'", "LeNet, MLP")),
+    "partition": (("--data.partition", "Shrads"), ("data.partition = 'Shrads'", "Dirichlet, IID, Shards")),
+    "stream": (("--data.stream", "Permute"), ("data.stream = 'Permute'", "ClassSplit, Permuted, Rotated")),
+    "source": (("--data.stream.source", "MINST"), ("data.stream.source = 'MINST'", "Digits", "MNIST", "Synthetic")),
+    "participation": (
+        ("--data.participation", "Some"),
+        ("data.participation = 'Some'", "AllClients", "RandomShare"),
+    ),
+    "optimizer": (("--model.optimizer", "SGDD"), ("model.optimizer = 'SGDD'", "Adam", "SGD")),
+    "option": (("--data.num_client", "3"), ("data.num_client is no option", "data.num_clients")),
+    "option of no group": (("--unknown", "3"), ("unknown is no option", "data", "schedule", "trainer")),
+    "option of a network": (("--model.network.hiden", "[3]"), ("model.network.hiden is no option", "hidden")),
+    "option of a source": (
+        ("--data.stream.source.num_clases", "3"),
+        ("data.stream.source.num_clases is no option", "num_classes"),
+    ),
+    "option of a partition": (
+        ("--data.partition.per_clients", "3"),
+        ("data.partition.per_clients is no option", "per_client"),
+    ),
+    "option of a method": ((*FOT, "--methods.fot.treshold", "0.5"), ("treshold is no option", "threshold")),
+    "choice": (
+        ("--federated.client_weighting", "size"),
+        ("federated.client_weighting = 'size'", "'uniform', 'samples'"),
+    ),
+    "choice or null": (("--data.scenario", "klass"), ("data.scenario = 'klass'", "'task', 'class', 'domain'")),
+    # Types.
+    "text for a number": (("--data.num_clients", "many"), ("data.num_clients = 'many'", "an integer")),
+    "text for a list": (("--model.network.hidden", "wide"), ("model.network.hidden = 'wide'", "a list or null")),
+    "random seed": (("--seed_everything", "true"), ("seed_everything = 'True'", "an integer")),
+    # Values.
+    "zero rounds": (("--schedule.rounds_per_task", "0"), ("schedule.rounds_per_task = 0", "at least 1 round")),
+    "a zero among the rounds": (
+        ("--schedule.rounds_per_task", "[2, 0]"),
+        ("schedule.rounds_per_task = [2, 0]", "at least 1 round"),
+    ),
+    "rounds of another stream": (
+        ("--schedule.rounds_per_task", "[1, 2, 3]"),
+        ("schedule.rounds_per_task = [1, 2, 3]", "a list of 2"),
+    ),
+    "more clients than there are": (
+        ("--schedule.clients_per_round", "5"),
+        ("schedule.clients_per_round = 5", "at most 4"),
+    ),
+    "no clients": (("--schedule.clients_per_round", "0"), ("schedule.clients_per_round = 0", "at least 1")),
+    "more than all clients": (("--schedule.clients_per_round", "1.5"), ("clients_per_round = 1.5", "(0, 1]")),
+    "more shards than samples": (
+        ("--data.partition.per_client", "25"),
+        ("data.partition.per_client = 25", "at most 24", "4 clients", "96 training samples"),
+    ),
+    "no shard": (("--data.partition.per_client", "0"), ("data.partition.per_client = 0", "at least 1")),
+    "more samples than Dirichlet can give": (
+        (*DIRICHLET, "--data.partition.min_samples", "25"),
+        ("data.partition.min_samples = 25", "at most 24"),
+    ),
+    "Dirichlet that is never met": (
+        # Each of four classes goes to one client as a whole, so that a fifth client stays empty.
+        (*DIRICHLET, "--data.partition.alpha", "1e-6", "--data.partition.min_samples", "1", "--data.num_clients", "5"),
+        ("data.partition.alpha = 1e-06", "100 draws", "lower min_samples to 0"),
+    ),
+    "classes that do not divide": (
+        (*SPLIT, "--data.stream.num_tasks", "3"),
+        ("data.stream.num_tasks = 3", "a divisor of the 4 classes", "1, 2, 4"),
+    ),
+    "no threshold": ((*FOT, "--methods.fot.threshold", "0"), ("methods.fot.threshold = 0.0", "(0, 1]")),
+    "threshold above one": ((*FOT, "--methods.fot.threshold", "1.5"), ("methods.fot.threshold = 1.5", "(0, 1]")),
+    "server momentum": (("--federated.server_momentum", "1.5"), ("federated.server_momentum = 1.5", "[0, 1)")),
+    "checkpoint share": (("--checkpoint.share", "0"), ("checkpoint.share = 0.0", "(0, 1]")),
+    "dropout": (("--model.network.dropout", "1"), ("model.network.dropout = 1", "[0, 1)")),
+    # Contradictions.
+    "method and scenario": (
+        (*SPLIT, "--data.stream.num_tasks", "2", "--data.scenario", "class", *FOT),
+        ("data.scenario = 'class'", "methods.fot", "domain", "task"),
+    ),
+    "optimizer that mixes clients": (
+        ("--model.optimizer", "LBFGS"),
+        ("model.optimizer = 'LBFGS'", "'Adam'", "'SGD'"),
+    ),
+    # Trainer settings under which a round is no epoch.
+    "epochs": (("--trainer.max_epochs", "3"), ("trainer.max_epochs = 3", "follows from schedule")),
+    "steps": (("--trainer.max_steps", "3"), ("trainer.max_steps = 3", "schedule")),
+    "accumulation": (
+        ("--trainer.accumulate_grad_batches", "2"),
+        ("trainer.accumulate_grad_batches = 2", "schedule.batch_size"),
+    ),
+    "a part of the data": (("--trainer.limit_train_batches", "3"), ("limit_train_batches = 3", "max_train")),
+    "debugging run": (("--trainer.fast_dev_run", "true"), ("trainer.max_epochs = 1", "6")),
+    "devices": (("--trainer.devices", "2"), ("trainer.devices = 2", "a single device")),
+    "sanity check": (("--trainer.num_sanity_val_steps", "2"), ("trainer.num_sanity_val_steps = 2", "-1")),
+    # Files.
+    "no such config": (("--config", "nowhere.yaml"), ("nowhere.yaml", "does not exist")),
+    "no such checkpoint": (("--ckpt_path", "nowhere.ckpt"), ("ckpt_path = 'nowhere.ckpt'", "existing")),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_refused_before_training(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given, expected = CASES[name]
+    status = tiny_cli.fit(tmp_path / "run", *given)
+    message = capsys.readouterr().err
+    assert (status, message.count("\n")) == (2, 1), message
+    assert message.startswith("error: ")
+    assert len(message) < 500
+    for words in expected:
+        assert words.lower() in message.lower()
+    assert not (tmp_path / "run" / "rounds.csv").exists()
+
+
+YAML = {
+    "unknown key": ("data: {num_client: 3}", "data.num_client is no option; valid: data.num_clients"),
+    "unknown section": ("shedule: {batch_size: 3}", "shedule.batch_size is no option; valid: schedule.batch_size"),
+    "unknown class": ("data: {partition: {class_path: Shrads}}", "data.partition = 'Shrads' cannot work"),
+    "class of another kind": ("methods: {fot: {class_path: Digits}}", "methods.<name> = 'Digits' cannot work"),
+    "unknown init_args": (
+        "data: {partition: {class_path: Shards, init_args: {per_clients: 2}}}",
+        "data.partition.per_clients is no option; valid: per_client",
+    ),
+    "broken file": ("schedule: [", "parsing"),
+}
+
+
+@pytest.mark.parametrize("name", YAML)
+def test_refused_in_a_file_as_well(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A misspelt key in YAML would otherwise leave the default in force unnoticed."""
+    text, expected = YAML[name]
+    (tmp_path / "bad.yaml").write_text(text)
+    assert tiny_cli.fit(tmp_path / "run", "--config", str(tmp_path / "bad.yaml")) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert expected in message
+    assert not (tmp_path / "run").exists()
+
+
+def test_missing_data_files_are_named_with_their_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message says which file goes where; several lines, because there are several files."""
+    (tmp_path / "MNIST").write_text("in the way of any download")
+    options = ("--data.stream.source", "MNIST", "--data.root", str(tmp_path), "--data.partition.per_client", "1")
+    assert tiny_cli.fit(tmp_path / "run", *options) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: MNIST: files are missing")
+    for file in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte"):
+        assert f"{tmp_path}/MNIST/raw/{file} (missing)" in message
+    assert "data.root" in message
+    assert "CFL_DATA_ROOT" in message
+    assert not (tmp_path / "run" / "rounds.csv").exists()
+
+
+@pytest.mark.parametrize("logger", ["false", "wandb"])
+def test_run_folder_that_cannot_be_written(tmp_path: Path, logger: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Found before any data are read; a path below a file cannot be made by anybody, not even root."""
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "run"
+    config = Path(__file__).parent.parent / "configs" / "loggers" / "wandb.yaml"
+    options = ("--trainer.logger", "false") if logger == "false" else ("--config", str(config))
+    assert tiny_cli.fit(folder, *options) == 2
+    message = capsys.readouterr().err
+    assert message.startswith(f"error: run.dir = '{folder}' cannot work; valid: a folder that can be written")
+    assert message.count("\n") == 1
+
+
+def test_update_that_is_not_finite_names_client_and_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not a setting but its consequence: the run stops in its first round, with the way out."""
+    assert tiny_cli.fit(tmp_path, "--model.optimizer.lr", "1e30") == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: client ")
+    for words in ("sent NaN or infinity in round 0", "task 0", "lr", "federated.on_bad_update=skip"):
+        assert words in message
+    assert message.count("\n") == 1
+
+
+def test_debug_variable_asks_for_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line hides where an error came from; JSONARGPARSE_DEBUG=true shows it, false does not."""
+    monkeypatch.setenv("JSONARGPARSE_DEBUG", "true")
+    with pytest.raises(ValueError, match="server_momentum"):
+        tiny_cli.fit(tmp_path, "--federated.server_momentum", "1.5")
+    monkeypatch.setenv("JSONARGPARSE_DEBUG", "false")
+    assert tiny_cli.fit(tmp_path, "--federated.server_momentum", "1.5") == 2
+
+
+def test_errors_of_the_program_are_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug must show its trace; only messages meant for the user are put on one line."""
+    monkeypatch.setattr("cfl.federation.Federation.__init__", lambda *_: {}["missing"])
+    with pytest.raises(KeyError, match="missing"):
+        tiny_cli.fit(tmp_path)
