@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -156,24 +155,14 @@ class FederatedOrchestrator(Callback):
             method.close_clients(cohort, positions)
         clients = [cohort.clients[p] for p in positions]
         trained = cohort.rows(positions, {**cohort.parameters, **cohort.buffers})
+        cohort.put_back_unused_outputs(positions, trained)
         if federation.personal:
             federation.clients.scatter("model", clients, {n: trained[n] for n in federation.personal})
         update = {n: trained[n] - cohort.received[n] for n in federation.shared_parameters}
-        self._silence_unused_outputs(client, update)
         message = {**update, **{n: trained[n] for n in federation.shared_buffers}}
         weights = [1.0 if self.client_weighting == "uniform" else float(cohort.sizes[p]) for p in positions]
         if message:
             federation.channel.uplink("update", message, weights, clients)
-
-    @staticmethod
-    def _silence_unused_outputs(client: Client, update: Mapping[str, torch.Tensor]) -> None:
-        """Outputs that had no part in the loss do not move, whatever weight decay did to them."""
-        used = client._cohort.used_outputs
-        if used is None:
-            return
-        for name, parameter in client.network.head.named_parameters(prefix="head"):
-            if name in update and parameter.shape[0] == len(used):
-                update[name][:, ~used] = 0
 
     def _close_round(self, federation: Federation) -> None:
         plan = self._plan

@@ -80,9 +80,13 @@ class RunRecord(Callback):
                 str(self.folder),
                 f"a folder without a run; this one holds {state}; or run.overwrite=true",
             )
-        if not resuming:  # rows of a run that left no checkpoint would get mixed up with the new ones
-            for name in (*held, "rounds.csv", "accuracy_matrix.csv", "accuracy_matrix_task_il.csv"):
-                (self.folder / name).unlink(missing_ok=True)
+        if not resuming:
+            # Also without `held`: a run that died before its first checkpoint left rows that would mix with new ones.
+            stale = [self.folder / name for name in (*held, "rounds.csv", "accuracy_matrix.csv")]
+            if held:
+                stale += [path for pattern in ("*.csv", "*.png", "clients/*.csv") for path in self.folder.glob(pattern)]
+            for path in stale:
+                path.unlink(missing_ok=True)
         if self.config_yaml is not None:
             (self.folder / "config.yaml").write_text(self.config_yaml)
         self._prepared = True

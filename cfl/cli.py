@@ -86,7 +86,7 @@ class FederatedCLI(LightningCLI):
         settings.run.benchmark = benchmark
         if settings.run.dir is None:
             settings.run.dir = f"runs/{benchmark}/{method}-seed{seed}-{self.config_hash[:8]}"
-        self.config_yaml = self._config_yaml()
+        self.config_yaml = kept_config(plain, settings.run.dir, benchmark)
         loggers = settings.trainer.logger
         for logger in loggers if isinstance(loggers, list) else [loggers]:
             if not hasattr(logger, "class_path"):
@@ -98,12 +98,6 @@ class FederatedCLI(LightningCLI):
                 own["group"] = own.get("group") or f"{benchmark}/{method}"
                 own["job_type"] = own.get("job_type") or method
                 own["name"] = own.get("name") or f"{method}-seed{seed}"
-
-    def _config_yaml(self) -> str:
-        """The configuration as it is kept with the run: one that starts it anew, and never on top of another."""
-        kept = self._settings.clone()
-        kept.ckpt_path, kept.run.overwrite = None, False
-        return self._parser(self.subcommand).dump(kept, skip_none=False)
 
     def _plain_config(self) -> dict[str, Any]:
         text = self._parser(self.subcommand).dump(self._settings, skip_none=False)
@@ -155,6 +149,18 @@ class FederatedCLI(LightningCLI):
                 folder = self._settings.run.dir
                 print(f"interrupted; continue with: cfl fit --ckpt_path {folder}/{LAST_CHECKPOINT}", flush=True)
                 raise SystemExit(128 + callback.interrupted_by)
+
+
+def kept_config(config: Mapping[str, Any], folder: str, benchmark: str) -> str:
+    """The configuration as it is kept with the run: one that starts it anew, and never on top of another.
+
+    Args:
+        config: a subcommand's configuration as plain dictionaries, lists and values.
+        folder: the run folder.
+        benchmark: the benchmark's name.
+    """
+    run = {**config["run"], "dir": folder, "benchmark": benchmark, "overwrite": False}
+    return yaml.safe_dump({**config, "run": run, "ckpt_path": None}, sort_keys=False)
 
 
 def check_checkpoint(path: Path, experiment: Mapping[str, Any]) -> None:
@@ -227,7 +233,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             save_config_callback=None,
             parser_class=Parser,
             parser_kwargs={
-                name: {"default_config_files": [str(DEFAULT_CONFIG)], "epilog": FORMULAS_HELP} for name in SUBCOMMANDS
+                name: {"default_config_files": [str(DEFAULT_CONFIG)], "epilog": FORMULAS_HELP}
+                for name in FederatedCLI.subcommands()
             },
         )
     except Exception as error:

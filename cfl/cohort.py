@@ -33,6 +33,7 @@ class Cohort:
         parameters: name -> ``[k, ...]`` leaf tensor.
         buffers: name -> ``[k, ...]``.
         received: name -> ``[...]``, the global parameters they started from.
+        own: name -> ``[k, ...]``, what they started from instead where it is their own.
         used_outputs: ``[O]`` bool, outputs that had a part in the loss, or None for all.
     """
 
@@ -46,6 +47,7 @@ class Cohort:
         self.parameters = {n: nn.Parameter(room) for n, room in self._room.items()}
         self.buffers: dict[str, Tensor] = dict(self._buffer_room)
         self.received: Mapping[str, Tensor] = {}
+        self.own: Mapping[str, Tensor] = {}
         self.clients: tuple[int, ...] = ()
         self.sizes: tuple[int, ...] = ()
         self.task = self.round = 0
@@ -75,7 +77,7 @@ class Cohort:
         """
         k = len(clients)
         self.clients, self.sizes, self.task, self.round = tuple(clients), tuple(sizes), task, round
-        self.received = shared
+        self.received, self.own = shared, own
         for name, parameter in self.parameters.items():
             parameter.data = self._room[name][:k]
             parameter.grad = None
@@ -134,6 +136,23 @@ class Cohort:
             return {n: t.detach() for n, t in tensors.items()}
         index = torch.tensor(positions, device=next(iter(self.parameters.values())).device)
         return {n: t.detach().index_select(0, index) for n, t in tensors.items()}
+
+    def put_back_unused_outputs(self, positions: Sequence[int], trained: Mapping[str, Tensor]) -> None:
+        """Undo what weight decay or momentum did to outputs that had no part in the loss.
+
+        Args:
+            positions: the clients whose tensors these are.
+            trained: as :meth:`rows` gives them; the output layer's (``head.*``) are changed in place.
+        """
+        if self.used_outputs is None:
+            return
+        unused = ~self.used_outputs
+        for name, values in trained.items():
+            if name.startswith("head.") and values.ndim > 1 and values.shape[1] == len(unused):
+                if name in self.own:
+                    values[:, unused] = self.rows(positions, {name: self.own[name]})[name][:, unused]
+                else:
+                    values[:, unused] = self.received[name][unused]
 
     @property
     def gradients(self) -> dict[str, Tensor]:

@@ -194,6 +194,18 @@ def test_evaluation_leaves_the_network_as_it_was(option: str) -> None:
     assert list(dict(federation.network.named_buffers())) == list(initial_statistics())
 
 
+@pytest.mark.parametrize("option", ["local", "drop"])
+def test_statistics_and_modes_come_back_also_after_an_error(option: str) -> None:
+    federation, _, _ = run(option)
+    federation.network.eval()
+    before = copy.deepcopy(federation.network.state_dict())
+    with pytest.raises(KeyError), federation.evaluation_statistics():
+        assert not list(federation.network.named_buffers())
+        raise KeyError
+    assert not any(module.training for module in federation.network.modules())
+    assert all(torch.equal(value, before[name]) for name, value in federation.network.state_dict().items())
+
+
 @pytest.mark.parametrize("option", OPTIONS)
 def test_personal_models_are_evaluated_with_their_own_statistics_where_they_have_any(option: str) -> None:
     data = data_of(eval_batch_size=12)

@@ -43,9 +43,10 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_killed_at_any_moment_and_resumed_equals_uninterrupted(tmp_path: Path, variant: str) -> None:
     """The process dies in a local step, before, while and after a checkpoint is written; one after another."""
+    moments = [("closed", 0), ("training", 1), ("writing", 3), ("written", 4)]
     options, folder = VARIANTS[variant], tmp_path / "killed"
     arguments = ("fit", "--config", str(tiny_cli.TINY), "--run.dir", str(folder), *options, "--ckpt_path", "last")
-    for stage, round in (("closed", 0), ("training", 1), ("writing", 3), ("written", 4)):
+    for stage, round in moments if variant == "fedavg" else moments[1::2]:
         assert tiny_cli.killed(stage, round, *arguments) == -signal.SIGKILL, stage
     assert not (folder / "summary.json").exists()
     assert tiny_cli.run(*arguments) == 0
@@ -55,9 +56,9 @@ def test_killed_at_any_moment_and_resumed_equals_uninterrupted(tmp_path: Path, v
 
 def test_command_killed_from_outside_resumes(tmp_path: Path) -> None:
     """As a user sees it: `kill -9` of `python -m cfl fit` at a random round, then the same with --ckpt_path last."""
-    folder, options = tmp_path / "run", ("--schedule.rounds_per_task", "60", "--checkpoint.share", "0.3")
+    folder, options = tmp_path / "run", ("--schedule.rounds_per_task", "40", "--checkpoint.share", "0.3")
     command = [sys.executable, "-m", "cfl", "fit", "--config", str(tiny_cli.TINY), "--run.dir", str(folder), *options]
-    after = random.randrange(1, 80)
+    after = random.randrange(1, 60)
     with (tmp_path / "output").open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, cwd=tmp_path)
         rounds = folder / "rounds.csv"

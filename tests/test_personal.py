@@ -210,7 +210,6 @@ def test_a_pattern_that_matches_nothing_is_refused() -> None:
         fit(personal_client(data, ["head.*", "heads.*"]), data)
 
 
-@pytest.mark.xfail(strict=True, reason="a client's own head is kept before its unused outputs are put back")
 def test_personal_heads_of_other_tasks_do_not_move() -> None:
     """As for a shared head: weight decay must not wear down a client's outputs of earlier tasks."""
     data, record = data_of(split(), scenario="task"), Kept()

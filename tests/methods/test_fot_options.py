@@ -22,6 +22,7 @@ from cfl.errors import ConfigError
 from cfl.gaussian import GaussianMechanism
 from cfl.methods import FOT, Method, PersonalLayers
 from cfl.models import MLP
+from cfl.randomness import torch_generator
 
 WEIGHTS = {"layers.0": 16 * 8 + 8, "head": 8 * 4 + 4}
 MODEL_BYTES = 4 * sum(WEIGHTS.values())
@@ -184,15 +185,19 @@ def test_bases_come_from_clipped_and_noisy_sketches(epsilon: float, clip: float,
     watch = Watch(fot)
     fit(tiny_client(data, double(mlp), sgd, {"fot": fot}), data, None, [watch])
     bases = {name: np.zeros((d, 0)) for name, d in DIMS.items()}
+    draws: list[np.ndarray] = []
     for task in (0, 1):
         network = plain_network(data, double(mlp), watch.models[2 * task + 2]).eval()
-        messages = dict(overheard.messages[4 * task : 4 * task + 4])
 
-        def privatise(a: np.ndarray, client: int, number: int, messages: dict[int, Any] = messages) -> np.ndarray:
+        def privatise(a: np.ndarray, client: int, number: int, task: int = task) -> np.ndarray:
             """The client's own sketch, clipped, and the noise it has been heard to add."""
             clipped = a * min(1.0, clip / np.linalg.norm(a))
-            sent = messages[client][list(DIMS)[number]].double().numpy()
+            sender, message = overheard.messages[4 * task + client]
+            sent = message[list(DIMS)[number]].double().numpy()
+            assert sender == client
             assert abs(sent - clipped).max() < 6 * fot.mechanism.sigma(4) + 1e-6 * clip
+            of_sketch = torch.randn(a.shape, generator=torch_generator(data.seed, "sketch", task, client, number))
+            draws.extend([(sent - clipped).ravel()[:320], of_sketch.numpy().ravel()[:320]])
             return sent
 
         expected = extract(
@@ -202,6 +207,10 @@ def test_bases_come_from_clipped_and_noisy_sketches(epsilon: float, clip: float,
             found = watch.bases[2 * task + 2][name]
             np.testing.assert_allclose(projector(found), projector(grown.basis), rtol=0, atol=2e-4)
         bases = {name: grown.basis for name, grown in expected.items()}
+    if (
+        epsilon < 100
+    ):  # or noise would be rounding: no two clients, layers or tasks share any, with the sketches neither
+        assert abs(np.corrcoef(draws) - np.eye(len(draws))).max() < 5 / math.sqrt(320)
 
 
 # Settings that cannot work

@@ -1,0 +1,294 @@
+"""The run folder: every figure in it against a second computation, and what becomes of a folder already in use."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import tiny_cli
+import torch
+from PIL import Image
+
+import callbacks.record
+from callbacks.record import _write_csv
+from cfl.comparison import SUMMARY_KEYS, read_matrix_csv, read_run
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.partitions import Shards
+from cfl.data.sources import Synthetic
+from cfl.data.streams import Permuted
+from cfl.models import MLP
+from cfl.schedule import Schedule
+
+ROUNDS, TASKS, SAMPLED = 6, 2, 2
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished FedAvg run, evaluated every second round, with its pictures."""
+    folder = tmp_path_factory.mktemp("record") / "run"
+    assert tiny_cli.fit(folder, "--schedule.evaluate_every", "2", pictures=True) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data() -> FederatedDataModule:
+    """The same federation, built without a configuration."""
+    stream = Permuted(Synthetic(4, [1, 4, 4], 96, 40, noise=60.0), num_tasks=TASKS)
+    schedule = Schedule(rounds_per_task=3, clients_per_round=SAMPLED, batch_size=8)
+    return FederatedDataModule(stream, schedule, Shards(2), num_clients=4, seed=0)
+
+
+def test_folder_holds_what_it_promises(run: Path) -> None:
+    assert {path.name for path in run.iterdir()} == {
+        *("config.yaml", "summary.json", "rounds.csv", "accuracy_matrix.csv", "last.ckpt"),
+        *("partition.csv", "partition.png", "accuracy_matrix.png", "accuracy_curve.png"),
+    }
+
+
+def test_pictures_are_pictures(run: Path) -> None:
+    for name in ("partition.png", "accuracy_matrix.png", "accuracy_curve.png"):
+        with Image.open(run / name) as picture:
+            assert min(picture.size) > 100, name
+            assert len(picture.convert("RGB").getcolors(1 << 24) or []) > 10, name
+
+
+def test_summary_keeps_the_contract(run: Path) -> None:
+    """What comparisons read: all keys of the contract with their types, and the run as it was set up."""
+    summary = tiny_cli.summary(run)
+    assert set(SUMMARY_KEYS) <= set(summary)
+    known = read_run(run)  # refuses wrong types
+    assert (known.method, known.benchmark, known.partition) == ("fedavg", "permuted-synthetic", "shards-2")
+    assert (known.scenario, known.seed, known.rounds, known.tasks, known.clients) == ("domain", 0, ROUNDS, TASKS, 4)
+    assert summary["parameters"] == tiny_cli.PARAMETERS
+    assert summary["server_sees"] == "sums only"
+    assert summary["used_space"] is None
+
+
+def test_summary_figures_follow_from_the_matrix(run: Path) -> None:
+    """ACC, FGT, BWT and FWT by their formulas for two tasks, from the CSV alone."""
+    summary = tiny_cli.summary(run)
+    (init, first, second) = (
+        [float(value) for key, value in row.items() if key != "after_task"]
+        for row in tiny_cli.rows(run / "accuracy_matrix.csv")
+    )
+    assert summary["acc"] == pytest.approx((second[0] + second[1]) / 2)
+    assert summary["fgt"] == summary["fgt_max"] == pytest.approx(first[0] - second[0])
+    assert summary["bwt"] == pytest.approx(second[0] - first[0])
+    assert summary["fwt"] == pytest.approx(first[1] - init[1])
+    assert summary["fgt"] != 0  # so that signs and indices matter
+
+
+def test_matrix_rows_are_models_and_columns_are_tasks(run: Path, data: FederatedDataModule) -> None:
+    """Row init is the untrained network on both tasks, the last row the checkpoint's; each task has its own column."""
+
+    def score(network: MLP) -> list[float]:
+        return [
+            100 * float((network(task.transform(task.test.images)).argmax(1) == task.test.labels).double().mean())
+            for task in data.tasks
+        ]
+
+    network = MLP((1, 4, 4), 4, hidden=[8], dropout=0.0)
+    state = tiny_cli.checkpoint(run)["state_dict"]
+    network.load_state_dict({name.removeprefix("network."): value for name, value in state.items()})
+    matrix, initial = read_matrix_csv(run / "accuracy_matrix.csv")
+    assert initial is not None
+    assert matrix[1].tolist() == pytest.approx(score(network))
+    assert matrix[0].tolist() != pytest.approx(matrix[:, 0].tolist())  # a transposed matrix would differ
+    assert matrix[0, 0] == float(tiny_cli.rows(run / "rounds.csv")[2]["acc_task_0"])
+
+
+def test_rounds_have_a_row_each_with_task_and_sampled_clients(run: Path, data: FederatedDataModule) -> None:
+    rounds = tiny_cli.rows(run / "rounds.csv")
+    assert [(r["round"], r["task"], r["round_in_task"], r["clients"]) for r in rounds] == [
+        (str(r), str(r // 3), str(r % 3), str(len(data.rounds.round(r).clients))) for r in range(ROUNDS)
+    ]
+    seconds = [float(row["seconds"]) for row in rounds]
+    assert all(a < b for a, b in zip([0.0, *seconds], seconds, strict=False))
+    assert tiny_cli.summary(run)["seconds"] == seconds[-1]
+
+
+def test_bytes_of_federated_averaging_are_clients_times_weights_times_four(run: Path) -> None:
+    """Cumulative, float32, the model down and an update up for each sampled client, and nothing else."""
+    message = 4 * tiny_cli.PARAMETERS
+    for row in tiny_cli.rows(run / "rounds.csv"):
+        expected = (int(row["round"]) + 1) * SAMPLED * message
+        assert (int(row["uplink_bytes"]), int(row["downlink_bytes"])) == (expected, expected)
+    summary = tiny_cli.summary(run)
+    assert summary["uplink_bytes"] == summary["downlink_bytes"] == ROUNDS * SAMPLED * message
+    assert summary["uplink_bytes_by_topic"] == {"update": ROUNDS * SAMPLED * message}
+
+
+def test_accuracies_appear_only_in_evaluated_rounds(run: Path) -> None:
+    """Every second round of a task and its last: an empty cell says "not measured", which 0 would not."""
+    rounds = tiny_cli.rows(run / "rounds.csv")
+    evaluated = [row["round"] for row in rounds if row["acc"]]
+    assert evaluated == ["1", "2", "4", "5"]
+    matrix = read_matrix_csv(run / "accuracy_matrix.csv")[0]
+    for row in rounds:
+        assert (row["acc"] == "") == (row["acc_task_0"] == "") == (row["acc_task_1"] == "")
+        if row["round_in_task"] == "2":
+            task = int(row["task"])
+            assert [float(row["acc_task_0"]), float(row["acc_task_1"])] == matrix[task].tolist()
+            assert float(row["acc"]) == pytest.approx(float(matrix[task, : task + 1].mean()))
+
+
+def test_loss_is_the_mean_over_local_steps(tmp_path: Path, data: FederatedDataModule) -> None:
+    """With learning rate 0 every step sees the untrained network, so the mean over full batches is known."""
+    assert tiny_cli.fit(tmp_path, "--model.optimizer.lr", "0", "--model.network.hidden", "[]") == 0
+    state = tiny_cli.checkpoint(tmp_path)["state_dict"]
+    weight, bias = (state[f"network.head.{name}"].double() for name in ("weight", "bias"))
+    for row in tiny_cli.rows(tmp_path / "rounds.csv"):
+        plan = data.rounds.round(int(row["round"]))
+        task = data.tasks[plan.task]
+        losses = []
+        for client in plan.clients:
+            for sample in data.indices[plan.task][client].tolist():
+                x = task.transform(task.train.images[sample : sample + 1]).double().flatten()
+                logits = [float(w @ x + b) for w, b in zip(weight, bias, strict=True)]
+                log_sum = math.log(sum(math.exp(z) for z in logits))
+                losses.append(log_sum - logits[int(task.train.labels[sample])])
+        assert len(losses) % 8 == 0  # all batches are full
+        assert float(row["loss"]) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+
+
+def test_partition_table_counts_the_dealt_samples(run: Path, data: FederatedDataModule) -> None:
+    """Per task, client and class, as dealt by a second federation that was never trained."""
+    expected = {
+        (task, client, k): int((data.tasks[task].train.labels[torch.from_numpy(index)] == k).sum())
+        for task, dealt in enumerate(data.indices)
+        for client, index in dealt.items()
+        for k in range(4)
+    }
+    table = {
+        (int(row["task"]), int(row["client"]), int(row["class"])): int(row["count"])
+        for row in tiny_cli.rows(run / "partition.csv")
+    }
+    assert {key: count for key, count in table.items() if count} == {k: n for k, n in expected.items() if n}
+    assert sum(table.values()) == TASKS * 96
+
+
+def test_method_leaves_its_own_table_and_figures(tmp_path: Path) -> None:
+    """FOT: a row per layer after every task but the last; used space and bytes of the sketches in the summary."""
+    assert tiny_cli.fit(tmp_path, "--methods.fot", "FOT") == 0
+    table, summary = tiny_cli.rows(tmp_path / "fot.csv"), tiny_cli.summary(tmp_path)
+    assert [(row["task"], row["layer"], row["input_dim"]) for row in table] == [
+        ("0", "layers.0", "16"),
+        ("0", "head", "8"),
+    ]
+    shares = [int(row["basis_size"]) / int(row["input_dim"]) for row in table]
+    assert summary["used_space"] == pytest.approx(100 * sum(shares) / 2)
+    extra = summary["uplink_bytes_by_topic"]
+    assert summary["uplink_bytes"] == ROUNDS * SAMPLED * 4 * tiny_cli.PARAMETERS + extra["fot sketch"]
+    # A sketch has five columns per input dimension, in float32; two float64 scalars per layer come with it.
+    assert extra["fot sketch"] == SAMPLED * sum(5 * d * d * 4 + 2 * 8 for d in (16, 8))
+
+
+def test_personal_models_have_a_matrix_per_client_and_their_mean(tmp_path: Path) -> None:
+    assert tiny_cli.fit(tmp_path, "--methods.own", "PersonalLayers", "--methods.own.layers", "['head.*']") == 0
+    clients = [read_matrix_csv(path)[0] for path in sorted((tmp_path / "clients").glob("*.csv"))]
+    assert len(clients) == 4
+    mean = sum(clients) / 4
+    torch.testing.assert_close(read_matrix_csv(tmp_path / "accuracy_matrix.csv")[0], mean, rtol=1e-12, atol=0)
+    assert tiny_cli.summary(tmp_path)["acc"] == pytest.approx(float(mean[1].mean()))
+
+
+def test_class_incremental_run_is_also_scored_with_known_tasks(tmp_path: Path) -> None:
+    """Knowing the task can only help: the second matrix is nowhere below the first."""
+    options = ("--data.stream", "ClassSplit", "--data.stream.num_tasks", "2", "--data.scenario", "class")
+    source = (*("--data.stream.source", "Synthetic", "--data.stream.source.num_classes", "4"),)
+    assert tiny_cli.fit(tmp_path, *options, *source) == 0
+    unknown, known = (
+        read_matrix_csv(tmp_path / f"accuracy_matrix{suffix}.csv")[0].tril() for suffix in ("", "_task_il")
+    )
+    assert bool((known >= unknown).all())
+    assert bool((known > unknown).any())
+    assert tiny_cli.summary(tmp_path)["acc_task_il"] == pytest.approx(float(known[1].mean()))
+
+
+def test_stream_of_one_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Forgetting and transfer are undefined, not zero."""
+    assert tiny_cli.fit(tmp_path, "--data.stream.num_tasks", "1") == 0
+    summary = tiny_cli.summary(tmp_path)
+    assert summary["acc"] == read_matrix_csv(tmp_path / "accuracy_matrix.csv")[0].item()
+    assert [summary[key] for key in ("fgt", "fgt_max", "bwt", "fwt")] == [None] * 4
+    assert "FGT      undefined" in capsys.readouterr().out
+
+
+# A folder that is already in use.
+
+
+def test_finished_run_is_not_overwritten_unless_asked(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.read_bytes() for path in run.iterdir()}
+    assert tiny_cli.fit(run, "--seed_everything", "1") == 2
+    message = capsys.readouterr().err
+    assert message.startswith(f"error: run.dir = '{run}' cannot work")
+    assert "a finished run" in message
+    assert "run.overwrite=true" in message
+    assert {path: path.read_bytes() for path in run.iterdir()} == before
+
+
+def test_overwriting_starts_over(tmp_path: Path) -> None:
+    """No figure of the first run stays behind: the folder is as a fresh one would be."""
+    assert tiny_cli.fit(tmp_path / "used", "--schedule.rounds_per_task", "4", "--methods.fot", "FOT") == 0
+    assert (tmp_path / "used" / "fot.csv").exists()
+    assert tiny_cli.fit(tmp_path / "used", "--seed_everything", "1", "--run.overwrite", "true") == 0
+    assert tiny_cli.fit(tmp_path / "fresh", "--seed_everything", "1") == 0
+    tiny_cli.assert_same(tiny_cli.results(tmp_path / "used"), tiny_cli.results(tmp_path / "fresh"))
+
+
+def test_interrupted_run_is_not_overwritten_unless_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with tiny_cli.die_at("training", 1, 15):
+        assert tiny_cli.fit(tmp_path) == 143
+    assert tiny_cli.fit(tmp_path) == 2
+    assert "an interrupted run (--ckpt_path last resumes it)" in capsys.readouterr().err
+    assert len(tiny_cli.rows(tmp_path / "rounds.csv")) == 2
+
+
+def test_resuming_drops_rows_of_rounds_that_run_again(tmp_path: Path) -> None:
+    """Rows may be ahead of the checkpoint; each round must end up in the table once."""
+    with tiny_cli.die_at("training", 1, 15):
+        assert tiny_cli.fit(tmp_path / "run") == 143
+    table = tmp_path / "run" / "rounds.csv"
+    last = table.read_text().splitlines()[-1]
+    with table.open("a") as file:
+        file.write(f"2{last[1:]}\n3{last[1:]}\n")
+    assert tiny_cli.fit(tmp_path / "run", "--ckpt_path", "last") == 0
+    assert tiny_cli.fit(tmp_path / "whole") == 0
+    tiny_cli.assert_same(tiny_cli.results(tmp_path / "run"), tiny_cli.results(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("options", [(), ("--ckpt_path", "last")])
+def test_rows_of_a_run_without_checkpoint_do_not_mix_with_new_ones(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """A run killed before its first checkpoint leaves a row; the next run begins with round 0 again."""
+    assert tiny_cli.fit(tmp_path, "--checkpoint.enabled", "false") == 0
+    (tmp_path / "summary.json").unlink()
+    assert tiny_cli.fit(tmp_path, *options) == 0
+    assert [row["round"] for row in tiny_cli.rows(tmp_path / "rounds.csv")] == [str(r) for r in range(ROUNDS)]
+
+
+def test_finished_run_without_checkpoint_is_not_lost_to_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``--ckpt_path last`` starts from the beginning where there is no checkpoint, but not over finished figures."""
+    assert tiny_cli.fit(tmp_path, "--checkpoint.enabled", "false") == 0
+    assert tiny_cli.fit(tmp_path, "--ckpt_path", "last") == 2
+    assert "a finished run" in capsys.readouterr().err
+    assert len(tiny_cli.rows(tmp_path / "rounds.csv")) == ROUNDS
+
+
+def test_table_is_rewritten_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dying while rounds.csv is rewritten on resume must not lose the rounds already paid for."""
+    path = tmp_path / "rounds.csv"
+    path.write_text("round,loss\n0,1.0\n")
+
+    class Dies(callbacks.record.csv.DictWriter):  # type: ignore[type-arg]
+        def writerows(self, rows: object) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(callbacks.record.csv, "DictWriter", Dies)
+    with pytest.raises(KeyboardInterrupt):
+        _write_csv(path, [{"round": 0, "loss": 1.0}, {"round": 1, "loss": 0.5}])
+    assert path.read_text() == "round,loss\n0,1.0\n"
