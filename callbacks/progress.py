@@ -108,12 +108,12 @@ class RoundProgress(Callback):
         if keep:
             self._live.console.print(self.line(pl_module), highlight=False)
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Take the live line away."""
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take the live line away, before the figures are printed."""
         if self._live is not None:
             self._live.stop()
             self._live = None
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Take the live line away; Lightning skips :meth:`teardown` after an error."""
-        self.teardown(trainer, pl_module, "fit")
+        """Take the live line away, before the error is printed."""
+        self.on_train_end(trainer, pl_module)

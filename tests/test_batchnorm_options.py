@@ -199,8 +199,9 @@ def test_statistics_and_modes_come_back_also_after_an_error(option: str) -> None
     federation, _, _ = run(option)
     federation.network.eval()
     before = copy.deepcopy(federation.network.state_dict())
-    with pytest.raises(KeyError), federation.evaluation_statistics():
+    with federation.evaluation_statistics():
         assert not list(federation.network.named_buffers())
+    with pytest.raises(KeyError), federation.evaluation_statistics():
         raise KeyError
     assert not any(module.training for module in federation.network.modules())
     assert all(torch.equal(value, before[name]) for name, value in federation.network.state_dict().items())

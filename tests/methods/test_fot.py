@@ -33,6 +33,7 @@ from cfl.data.sources import Synthetic
 from cfl.data.streams import Permuted, Stream
 from cfl.methods import FOT
 from cfl.models import MLP
+from cfl.schedule import RoundPlan
 from cfl.subspace import Sketch
 
 deep_mlp: NetworkFactory = partial(MLP, hidden=[10, 7], dropout=0.0)
@@ -293,15 +294,22 @@ def test_every_partition_of_noisy_data_captures_the_same_energy() -> None:
 # What GPSE must leave alone
 
 
-class Lookout(FOT):
-    """Takes copies before and after GPSE."""
+def look_around(fot: FOT) -> list[tuple[dict[str, Tensor], list[bool]]]:
+    """A list that will hold weights and modes as they were before and after GPSE."""
+    seen: list[tuple[dict[str, Tensor], list[bool]]] = []
+    end_task = fot.end_task
 
-    def end_task(self, plan: Any) -> None:
-        module = self.federation.network
-        before = copy.deepcopy(module.state_dict()), [m.training for m in module.modules()]
-        super().end_task(plan)
-        after = copy.deepcopy(module.state_dict()), [m.training for m in module.modules()]
-        self.seen = [before, after]
+    def look() -> None:
+        network = fot.federation.network
+        seen.append((copy.deepcopy(network.state_dict()), [module.training for module in network.modules()]))
+
+    def look_twice(plan: RoundPlan) -> None:
+        look()
+        end_task(plan)
+        look()
+
+    fot.end_task = look_twice  # type: ignore[method-assign]
+    return seen
 
 
 @pytest.mark.filterwarnings("ignore:Found .* in eval mode")
@@ -319,18 +327,17 @@ def test_gpse_changes_neither_weights_nor_statistics_nor_modes(gpse_model: Any) 
             return self.frozen_norm(self.norm(super().features(x)))
 
     data = tiny_data(permuted(2), schedule={"rounds_per_task": 1})
-    results = []
-    for method in (Lookout(threshold=0.9, gpse_model=gpse_model), None):
-        client, watch = tiny_client(data, Mixed, sgd, {"fot": method} if method else {}), Watch()
-        fit(client, data, None, [watch])
+    fot, results = FOT(threshold=0.9, gpse_model=gpse_model), []
+    seen = look_around(fot)
+    for methods in ({"fot": fot}, {}):
+        watch = Watch()
+        fit(tiny_client(data, Mixed, sgd, methods), data, None, [watch])
         results.append(watch.models[1])
-        if method is None:
-            continue
-        (state, modes), (state_after, modes_after) = method.seen
-        assert modes == modes_after
-        assert True in modes
-        assert False in modes
-        assert all(torch.equal(state[name], state_after[name]) for name in state)
+    (state, modes), (state_after, modes_after) = seen[:2]
+    assert modes == modes_after
+    assert True in modes
+    assert False in modes
+    assert all(torch.equal(state[name], state_after[name]) for name in state)
     # Nor did sketching reach the clients' own statistics before they were sent.
     assert results[0].keys() == results[1].keys()
     assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])

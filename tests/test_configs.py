@@ -1,0 +1,116 @@
+"""Every file under configs/: it is understood, combines with the others, and describes something that could run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_cli
+import yaml
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+
+
+def names(folder: str) -> list[str]:
+    """Paths below configs/, e.g. ``methods/fot.yaml``."""
+    return sorted(str(path.relative_to(CONFIGS)) for path in (CONFIGS / folder).rglob("*.yaml"))
+
+
+BENCHMARKS, METHODS, LOGGERS, PAPERS = (names(folder) for folder in ("benchmarks", "methods", "loggers", "papers"))
+COMBINATIONS = [
+    *((benchmark, method) for benchmark in BENCHMARKS for method in METHODS),
+    *((f"benchmarks/{Path(paper).name}", paper) for paper in PAPERS),
+    *((METHODS[0], logger) for logger in LOGGERS),
+]
+
+
+def test_every_file_is_covered() -> None:
+    """A new kind of config file needs a place in the combinations above."""
+    found = {str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.y*ml")}
+    assert found == {"default.yaml", *BENCHMARKS, *METHODS, *LOGGERS, *PAPERS}
+    assert {"methods/fedavg.yaml", "methods/fot.yaml"} <= set(METHODS)
+    assert {"loggers/wandb.yaml", "loggers/tensorboard.yaml"} == set(LOGGERS)
+    assert {name for pair in COMBINATIONS for name in pair} == found - {"default.yaml"}
+
+
+def given(combination: tuple[str, ...]) -> list[str]:
+    """``--config`` for each of the files."""
+    return [part for name in combination for part in ("--config", str(CONFIGS / name))]
+
+
+def leaves(tree: Any, place: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    """Place -> value in nested mappings; class names without their modules, as files may give them short."""
+    if isinstance(tree, list) and any(isinstance(part, dict) for part in tree):
+        tree = {str(number): part for number, part in enumerate(tree)}
+    if isinstance(tree, dict) and tree:
+        return {key: value for name, part in tree.items() for key, value in leaves(part, (*place, name)).items()}
+    return {place: tree.rpartition(".")[2] if place[-1:] == ("class_path",) else tree}
+
+
+@pytest.mark.parametrize("combination", [(), *COMBINATIONS], ids=lambda names: "+".join(names) or "default")
+def test_printed_config_is_the_files_merged_over_the_default(
+    combination: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every value of the last file arrives; so does every value of the others that it does not replace."""
+    assert tiny_cli.run("fit", *given(combination), "--print_config") == 0
+    printed = leaves(yaml.safe_load(capsys.readouterr().out))
+    expected: dict[tuple[str, ...], Any] = {}
+    for name in ("default.yaml", *combination):
+        layer = leaves(yaml.safe_load((CONFIGS / name).read_text()) or {})
+        for place in [place for place in layer if place[-1] == "class_path"]:
+            if expected.get(place) != layer[place]:  # another class: the former one's options are gone
+                above = (*place[:-1], "init_args")
+                expected = {key: value for key, value in expected.items() if key[: len(above)] != above}
+        above = {place[:length] for place in layer for length in range(len(place))}
+        expected = {place: value for place, value in expected.items() if place not in above} | layer
+    for place, value in expected.items():
+        if (*place, "class_path") in printed:
+            assert printed[(*place, "class_path")] == value  # a class given by its name alone
+        else:
+            assert printed[place] == value, place
+
+
+@pytest.mark.parametrize(
+    "combination",
+    [(), *((name, METHODS[-1]) for name in BENCHMARKS), *(pair for pair in COMBINATIONS if pair[1] in PAPERS)],
+    ids=lambda names: "+".join(names) or "default",
+)
+def test_described_experiment_is_consistent(
+    combination: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stream, schedule, network, optimizer and methods are built; a wrong number of epochs stops it before the data."""
+    monkeypatch.chdir(tmp_path)
+    assert tiny_cli.run("fit", *given(combination), "--trainer.max_epochs", "1") == 2
+    message = capsys.readouterr().err
+    assert (
+        message
+        == "error: trainer.max_epochs = 1 cannot work; valid: unset: the number of rounds follows from schedule\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("methods.fot.init_args.threshold", 0.8),
+        ("data.stream.init_args.num_tasks", 3),
+        ("data.partition.init_args.per_client", 4),
+        ("model.network.init_args.hidden", [7]),
+        ("model.optimizer.init_args.lr", 0.5),
+        ("schedule.batch_size", 9),
+        ("federated.server_lr", 0.25),
+        ("run.benchmark", "mine"),
+        ("seed_everything", 12),
+        ("trainer.gradient_clip_val", 0.5),
+    ],
+)
+def test_keys_are_overridden_on_the_command_line(option: str, value: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also deep inside a plug-in, with the short form without init_args; nothing else changes."""
+    printed = []
+    for options in ([], [f"--{option.replace('.init_args', '')}={value}"]):
+        assert tiny_cli.run("fit", *given(("methods/fot.yaml",)), *options, "--print_config") == 0
+        printed.append(leaves(yaml.safe_load(capsys.readouterr().out)))
+    changed = {place for place in printed[1] if printed[0].get(place) != printed[1][place]}
+    assert changed == {tuple(option.split("."))}
+    assert printed[1][tuple(option.split("."))] == value

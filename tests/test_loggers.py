@@ -1,0 +1,214 @@
+"""What loggers receive: the figures of the run folder under the agreed names, over the agreed axes."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_cli
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from wandb.proto.wandb_internal_pb2 import Record
+
+LOGGERS = Path(__file__).parent.parent / "configs" / "loggers"
+OPTIONS = ("--methods.fot", "FOT", "--schedule.evaluate_every", "2")
+
+
+def expected_scalars(folder: Path) -> dict[str, dict[int, float]]:
+    """Name -> round -> value, from the CSV files; ACC and FGT by their formulas for two tasks."""
+    names = {"train/loss": "loss", "comm/uplink_bytes": "uplink_bytes", "comm/downlink_bytes": "downlink_bytes"}
+    found: dict[str, dict[int, float]] = {}
+
+    def add(name: str, round: int, value: str | float) -> None:
+        found.setdefault(name, {})[round] = float(value)
+
+    learned = None  # task 0's accuracy after task 0
+    for row in tiny_cli.rows(folder / "rounds.csv"):
+        round, task = int(row["round"]), int(row["task"])
+        add("task", round, task)
+        add("round", round, round)
+        for name, column in names.items():
+            add(name, round, row[column])
+        if not row["acc"]:
+            continue
+        accuracies = [float(row["acc_task_0"]), float(row["acc_task_1"])]
+        for i, accuracy in enumerate(accuracies):
+            add(f"task_0{i}/acc", round, accuracy)
+        add("cl/acc", round, sum(accuracies[: task + 1]) / (task + 1))
+        if task == 0:
+            learned, ahead = accuracies
+        else:
+            assert learned is not None
+            add("cl/fgt", round, learned - accuracies[0])
+            add("cl/fgt_max", round, learned - accuracies[0])
+            add("cl/bwt", round, accuracies[0] - learned)
+            untrained = float(tiny_cli.rows(folder / "accuracy_matrix.csv")[0]["task_1"])
+            add("cl/fwt", round, ahead - untrained)
+    for row in tiny_cli.rows(folder / "fot.csv"):
+        for column in ("basis_size", "used_space"):
+            add(f"fot/{row['layer']}/{column}", 3 * int(row["task"]) + 2, row[column])
+    return found
+
+
+def assert_scalars(found: dict[str, dict[int, float]], folder: Path, exact: bool) -> None:
+    """Every expected name is there, at the same rounds and with the same values, and nothing of cl/ besides."""
+    expected = expected_scalars(folder)
+    for name, points in expected.items():
+        assert found[name] == (points if exact else pytest.approx(points, rel=1e-6)), name
+    assert {name for name in found if name.startswith(("cl/", "task_"))} == {
+        name for name in expected if name.startswith(("cl/", "task_"))
+    }
+    assert len(found["cl/acc"]) == 4
+    assert len(found["cl/fgt"]) == 2
+
+
+# TensorBoard.
+
+
+def test_tensorboard_has_the_figures_of_the_run_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert tiny_cli.fit(folder, *OPTIONS, "--config", str(LOGGERS / "tensorboard.yaml")) == 0
+    (events,) = (folder / "tensorboard").glob("events.*")  # nowhere else, and one file
+    board = EventAccumulator(str(events), size_guidance={"images": 0, "scalars": 0}).Reload()
+    found = {
+        tag: {event.step: event.value for event in board.Scalars(tag)}
+        for tag in board.Tags()["scalars"]
+        if tag != "epoch"
+    }
+    assert_scalars(found, folder, exact=False)  # TensorBoard keeps float32
+    pictures = board.Images("cl/accuracy_matrix")
+    assert [picture.step for picture in pictures] == [2, 5]  # a heatmap at every task's end
+    assert min(pictures[0].width, pictures[0].height) > 100
+    assert "config_hash" in tiny_cli.summary(folder)
+    assert "schedule.batch_size: 8" in (folder / "tensorboard" / "hparams.yaml").read_text()
+
+
+def test_resumed_run_goes_on_in_the_same_tensorboard_folder(tmp_path: Path) -> None:
+    """One curve per run: the rounds after the interruption continue those before it."""
+    folder = tmp_path / "run"
+    options = ("--config", str(LOGGERS / "tensorboard.yaml"))
+    with tiny_cli.die_at("training", 1, 15):
+        assert tiny_cli.fit(folder, *options) == 143
+    assert tiny_cli.run("fit", "--ckpt_path", str(folder / "last.ckpt")) == 0
+    assert tiny_cli.run("validate", "--ckpt_path", str(folder / "last.ckpt")) == 0  # adds no curve of its own
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == {"tensorboard"}
+    board = EventAccumulator(str(folder / "tensorboard")).Reload()
+    assert [event.step for event in board.Scalars("train/loss")] == list(range(6))
+
+
+# wandb, offline, with the real library.
+
+
+def wandb_records(path: Path) -> Iterator[Record]:
+    """The records of a ``.wandb`` file: LevelDB's log format, blocks of 32 KiB, behind a header of 7 bytes."""
+    data, position, collected = path.read_bytes(), 7, b""
+    assert data.startswith(b":W&B")
+    while position + 7 <= len(data):
+        left = 2**15 - position % 2**15
+        if left < 7:
+            position += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, position)
+        collected += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # a whole record, or the last part of one
+            yield Record.FromString(collected)
+            collected = b""
+
+
+@pytest.fixture(scope="module")
+def wandb_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Record]]:
+    """A run with configs/loggers/wandb.yaml, and what it wrote."""
+    folder = tmp_path_factory.mktemp("wandb") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_CONSOLE": "off"}.items():
+            patch.setenv(name, value)
+        patch.chdir(folder.parent)
+        assert tiny_cli.fit(folder, *OPTIONS, "--config", str(LOGGERS / "wandb.yaml"), pictures=True) == 0
+    assert [path.name for path in folder.parent.iterdir()] == ["run"]  # nothing beside the run folder
+    (written,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+    return folder, list(wandb_records(written))
+
+
+def history(records: list[Record]) -> list[dict[str, Any]]:
+    """The logged steps as key -> value."""
+    return [
+        {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+        for record in records
+        if record.WhichOneof("record_type") == "history"
+    ]
+
+
+def test_wandb_has_the_figures_of_the_run_folder(wandb_run: tuple[Path, list[Record]]) -> None:
+    folder, records = wandb_run
+    found: dict[str, dict[int, float]] = {}
+    for step in history(records):
+        for name, value in step.items():
+            if isinstance(value, int | float) and not name.startswith(("_", "cl/accuracy")):
+                found.setdefault(name, {})[step["round"]] = value
+    assert_scalars(found, folder, exact=True)
+
+
+def test_wandb_axes_are_rounds(wandb_run: tuple[Path, list[Record]]) -> None:
+    """Without these definitions wandb would plot over its own step, which pictures and tables also advance."""
+    _, records = wandb_run
+    metrics = [record.metric for record in records if record.WhichOneof("record_type") == "metric"]
+    axes = {metric.glob_name or metric.name: metric.step_metric for metric in metrics}
+    assert {"round", "task"} <= set(axes)
+    for pattern in ("cl/*", "train/*", "comm/*", "time/*", "task_*", "fot/*"):
+        assert axes[pattern] == "round", pattern
+
+
+def test_wandb_steps_are_never_dropped(wandb_run: tuple[Path, list[Record]]) -> None:
+    """wandb drops what is logged for an earlier step with no more than a warning: every round must have arrived."""
+    steps = history(wandb_run[1])
+    assert sorted(step["round"] for step in steps if "train/loss" in step) == list(range(6))
+    assert [step["_step"] for step in steps] == sorted({step["_step"] for step in steps})
+
+
+def test_wandb_run_is_grouped_by_benchmark_and_method(wandb_run: tuple[Path, list[Record]]) -> None:
+    folder, records = wandb_run
+    run = next(record.run for record in records if record.WhichOneof("record_type") == "run")
+    assert (run.project, run.run_group, run.job_type) == ("cfl", "permuted-synthetic/fot", "fot")
+    assert run.display_name == "fot-seed0"
+    config = {
+        "/".join(update.nested_key) or update.key: json.loads(update.value_json)
+        for record in records
+        if record.WhichOneof("record_type") == "config"
+        for update in record.config.update
+    }
+    assert config["config_hash"] == tiny_cli.summary(folder)["config_hash"]
+    assert config["schedule"]["batch_size"] == 8
+    assert (config["benchmark"], config["method"]) == ("permuted-synthetic", "fot")
+
+
+def test_wandb_has_the_matrix_as_table_and_picture(wandb_run: tuple[Path, list[Record]]) -> None:
+    """One of each per task; a row per learned task, equal to the CSV."""
+    folder, records = wandb_run
+    steps = [step for step in history(records) if any(name.startswith("cl/accuracy_matrix") for name in step)]
+    assert [step["task"] for step in steps] == [0, 1]
+    rows = [
+        [float(row[key]) for key in ("after_task", "task_0", "task_1")]
+        for row in tiny_cli.rows(folder / "accuracy_matrix.csv")
+        if row["after_task"] != "init"
+    ]
+    tables = [json.loads(path.read_text()) for path in folder.glob("wandb/offline-run-*/files/media/table/cl/*.json")]
+    assert all(table["columns"] == ["after_task", "task_0", "task_1"] for table in tables)
+    assert sorted((table["data"] for table in tables), key=len) == [rows[:1], rows]
+    assert len(list(folder.glob("wandb/offline-run-*/files/media/images/cl/accuracy_heatmap*.png"))) == 2
+
+
+def test_wandb_run_is_over_when_the_fit_is(wandb_run: tuple[Path, list[Record]]) -> None:
+    """A second fit in the same process must not write into the first one's run."""
+    import wandb
+
+    assert wandb.run is None
+    assert any(record.WhichOneof("record_type") == "exit" for record in wandb_run[1])
+
+
+def test_without_a_logger_nothing_is_imported_or_written(tmp_path: Path) -> None:
+    assert tiny_cli.fit(tmp_path) == 0
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
