@@ -37,7 +37,6 @@ class RoundCheckpoint(Checkpoint):
         self._written_at: float | None = None
         self._write_seconds = 0.0
         self._signal: int | None = None
-        self._before: dict[int, Any] = {}
 
     @property
     def interrupted_by(self) -> int | None:
@@ -45,10 +44,13 @@ class RoundCheckpoint(Checkpoint):
         return self._signal
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """From here on a first SIGTERM or SIGINT waits for the end of the round."""
+        """From here on a first SIGTERM or SIGINT waits for the end of the round.
+
+        Lightning puts back the handlers from before the fit when it ends, also after an error.
+        """
         for number in (signal.SIGTERM, signal.SIGINT):
             try:
-                self._before[number] = signal.signal(number, self._on_signal)
+                signal.signal(number, self._on_signal)
             except ValueError:  # signals belong to the main thread
                 return
 
@@ -88,16 +90,6 @@ class RoundCheckpoint(Checkpoint):
         record = record_of(trainer)
         checkpoint["experiment"] = record.experiment
         checkpoint["config_hash"] = config_hash(record.experiment)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give the signals back, before Lightning puts back the handlers from before the fit."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Give the signals back."""
-        self.on_train_end(trainer, pl_module)
 
 
 def record_of(trainer: Trainer) -> RunRecord:

@@ -12,7 +12,7 @@ from cfl.channel import Channel
 from cfl.client import Client
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
-from cfl.errors import ConfigError
+from cfl.errors import BadUpdate, ConfigError
 from cfl.federation import Federation
 from cfl.randomness import seed_for
 from cfl.schedule import RoundPlan
@@ -65,6 +65,7 @@ class FederatedOrchestrator(Callback):
         self.on_bad_update: Literal["stop", "skip"] = on_bad_update
         self.plan: RoundPlan | None = None
         self._started = 0.0
+        self._used_outputs: torch.Tensor | None = None
 
     # Before the first round.
 
@@ -120,8 +121,11 @@ class FederatedOrchestrator(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: CohortBatch, batch_idx: int
     ) -> None:
         """Open a cohort: its clients start from the global model and with a fresh optimizer."""
-        if not batch.opens:
-            return
+        if batch.opens:
+            with Located(f"opening clients {list(batch.clients)}", self._plan):
+                self._open(trainer, pl_module, batch)
+
+    def _open(self, trainer: Trainer, pl_module: LightningModule, batch: CohortBatch) -> None:
         client, federation, plan = _client(pl_module), _federation(pl_module), self._plan
         torch.manual_seed(seed_for(federation.data.seed, "dropout", plan.round, batch.cohort))
         tensors = federation.state_tensors()
@@ -144,9 +148,12 @@ class FederatedOrchestrator(Callback):
     ) -> None:
         """Collect from clients that have finished; with the last of them, close the round."""
         if batch.closes:
-            self._collect(_client(pl_module), batch.closes)
+            closing = [batch.clients[position] for position in batch.closes]
+            with Located(f"collecting from clients {closing}", self._plan):
+                self._collect(_client(pl_module), batch.closes)
         if batch.last_of_round:
-            self._close_round(_federation(pl_module))
+            with Located("closing the round", self._plan):
+                self._close_round(_client(pl_module))
 
     @torch.no_grad()
     def _collect(self, client: Client, positions: tuple[int, ...]) -> None:
@@ -156,23 +163,30 @@ class FederatedOrchestrator(Callback):
         clients = [cohort.clients[p] for p in positions]
         trained = cohort.rows(positions, {**cohort.parameters, **cohort.buffers})
         cohort.put_back_unused_outputs(positions, trained)
+        if cohort.used_outputs is not None:
+            seen = self._used_outputs
+            self._used_outputs = cohort.used_outputs if seen is None else seen | cohort.used_outputs
+        weights = [1.0 if self.client_weighting == "uniform" else float(cohort.sizes[p]) for p in positions]
         if federation.personal:
-            federation.clients.scatter("model", clients, {n: trained[n] for n in federation.personal})
+            own = {n: trained[n] for n in federation.personal}
+            usable = federation.channel.usable(own, clients)
+            weights = [weight if good else 0.0 for weight, good in zip(weights, usable, strict=True)]
+            federation.clients.scatter("model", clients, own, usable)
         update = {n: trained[n] - cohort.received[n] for n in federation.shared_parameters}
         message = {**update, **{n: trained[n] for n in federation.shared_buffers}}
-        weights = [1.0 if self.client_weighting == "uniform" else float(cohort.sizes[p]) for p in positions]
         if message:
             federation.channel.uplink("update", message, weights, clients)
 
-    def _close_round(self, federation: Federation) -> None:
-        plan = self._plan
+    def _close_round(self, client: Client) -> None:
+        federation, plan = _federation(client), self._plan
         if federation.shared_parameters or federation.shared_buffers:
             mean = federation.channel.mean("update")
             federation.server.apply(
                 {n: mean[n] for n in federation.shared_parameters},
                 {n: mean[n] for n in federation.shared_buffers},
-                [method.transform_step for method in federation.methods.values()],
+                [*(method.transform_step for method in federation.methods.values()), self._hold_unused_outputs],
             )
+        self._used_outputs = None
         federation.round += 1
         federation.data.next_round = federation.round
         for method in federation.methods.values():
@@ -181,9 +195,30 @@ class FederatedOrchestrator(Callback):
             for method in federation.methods.values():
                 method.end_task(plan)
 
+    def _hold_unused_outputs(self, step: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Server momentum does not move outputs that no client of this round trained."""
+        used = self._used_outputs
+        if used is None:
+            return step
+        held = dict(step)
+        for name, change in step.items():
+            if name.startswith("head.") and change.ndim > 0 and len(change) == len(used):
+                held[name] = torch.where(used.view(-1, *[1] * (change.ndim - 1)), change, torch.zeros_like(change))
+        return held
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Count the round's time, evaluation included."""
         _federation(pl_module).seconds += time.perf_counter() - self._started
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse to call a run over that ended early without anybody asking for it.
+
+        Raises:
+            RuntimeError: a StopIteration somewhere makes Lightning end a fit without a word.
+        """
+        federation = _federation(pl_module)
+        if not federation.finished and not trainer.should_stop:
+            raise RuntimeError(f"the fit ended after {federation.round} of {federation.schedule.num_rounds} rounds")
 
     # Evaluation.
 
@@ -219,13 +254,40 @@ def check_trainer(trainer: Trainer, data: FederatedDataModule) -> None:
         ("overfit_batches", settings.overfit_batches, 0.0, "max_train of the source instead"),
         ("reload_dataloaders_every_n_epochs", settings.reload_dataloaders_every_n_epochs, 1, "a loader per round"),
         ("num_sanity_val_steps", trainer.num_sanity_val_steps in (0, float("inf")), True, "-1, or 0 to do without FWT"),
+        ("precision", trainer.precision in ("32-true", "bf16-mixed"), True, "32-true or bf16-mixed"),
         ("devices", trainer.world_size, 1, "a single device"),
     ]
     for key, value, expected, why in wanted:
         if value != expected:
-            shown = trainer.num_sanity_val_steps if key == "num_sanity_val_steps" else value
+            shown = getattr(trainer, key) if isinstance(expected, bool) else value
             valid = why if isinstance(expected, bool) else f"{expected}: {why}"
             raise ConfigError(f"trainer.{key}", shown, valid)
+
+
+class Located:
+    """Say where a failure happened; a StopIteration, say, would end the fit without a word.
+
+    Not a ``contextlib.contextmanager``, which hands a StopIteration on as it came. Errors whose message already says
+    where they come from pass unchanged.
+
+    Args:
+        what: what is being done.
+        plan: the round it is done in.
+
+    Raises:
+        RuntimeError: naming what was done, round and task, with the failure as its cause.
+    """
+
+    def __init__(self, what: str, plan: RoundPlan) -> None:
+        self.what, self.plan = what, plan
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, BadUpdate | ConfigError):
+            where = f"{self.what} failed in round {self.plan.round} (task {self.plan.task})"
+            raise RuntimeError(f"{where}: {type(error).__name__}: {error}") from error
 
 
 def _client(module: LightningModule) -> Client:

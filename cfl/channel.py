@@ -79,7 +79,8 @@ class Channel:
             BadUpdate: if a message holds NaN or infinity and ``on_bad_update`` is ``stop``.
         """
         self._count_uplink(topic, payload, len(clients))
-        weights = self._without_bad(payload, weights, clients)
+        usable = self.usable(payload, clients)
+        weights = [weight if good else 0.0 for weight, good in zip(weights, usable, strict=True)]
         sums = self._sums.setdefault(topic, {})
         for name, rows in payload.items():
             factor = torch.tensor(weights, dtype=torch.float32, device=rows.device)
@@ -120,7 +121,7 @@ class Channel:
                 f"topic {topic!r} shows the server single clients' messages; the method must declare individual_uplinks"
             )
         self._count_uplink(topic, payload, len(clients))
-        keep = self._without_bad(payload, [1.0] * len(clients), clients)
+        keep = self.usable(payload, clients)
         box = self._single.setdefault(topic, {})
         for row, client in enumerate(clients):
             if keep[row]:
@@ -136,27 +137,35 @@ class Channel:
             raise ValueError(f"topic {topic!r}: {clients} clients but messages with {sorted(rows)} rows")
         self.uplink_bytes[topic] = self.uplink_bytes.get(topic, 0) + payload_bytes(payload)
 
-    def _without_bad(
-        self, payload: Mapping[str, Tensor], weights: Sequence[float], clients: Sequence[int]
-    ) -> list[float]:
+    def usable(self, payload: Mapping[str, Tensor], clients: Sequence[int]) -> list[bool]:
+        """Which of k clients hold finite values only; the others are recorded as skipped.
+
+        Args:
+            payload: name -> ``[k, ...]``, row j of client ``clients[j]``; a message, or what a client keeps.
+            clients: the k ids.
+
+        Raises:
+            BadUpdate: if one does not and ``on_bad_update`` is ``stop``.
+        """
         floats = [v.reshape(len(v), -1) for v in payload.values() if v.is_floating_point() and v.numel()]
         if not floats:
-            return list(weights)
+            return [True] * len(clients)
         # A sum is finite only if all its terms are; its own overflow is checked again term by term.
         totals = torch.stack([values.sum(1, dtype=torch.float32) for values in floats]).sum(0)
         if bool(torch.isfinite(totals).all()):
-            return list(weights)
+            return [True] * len(clients)
         finite = torch.stack([torch.isfinite(values).all(1) for values in floats]).all(0).tolist()
         for client, good in zip(clients, finite, strict=True):
             if good:
                 continue
             if self.on_bad_update == "stop":
                 raise BadUpdate(
-                    f"client {client} sent NaN or infinity in round {self._round} (task {self._task}); "
+                    f"client {client} trained to NaN or infinity in round {self._round} (task {self._task}); "
                     "a smaller model.optimizer lr usually helps, or federated.on_bad_update=skip leaves it out"
                 )
-            self.skipped.append((self._round, self._task, client))
-        return [weight if good else 0.0 for weight, good in zip(weights, finite, strict=True)]
+            if (self._round, self._task, client) not in self.skipped:
+                self.skipped.append((self._round, self._task, client))
+        return finite
 
     def state_dict(self) -> dict[str, Any]:
         """Byte counts and the record of skipped clients. Between rounds no sum is open."""

@@ -35,10 +35,21 @@ class ClientStates:
             for name, tensor in default.items()
         }
 
-    def scatter(self, topic: str, clients: Sequence[int], stacked: Mapping[str, Tensor]) -> None:
-        """Keep row j of ``stacked`` (name -> ``[k, ...]``) for client ``clients[j]``, as a copy."""
+    def scatter(
+        self,
+        topic: str,
+        clients: Sequence[int],
+        stacked: Mapping[str, Tensor],
+        keep: Sequence[bool] | None = None,
+    ) -> None:
+        """Keep row j of ``stacked`` (name -> ``[k, ...]``) for client ``clients[j]``, as a copy.
+
+        With ``keep``, clients whose entry is False stay as they were.
+        """
         held = self._topics.setdefault(topic, {})
         for row, client in enumerate(clients):
+            if keep is not None and not keep[row]:
+                continue
             held[client] = {name: values[row].detach().clone() for name, values in stacked.items()}
 
     def get(self, topic: str, client: int) -> dict[str, Tensor] | None:

@@ -184,7 +184,7 @@ def test_update_that_is_not_finite_names_client_and_round(tmp_path: Path, capsys
     assert tiny_cli.fit(tmp_path, "--model.optimizer.lr", "1e30") == 2
     message = capsys.readouterr().err
     assert message.startswith("error: client ")
-    for words in ("sent NaN or infinity in round 0", "task 0", "lr", "federated.on_bad_update=skip"):
+    for words in ("trained to NaN or infinity in round 0", "task 0", "lr", "federated.on_bad_update=skip"):
         assert words in message
     assert message.count("\n") == 1
 

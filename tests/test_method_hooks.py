@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 from naive import federated_averaging, plain_network
 from tiny import SaveAfter, double, fit, mlp, sgd, split, tiny_client, tiny_data, weights
 from torch import Tensor, nn
@@ -273,8 +274,9 @@ class Declares(Tells):
 
 
 def test_single_messages_are_for_methods_that_declare_them() -> None:
-    with pytest.raises(PermissionError, match="individual_uplinks"):
+    with pytest.raises(RuntimeError, match="individual_uplinks") as caught:
         run({"tells": Tells()})
+    assert isinstance(caught.value.__cause__, PermissionError)
     found = run({"tells": Declares(), "other": Method()})
     assert found.channel.uplink_bytes["bias"] == 6 * 3 * 4 * 8
 
@@ -289,9 +291,11 @@ class Fails(Method):
         self.round, self.error = round, error
         setattr(self, hook, self._fail)
 
-    def _fail(self, cohort: Cohort) -> None:
-        if cohort.round == self.round:
+    def _fail(self, first: Any, *rest: Any) -> Any:
+        is_step = isinstance(first, dict)
+        if self.round == (self.federation.round if is_step else first.round):
             raise self.error
+        return first if is_step else None
 
 
 @pytest.mark.parametrize("error", [KeyError("a layer"), StopIteration("exhausted"), ValueError("shapes")], ids=repr)
@@ -312,6 +316,43 @@ def test_a_failure_says_where_it_happened(hook: str, error: Exception) -> None:
 def _loader(data: FederatedDataModule, round: int) -> Any:
     data.next_round = round
     return data.train_dataloader()
+
+
+@pytest.mark.parametrize("error", [KeyError("a layer"), StopIteration("exhausted")], ids=repr)
+@pytest.mark.parametrize(
+    ("hook", "doing"),
+    [
+        ("open_cohort", "opening clients"),
+        ("close_clients", "collecting from clients"),
+        ("transform_step", "closing the round"),
+        ("end_round", "closing the round"),
+        ("end_task", "closing the round"),
+    ],
+)
+def test_a_failure_between_the_steps_says_where_it_happened(hook: str, doing: str, error: Exception) -> None:
+    """In the last round above all: there a StopIteration would leave a run that looks finished."""
+    data = data_of()
+    with pytest.raises(RuntimeError, match=rf"{doing} .*round 5 \(task 1\).*{type(error).__name__}") as caught:
+        fit(tiny_client(data, methods={"fails": Fails(hook, error, round=5)}), data)
+    assert caught.value.__cause__ is error
+
+
+def test_a_fit_that_ends_early_is_no_success() -> None:
+    class Ends(Callback):
+        def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            if trainer.current_epoch == 2:
+                raise StopIteration
+
+    data = data_of()
+    with pytest.raises(RuntimeError, match="ended after 2 of 6 rounds"):
+        fit(tiny_client(data), data, callbacks=[Ends()])
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
+def test_a_precision_that_batches_do_not_follow_is_refused(precision: str) -> None:
+    data = data_of()
+    with pytest.raises(ConfigError, match=rf"trainer.precision = '{precision}'.*bf16-mixed"):
+        fit(tiny_client(data), data, precision=precision)
 
 
 def test_a_failure_in_a_later_step_names_that_step() -> None:

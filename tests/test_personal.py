@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from torch import Tensor
 from torch.func import functional_call
 
 from cfl.client import Client
+from cfl.cohort import Cohort
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining
 from cfl.data.partitions import Dirichlet
-from cfl.errors import ConfigError
+from cfl.errors import BadUpdate, ConfigError
+from cfl.methods import Method
 from cfl.methods.personal import PersonalLayers
 
 MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.05)
@@ -202,6 +205,45 @@ def test_resuming_restores_what_clients_keep(layers: list[str], batchnorm: str, 
 def _scramble(module: torch.nn.Module) -> None:
     for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
         tensor.fill_(3)
+
+
+@pytest.mark.parametrize("layers", [["*"], ["head.*"]], ids=["all", "heads"])
+def test_what_a_client_keeps_is_checked_for_nan(layers: list[str]) -> None:
+    """Nothing of it goes through the Channel's sums, yet the run must not end with broken models."""
+    data, wild = data_of(), partial(torch.optim.SGD, lr=1e20)
+    with pytest.raises(BadUpdate, match=r"client \d trained to NaN or infinity in round 0 \(task 0\)"):
+        fit(personal_client(data, layers, optimizer=wild), data)
+
+
+def test_a_skipped_client_keeps_what_it_had() -> None:
+    data, record = data_of(), Kept()
+    client = personal_client(data, ["head.*"])
+    poison = Poison(victim=data.rounds.round(0).clients[1], round=0)
+    client.methods["poison"] = poison
+    federation = fit(client, data, {"on_bad_update": "skip"}, callbacks=[record])
+    assert poison.victim not in record.rounds[0]
+    assert set(data.rounds.round(0).clients) - {poison.victim} == set(record.rounds[0])
+    assert federation.channel.skipped == [(0, 0, poison.victim)]
+    assert all(bool(torch.isfinite(value).all()) for value in weights(federation).values())
+
+
+class Poison(Method):
+    """Breaks one client's own head, and nothing else, in one round."""
+
+    def __init__(self, victim: int, round: int) -> None:
+        self.victim, self.round = victim, round
+
+    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        for position in positions:
+            if cohort.round == self.round and cohort.clients[position] == self.victim:
+                with torch.no_grad():
+                    cohort.parameters["head.bias"][position] = math.nan
+
+
+def test_running_statistics_alone_belong_to_the_batchnorm_option() -> None:
+    data = data_of()
+    with pytest.raises(ConfigError, match=r"federated\.batchnorm=local"):
+        fit(personal_client(data, ["*.running_*"], norm_net), data)
 
 
 def test_a_pattern_that_matches_nothing_is_refused() -> None:

@@ -181,6 +181,12 @@ def test_method_leaves_its_own_table_and_figures(tmp_path: Path) -> None:
     assert summary["used_space"] == pytest.approx(100 * sum(shares) / 2)
     extra = summary["uplink_bytes_by_topic"]
     assert summary["uplink_bytes"] == ROUNDS * SAMPLED * 4 * tiny_cli.PARAMETERS + extra["fot sketch"]
+    last = tiny_cli.rows(tmp_path / "rounds.csv")[-1]
+    assert (int(last["uplink_bytes"]), int(last["downlink_bytes"])) == (
+        summary["uplink_bytes"],
+        summary["downlink_bytes"],
+    )
+    assert summary["uplink_bytes"] != summary["downlink_bytes"]
     # A sketch has five columns per input dimension, in float32; two float64 scalars per layer come with it.
     assert extra["fot sketch"] == SAMPLED * sum(5 * d * d * 4 + 2 * 8 for d in (16, 8))
 

@@ -145,3 +145,15 @@ def test_with_one_task_the_scenarios_are_the_same() -> None:
         found.append(weights(fit(tiny_client(data), data)))
     for other in found[1:]:
         assert all(torch.equal(other[name], value) for name, value in found[0].items())
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_server_momentum_leaves_other_tasks_outputs_alone(momentum: float) -> None:
+    """What momentum has stored of the first task's head would go on moving it through the whole second task."""
+    data = tiny_data(split(), scenario="task")
+    record = Rounds()
+    fit(tiny_client(data), data, {"server_momentum": momentum}, callbacks=[record])
+    first, last = record.models[2], record.models[5]
+    for name in ("head.weight", "head.bias"):
+        assert torch.equal(first[name][:2], last[name][:2])
+        assert not torch.equal(first[name][2:], last[name][2:])

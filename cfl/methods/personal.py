@@ -32,6 +32,12 @@ class PersonalLayers(Method):
         for pattern in self.layers:
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise ConfigError("methods.<name>.layers", pattern, f"patterns that match one of {names}")
+        if self.layers and not any(self.keeps_local(name) for name, _ in federation.network.named_parameters()):
+            raise ConfigError(
+                "methods.<name>.layers",
+                self.layers,
+                "patterns that match a parameter; federated.batchnorm=local keeps running statistics alone",
+            )
 
     def keeps_local(self, name: str) -> bool:
         """Whether a pattern matches."""
