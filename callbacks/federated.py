@@ -168,7 +168,7 @@ class FederatedOrchestrator(Callback):
             self._used_outputs = cohort.used_outputs if seen is None else seen | cohort.used_outputs
         weights = [1.0 if self.client_weighting == "uniform" else float(cohort.sizes[p]) for p in positions]
         if federation.personal:
-            own = {n: trained[n] for n in federation.personal}
+            own = {n: rows for n, rows in trained.items() if n in federation.personal}
             usable = federation.channel.usable(own, clients)
             weights = [weight if good else 0.0 for weight, good in zip(weights, usable, strict=True)]
             federation.clients.scatter("model", clients, own, usable)

@@ -82,7 +82,10 @@ class Client(LightningModule):
         width = min(data.schedule.cohort_width, data.rounds.most_clients)
         self.cohort = Cohort(self.network, width, data.outputs.train)
         self.loss_sum = torch.zeros((), device=self.device)
-        optimizer = self._make_optimizer(self.cohort.parameters.values())
+        try:
+            optimizer = self._make_optimizer(self.cohort.parameters.values())
+        except ValueError as error:  # torch names the option and its value
+            raise ConfigError("model.optimizer", str(error), "options that the optimizer accepts") from error
         name = type(optimizer).__name__
         if name not in ELEMENTWISE_OPTIMIZERS:
             raise ConfigError("model.optimizer", name, f"one of {sorted(ELEMENTWISE_OPTIMIZERS)}")

@@ -94,6 +94,10 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("--model.optimizer", "LBFGS"),
         ("model.optimizer = 'LBFGS'", "'Adam'", "'SGD'"),
     ),
+    "optimizer's option": (
+        ("--model.optimizer.lr", "-1"),
+        ("model.optimizer = 'Invalid learning rate: -1.0'", "the optimizer accepts"),
+    ),
     # Trainer settings under which a round is no epoch.
     "epochs": (("--trainer.max_epochs", "3"), ("trainer.max_epochs = 3", "follows from schedule")),
     "steps": (("--trainer.max_steps", "3"), ("trainer.max_steps = 3", "schedule")),

@@ -56,7 +56,7 @@ def test_killed_at_any_moment_and_resumed_equals_uninterrupted(tmp_path: Path, v
 
 def test_command_killed_from_outside_resumes(tmp_path: Path) -> None:
     """As a user sees it: `kill -9` of `python -m cfl fit` at a random round, then the same with --ckpt_path last."""
-    folder, options = tmp_path / "run", ("--schedule.rounds_per_task", "40", "--checkpoint.share", "0.3")
+    folder, options = tmp_path / "run", ("--schedule.rounds_per_task", "80", "--checkpoint.share", "0.3")
     command = [sys.executable, "-m", "cfl", "fit", "--config", str(tiny_cli.TINY), "--run.dir", str(folder), *options]
     after = random.randrange(1, 60)
     with (tmp_path / "output").open("w") as output:

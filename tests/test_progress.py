@@ -95,7 +95,7 @@ def test_piped_command_writes_text_and_ends_on_a_signal(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
-        env={**os.environ, "FORCE_COLOR": "", "TERM": "xterm"},
+        env={name: value for name, value in os.environ.items() if name != "FORCE_COLOR"},
     )
     assert process.stdout is not None
     first = process.stdout.readline()  # before the signal can be sent, rounds must be running
@@ -150,6 +150,7 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     screen = Terminal()
+    monkeypatch.setenv("TERM", "xterm")  # on a dumb one there is no live line
     monkeypatch.setattr(callbacks.progress, "Console", lambda: Console(force_terminal=True, file=screen, width=120))
     return screen
 

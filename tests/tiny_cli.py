@@ -33,6 +33,8 @@ def run(*arguments: str, pictures: bool = False) -> int:
     empty unless asked for.
     """
     with ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(os.environ))
+        os.environ.pop("FORCE_COLOR", None)  # a pipe is a pipe, also where continuous integration asks for colours
         subcommand = {name: skipped for name, skipped in FederatedCLI.subcommands().items() if name == arguments[0]}
         if subcommand:
             stack.enter_context(mock.patch.object(FederatedCLI, "subcommands", return_value=subcommand))

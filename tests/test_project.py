@@ -1,0 +1,100 @@
+"""Promises about the project's own texts and structure."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import double, fit, mlp, tiny_client, tiny_data, weights
+from torch import Tensor
+
+from cfl.cli import main
+from cfl.cohort import Cohort
+from cfl.methods import Method
+
+ROOT = Path(__file__).parents[1]
+
+
+def imports(path: Path) -> set[str]:
+    """Modules that a file imports anywhere."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+def test_only_the_command_line_knows_the_callbacks() -> None:
+    knowing = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "cfl").rglob("*.py")
+        if any(name.split(".")[0] == "callbacks" for name in imports(path))
+    }
+    assert knowing == {"cfl/cli.py"}
+
+
+def test_the_other_lightning_package_is_never_imported() -> None:
+    """Its classes are not interchangeable with lightning.pytorch's, and the error does not say so."""
+    files = [path for folder in ("cfl", "callbacks", "tests") for path in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 50
+    assert not [path for path in files if any(name.split(".")[0] == "pytorch_lightning" for name in imports(path))]
+
+
+def test_the_server_knows_neither_lightning_nor_data() -> None:
+    assert not {name for name in imports(ROOT / "cfl" / "server.py") if "lightning" in name or "data" in name}
+
+
+def test_the_documented_method_is_fedprox() -> None:
+    """The example of the architecture page, run as printed: its gradient adds mu (w - w_global)."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    code = re.search(r"```python\n(class FedProx.*?)```", text, re.DOTALL)
+    assert code is not None
+    names: dict[str, Any] = {"Method": Method, "Cohort": Cohort, "Tensor": Tensor, "torch": torch}
+    exec(code[1], names)
+    mu, found = 0.3, {}
+
+    class Observed(names["FedProx"]):  # type: ignore[misc]
+        def adjust_gradients(self, cohort: Cohort) -> None:
+            if cohort.round == 0 and len(found) < 2:
+                moved = {n: (p.detach() - cohort.received[n]) for n, p in cohort.parameters.items()}
+                found[len(found)] = (moved, {n: g.clone() for n, g in cohort.gradients.items()})
+
+    class Plain(Method):
+        def adjust_gradients(self, cohort: Cohort) -> None:
+            moved = {n: (p.detach() - cohort.received[n]) for n, p in cohort.parameters.items()}
+            for name, gradient in cohort.gradients.items():
+                gradient += mu * moved[name]
+
+    data = tiny_data()
+    prox = weights(fit(tiny_client(data, double(mlp), methods={"prox": Observed(mu)}), data))
+    data = tiny_data()
+    by_hand = weights(fit(tiny_client(data, double(mlp), methods={"plain": Plain()}), data))
+    assert any(float(moved.abs().max()) > 0 for moved in found[1][0].values())
+    for name, value in prox.items():
+        torch.testing.assert_close(value, by_hand[name], rtol=0, atol=1e-12)
+
+
+def readme_commands() -> list[str]:
+    """The README's ``cfl fit`` command lines that start a run from files of the project."""
+    text = (ROOT / "README.md").read_text().replace("\\\n", " ")
+    lines = [line.split("#")[0].strip() for line in text.splitlines() if line.startswith("    cfl fit")]
+    return [line for line in lines if "--config" in line]
+
+
+@pytest.mark.parametrize("command", readme_commands())
+def test_commands_of_the_readme_parse(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    arguments = [word for word in shlex.split(command)[1:] if word != "--print_config"]
+    with pytest.raises(SystemExit) as caught:
+        main([*arguments, "--print_config"])
+    assert caught.value.code in (0, None)
+    assert "rounds_per_task" in capsys.readouterr().out
