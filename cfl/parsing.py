@@ -103,7 +103,9 @@ def class_names(key: str) -> list[str]:
     while waiting:
         children: list[type] = waiting.pop().__subclasses__()
         waiting += children
-        found |= {c.__name__ for c in children if not inspect.isabstract(c) and not c.__name__.startswith("_")}
+        # Abstract, private and local classes cannot be named in a configuration.
+        named = [c for c in children if not inspect.isabstract(c) and "." not in c.__qualname__]
+        found |= {c.__name__ for c in named if not c.__name__.startswith("_")}
     return sorted(found)
 
 

@@ -14,11 +14,11 @@ DIRICHLET = ("--data.partition", "Dirichlet")
 # What is given, and what the message must say: the key with the value, then words from what would be valid.
 CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     # Names.
-    "method": (("--methods.fot", "Fott"), ("methods.<name> = 'Fott'", "one of FOT, PersonalLayers")),
-    "network": (("--model.network", "MPL"), ("model.network = 'MPL'", "LeNet, MLP")),
-    "network path": (("--model.network", "cfl.models.Nope"), ("model.network = 'cfl.models.Nope'", "LeNet, MLP")),
-    "partition": (("--data.partition", "Shrads"), ("data.partition = 'Shrads'", "Dirichlet, IID, Shards")),
-    "stream": (("--data.stream", "Permute"), ("data.stream = 'Permute'", "ClassSplit, Permuted, Rotated")),
+    "method": (("--methods.fot", "Fott"), ("methods.<name> = 'Fott'", "FOT", "PersonalLayers")),
+    "network": (("--model.network", "MPL"), ("model.network = 'MPL'", "LeNet", "MLP")),
+    "network path": (("--model.network", "cfl.models.Nope"), ("model.network = 'cfl.models.Nope'", "LeNet", "MLP")),
+    "partition": (("--data.partition", "Shrads"), ("data.partition = 'Shrads'", "Dirichlet", "IID", "Shards")),
+    "stream": (("--data.stream", "Permute"), ("data.stream = 'Permute'", "ClassSplit", "Permuted", "Rotated")),
     "source": (("--data.stream.source", "MINST"), ("data.stream.source = 'MINST'", "Digits", "MNIST", "Synthetic")),
     "participation": (
         ("--data.participation", "Some"),

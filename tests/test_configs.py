@@ -19,7 +19,8 @@ def names(folder: str) -> list[str]:
 
 BENCHMARKS, METHODS, LOGGERS, PAPERS = (names(folder) for folder in ("benchmarks", "methods", "loggers", "papers"))
 COMBINATIONS = [
-    *((benchmark, method) for benchmark in BENCHMARKS for method in METHODS),
+    *((benchmark, "methods/fot.yaml") for benchmark in BENCHMARKS),
+    *((BENCHMARKS[0], method) for method in METHODS),
     *((f"benchmarks/{Path(paper).name}", paper) for paper in PAPERS),
     *((METHODS[0], logger) for logger in LOGGERS),
 ]

@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -170,19 +171,27 @@ def die_at(stage: str, round: int, number: int = signal.SIGKILL) -> ExitStack:
     return stack
 
 
-def _child(arguments: tuple[str, ...], stage: str, round: int) -> None:
-    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), die_at(stage, round):
+def _child(arguments: tuple[str, ...], moment: tuple[str, int] | None) -> None:
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), ExitStack() as stack:
+        if moment is not None:
+            stack.enter_context(die_at(*moment))
         raise SystemExit(run(*arguments))
 
 
-def killed(stage: str, round: int, *arguments: str) -> int | None:
-    """The exit status of ``cfl ...`` in a process of its own that kills itself; -9 says that it did.
+def start(*arguments: str, moment: tuple[str, int] | None = None) -> BaseProcess:
+    """``cfl ...`` in a process of its own, which kills itself at a moment (stage, round) if one is given.
 
     Processes are forked from one that has imported the program already, which saves seconds each.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["cfl.cli"])
-    process = context.Process(target=_child, args=(arguments, stage, round))
+    process = context.Process(target=_child, args=(arguments, moment))
     process.start()
+    return process
+
+
+def killed(stage: str, round: int, *arguments: str) -> int | None:
+    """The exit status of ``cfl ...`` in a process of its own that kills itself; -9 says that it did."""
+    process = start(*arguments, moment=(stage, round))
     process.join()
     return process.exitcode
