@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,13 @@ def wandb_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Reco
         assert tiny_cli.fit(folder, *OPTIONS, "--config", str(LOGGERS / "wandb.yaml"), pictures=True) == 0
     assert [path.name for path in folder.parent.iterdir()] == ["run"]  # nothing beside the run folder
     (written,) = folder.glob("wandb/offline-run-*/run-*.wandb")
-    return folder, list(wandb_records(written))
+    # wandb's own process writes the file and, on a busy machine, may still be at it.
+    deadline = time.monotonic() + 60
+    while True:
+        records = list(wandb_records(written))
+        if any(record.WhichOneof("record_type") == "exit" for record in records) or time.monotonic() > deadline:
+            return folder, records
+        time.sleep(0.2)
 
 
 def history(records: list[Record]) -> list[dict[str, Any]]:
