@@ -113,6 +113,8 @@ def wandb_records(path: Path) -> Iterator[Record]:
             position += left
             continue
         _, length, kind = struct.unpack_from("<IHB", data, position)
+        if position + 7 + length > len(data):
+            return  # still being written
         collected += data[position + 7 : position + 7 + length]
         position += 7 + length
         if kind in (1, 4):  # a whole record, or the last part of one
