@@ -110,9 +110,7 @@ class FederatedOrchestrator(Callback):
         if federation.round != trainer.current_epoch:
             raise RuntimeError(f"round {federation.round} of the federation is epoch {trainer.current_epoch}")
         self.plan = federation.schedule.round(federation.round)
-        client = _client(pl_module)
-        client.loss_sum.zero_()
-        client.loss_count = 0
+        _client(pl_module).reset_loss()
         federation.channel.enter_round(self.plan.task, self.plan.round)
         federation.channel.downlink("model", federation.shared_tensors(), len(self.plan.clients))
         trainer.check_val_every_n_epoch = 1 if federation.schedule.evaluates_after(self.plan) else NEVER

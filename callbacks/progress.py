@@ -87,7 +87,6 @@ class RoundProgress(Callback):
         if plan is None:
             return "no round has started"
         rounds = federation.schedule.settings.rounds(federation.data.num_tasks)[plan.task]
-        loss = float(client.loss_sum) / max(client.loss_count, 1)
         run = federation.round - self._first_round
         left = "-"
         if run:
@@ -96,7 +95,7 @@ class RoundProgress(Callback):
         acc = "-" if self._acc is None else f"{self._acc:.2f}"
         return (
             f"task {plan.task + 1}/{federation.data.num_tasks}  round {plan.round_in_task + 1}/{rounds}  "
-            f"clients {self._done}/{len(plan.clients)}  loss {loss:.4f}  last ACC {acc}  left {left}"
+            f"clients {self._done}/{len(plan.clients)}  loss {client.mean_loss:.4f}  last ACC {acc}  left {left}"
         )
 
     def _show(self, pl_module: LightningModule, keep: bool = False) -> None:

@@ -48,7 +48,6 @@ class RunRecord(Callback):
         self.experiment: dict[str, Any] = {}
         self.config_hash = ""
         self._prepared = False
-        self._rounds: list[dict[str, Any]] = []
         self.last_row: dict[str, Any] = {}
 
     @property
@@ -111,8 +110,8 @@ class RunRecord(Callback):
         path, done = self.folder / "rounds.csv", _federation(pl_module).round
         if done and path.exists():
             with path.open(newline="") as file:
-                self._rounds = [row for row in csv.DictReader(file) if int(row["round"]) < done]
-        self._write_rounds()
+                rows = [row for row in csv.DictReader(file) if int(row["round"]) < done]
+            _write_csv(path, rows)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Add the round's row; after an evaluation, write the matrix as well."""
@@ -120,7 +119,6 @@ class RunRecord(Callback):
         plan = federation.schedule.round(federation.round - 1)
         evaluated = federation.schedule.evaluates_after(plan)
         self.last_row = self._row(_client(pl_module), plan, evaluated)
-        self._rounds.append(self.last_row)
         self._append_round(self.last_row)
         if evaluated:
             self.write_matrices(federation)
@@ -137,7 +135,7 @@ class RunRecord(Callback):
             "task": plan.task,
             "round_in_task": plan.round_in_task,
             "clients": len(plan.clients),
-            "loss": float(client.loss_sum) / max(client.loss_count, 1),
+            "loss": client.mean_loss,
             "uplink_bytes": channel.total_uplink_bytes,
             "downlink_bytes": channel.total_downlink_bytes,
             "skipped_clients": sum(1 for entry in channel.skipped if entry[0] == plan.round),
@@ -150,9 +148,6 @@ class RunRecord(Callback):
         for task in range(federation.data.num_tasks):
             row[f"acc_task_{task}"] = "" if matrix is None else matrix[plan.task, task].item()
         return row
-
-    def _write_rounds(self) -> None:
-        _write_csv(self.folder / "rounds.csv", self._rounds)
 
     def _append_round(self, row: dict[str, Any]) -> None:
         path = self.folder / "rounds.csv"

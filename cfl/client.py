@@ -67,8 +67,7 @@ class Client(LightningModule):
         self.federation: Federation | None = None
         self.cohort: Cohort | None = None
         self.local_step = 0
-        self.loss_sum = torch.zeros(())
-        self.loss_count = 0
+        self._loss = torch.zeros(2)
 
     # Training: one cohort's local steps.
 
@@ -81,7 +80,7 @@ class Client(LightningModule):
         data = self._federation.data
         width = min(data.schedule.cohort_width, data.rounds.most_clients)
         self.cohort = Cohort(self.network, width, data.outputs.train)
-        self.loss_sum = torch.zeros((), device=self.device)
+        self._loss = torch.zeros(2, device=self.device)
         try:
             optimizer = self._make_optimizer(self.cohort.parameters.values())
         except ValueError as error:  # torch names the option and its value
@@ -138,9 +137,19 @@ class Client(LightningModule):
         )
 
     def _record(self, losses: Tensor, batch: CohortBatch) -> None:
-        training = torch.any(batch.mask, dim=1) if batch.padded else None
-        self.loss_sum += losses.sum() if training is None else (losses * training).sum()
-        self.loss_count += len(batch.clients) if training is None else int(training.sum())
+        """Add up losses and how many they are, on the device: nobody waits for them before the round is over."""
+        training = torch.any(batch.mask, dim=1) if batch.padded else torch.ones_like(losses)
+        self._loss += torch.stack([(losses * training).sum(), training.sum().to(losses.dtype)])
+
+    def reset_loss(self) -> None:
+        """Start a new mean for :attr:`mean_loss`."""
+        self._loss.zero_()
+
+    @property
+    def mean_loss(self) -> float:
+        """Mean training loss over the local steps of the round so far, every client's step counting once."""
+        total, count = self._loss.tolist()
+        return total / max(count, 1.0)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Let methods change the clients' gradients.
