@@ -1,0 +1,17 @@
+"""Engines: how a cohort's local steps are computed."""
+
+from cfl.engines.base import Engine, EngineOptions, StepContext
+from cfl.engines.choice import EngineChoice, build_engine, candidates
+from cfl.engines.vmapped import VmapEngine
+from cfl.engines.workers import WorkerEngine
+
+__all__ = [
+    "Engine",
+    "EngineChoice",
+    "EngineOptions",
+    "StepContext",
+    "VmapEngine",
+    "WorkerEngine",
+    "build_engine",
+    "candidates",
+]

@@ -1,0 +1,97 @@
+"""An engine carries out local steps: it turns a cohort's batch into losses and gradients."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from cfl.cohort import Cohort
+from cfl.data.cohorts import CohortBatch
+from cfl.errors import ConfigError
+from cfl.randomness import seed_for
+
+EngineKind = Literal["vmap", "workers"]
+Compile = Literal["default", "reduce-overhead"]
+
+
+class EngineOptions:
+    """How local steps are computed. Changes speed and memory, never results beyond float rounding.
+
+    Args:
+        kind: ``vmap`` computes the clients of a cohort together as stacked tensors, ``workers`` one by one on threads
+            with one math thread each (CPU only); ``auto`` takes the fastest in a short trial.
+        workers: threads of ``workers``; null takes torch's number of math threads, hence OMP_NUM_THREADS.
+        compile: torch.compile mode for ``vmap``; ``reduce-overhead`` replays CUDA graphs. null does not compile.
+        matmul_precision: torch's float32 matmul precision; ``high`` allows TF32 on GPUs that have it.
+    """
+
+    def __init__(
+        self,
+        kind: Literal["auto", "vmap", "workers"] = "auto",
+        workers: int | None = None,
+        compile: Compile | None = None,
+        matmul_precision: Literal["highest", "high", "medium"] = "highest",
+    ) -> None:
+        for key, value, valid in (
+            ("kind", kind, ("auto", "vmap", "workers")),
+            ("compile", compile, (None, "default", "reduce-overhead")),
+            ("matmul_precision", matmul_precision, ("highest", "high", "medium")),
+        ):
+            if value not in valid:
+                raise ConfigError(f"engine.{key}", value, f"one of {list(valid)}")
+        if workers is not None and workers < 1:
+            raise ConfigError("engine.workers", workers, "an integer of at least 1, or null")
+        if compile is not None and kind == "workers":
+            raise ConfigError("engine.compile", compile, "null with engine.kind workers")
+        self.kind, self.workers, self.compile, self.matmul_precision = kind, workers, compile, matmul_precision
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """What a step needs beside cohort and batch.
+
+    Attributes:
+        seed: the run's seed.
+        at_once: learning rate and weight decay of plain SGD, where nothing but the optimizer wants the gradients: the
+            engine then may take the optimizer's step itself. None: gradients are to be left on the parameters.
+    """
+
+    seed: int
+    at_once: tuple[float, float] | None = None
+
+
+class Engine(ABC):
+    """Losses and gradients of a cohort's local step."""
+
+    kind: EngineKind
+    channels_last = False
+    """Whether the cohort should hold convolution weights with the channels last in memory."""
+
+    @abstractmethod
+    def losses(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> Tensor:
+        """Mean cross-entropy of each client on its unmasked samples, ``[k]``; 0 for a client that has finished."""
+
+    @abstractmethod
+    def backward(self, total: Tensor, cohort: Cohort) -> None:
+        """Leave the gradients of ``total``, the sum of :meth:`losses` and of what methods added, on the parameters.
+
+        Where :meth:`losses` has already taken the optimizer's step, parameters get no gradient.
+        """
+
+    def close(self) -> None:  # noqa: B027  most engines have nothing to give back
+        """Give back threads."""
+
+
+def dropout_key(seed: int, round: int, client: int, step: int) -> int:
+    """Key of the dropout masks of one client's local step, a non-negative 63-bit integer."""
+    return seed_for(seed, "dropout", round, client, step)
+
+
+def dropout_keys(seed: int, cohort: Cohort, batch: CohortBatch, device: torch.device) -> Tensor:
+    """``[k]`` int64 :func:`dropout_key` of a cohort's step."""
+    keys = [dropout_key(seed, cohort.round, client, batch.step) for client in cohort.clients]
+    return torch.tensor(keys, dtype=torch.int64).to(device)

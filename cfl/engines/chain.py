@@ -1,0 +1,195 @@
+"""Networks that are one chain of simple layers: forward, backward and update written out, without autograd.
+
+What autograd costs on small networks is the writing of gradients that are read once, to be added to the weights. Here
+the product that is the gradient is added to the weights directly, ``W <- W - lr dZ^T H``, and activations are changed
+in place. The arithmetic is that of autograd and ``torch.optim.SGD``, up to float rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from cfl.engines.layers import Conv2d, Dropout, Flatten, Layer, Linear, MaxPool2d, Pass, Relu
+from cfl.engines.updates import Update
+from cfl.models.dropout import CountedDropout, CountedDropout2d
+
+
+class Chain:
+    """A network's layers in their order; :meth:`of` finds them.
+
+    Args:
+        layers: from input to logits.
+    """
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self.layers = tuple(layers)
+        self.stackable = all(not isinstance(layer, Conv2d | MaxPool2d) for layer in layers)
+        self.has_convolutions = any(isinstance(layer, Conv2d) for layer in layers)
+        weighted = [isinstance(layer, Linear | Conv2d) for layer in layers]
+        # The input's gradient is wanted by layers that have weights before them: nobody wants the image's.
+        self._backward = [(layer, any(weighted[:position])) for position, layer in enumerate(layers)][::-1]
+
+    @classmethod
+    def of(cls, network: nn.Module) -> Chain | None:
+        """The chain that a network is, or None if it is anything else.
+
+        Known are Linear, Conv2d, ReLU, counted Dropout, MaxPool2d and Flatten, as layers or functions, one after
+        another, each weight used once and no hook on any layer.
+        """
+        if any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in network.modules()):
+            return None
+        try:
+            graph = _Tracer().trace(network)
+        except Exception:  # control flow that depends on data, and whatever else a forward pass may do
+            return None
+        layers: list[Layer] = []
+        modules = dict(network.named_modules())
+        before: fx.Node | None = None
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                if before is not None:
+                    return None
+            elif node.op == "output":
+                if node.args != (before,):
+                    return None
+            elif list(node.all_input_nodes) != [before]:
+                return None
+            else:
+                layer = _module_layer(node, modules) if node.op == "call_module" else _function_layer(node)
+                if layer is None:
+                    return None
+                if layer:
+                    layers.append(layer)
+            before = node
+        weighted = [layer for layer in layers if isinstance(layer, Linear | Conv2d)]
+        trained = {n for n, _ in network.named_parameters()}
+        used = [n for layer in weighted for n in (layer.weight, layer.bias) if n is not None]
+        if set(used) != trained or len(used) != len(trained) or any(True for _ in network.buffers()):
+            return None
+        return cls(layers)
+
+    @torch.no_grad()
+    def step(
+        self,
+        x: Tensor,
+        y: Tensor,
+        mask: Tensor | None,
+        outputs: Tensor | None,
+        weights: Mapping[str, Tensor],
+        masks: Mapping[str, Tensor],
+        update: Update,
+    ) -> Tensor:
+        """One training step: gradients of the mean cross-entropy, handed to ``update`` layer by layer.
+
+        Args:
+            x: ``[B, C, H, W]`` of one client or ``[m, B, C, H, W]`` of a stack; may be changed.
+            y: ``[B]`` or ``[m, B]`` int64.
+            mask: ``[m, B]`` bool, False where padded, or None; stacks only.
+            outputs: ``[O]`` bool, the outputs in the loss, or None for all.
+            weights: parameter name -> ``[...]`` or ``[m, ...]``.
+            masks: dropout layer name -> ``[B, ...]`` or ``[m, B, ...]``.
+            update: takes the gradients.
+
+        Returns:
+            The loss, ``[]`` or ``[m]``.
+        """
+        run = Pass(weights, masks, update, y.ndim)
+        h = x.contiguous(memory_format=torch.channels_last) if self.has_convolutions else x
+        for layer in self.layers:
+            h = layer.forward(run, h)
+        loss, g = cross_entropy_with_gradient(h, y, mask, outputs)
+        for layer, wanted in self._backward:
+            inner = layer.backward(run, g, wanted)
+            if not wanted or inner is None:
+                break
+            g = inner
+        return loss
+
+
+def cross_entropy_with_gradient(
+    logits: Tensor, y: Tensor, mask: Tensor | None, outputs: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropy over the last batch axis and its gradient.
+
+    Args:
+        logits: ``[..., B, O]``.
+        y: ``[..., B]`` int64.
+        mask: ``[..., B]`` bool, samples in the mean, or None for all; a client without any has loss 0.
+        outputs: ``[O]`` bool, outputs in the loss, or None for all.
+
+    Returns:
+        ``[...]`` losses and ``[..., B, O]`` gradients of each.
+    """
+    if outputs is not None:
+        logits = logits.masked_fill(~outputs, -torch.inf)
+    log_p = torch.log_softmax(logits, -1)
+    target = y.unsqueeze(-1)
+    losses = log_p.gather(-1, target).squeeze(-1).neg_()
+    gradient = log_p.exp_()
+    gradient.scatter_add_(-1, target, gradient.new_full((1,), -1.0).expand_as(target))
+    if mask is None:
+        return losses.mean(-1), gradient.div_(y.shape[-1])
+    share = mask / mask.sum(-1, keepdim=True).clamp(min=1)
+    share = share.to(logits.dtype)
+    return (losses * share).sum(-1), gradient.mul_(share.unsqueeze(-1))
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, CountedDropout | CountedDropout2d) or super().is_leaf_module(m, module_qualified_name)
+
+
+_NOTHING: tuple[()] = ()
+"""What stands for a layer that does nothing."""
+
+
+def _module_layer(node: fx.Node, modules: Mapping[str, nn.Module]) -> Any:
+    name = str(node.target)
+    module: Any = modules[name]
+    kind = type(module)
+    if kind is nn.Linear:
+        return Linear(name, module)
+    if kind is nn.Conv2d and module.padding_mode == "zeros" and not isinstance(module.padding, str):
+        return Conv2d(name, module)
+    if kind is nn.ReLU:
+        return Relu()
+    if (isinstance(module, _DropoutNd) and module.p == 0) or kind is nn.Identity:
+        return _NOTHING
+    if kind in (CountedDropout, CountedDropout2d):
+        return Dropout(name)
+    if kind is nn.MaxPool2d and not module.return_indices:
+        return MaxPool2d(module.kernel_size, module.stride, module.padding, module.dilation, module.ceil_mode)
+    if kind is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
+        return Flatten()
+    return None
+
+
+def _function_layer(node: fx.Node) -> Any:
+    target, given = node.target, dict(node.kwargs)
+    if target in (torch.relu, F.relu, "relu", "relu_") and len(node.args) == 1:
+        return Relu() if not given or set(given) == {"inplace"} else None
+    if target in (torch.flatten, "flatten"):
+        bounds = {**dict(zip(("start_dim", "end_dim"), node.args[1:], strict=False)), **given}
+        return Flatten() if bounds.get("start_dim", 0) == 1 and bounds.get("end_dim", -1) == -1 else None
+    if target in _POOLS:
+        names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+        options = {**dict(zip(names, node.args[1:], strict=False)), **given}
+        if options.pop("return_indices", False):
+            return None
+        return MaxPool2d(
+            options["kernel_size"],
+            options.get("stride"),
+            options.get("padding", 0),
+            options.get("dilation", 1),
+            bool(options.get("ceil_mode", False)),
+        )
+    return None
+
+
+_POOLS: tuple[Callable[..., Any], ...] = (F.max_pool2d, vars(F)["_max_pool2d"], torch.max_pool2d)

@@ -1,0 +1,166 @@
+"""Which engine, how many clients side by side: what is possible, and how it is built."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from cfl.engines.base import Engine, EngineKind, EngineOptions
+from cfl.engines.chain import Chain
+from cfl.engines.vmapped import VmapEngine
+from cfl.engines.workers import WorkerEngine
+from cfl.errors import ConfigError
+from cfl.models.dropout import DropoutMasks, dropout_masks
+
+MEMORY_ON_CPU = 256 * 2**20
+"""Bytes that the copies of the model held by a cohort may take when the width is chosen for the user."""
+
+SMALL = 2**18
+"""Parameters up to which stacking clients is tried: with more, products are too large for calls to matter."""
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """One way to compute local steps.
+
+    Attributes:
+        kind: engine.
+        width: clients trained side by side, K.
+        threads: threads of ``workers``; 1 for ``vmap``.
+        stack: clients that a thread computes together.
+    """
+
+    kind: EngineKind
+    width: int
+    threads: int = 1
+    stack: int = 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for records and checkpoints."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        if self.kind == "vmap":
+            return f"vmap, K = {self.width}"
+        stacked = f", {self.stack} clients stacked" if self.stack > 1 else ""
+        return f"{self.threads} worker(s), K = {self.width}{stacked}"
+
+
+def build_engine(
+    choice: EngineChoice, network: nn.Module, input_shape: tuple[int, int, int], options: EngineOptions
+) -> Engine:
+    """The engine of a choice."""
+    if choice.kind == "workers":
+        return WorkerEngine(network, input_shape, choice.threads, choice.stack)
+    return VmapEngine(network, input_shape, options.compile)
+
+
+def candidates(
+    options: EngineOptions,
+    width: int | None,
+    most_clients: int,
+    network: nn.Module,
+    input_shape: tuple[int, int, int],
+    precision: str,
+) -> list[EngineChoice]:
+    """The choices that a user's settings leave open, the most promising first; one if nothing is open.
+
+    Args:
+        options: what the user asked for.
+        width: cohort width K if fixed by the user, None for any.
+        most_clients: greatest number of clients in a round (of this process).
+        network: on the device that it is trained on.
+        input_shape: ``(C, H, W)``.
+        precision: the Trainer's.
+
+    Raises:
+        ConfigError: ``engine.kind`` is workers where they cannot work.
+    """
+    device = next(network.parameters()).device
+    refused = _why_no_workers(network, input_shape, device, precision, options)
+    if options.kind == "workers" and refused is not None:
+        raise ConfigError("engine.kind", "workers", f"vmap or auto: {refused}")
+    found: list[EngineChoice] = []
+    if options.kind != "vmap" and refused is None:
+        threads = options.workers or torch.get_num_threads()
+        widths = [threads * n for n in (4, 1, 2, 8)] if width is None else [width]
+        for k in _sensible(widths, most_clients, network, device, width):
+            found.append(EngineChoice("workers", k, min(threads, k)))
+        chain = Chain.of(network)
+        if chain is not None and chain.stackable and sum(p.numel() for p in network.parameters()) <= SMALL:
+            stacks = (4, 16, 64)
+            widths = [threads * stack for stack in stacks] if width is None else [width]
+            for k in _sensible(widths, most_clients, network, device, width):
+                stack = -(-k // min(threads, k))
+                if stack > 1:
+                    found.append(EngineChoice("workers", k, min(threads, k), stack))
+    if options.kind != "workers":
+        widths = [16, 1, 4, 64, 256] if width is None else [width]
+        found += [EngineChoice("vmap", k) for k in _sensible(widths, most_clients, network, device, width)]
+    return list(dict.fromkeys(found))
+
+
+def _sensible(
+    widths: Sequence[int], most_clients: int, network: nn.Module, device: torch.device, fixed: int | None
+) -> list[int]:
+    """Widths no greater than a round; when nobody fixed one, those whose models fit the memory set aside (1 does)."""
+    capped = list(dict.fromkeys(min(k, most_clients) for k in widths))
+    if fixed is not None:
+        return capped
+    size = sum(p.numel() * p.element_size() for p in network.parameters())
+    room = MEMORY_ON_CPU if device.type == "cpu" else torch.cuda.mem_get_info(device)[0] // 8
+    smallest = min(capped)
+    return [k for k in capped if k == smallest or k * size <= room]
+
+
+def _why_no_workers(
+    network: nn.Module,
+    input_shape: tuple[int, int, int],
+    device: torch.device,
+    precision: str,
+    options: EngineOptions,
+) -> str | None:
+    if device.type != "cpu":
+        return f"workers compute on the CPU, the model is on {device}"
+    if precision != "32-true":
+        return f"workers compute in trainer.precision 32-true, not {precision}"
+    if options.compile is not None:
+        return "engine.compile is for vmap"
+    if draws_random_numbers(network, input_shape):
+        return "the network draws random numbers other than by nn.Dropout layers, which threads would mix up"
+    return None
+
+
+@torch.no_grad()
+def draws_random_numbers(network: nn.Module, input_shape: tuple[int, int, int]) -> bool:
+    """Whether a training pass advances torch's random stream, counted dropout aside.
+
+    Raises:
+        ConfigError: if the network cannot take the data's images at all.
+    """
+    trial = copy.deepcopy(network).train()
+    some = next(trial.parameters())
+    try:
+        masks = DropoutMasks(trial, input_shape).draw(
+            torch.zeros(1, dtype=torch.int64, device=some.device), 2, some.dtype
+        )
+        with torch.random.fork_rng(devices=[]), dropout_masks(trial, {n: m[0] for n, m in masks.items()}):
+            before = torch.get_rng_state()
+            trial(torch.zeros(2, *input_shape, dtype=some.dtype, device=some.device))
+            return not torch.equal(before, torch.get_rng_state())
+    except Exception as error:  # whatever a user's forward pass may raise
+        what = f"{type(network).__name__} on images {list(input_shape)}: {type(error).__name__}: {error}"
+        raise ConfigError("model.network", what, "a network that takes the data's images") from error
+
+
+def from_dict(saved: dict[str, Any] | None, allowed: Sequence[EngineChoice]) -> EngineChoice | None:
+    """A choice as :meth:`EngineChoice.to_dict` gave it, if it is among the allowed ones."""
+    if saved is None:
+        return None
+    choice = EngineChoice(cast(EngineKind, saved["kind"]), saved["width"], saved["threads"], saved["stack"])
+    return choice if choice in allowed else None

@@ -1,0 +1,178 @@
+"""Layers of a chain: forward and backward of one client, or of a stack of clients, without autograd."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cfl.engines.updates import Update
+
+_aten = torch.ops.aten
+
+
+class Pass:
+    """One forward and backward pass of one client, or of a stack of m clients.
+
+    Args:
+        weights: parameter name -> ``[...]`` of one client, or ``[m, ...]``.
+        masks: dropout layer name -> ``[B, ...]``, or ``[m, B, ...]``.
+        update: takes the gradients.
+        batch_dims: 1 for one client, whose tensors are ``[B, ...]``; 2 for a stack, ``[m, B, ...]``.
+    """
+
+    def __init__(
+        self, weights: Mapping[str, Tensor], masks: Mapping[str, Tensor], update: Update, batch_dims: int
+    ) -> None:
+        self.weights, self.masks, self.update, self.batch_dims = weights, masks, update, batch_dims
+        self.saved: list[Any] = []
+
+
+class Layer(ABC):
+    """A link of the chain. Layers own the tensors they are given, and may change them."""
+
+    @abstractmethod
+    def forward(self, run: Pass, h: Tensor) -> Tensor:
+        """Input to output; puts on ``run.saved`` what :meth:`backward` takes off it."""
+
+    @abstractmethod
+    def backward(self, run: Pass, g: Tensor, wanted: bool) -> Tensor | None:
+        """Gradient of the output to gradient of the input, if ``wanted``; hands over its weights' gradients."""
+
+
+class Linear(Layer):
+    """``nn.Linear``: of a stack, one batched product."""
+
+    def __init__(self, name: str, module: nn.Linear) -> None:
+        self.weight, self.bias = f"{name}.weight", f"{name}.bias" if module.bias is not None else None
+
+    def forward(self, run: Pass, h: Tensor) -> Tensor:
+        """``Z = H W^T + b``."""
+        run.saved.append(h)
+        weight = run.weights[self.weight]
+        if run.batch_dims == 2:
+            if self.bias is None:
+                return torch.bmm(h, weight.mT)
+            return torch.baddbmm(run.weights[self.bias].unsqueeze(1), h, weight.mT)
+        return F.linear(h, weight, None if self.bias is None else run.weights[self.bias])
+
+    def backward(self, run: Pass, g: Tensor, wanted: bool) -> Tensor | None:
+        """``dH = dZ W``, ``dW = dZ^T H``, ``db`` the sum over samples."""
+        h = run.saved.pop()
+        inner = torch.matmul(g, run.weights[self.weight]) if wanted else None
+        run.update.product(self.weight, g.mT, h)
+        if self.bias is not None:
+            run.update.gradient(self.bias, g.sum(-2))
+        return inner
+
+
+class Conv2d(Layer):
+    """``nn.Conv2d`` of one client."""
+
+    def __init__(self, name: str, module: nn.Conv2d) -> None:
+        self.weight, self.bias = f"{name}.weight", f"{name}.bias" if module.bias is not None else None
+        geometry: Any = (module.stride, module.padding, module.dilation)  # not strings: Chain.of has looked
+        self.stride, self.padding, self.dilation = ([int(n) for n in of] for of in geometry)
+        self.groups = module.groups
+
+    def forward(self, run: Pass, h: Tensor) -> Tensor:
+        """The convolution."""
+        run.saved.append(h)
+        bias = None if self.bias is None else run.weights[self.bias]
+        return torch.conv2d(h, run.weights[self.weight], bias, self.stride, self.padding, self.dilation, self.groups)
+
+    def backward(self, run: Pass, g: Tensor, wanted: bool) -> Tensor | None:
+        """Gradients by torch's own kernels."""
+        h, weight = run.saved.pop(), run.weights[self.weight]
+        outputs = [wanted, True, self.bias is not None]
+        inner, gradient, of_bias = _aten.convolution_backward(
+            g,
+            h,
+            weight,
+            [weight.shape[0]],
+            self.stride,
+            self.padding,
+            self.dilation,
+            False,
+            [0, 0],
+            self.groups,
+            outputs,
+        )
+        run.update.gradient(self.weight, gradient)
+        if self.bias is not None:
+            run.update.gradient(self.bias, of_bias)
+        return inner if wanted else None
+
+
+class Relu(Layer):
+    """ReLU in place. A dropout that follows may zero more of what is kept for the backward pass: their gradient is
+    zero there anyway."""
+
+    def forward(self, run: Pass, h: Tensor) -> Tensor:
+        """``max(h, 0)``."""
+        h = h.relu_()
+        run.saved.append(h)
+        return h
+
+    def backward(self, run: Pass, g: Tensor, wanted: bool) -> Tensor | None:
+        """Zero where the output is."""
+        h = run.saved.pop()
+        return _aten.threshold_backward.grad_input(g, h, 0, grad_input=g)
+
+
+class Dropout(Layer):
+    """Counted dropout in place."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def forward(self, run: Pass, h: Tensor) -> Tensor:
+        """Multiply by the mask."""
+        return h.mul_(run.masks[self.name])
+
+    def backward(self, run: Pass, g: Tensor, wanted: bool) -> Tensor | None:
+        """Multiply by the mask."""
+        return g.mul_(run.masks[self.name])
+
+
+class MaxPool2d(Layer):
+    """Max-pooling of one client."""
+
+    def __init__(self, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool) -> None:
+        size = pair(kernel)
+        self.geometry = (size, size if stride is None else pair(stride), pair(padding), pair(dilation), ceil)
+
+    def forward(self, run: Pass, h: Tensor) -> Tensor:
+        """The maxima; where they were is kept."""
+        pooled, index = _aten.max_pool2d_with_indices(h, *self.geometry)
+        run.saved.append((h, index))
+        return pooled
+
+    def backward(self, run: Pass, g: Tensor, wanted: bool) -> Tensor | None:
+        """The gradient goes to where the maxima were."""
+        h, index = run.saved.pop()
+        return _aten.max_pool2d_with_indices_backward(g, h, *self.geometry, index)
+
+
+class Flatten(Layer):
+    """``[..., C, H, W]`` to ``[..., C H W]``, the units in the order (C, H, W) whatever the memory format is."""
+
+    def forward(self, run: Pass, h: Tensor) -> Tensor:
+        """A view, or a copy of channels-last maps."""
+        run.saved.append(h.shape)
+        return h.flatten(run.batch_dims)
+
+    def backward(self, run: Pass, g: Tensor, wanted: bool) -> Tensor | None:
+        """The same shape back, channels-last where convolutions want it."""
+        shape = run.saved.pop()
+        g = g.view(shape)
+        return g.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else g
+
+
+def pair(value: Any) -> list[int]:
+    """``3`` or ``(3, 3)`` as ``[3, 3]``."""
+    return [value, value] if isinstance(value, int) else [int(v) for v in value]

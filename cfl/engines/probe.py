@@ -1,0 +1,78 @@
+"""A short trial that finds the fastest way to compute this network's local steps on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cfl.engines.choice import EngineChoice
+
+TRAINER_SECONDS = 6e-4
+"""What Lightning's loop and the callbacks take per training step, whatever its size; measured, see
+docs/performance.md. It makes the difference between widths whose arithmetic is alike."""
+
+SHARE_OF_RUN = 0.02
+"""A probe may take this share of what the run is estimated to take, but at least :data:`LEAST_SECONDS`."""
+
+LEAST_SECONDS = 0.25
+MOST_SECONDS = 5.0
+
+Trial = Callable[[int], float]
+"""Takes a number of steps and returns seconds per step; the first call includes building everything."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a probe found.
+
+    Attributes:
+        choice: what was tried.
+        seconds_per_client_step: best of its trials, the Trainer's share included; infinite if it failed.
+    """
+
+    choice: EngineChoice
+    seconds_per_client_step: float
+
+
+def probe(
+    choices: Sequence[EngineChoice],
+    trial_of: Callable[[EngineChoice], Trial],
+    client_steps: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[Measured]:
+    """Try choices until the time set aside is used up; the best three are tried again.
+
+    Args:
+        choices: the most promising first.
+        trial_of: builds the trial of a choice.
+        client_steps: local steps of all clients in the whole run.
+        clock: seconds.
+
+    Returns:
+        What was tried, the fastest first.
+    """
+    start = clock()
+    trials: dict[EngineChoice, Trial] = {}
+    best: dict[EngineChoice, float] = {}
+
+    def measure(choice: EngineChoice, steps: int) -> None:
+        seconds = trials[choice](steps)
+        cost = (seconds + TRAINER_SECONDS) / choice.width
+        best[choice] = min(best.get(choice, float("inf")), cost)
+
+    def budget() -> float:
+        run = min(best.values()) * client_steps
+        return min(max(SHARE_OF_RUN * run, LEAST_SECONDS), MOST_SECONDS)
+
+    for choice in choices:
+        if best and clock() - start > 0.6 * budget():
+            break
+        trials[choice] = trial_of(choice)
+        trials[choice](1)  # memory, threads, caches
+        measure(choice, 2)
+    for _ in range(3):
+        for choice in sorted(best, key=best.__getitem__)[:3]:
+            if clock() - start < budget():
+                measure(choice, 3)
+    return [Measured(choice, best[choice]) for choice in sorted(best, key=best.__getitem__)]

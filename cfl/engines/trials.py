@@ -1,0 +1,100 @@
+"""Real local steps on real data that leave no trace, to be timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from cfl.cohort import Cohort
+from cfl.data.cohorts import CohortBatch, RoundLoader, local_steps
+from cfl.data.datamodule import FederatedDataModule
+from cfl.engines.base import EngineOptions, StepContext
+from cfl.engines.choice import EngineChoice, build_engine
+from cfl.engines.probe import Trial
+
+
+class Trials:
+    """Builds, for a choice, what :func:`cfl.engines.probe.probe` measures.
+
+    Args:
+        data: the tasks and their clients.
+        round: whose largest clients are trained.
+        network: the global model, not changed.
+        input_shape: ``(C, H, W)``.
+        options: how engines are built.
+        optimizer_of: the clients' optimizer for a cohort's parameters.
+        at_once: see :class:`cfl.engines.base.StepContext`.
+    """
+
+    def __init__(
+        self,
+        data: FederatedDataModule,
+        round: int,
+        network: nn.Module,
+        input_shape: tuple[int, int, int],
+        options: EngineOptions,
+        optimizer_of: Callable[[Iterable[nn.Parameter]], Optimizer],
+        at_once: Callable[[Optimizer], tuple[float, float] | None],
+    ) -> None:
+        self.data, self.network, self.input_shape, self.options = data, network, input_shape, options
+        self.plan = data.rounds.round(round)
+        self._optimizer_of, self._at_once = optimizer_of, at_once
+        sizes = {client: len(data.indices[self.plan.task][client]) for client in self.plan.clients}
+        self._largest = sorted(sizes, key=lambda client: (-sizes[client], client))
+        steps = sum(local_steps(size, data.schedule) for size in sizes.values())
+        self.client_steps_of_run = steps * (data.num_rounds - round)
+
+    def of(self, choice: EngineChoice) -> Trial:
+        """Steps of the round's largest clients, from the global model on."""
+        data = self.data
+        clients = tuple(self._largest[: choice.width])
+        engine = build_engine(choice, self.network, self.input_shape, self.options)
+        cohort = Cohort(self.network, len(clients), data.outputs.train, engine.channels_last)
+        optimizer = self._optimizer_of(cohort.parameters.values())
+        context = StepContext(data.seed, self._at_once(optimizer))
+        device = next(self.network.parameters()).device
+        batches = self._batches(clients, device)
+        cohort.open(
+            clients,
+            batches[0].sizes,
+            self.plan.task,
+            self.plan.round,
+            dict(self.network.named_parameters()),
+            dict(self.network.named_buffers()),
+            {},
+        )
+
+        def trial(steps: int) -> float:
+            """Seconds per step of as many clients as the choice is wide."""
+            _wait(device)
+            started = time.perf_counter()
+            for step in range(steps):
+                # A batch keeps its samples once they are fetched; fetching is part of a step.
+                batch = replace(batches[step % len(batches)])
+                losses = engine.losses(cohort, batch, context)
+                optimizer.zero_grad()
+                engine.backward(losses.sum(), cohort)
+                optimizer.step()
+            _wait(device)
+            return (time.perf_counter() - started) / steps * choice.width / len(clients)
+
+        return trial
+
+    def _batches(self, clients: tuple[int, ...], device: torch.device) -> list[CohortBatch]:
+        data = self.data
+        schedule = data.schedule.with_width(len(clients))
+        plan = replace(self.plan, clients=clients)
+        loader = RoundLoader(plan, data.indices[plan.task], schedule, data.seed)
+        gather = partial(data.gather, plan.task)
+        return [replace(batch.to(device), gather=gather) for batch, _ in zip(loader, range(4), strict=False)]
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,82 @@
+"""What becomes of a client's gradients as they are found: a step of SGD at once, or rows of the cohort's gradients."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from torch import Tensor
+from torch.optim import SGD, Optimizer
+
+
+class Update(ABC):
+    """Takes the gradients of one client (or a stack of m, then with a leading axis ``[m, ...]``)."""
+
+    @abstractmethod
+    def product(self, name: str, left: Tensor, right: Tensor) -> None:
+        """The gradient is ``left @ right``, of the parameter's shape ``[..., o, d]``."""
+
+    @abstractmethod
+    def gradient(self, name: str, gradient: Tensor) -> None:
+        """The gradient is ``gradient``."""
+
+
+class StepAtOnce(Update):
+    """Plain SGD, ``w <- (1 - lr wd) w - lr g``, as soon as g is known; no gradient is ever written.
+
+    Args:
+        weights: parameter name -> tensor, changed in place.
+        lr: learning rate.
+        weight_decay: L2 penalty.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], lr: float, weight_decay: float) -> None:
+        self.weights, self.lr, self.keep = weights, lr, 1.0 - lr * weight_decay
+
+    def product(self, name: str, left: Tensor, right: Tensor) -> None:
+        """One product that adds to the weights."""
+        weight = self.weights[name]
+        if weight.ndim == 2:
+            weight.addmm_(left, right, beta=self.keep, alpha=-self.lr)
+        else:
+            weight.baddbmm_(left, right, beta=self.keep, alpha=-self.lr)
+
+    def gradient(self, name: str, gradient: Tensor) -> None:
+        """Decay, then step."""
+        weight = self.weights[name]
+        if self.keep != 1.0:
+            weight.mul_(self.keep)
+        weight.add_(gradient, alpha=-self.lr)
+
+
+class KeepGradients(Update):
+    """Writes gradients where methods and the optimizer find them.
+
+    Args:
+        rows: parameter name -> tensor of the parameter's shape, overwritten.
+    """
+
+    def __init__(self, rows: Mapping[str, Tensor]) -> None:
+        self.rows = rows
+
+    def product(self, name: str, left: Tensor, right: Tensor) -> None:
+        """The product, into its row."""
+        row = self.rows[name]
+        if row.ndim == 2:
+            row.addmm_(left, right, beta=0)
+        else:
+            row.baddbmm_(left, right, beta=0)
+
+    def gradient(self, name: str, gradient: Tensor) -> None:
+        """A copy, into its row."""
+        self.rows[name].copy_(gradient)
+
+
+def plain_sgd(optimizer: Optimizer) -> tuple[float, float] | None:
+    """Learning rate and weight decay, if the optimizer is SGD with nothing else switched on; else None."""
+    if type(optimizer) is not SGD or len(optimizer.param_groups) != 1:
+        return None
+    group = optimizer.param_groups[0]
+    if group["momentum"] or group["maximize"] or group["differentiable"]:
+        return None
+    return float(group["lr"]), float(group["weight_decay"])

@@ -1,0 +1,200 @@
+"""Clients of a cohort one by one, on threads with one math thread each: the fast way on a CPU."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cfl.cohort import Cohort
+from cfl.data.cohorts import CohortBatch
+from cfl.engines.base import Engine, StepContext, dropout_key
+from cfl.engines.chain import Chain
+from cfl.engines.threads import Threads
+from cfl.engines.updates import KeepGradients, StepAtOnce, Update
+from cfl.models.dropout import DropoutMasks, dropout_masks
+
+
+class WorkerEngine(Engine):
+    """Each client's step is computed by itself: no padding, weights that stay in a core's cache, no stacked copies.
+
+    A network that is a chain of simple layers (:class:`~cfl.engines.chain.Chain`) is trained by hand-written steps,
+    any other by autograd on a copy of the network per thread.
+
+    Args:
+        network: the architecture; its own parameters are not touched. It draws no random numbers but counted dropout.
+        input_shape: ``(C, H, W)``.
+        threads: number of clients computed at the same time.
+        stack: clients that a thread computes together by batched products, for chains of linear layers; with small
+            layers this saves more calls than it costs.
+    """
+
+    kind = "workers"
+
+    def __init__(self, network: nn.Module, input_shape: tuple[int, int, int], threads: int = 1, stack: int = 1) -> None:
+        self.chain = Chain.of(network)
+        self.channels_last = any(isinstance(m, nn.Conv2d) for m in network.modules())
+        self.stack = stack if self.chain is not None and self.chain.stackable else 1
+        self.masks = DropoutMasks(network, input_shape)
+        self._threads = Threads(threads)
+        self._replicas = [] if self.chain is not None else [_Replica(network) for _ in range(threads)]
+        self._gradients: dict[str, Tensor] = {}
+        self._views: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self._viewed: Cohort | None = None
+        self._gradient_views: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self._keeps = False
+
+    def losses(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> Tensor:
+        """As :meth:`Engine.losses`, without a graph: gradients are ready, or the optimizer's step is taken."""
+        k = len(cohort.clients)
+        self._keeps = context.at_once is None
+        self._look_at(cohort)
+        losses = torch.zeros(k)
+        used = batch.mask.sum(1).tolist() if batch.padded else [batch.mask.shape[1]] * k
+        outputs = cohort.outputs_in_loss(batch.task)
+        if self._keeps:
+            for row in (row for row in range(k) if not used[row]):
+                for gradient in self._rows(self._gradient_views, self._gradients, row, 1).values():
+                    gradient.zero_()
+
+        def body(thread: int, start: int) -> None:
+            rows = min(self.stack, k - start)
+            update = self._update(cohort, start, rows, context)
+            if rows > 1:
+                losses[start : start + rows] = self._stacked(cohort, batch, context, start, rows, outputs, update)
+            else:
+                x, y = batch.samples(start, used[start])
+                dropped = self._dropped(cohort, batch, context, range(start, start + 1), len(y), single=True)
+                weights = self._rows(self._views, cohort.data, start, 1)
+                if self.chain is not None:
+                    losses[start] = self.chain.step(x, y, None, outputs, weights, dropped, update)
+                else:
+                    buffers = {n: b[start] for n, b in cohort.buffers.items()}
+                    losses[start] = self._replicas[thread].step(x, y, outputs, weights, buffers, dropped, update)
+
+        starts = [s for s in range(0, k, self.stack) if any(used[s : s + self.stack])]
+        self._threads.run(body, starts)
+        return losses
+
+    def backward(self, total: Tensor, cohort: Cohort) -> None:
+        """Hand the gradients over; what methods added to the losses goes through autograd on top of them."""
+        if self._keeps:
+            k = len(cohort.clients)
+            unused = set().union(*(replica.unused for replica in self._replicas))
+            for name, parameter in cohort.parameters.items():
+                parameter.grad = None if name in unused else self._gradients[name][:k]
+        if total.requires_grad:
+            total.backward()
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.close()
+
+    def _look_at(self, cohort: Cohort) -> None:
+        if self._viewed is not cohort:
+            self._viewed = cohort
+            self._views.clear()
+            self._gradient_views.clear()
+            self._gradients = {}
+        if self._keeps and not self._gradients:
+            self._gradients = {n: torch.zeros_like(room) for n, room in cohort.data.items()}
+
+    @staticmethod
+    def _rows(
+        cache: dict[tuple[int, int], dict[str, Tensor]], tensors: Mapping[str, Tensor], start: int, rows: int
+    ) -> dict[str, Tensor]:
+        """Views of a client's tensors, or of a stack's; kept, because making them anew costs more than a small step."""
+        key = (start, rows)
+        if key not in cache:
+            cache[key] = {n: t[start] if rows == 1 else t[start : start + rows] for n, t in tensors.items()}
+        return cache[key]
+
+    def _update(self, cohort: Cohort, start: int, rows: int, context: StepContext) -> Update:
+        if context.at_once is None:
+            return KeepGradients(self._rows(self._gradient_views, self._gradients, start, rows))
+        return StepAtOnce(self._rows(self._views, cohort.data, start, rows), *context.at_once)
+
+    def _dropped(
+        self, cohort: Cohort, batch: CohortBatch, context: StepContext, rows: range, samples: int, single: bool
+    ) -> dict[str, Tensor]:
+        if not self.masks:
+            return {}
+        keys = [dropout_key(context.seed, cohort.round, cohort.clients[row], batch.step) for row in rows]
+        dtype = next(iter(cohort.data.values())).dtype
+        masks = self.masks.draw(torch.tensor(keys, dtype=torch.int64), samples, dtype)
+        return {n: m[0] for n, m in masks.items()} if single else masks
+
+    def _stacked(
+        self,
+        cohort: Cohort,
+        batch: CohortBatch,
+        context: StepContext,
+        start: int,
+        rows: int,
+        outputs: Tensor | None,
+        update: Update,
+    ) -> Tensor:
+        assert self.chain is not None
+        x, y = batch.stacked_samples(start, start + rows)
+        mask = batch.mask[start : start + rows] if batch.padded else None
+        dropped = self._dropped(cohort, batch, context, range(start, start + rows), y.shape[1], single=False)
+        weights = self._rows(self._views, cohort.data, start, rows)
+        return self.chain.step(x, y, mask, outputs, weights, dropped, update)
+
+
+class _Replica:
+    """A copy of the network that one thread lends to one client after another.
+
+    Args:
+        network: the architecture.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = copy.deepcopy(network).train()
+        # A tensor that is used in several places has one name.
+        names = {id(t): n for n, t in (*self.network.named_parameters(), *self.network.named_buffers())}
+        places = [
+            (held, local)
+            for module in self.network.modules()
+            for held in (module._parameters, module._buffers)
+            for local in held
+        ]
+        self._slots = [(names[id(held[local])], held, local) for held, local in places if held[local] is not None]
+        self.unused: set[str] = set()
+
+    def step(
+        self,
+        x: Tensor,
+        y: Tensor,
+        outputs: Tensor | None,
+        weights: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        dropped: dict[str, Tensor],
+        update: Update,
+    ) -> Tensor:
+        """Loss and gradients of one client by autograd; see :meth:`Chain.step`. Buffers are changed in place."""
+        # All clients' weights are views of one tensor. `.data`, unlike `.detach()`, has a version counter of its own:
+        # else autograd would take another thread's update for a change of this client's weights.
+        leaves = {name: weight.data.requires_grad_() for name, weight in weights.items()}
+        tensors = {**leaves, **{name: buffer.data for name, buffer in buffers.items()}}
+        for name, held, local in self._slots:
+            held[local] = tensors[name]  # type: ignore[assignment]
+        masks: AbstractContextManager[Any] = dropout_masks(self.network, dropped) if dropped else nullcontext()
+        with masks:
+            logits = self.network(x)
+        if outputs is not None:
+            logits = logits.masked_fill(~outputs, -torch.inf)
+        loss = F.cross_entropy(logits, y)
+        loss.backward()
+        with torch.no_grad():
+            for name, leaf in leaves.items():
+                if leaf.grad is None:
+                    self.unused.add(name)
+                else:
+                    update.gradient(name, leaf.grad)
+        return loss.detach()

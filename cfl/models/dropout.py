@@ -1,0 +1,228 @@
+"""Dropout whose masks are counted, not consumed: a pure function of a key, the sample's row and the unit.
+
+Torch draws masks from one stream per device, so that a client's masks would depend on who else is trained beside it,
+in which order, and on which device. Here the random bits are a hash of a counter: the same for every cohort width,
+number of threads or processes, and device. It is also faster: one pass of integer arithmetic over eight bytes at a
+time, where torch's generator draws one number per unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+_Module = TypeVar("_Module", bound=nn.Module)
+
+_ROUND_UP = 8  # random bytes per 64-bit word
+
+
+def _signed(value: int) -> int:
+    """A 64-bit pattern as torch's int64 holds it."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+# SplitMix64 (Steele, Lea, Flood, 2014): step of the counter, the two multipliers of the finaliser.
+_STEP = _signed(0x9E3779B97F4A7C15)
+_FIRST, _SECOND = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
+
+
+def random_words(keys: Tensor, count: int) -> Tensor:
+    """``[k]`` int64 keys to ``[k, count]`` int64 words of 64 random bits: words 1 .. count of SplitMix64 from each key.
+
+    Word j of a key is the same whatever ``count`` and the other keys are.
+    """
+    words = torch.arange(1, count + 1, device=keys.device).mul_(_STEP) + keys[:, None]
+    scratch = torch.empty_like(words)
+    for shift, factor in ((30, _FIRST), (27, _SECOND), (31, None)):
+        # Torch shifts signed numbers arithmetically: the bits that come in from the left are taken away again.
+        torch.bitwise_right_shift(words, shift, out=scratch)
+        words.bitwise_xor_(scratch.bitwise_and_((1 << (64 - shift)) - 1))
+        if factor is not None:
+            words.mul_(factor)
+    return words
+
+
+class _CountedDropout(_DropoutNd):
+    """What the counted layers share; see :class:`CountedDropout`."""
+
+    # On the class, so that a layer converted in place has them too.
+    _scales: Tensor | None = None
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training or self.p == 0 or self._scales is None:
+            return super().forward(input)
+        if len(self._scales) != len(input):
+            raise ValueError(f"dropout masks of {len(self._scales)} samples do not fit a batch of {len(input)}")
+        return input * self._scales
+
+
+class CountedDropout(_CountedDropout, nn.Dropout):
+    """``nn.Dropout`` that takes its mask from :func:`dropout_masks`; outside of it, it is ``nn.Dropout`` itself."""
+
+
+class CountedDropout2d(_CountedDropout, nn.Dropout2d):
+    """``nn.Dropout2d``, which drops whole maps, likewise; see :class:`CountedDropout`."""
+
+
+_COUNTED: dict[type[nn.Module], type[_CountedDropout]] = {nn.Dropout: CountedDropout, nn.Dropout2d: CountedDropout2d}
+
+
+def convert_dropout(module: _Module) -> _Module:
+    """Make every ``nn.Dropout`` and ``nn.Dropout2d`` in ``module`` a counted one, in place; returns ``module``.
+
+    The layer objects stay and only their class changes. Subclasses of the two are left alone.
+    """
+    for layer in module.modules():
+        if type(layer) in _COUNTED:
+            layer.__class__ = _COUNTED[type(layer)]
+    return module
+
+
+@dataclass(frozen=True)
+class _Site:
+    """One counted layer of a network.
+
+    Attributes:
+        name: as in ``named_modules``.
+        shape: of one sample's mask, ``(units,)`` or ``(C, H, W)``.
+        bits: random bits compared per unit, 8 or 16.
+        threshold: a unit is kept if its bits, as an unsigned number, are below.
+        start: first word of the layer in a sample's row of words.
+        words: number of its words.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    bits: int
+    threshold: int
+    start: int
+    words: int
+
+    @property
+    def units(self) -> int:
+        return int(torch.Size(self.shape).numel())
+
+    @property
+    def scale(self) -> float:
+        """One over the probability that a unit is kept, so that every unit keeps its expected value."""
+        return 2**self.bits / self.threshold
+
+
+class DropoutMasks:
+    """Draws the masks of all counted layers of a network at once.
+
+    A unit is kept with probability ``1 - p`` rounded to a multiple of 1/65536 (exact for 0.5 or 0.25), and scaled by
+    one over exactly that. The units of a map are counted in the order (H, W, C).
+
+    Args:
+        network: with counted layers (:func:`convert_dropout`), each used at most once in a forward pass.
+        input_shape: ``(C, H, W)`` of one sample.
+
+    Raises:
+        ValueError: a counted layer is used more than once.
+    """
+
+    def __init__(self, network: nn.Module, input_shape: Sequence[int]) -> None:
+        layers = {n: m for n, m in network.named_modules() if isinstance(m, _CountedDropout) and m.p > 0}
+        shapes = _mask_shapes(network, layers, input_shape) if layers else {}
+        sites, start = [], 0
+        for name, shape in shapes.items():
+            keep = min(max(round((1 - layers[name].p) * 65536), 1), 65535)
+            bits = 8 if keep % 256 == 0 else 16
+            words = -(-int(torch.Size(shape).numel()) * (bits // 8) // _ROUND_UP)
+            sites.append(_Site(name, shape, bits, keep >> (16 - bits), start, words))
+            start += words
+        self.sites: tuple[_Site, ...] = tuple(sites)
+        self._words = start
+
+    def __bool__(self) -> bool:
+        return bool(self.sites)
+
+    def draw(self, keys: Tensor, samples: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+        """Masks of one training step of k clients.
+
+        Args:
+            keys: ``[k]`` int64, one per client and step.
+            samples: batch size B; row b of a client is the same whatever B is.
+            dtype: of the masks.
+
+        Returns:
+            layer name -> ``[k, B, units]`` or ``[k, B, C, H, W]`` (the channels last in memory), 0 where dropped and
+            the layer's scale where kept.
+        """
+        if not self.sites:
+            return {}
+        words = random_words(keys, samples * self._words).view(len(keys), samples, self._words)
+        masks = {}
+        for site in self.sites:
+            part = words[..., site.start : site.start + site.words]
+            if site.bits == 8:
+                bits, threshold = part.view(torch.uint8)[..., : site.units], site.threshold
+            else:  # torch compares no unsigned 16-bit numbers; signed ones are as random
+                bits, threshold = part.view(torch.int16)[..., : site.units], site.threshold - 2**15
+            kept = torch.empty(bits.shape, dtype=dtype, device=bits.device)
+            torch.lt(bits, threshold, out=kept).mul_(site.scale)
+            if len(site.shape) == 3:
+                channels, height, width = site.shape
+                kept = kept.view(len(keys), samples, height, width, channels).permute(0, 1, 4, 2, 3)
+            masks[site.name] = kept
+        return masks
+
+
+@torch.no_grad()
+def _mask_shapes(
+    network: nn.Module, layers: dict[str, _CountedDropout], input_shape: Sequence[int]
+) -> dict[str, tuple[int, ...]]:
+    """Shape of one sample's mask per layer, in the order in which the network uses them; unused ones are absent."""
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def record(name: str, whole_maps: bool) -> object:
+        def hook(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            if name in shapes:
+                raise ValueError(f"dropout layer {name} is used more than once in a forward pass")
+            one = tuple(inputs[0].shape[1:])
+            shapes[name] = (one[0], *[1] * (len(one) - 1)) if whole_maps else one
+
+        return hook
+
+    handles = [
+        layer.register_forward_pre_hook(record(name, isinstance(layer, nn.Dropout2d)))  # type: ignore[arg-type]
+        for name, layer in layers.items()
+    ]
+    modes = [(module, module.training) for module in network.modules()]
+    some = next(network.parameters())
+    try:
+        network.eval()
+        network(torch.zeros(1, *input_shape, dtype=some.dtype, device=some.device))
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, training in modes:
+            module.training = training
+    return shapes
+
+
+@contextmanager
+def dropout_masks(network: nn.Module, masks: dict[str, Tensor]) -> Iterator[None]:
+    """Within the context, the named layers of ``network`` drop by these masks.
+
+    Enter it around the forward pass, inside the function given to ``torch.func.vmap`` if the masks are mapped.
+
+    Args:
+        network: holds the layers.
+        masks: layer name -> ``[B, ...]``, as :meth:`DropoutMasks.draw` gives them for one client.
+    """
+    layers = [(network.get_submodule(name), mask) for name, mask in masks.items()]
+    try:
+        for layer, mask in layers:
+            layer._scales = mask
+        yield
+    finally:
+        for layer, _ in layers:
+            layer._scales = None  # type: ignore[assignment]

@@ -1,0 +1,166 @@
+"""Counted dropout: random, unbiased, and a function of (key, row, unit) alone."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cfl.models.dropout import (
+    CountedDropout,
+    CountedDropout2d,
+    DropoutMasks,
+    convert_dropout,
+    dropout_masks,
+    random_words,
+)
+
+
+class Net(nn.Module):
+    """Two convolutions and two linear layers with dropout of both kinds; one layer never drops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 6, 3)
+        self.maps = nn.Dropout2d(0.25)
+        self.units = nn.Dropout(0.2)
+        self.never = nn.Dropout(0.0)
+        self.fc = nn.Linear(6 * 4 * 5, 50)
+        self.last = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.never(self.units(self.maps(self.conv(x))))
+        return self.last(self.fc(x.flatten(1)))
+
+
+SHAPE = (1, 6, 7)
+RATES = {"maps": 0.25, "units": 0.2, "last": 0.5}
+
+
+def keys(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def masks(samples: int, *of: int) -> dict[str, Tensor]:
+    return DropoutMasks(convert_dropout(Net()), SHAPE).draw(keys(*of), samples)
+
+
+def splitmix64(key: int, count: int) -> list[int]:
+    """Steele, Lea, Flood (2014), in Python's integers."""
+    words, mask = [], (1 << 64) - 1
+    for j in range(1, count + 1):
+        z = (key + j * 0x9E3779B97F4A7C15) & mask
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+        words.append(z ^ (z >> 31))
+    return words
+
+
+@pytest.mark.parametrize("key", [0, 1, 2**62 + 12345, 2**63 - 1, -5])
+def test_words_are_splitmix64(key: int) -> None:
+    found = [word % 2**64 for word in random_words(keys(3, key), 20)[1].tolist()]
+    assert found == splitmix64(key % 2**64, 20)
+
+
+def test_published_words() -> None:
+    """The generator's well-known first outputs from seed 1234567."""
+    expected = [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+    assert [word % 2**64 for word in random_words(keys(1234567), 5)[0].tolist()] == expected
+
+
+def test_layers_and_shapes() -> None:
+    network = convert_dropout(Net())
+    assert (type(network.maps), type(network.units)) == (CountedDropout2d, CountedDropout)
+    found = DropoutMasks(network, SHAPE).draw(keys(1, 2), 3)
+    assert {name: tuple(mask.shape) for name, mask in found.items()} == {
+        "maps": (2, 3, 6, 1, 1),
+        "units": (2, 3, 6, 4, 5),
+        "last": (2, 3, 50),
+    }
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_rates_and_scales(name: str) -> None:
+    """Kept with probability 1 - p (4 standard errors), and scaled so that the expectation is exact."""
+    mask = masks(2000, *range(20))[name].flatten()
+    keep, kept = 1 - RATES[name], mask > 0
+    assert abs(kept.double().mean() - keep) < 4 * math.sqrt(keep * (1 - keep) / len(mask))
+    scale = float(mask.max())
+    assert torch.equal(mask, kept.float() * scale)
+    assert scale == pytest.approx(1 / keep, rel=2e-5)
+
+
+def test_units_rows_and_clients_are_independent() -> None:
+    """No two columns, rows or clients agree more often than chance (5 standard errors, all pairs)."""
+    kept = (masks(64, *range(8))["last"] > 0).double()  # [8, 64, 50]
+    for axis in range(3):
+        rows = kept.movedim(axis, 0).flatten(1)
+        signs = 2 * rows - 1
+        agreement = signs @ signs.T / rows.shape[1]
+        agreement.fill_diagonal_(0)
+        assert agreement.abs().max() < 5 / math.sqrt(rows.shape[1])
+
+
+def test_a_mask_depends_on_key_and_row_alone() -> None:
+    alone, beside, more = masks(5, 42), masks(5, 7, 42, 9), masks(9, 42)
+    for name in RATES:
+        assert torch.equal(alone[name][0], beside[name][1])
+        assert torch.equal(alone[name][0], more[name][0, :5])
+        assert not torch.equal(alone[name][0], beside[name][0])
+
+
+def test_the_forward_pass_drops_by_the_masks_and_only_within_the_context() -> None:
+    network = convert_dropout(Net()).train()
+    drawn = {name: mask[0] for name, mask in masks(4, 3).items()}
+    x = torch.randn(4, *SHAPE)
+    with dropout_masks(network, drawn):
+        found = network(x)
+    h = network.conv(x) * drawn["maps"] * drawn["units"]
+    torch.testing.assert_close(found, network.fc(h.flatten(1)) * drawn["last"])
+    torch.manual_seed(0)
+    one = network(x)
+    torch.manual_seed(0)
+    assert torch.equal(one, network(x))  # torch's own masks again
+    assert not torch.equal(one, network(x))
+    network.eval()
+    with dropout_masks(network, drawn):
+        torch.testing.assert_close(network(x), network.fc(network.conv(x).flatten(1)))
+
+
+def test_masks_of_another_batch_are_refused() -> None:
+    network = convert_dropout(Net()).train()
+    drawn = {name: mask[0] for name, mask in masks(4, 3).items()}
+    with dropout_masks(network, drawn), pytest.raises(ValueError, match="4 samples do not fit a batch of 3"):
+        network(torch.randn(3, *SHAPE))
+
+
+def test_looking_at_a_network_leaves_it_as_it_was() -> None:
+    network = convert_dropout(Net()).train()
+    network.units.eval()
+    DropoutMasks(network, SHAPE)
+    assert network.training
+    assert not network.units.training
+    assert not any(m._forward_pre_hooks for m in network.modules())
+
+
+def test_a_layer_used_twice_is_refused() -> None:
+    class Twice(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(super().forward(x))
+
+    with pytest.raises(ValueError, match="last is used more than once"):
+        DropoutMasks(convert_dropout(Twice()), SHAPE)
+
+
+def test_a_network_without_dropout_draws_nothing() -> None:
+    drawn = DropoutMasks(convert_dropout(nn.Sequential(nn.Flatten(), nn.Linear(4, 2), nn.Dropout(0.0))), (1, 2, 2))
+    assert not drawn
+    assert drawn.draw(keys(1), 3) == {}

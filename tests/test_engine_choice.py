@@ -1,0 +1,164 @@
+"""Which engine and cohort width: what is open, what a trial finds, what is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_cli
+import torch
+from tiny import fit, mlp, tiny_client, tiny_data, weights
+
+from cfl.engines import EngineChoice, EngineOptions, candidates
+from cfl.engines.choice import MEMORY_ON_CPU
+from cfl.engines.probe import TRAINER_SECONDS, probe
+from cfl.errors import ConfigError
+from cfl.models import MLP, SmallCNN
+from cfl.models.dropout import convert_dropout
+from cfl.schedule import Schedule
+
+SMALL = MLP((1, 4, 4), 4, [8], 0.0)
+
+
+def of(
+    options: EngineOptions, width: int | None, clients: int = 100, network: Any = SMALL, shape: Any = (1, 4, 4)
+) -> list[EngineChoice]:
+    return candidates(options, width, clients, network, shape, "32-true")
+
+
+def test_nothing_is_open_when_the_user_says_everything() -> None:
+    assert of(EngineOptions("vmap"), 5) == [EngineChoice("vmap", 5)]
+    assert of(EngineOptions("vmap"), 5, clients=3) == [EngineChoice("vmap", 3)]
+    cnn = convert_dropout(SmallCNN((1, 16, 16), 2))
+    assert of(EngineOptions("workers", 2), 6, network=cnn, shape=(1, 16, 16)) == [EngineChoice("workers", 6, 2)]
+
+
+def test_auto_offers_both_engines_several_widths_and_no_more_clients_than_a_round_has() -> None:
+    found = of(EngineOptions("auto", 2), None, clients=12)
+    assert {choice.kind for choice in found} == {"vmap", "workers"}
+    assert len(found) == len(set(found))
+    assert max(choice.width for choice in found) == 12
+    assert {choice.stack for choice in found} > {1, 4}
+    assert all(choice.threads <= choice.width for choice in found)
+
+
+def test_a_width_chosen_for_the_user_fits_the_memory_set_aside() -> None:
+    large = MLP((1, 28, 28), 10, [2000, 2000])
+    size = sum(p.numel() * 4 for p in large.parameters())
+    found = of(EngineOptions("auto", 2), None, network=large, shape=(1, 28, 28))
+    assert all(choice.width <= 2 or choice.width * size <= MEMORY_ON_CPU for choice in found)
+    assert of(EngineOptions("vmap"), 64, network=large, shape=(1, 28, 28)) == [EngineChoice("vmap", 64)]
+
+
+class Clock:
+    """Time that passes only when a trial says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def simulated(seconds_per_step: dict[EngineChoice, float], client_steps: int) -> tuple[list[Any], Clock]:
+    clock = Clock()
+
+    def trial_of(choice: EngineChoice) -> Any:
+        def trial(steps: int) -> float:
+            clock.now += steps * seconds_per_step[choice]
+            return seconds_per_step[choice]
+
+        return trial
+
+    return probe(list(seconds_per_step), trial_of, client_steps, clock), clock
+
+
+def test_the_cheapest_per_client_wins_with_the_trainers_share_counted() -> None:
+    narrow, wide = EngineChoice("vmap", 1), EngineChoice("vmap", 10)
+    found, _ = simulated({narrow: 1e-4, wide: 1.1e-3}, 10**6)
+    assert found[0].choice == wide
+    assert found[0].seconds_per_client_step == pytest.approx((1.1e-3 + TRAINER_SECONDS) / 10)
+    found, _ = simulated({narrow: 1e-2, wide: 0.2}, 10**6)
+    assert found[0].choice == narrow
+
+
+def test_a_probe_costs_little_of_the_run() -> None:
+    choices = {EngineChoice("vmap", k): 0.01 for k in range(1, 40)}
+    found, clock = simulated(choices, client_steps=100)
+    assert clock.now < 0.4
+    assert 1 <= len(found) < len(choices)
+    _, clock = simulated({EngineChoice("vmap", 1): 3.0, EngineChoice("vmap", 2): 3.0}, client_steps=100)
+    assert clock.now < 15
+
+
+@pytest.mark.parametrize("kind", ["auto", "vmap", "workers"])
+def test_auto_trains_to_the_same_model(kind: Any) -> None:
+    data = tiny_data(schedule={"cohort_width": 2})
+    expected = weights(fit(tiny_client(data), data))
+    data = tiny_data(schedule={"cohort_width": "auto"})
+    client = tiny_client(data, engine=EngineOptions(kind))
+    found = weights(fit(client, data))
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-6)
+    assert client.engine_choice is not None
+    assert client.engine_choice == client.engine_trials[0].choice
+    assert data.schedule.width == client.engine_choice.width
+    assert len(client.engine_trials) > 1
+
+
+def test_a_trial_leaves_no_trace() -> None:
+    data = tiny_data(schedule={"cohort_width": 2})
+    client = tiny_client(data, engine=EngineOptions("auto"))
+    before = {n: t.clone() for n, t in client.network.state_dict().items()}
+    seen = {}
+
+    original = client._choose_engine
+
+    def choose() -> EngineChoice:
+        choice = original()
+        seen.update({n: t.clone() for n, t in client.network.state_dict().items()})
+        return choice
+
+    client._choose_engine = choose  # type: ignore[method-assign]
+    fit(client, data)
+    assert all(torch.equal(before[n], seen[n]) for n in before)
+
+
+def test_a_resumed_run_keeps_the_choice(tmp_path: Path) -> None:
+    """Another width would round differently: a resumed run is to give the same bits."""
+    options = ("--schedule.cohort_width", "auto", "--engine.kind", "auto")
+    assert tiny_cli.fit(tmp_path, *options) == 0
+    saved = tiny_cli.checkpoint(tmp_path)["engine"]
+    assert set(saved) == {"kind", "width", "threads", "stack"}
+    data = tiny_data(schedule={"cohort_width": "auto"})
+    client = tiny_client(data, engine=EngineOptions("auto"))
+    client._resumed_choice = {"kind": "vmap", "width": 1, "threads": 1, "stack": 1}
+    fit(client, data)
+    assert client.engine_choice == EngineChoice("vmap", 1)
+    assert client.engine_trials == []
+
+
+@pytest.mark.parametrize("width", [0, -1, "wide", 2.5])
+def test_bad_widths(width: Any) -> None:
+    with pytest.raises(ConfigError, match=r"schedule\.cohort_width .* or auto"):
+        Schedule(cohort_width=width)
+
+
+def test_an_unsettled_width_is_no_width() -> None:
+    schedule = Schedule(cohort_width="auto")
+    with pytest.raises(RuntimeError, match="auto"):
+        _ = schedule.width
+    schedule.settle_width(3)
+    assert schedule.width == 3
+    assert schedule.with_width(4).width == 4
+    assert schedule.width == 3
+
+
+def test_compiled_steps_are_the_same_steps() -> None:
+    data = tiny_data(schedule={"rounds_per_task": 1, "cohort_width": 2})
+    expected = weights(fit(tiny_client(data), data))
+    data = tiny_data(schedule={"rounds_per_task": 1, "cohort_width": 2})
+    found = weights(fit(tiny_client(data, mlp, engine=EngineOptions("vmap", compile="default")), data))
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-6)

@@ -1,0 +1,279 @@
+"""Every engine computes the same local steps: what differs is speed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tiny import ConvNet, double, fit, mlp, norm_net, sgd, split, tiny_client, tiny_data, weights
+from torch import Tensor, nn
+
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.partitions import Dirichlet
+from cfl.engines import EngineOptions, WorkerEngine
+from cfl.engines.chain import Chain
+from cfl.errors import ConfigError
+from cfl.methods.base import Method
+from cfl.models import MLP, AlexNet, LeNet, MnistCNN, Network, ResNet18, SmallCNN
+
+VMAP = EngineOptions("vmap")
+DECAY = partial(torch.optim.SGD, lr=0.1, weight_decay=0.05)
+MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
+ADAM = partial(torch.optim.Adam, lr=0.02)
+dropping = partial(MLP, hidden=[12, 8], dropout=[0.2, 0.5])
+
+
+class Branches(Network):
+    """No chain: two layers side by side, one of them used by half, and a layer that nobody uses."""
+
+    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
+        super().__init__(input_shape, num_outputs)
+        inputs = input_shape[0] * input_shape[1] * input_shape[2]
+        self.left, self.right, self.idle = nn.Linear(inputs, 5), nn.Linear(inputs, 5), nn.Linear(3, 3)
+        self.drop = nn.Dropout(0.3)
+        self.head = nn.Linear(5, num_outputs)
+
+    def features(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.drop(torch.tanh(self.left(x)) + 0.5 * torch.relu(self.right(x)))
+
+
+def unequal(width: int, stream: Any = None, **schedule: Any) -> FederatedDataModule:
+    """Seven clients of 4 to 24 samples in batches of 4: partial batches, clients that finish early."""
+    return tiny_data(
+        stream,
+        num_clients=7,
+        partition=Dirichlet(alpha=0.5, min_samples=3, balance=False),
+        schedule={"rounds_per_task": 2, "batch_size": 4, "cohort_width": width, **schedule},
+    )
+
+
+def trained(
+    engine: EngineOptions, width: int, network: Any, optimizer: Any = sgd, stream: Any = None, **options: Any
+) -> tuple[dict[str, Tensor], Tensor]:
+    data = unequal(width, stream, local_epochs=2)
+    client = tiny_client(data, network, optimizer, options.pop("methods", None), engine)
+    federation = fit(client, data, **options)
+    return weights(federation), torch.as_tensor(client.mean_loss)
+
+
+def assert_same(one: tuple[dict[str, Tensor], Tensor], other: tuple[dict[str, Tensor], Tensor]) -> None:
+    for name in one[0]:
+        torch.testing.assert_close(one[0][name], other[0][name], rtol=1e-4, atol=2e-6)
+    torch.testing.assert_close(one[1], other[1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [1, 3, 7])
+@pytest.mark.parametrize("optimizer", [sgd, DECAY, MOMENTUM, ADAM], ids=["sgd", "decay", "momentum", "adam"])
+@pytest.mark.parametrize(
+    "network", [mlp, dropping, ConvNet, double(norm_net), Branches], ids=["mlp", "dropout", "conv", "norm", "branches"]
+)
+def test_workers_agree_with_vmap(network: Any, optimizer: Any, width: int) -> None:
+    """Dropout included: a client's masks are its own, whoever computes them beside whom.
+
+    With BatchNorm in float64: the true gradient of a bias before it is zero, and Adam would blow up what float32 makes
+    of that.
+    """
+    expected = trained(VMAP, 7, network, optimizer)
+    assert_same(trained(EngineOptions("workers", 2), width, network, optimizer), expected)
+
+
+@pytest.mark.parametrize("network", [mlp, ConvNet])
+def test_workers_leave_outputs_of_other_tasks_alone(network: Any) -> None:
+    expected = trained(VMAP, 3, network, DECAY, split())
+    assert_same(trained(EngineOptions("workers", 2), 3, network, DECAY, split()), expected)
+
+
+class Prox(Method):
+    """A penalty: 0.3 / 2 of the squared distance to the received model."""
+
+    def penalty(self, cohort: Any) -> Tensor:
+        return (
+            torch.stack(
+                [(p - cohort.received[n]).square().flatten(1).sum(1) for n, p in cohort.parameters.items()]
+            ).sum(0)
+            * 0.15
+        )
+
+
+class Halve(Method):
+    """Halves every gradient."""
+
+    def adjust_gradients(self, cohort: Any) -> None:
+        for gradient in cohort.gradients.values():
+            gradient.mul_(0.5)
+
+
+@pytest.mark.parametrize("network", [mlp, Branches])
+@pytest.mark.parametrize("make", [lambda: {"prox": Prox()}, lambda: {"halve": Halve()}], ids=["prox", "halve"])
+def test_methods_see_gradients_whatever_the_engine(network: Any, make: Callable[[], dict[str, Method]]) -> None:
+    plain = trained(VMAP, 3, network)
+    expected = trained(VMAP, 3, network, methods=make())
+    assert not torch.allclose(plain[0]["head.weight"], expected[0]["head.weight"], atol=1e-4)
+    assert_same(trained(EngineOptions("workers", 2), 3, network, methods=make()), expected)
+
+
+@pytest.mark.parametrize("options", [{"gradient_clip_val": 0.3}, {"gradient_clip_val": 0.05}])
+def test_clipping_sees_gradients_whatever_the_engine(options: dict[str, Any]) -> None:
+    expected = trained(VMAP, 3, mlp, **options)
+    assert_same(trained(EngineOptions("workers", 2), 3, mlp, **options), expected)
+
+
+# The hand-written step.
+
+
+def chain_case(make: Callable[..., Network], shape: tuple[int, int, int], **options: Any) -> tuple[Network, Chain]:
+    torch.manual_seed(0)
+    network = make(shape, 6, **options).double()
+    chain = Chain.of(network)
+    assert chain is not None
+    return network, chain
+
+
+class Collect:
+    """An update that keeps gradients by name, in float64."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Tensor] = {}
+
+    def product(self, name: str, left: Tensor, right: Tensor) -> None:
+        self.found[name] = left @ right
+
+    def gradient(self, name: str, gradient: Tensor) -> None:
+        self.found[name] = gradient.clone()
+
+
+@pytest.mark.parametrize("outputs", [None, [0, 2, 3]], ids=["all", "some outputs"])
+@pytest.mark.parametrize(
+    ("make", "shape", "options"),
+    [
+        (MLP, (1, 4, 4), {"hidden": [9, 7], "dropout": 0.0}),
+        (MLP, (2, 3, 3), {"hidden": [], "dropout": []}),
+        (AlexNet, (3, 20, 21), {"dropout": 0.0}),
+        (SmallCNN, (1, 28, 28), {"dropout": 0.0}),
+        (MnistCNN, (2, 17, 16), {}),
+    ],
+)
+def test_hand_written_gradients_are_autograds(
+    make: Callable[..., Network], shape: tuple[int, int, int], options: dict[str, Any], outputs: list[int] | None
+) -> None:
+    network, chain = chain_case(make, shape, **options)
+    x, y = torch.randn(5, *shape, dtype=torch.float64), torch.tensor([0, 2, 3, 3, 2])
+    allowed = None if outputs is None else torch.tensor([o in outputs for o in range(6)])
+    logits = network(x)
+    if allowed is not None:
+        logits = logits.masked_fill(~allowed, -torch.inf)
+    expected = torch.nn.functional.cross_entropy(logits, y)
+    expected.backward()
+    update = Collect()
+    detached = {n: p.detach() for n, p in network.named_parameters()}
+    loss = chain.step(x.clone(), y, None, allowed, detached, {}, update)  # type: ignore[arg-type]
+    torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=1e-12)
+    assert set(update.found) == set(detached)
+    for name, parameter in network.named_parameters():
+        torch.testing.assert_close(update.found[name], parameter.grad, rtol=1e-10, atol=1e-12)
+
+
+def test_a_stack_of_clients_is_each_client_by_itself() -> None:
+    """Also with unequal batches, and one client that has none left."""
+    network, chain = chain_case(MLP, (1, 3, 3), hidden=[8, 5], dropout=0.0)
+    assert chain.stackable
+    m = 3
+    stacked = {n: p.detach() + 0.1 * torch.randn(m, *p.shape, dtype=p.dtype) for n, p in network.named_parameters()}
+    x, y = torch.randn(m, 4, 1, 3, 3, dtype=torch.float64), torch.randint(0, 6, (m, 4))
+    mask = torch.tensor([[True] * 4, [True, True, False, False], [False] * 4])
+    update = Collect()
+    losses = chain.step(x.clone(), y, mask, None, stacked, {}, update)  # type: ignore[arg-type]
+    for client, used in enumerate([4, 2]):
+        alone, own = Collect(), {n: w[client] for n, w in stacked.items()}
+        loss = chain.step(x[client, :used].clone(), y[client, :used], None, None, own, {}, alone)  # type: ignore[arg-type]
+        torch.testing.assert_close(losses[client], loss, rtol=1e-12, atol=1e-12)
+        for name in own:
+            torch.testing.assert_close(update.found[name][client], alone.found[name], rtol=1e-10, atol=1e-12)
+    assert losses[2] == 0
+    assert all(not g[2].any() for g in update.found.values())
+
+
+@pytest.mark.parametrize("make", [LeNet, ResNet18, Branches, norm_net])
+def test_other_networks_are_no_chains(make: Callable[..., Network]) -> None:
+    assert Chain.of(make((3, 32, 32), 4)) is None
+
+
+def test_hooks_and_shared_weights_are_no_chains() -> None:
+    hooked = MLP((1, 2, 2), 2, [3], 0.0)
+    hooked.layers[0].register_forward_hook(lambda *_: None)
+    assert Chain.of(hooked) is None
+    shared = MLP((1, 2, 2), 2, [4, 4], 0.0)
+    shared.layers[1].weight = shared.layers[0].weight
+    assert Chain.of(shared) is None
+
+
+# Which engine.
+
+
+class Noisy(Network):
+    """Draws random numbers of its own."""
+
+    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
+        super().__init__(input_shape, num_outputs)
+        self.head = nn.Linear(input_shape[0] * input_shape[1] * input_shape[2], num_outputs)
+
+    def features(self, x: Tensor) -> Tensor:
+        return x.flatten(1) + 0.1 * torch.randn(len(x), 1)
+
+
+def test_workers_are_refused_where_threads_would_mix_up_random_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"engine\.kind.*random numbers"):
+        trained(EngineOptions("workers", 2), 3, Noisy)
+    trained(EngineOptions("auto", 2), 3, Noisy)
+
+
+def test_workers_are_refused_in_mixed_precision() -> None:
+    with pytest.raises(ConfigError, match=r"engine\.kind.*32-true"):
+        trained(EngineOptions("workers", 2), 3, mlp, precision="bf16-mixed")
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"kind": "threads"}, "engine.kind"),
+        ({"workers": 0}, "engine.workers"),
+        ({"compile": "fast"}, "engine.compile"),
+        ({"kind": "workers", "compile": "default"}, "engine.compile"),
+        ({"matmul_precision": "low"}, "engine.matmul_precision"),
+    ],
+)
+def test_bad_engine_options(options: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=key.replace(".", r"\.")):
+        EngineOptions(**options)
+
+
+def test_a_failure_in_a_worker_names_round_and_clients() -> None:
+    class Broken(Branches):
+        def features(self, x: Tensor) -> Tensor:
+            if self.training and torch.is_grad_enabled():
+                raise ArithmeticError("no such layer")
+            return super().features(x)
+
+    with pytest.raises(RuntimeError, match=r"local step 0 of clients .* failed in round 0 .*no such layer"):
+        trained(EngineOptions("workers", 2), 3, Broken)
+
+
+def test_worker_threads_end_with_the_fit() -> None:
+    import threading
+
+    before = threading.active_count()
+    trained(EngineOptions("workers", 3), 7, mlp)
+    for thread in threading.enumerate():
+        if thread.name.startswith("client-"):
+            thread.join(timeout=5)
+    assert threading.active_count() <= before
+
+
+def test_engines_built_alone_know_their_shape() -> None:
+    engine = WorkerEngine(MLP((1, 2, 2), 2, [3], 0.0), (1, 2, 2), threads=1, stack=4)
+    assert engine.stack == 4
+    assert WorkerEngine(SmallCNN((1, 16, 16), 2, 0.0), (1, 16, 16), stack=4).stack == 1
