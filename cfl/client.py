@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.func import functional_call
 from torch.optim import Optimizer
 
+from cfl import processes
 from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import EvaluationBatch
+from cfl.engines.base import Engine, EngineOptions, StepContext
+from cfl.engines.choice import EngineChoice, build_engine, candidates, from_dict
+from cfl.engines.probe import Measured, probe
+from cfl.engines.trials import Trials
+from cfl.engines.updates import plain_sgd
 from cfl.errors import BadUpdate, ConfigError
 from cfl.federation import Federation
 from cfl.methods.base import Method
 from cfl.models.base import Network
 from cfl.models.batchnorm import convert_batchnorm, unmaskable_layers
+from cfl.models.dropout import convert_dropout
 from cfl.randomness import seed_for
 
 ELEMENTWISE_OPTIMIZERS = frozenset(
@@ -41,6 +49,11 @@ class Client(LightningModule):
         input_shape: ``(C, H, W)``; follows from the data.
         num_outputs: follows from the data.
         seed: the run's seed (in YAML ``seed_everything``).
+        engine: how local steps are computed (in YAML the top-level key ``engine``).
+
+    Attributes:
+        engine_choice: what computes local steps, and how many clients side by side; known once training has started.
+        engine_trials: what was measured to find that out, if anything.
     """
 
     def __init__(
@@ -51,14 +64,17 @@ class Client(LightningModule):
         input_shape: tuple[int, int, int] = (1, 1, 1),
         num_outputs: int = 1,
         seed: int = 0,
+        engine: EngineOptions | None = None,
     ) -> None:
         super().__init__()
         self.seed = seed
+        self.input_shape = input_shape
+        self.engine_options = EngineOptions() if engine is None else engine
         self.methods: dict[str, Method] = dict(methods or {})
         self._make_optimizer = optimizer
         with torch.random.fork_rng():
             torch.manual_seed(seed_for(seed, "initialise network"))
-            self.network = convert_batchnorm(network(input_shape, num_outputs))
+            self.network = convert_dropout(convert_batchnorm(network(input_shape, num_outputs)))
         mixing = unmaskable_layers(self.network)
         if mixing:
             raise ConfigError("model.network", mixing, "a network whose batch statistics can leave out padded samples")
@@ -66,6 +82,11 @@ class Client(LightningModule):
         self.network.requires_grad_(False)
         self.federation: Federation | None = None
         self.cohort: Cohort | None = None
+        self.engine: Engine | None = None
+        self.engine_choice: EngineChoice | None = None
+        self.engine_trials: list[Measured] = []
+        self._resumed_choice: dict[str, Any] | None = None
+        self._step_context = StepContext(seed)
         self.local_step = 0
         self._loss = torch.zeros(2)
 
@@ -78,13 +99,16 @@ class Client(LightningModule):
             ConfigError: if the optimizer would mix clients, or a method does not allow it.
         """
         data = self._federation.data
-        width = min(data.schedule.cohort_width, data.rounds.most_clients)
-        self.cohort = Cohort(self.network, width, data.outputs.train)
+        self._check_optimizer(self._optimizer_of([torch.nn.Parameter(torch.zeros(1))]))
+        torch.set_float32_matmul_precision(self.engine_options.matmul_precision)
+        choice = self.engine_choice = self._choose_engine()
+        data.schedule.settle_width(choice.width)
+        self.engine = build_engine(choice, self.network, self.input_shape, self.engine_options)
+        self.cohort = Cohort(self.network, choice.width, data.outputs.train, self.engine.channels_last)
         self._loss = torch.zeros(2, device=self.device)
-        try:
-            optimizer = self._make_optimizer(self.cohort.parameters.values())
-        except ValueError as error:  # torch names the option and its value
-            raise ConfigError("model.optimizer", str(error), "options that the optimizer accepts") from error
+        return self._optimizer_of(self.cohort.parameters.values())
+
+    def _check_optimizer(self, optimizer: Optimizer) -> None:
         name = type(optimizer).__name__
         if name not in ELEMENTWISE_OPTIMIZERS:
             raise ConfigError("model.optimizer", name, f"one of {sorted(ELEMENTWISE_OPTIMIZERS)}")
@@ -93,7 +117,52 @@ class Client(LightningModule):
                 raise ConfigError(
                     "model.optimizer", name, f"one of {sorted(method.optimizers)} while methods.{key} is used"
                 )
-        return optimizer
+
+    def _optimizer_of(self, parameters: Iterable[torch.nn.Parameter]) -> Optimizer:
+        try:
+            return self._make_optimizer(parameters)
+        except ValueError as error:  # torch names the option and its value
+            raise ConfigError("model.optimizer", str(error), "options that the optimizer accepts") from error
+
+    def _choose_engine(self) -> EngineChoice:
+        """What the settings say, the checkpoint's choice, or the fastest in a short trial on the next round's data."""
+        data = self._federation.data
+        width = data.schedule.cohort_width
+        open_choices = candidates(
+            self.engine_options,
+            width if isinstance(width, int) else None,
+            data.rounds.most_clients,
+            self.network,
+            self.input_shape,
+            str(self.trainer.precision),
+        )
+        if len(open_choices) == 1:
+            return open_choices[0]
+        resumed = from_dict(self._resumed_choice, open_choices)
+        if resumed is not None:
+            return resumed
+        next_round = min(self._federation.round, data.num_rounds - 1)
+        trials = Trials(
+            data, next_round, self.network, self.input_shape, self.engine_options, self._optimizer_of, self._at_once
+        )
+        self.engine_trials = probe(open_choices, trials.of, trials.client_steps_of_run)
+        best: EngineChoice = self.trainer.strategy.broadcast(self.engine_trials[0].choice)
+        return best
+
+    def _at_once(self, optimizer: Optimizer) -> tuple[float, float] | None:
+        """Learning rate and weight decay, if an engine may take the optimizer's step without leaving gradients.
+
+        That is so for plain SGD, unless a method, clipping or a callback wants to see the gradients.
+        """
+        for method in self.methods.values():
+            kind = type(method)
+            if kind.penalty is not Method.penalty or kind.adjust_gradients is not Method.adjust_gradients:
+                return None
+        trainer: Any = self.trainer
+        looks = ("on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
+        if trainer.gradient_clip_val or any(is_overridden(hook, c) for c in trainer.callbacks for hook in looks):
+            return None
+        return plain_sgd(optimizer)
 
     @property
     def _federation(self) -> Federation:
@@ -115,8 +184,11 @@ class Client(LightningModule):
         """
         cohort = self._cohort
         self.local_step = batch.step
+        if batch.opens:
+            optimizer = cast(Optimizer, self.optimizers(use_pl_optimizer=False))
+            self._step_context = StepContext(self.seed, self._at_once(optimizer))
         try:
-            losses = cohort.losses(batch)
+            losses = self._engine.losses(cohort, batch, self._step_context)
             self._record(losses.detach(), batch)
             for method in self.methods.values():
                 penalty = method.penalty(cohort)
@@ -127,6 +199,23 @@ class Client(LightningModule):
         except Exception as error:
             raise self._failure(error) from error
         return losses.sum()
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Gradients of the last :meth:`training_step`, by the engine."""
+        try:
+            self._engine.backward(loss, self._cohort)
+        except Exception as error:
+            raise self._failure(error) from error
+
+    def on_fit_end(self) -> None:
+        """Give the engine's threads back."""
+        self._engine.close()
+
+    @property
+    def _engine(self) -> Engine:
+        if self.engine is None:
+            raise RuntimeError("no engine: configure_optimizers has not run")
+        return self.engine
 
     def _failure(self, error: Exception) -> RuntimeError:
         """What to raise instead of ``error``; a StopIteration, say, would end the epoch without a word."""
@@ -190,7 +279,7 @@ class Client(LightningModule):
         """Count correct predictions of one task's test batch into the accuracy matrix."""
         federation = self._federation
         row = -1 if self.trainer.sanity_checking else federation.last_task
-        if not self._scores(row):
+        if not self._scores(row) or batch.start == batch.stop:
             return
         if not federation.has_personal_models:
             with federation.evaluation_statistics():
@@ -198,7 +287,8 @@ class Client(LightningModule):
             return
         with federation.evaluation_statistics():
             shared = federation.state_tensors()
-            for client in federation.data.members[batch.task].tolist():
+            members = federation.data.members[batch.task].tolist()
+            for client in members[processes.rank() :: processes.count()]:
                 own = {name: values[0] for name, values in federation.own_tensors((client,)).items()}
                 self._count(functional_call(self.network, {**shared, **own}, (batch.x,)), batch, row, client)
 
@@ -228,11 +318,20 @@ class Client(LightningModule):
             if matrix is not None:
                 matrix.clear_row(row)
 
+    def finish_evaluation(self, row: int) -> None:
+        """Add up what the processes have counted in a row of the matrices."""
+        if not self._scores(row):
+            return
+        for matrix in (self._federation.accuracy, self._federation.accuracy_task_il):
+            if matrix is not None:
+                matrix.add_up(row)
+
     # Checkpoints: the network's state dict is the global model; the rest lies under one key.
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the federation; drop the optimizer's state, which no client keeps between rounds."""
         checkpoint["federation"] = self._federation.state_dict()
+        checkpoint["engine"] = None if self.engine_choice is None else self.engine_choice.to_dict()
         checkpoint["optimizer_states"] = []
 
     def on_load_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
@@ -244,3 +343,4 @@ class Client(LightningModule):
         if "federation" not in checkpoint:
             raise ConfigError("ckpt_path", "a checkpoint without a federation", "a last.ckpt written by cfl fit")
         self._federation.load_state_dict(checkpoint["federation"])
+        self._resumed_choice = checkpoint.get("engine")

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
-
-from cfl.data.cohorts import CohortBatch
-from cfl.models.batchnorm import batch_mask
 
 
 class Cohort:
@@ -24,6 +18,7 @@ class Cohort:
         network: the architecture; its own parameters are not touched.
         width: greatest number of clients.
         train_outputs: ``[T, O]`` bool, outputs in the loss of each task, or None for all.
+        channels_last: hold every client's convolution weights ``[O, C, h, w]`` with the channels last in memory.
 
     Attributes:
         clients: ids of the k clients, in the order of the leading axis.
@@ -37,11 +32,12 @@ class Cohort:
         used_outputs: ``[O]`` bool, outputs that had a part in the loss, or None for all.
     """
 
-    def __init__(self, network: nn.Module, width: int, train_outputs: Tensor | None = None) -> None:
+    def __init__(
+        self, network: nn.Module, width: int, train_outputs: Tensor | None = None, channels_last: bool = False
+    ) -> None:
         self.network, self.width = network, width
-        self._room = {n: p.detach().new_empty((width, *p.shape)) for n, p in network.named_parameters()}
+        self._room = {n: _room(p.detach(), width, channels_last) for n, p in network.named_parameters()}
         self._buffer_room = {n: b.detach().new_empty((width, *b.shape)) for n, b in network.named_buffers()}
-        self._has_batchnorm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules())
         device = next(network.parameters()).device
         self._train_outputs = None if train_outputs is None else train_outputs.to(device)
         self.parameters = {n: nn.Parameter(room) for n, room in self._room.items()}
@@ -88,47 +84,13 @@ class Cohort:
         self.used_outputs = None if self._train_outputs is None else self._train_outputs[task].clone()
 
     @property
-    def plain(self) -> bool:
-        """Whether one client is alone, which takes the ordinary path without vmap."""
-        return len(self.clients) == 1
+    def data(self) -> dict[str, Tensor]:
+        """Name -> ``[width, ...]``, the memory of :attr:`parameters`, of which the first k rows are in use."""
+        return self._room
 
-    def losses(self, batch: CohortBatch) -> Tensor:
-        """Mean cross-entropy of each client on its unmasked samples, ``[k]``; 0 for a client that has finished."""
-        x, y = cast(Tensor, batch.x), cast(Tensor, batch.y)
-        outputs = None if self._train_outputs is None else self._train_outputs[batch.task]
-        if self.plain:
-            mask = batch.mask[0] if batch.padded else None
-            parameters = {n: p.view(p.shape[1:]) for n, p in self.parameters.items()}
-            buffers = {n: b[0] for n, b in self.buffers.items()}
-            return self._loss(parameters, buffers, x[0], y[0], mask, outputs).view(1)
-        mapped = vmap(
-            self._loss,
-            in_dims=(0, 0, 0, 0, 0 if batch.padded else None, None),
-            randomness="different",
-        )
-        return mapped(self.parameters, self.buffers, x, y, batch.mask if batch.padded else None, outputs)
-
-    def _loss(
-        self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        x: Tensor,
-        y: Tensor,
-        mask: Tensor | None,
-        outputs: Tensor | None,
-    ) -> Tensor:
-        state = {**parameters, **buffers}
-        if mask is not None and self._has_batchnorm:
-            with batch_mask(self.network, mask):
-                logits = functional_call(self.network, state, (x,))
-        else:
-            logits = functional_call(self.network, state, (x,))
-        if outputs is not None:
-            logits = logits.masked_fill(~outputs, -torch.inf)
-        if mask is None:
-            return F.cross_entropy(logits, y)
-        losses = F.cross_entropy(logits, y, reduction="none")
-        return (losses * mask).sum() / mask.sum().clamp(min=1)
+    def outputs_in_loss(self, task: int) -> Tensor | None:
+        """``[O]`` bool, outputs in the training loss of a task, or None for all."""
+        return None if self._train_outputs is None else self._train_outputs[task]
 
     def rows(self, positions: Sequence[int], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The given clients' rows of stacked tensors: a view when that is all of them, else a copy."""
@@ -158,3 +120,11 @@ class Cohort:
     def gradients(self) -> dict[str, Tensor]:
         """Name -> ``[k, ...]`` gradients of the current step; methods change them in place."""
         return {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
+
+
+def _room(parameter: Tensor, width: int, channels_last: bool) -> Tensor:
+    """Memory for ``width`` copies of a parameter, ``[width, ...]``."""
+    if not channels_last or parameter.ndim != 4:
+        return parameter.new_empty((width, *parameter.shape))
+    outputs, inputs, height, breadth = parameter.shape
+    return parameter.new_empty((width, outputs, height, breadth, inputs)).permute(0, 1, 4, 2, 3)

@@ -9,7 +9,12 @@ from typing import Any
 
 _DECIDES_RESULTS = ("seed_everything", "model", "data", "methods", "schedule", "federated")
 _TRAINER_DECIDES = ("precision", "gradient_clip_val", "gradient_clip_algorithm")
-_ONLY_WHERE_OR_HOW_FAST = (("data", "root"), ("schedule", "cohort_width"))
+_ONLY_WHERE_OR_HOW_FAST = (
+    ("data", "root"),
+    ("schedule", "cohort_width"),
+    ("model", "engine"),
+    ("federated", "client_state_memory_mb"),
+)
 
 
 def experiment_of(config: Mapping[str, Any]) -> dict[str, Any]:

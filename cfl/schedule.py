@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -39,7 +41,8 @@ class Schedule:
         local_epochs: passes of a sampled client over its data of the task.
         batch_size: samples per local step.
         drop_last: drop a client's last partial batch instead of training on it.
-        cohort_width: clients trained side by side (K). Changes speed and memory, never results.
+        cohort_width: clients trained side by side (K), or ``auto`` for the fastest in a short trial. Changes speed and
+            memory, never results.
         evaluate_every: evaluate the global model every so many rounds besides each task's end; 0 = task ends only.
     """
 
@@ -50,17 +53,18 @@ class Schedule:
         local_epochs: int = 1,
         batch_size: int = 32,
         drop_last: bool = False,
-        cohort_width: int = 10,
+        cohort_width: int | Literal["auto"] = "auto",
         evaluate_every: int = 0,
     ) -> None:
         for key, value, least in (
             ("local_epochs", local_epochs, 1),
             ("batch_size", batch_size, 1),
-            ("cohort_width", cohort_width, 1),
             ("evaluate_every", evaluate_every, 0),
         ):
             if value < least:
                 raise ConfigError(f"schedule.{key}", value, f"an integer of at least {least}")
+        if cohort_width != "auto" and (not isinstance(cohort_width, int) or cohort_width < 1):
+            raise ConfigError("schedule.cohort_width", cohort_width, "an integer of at least 1, or auto")
         rounds = rounds_per_task if isinstance(rounds_per_task, list) else [rounds_per_task]
         if not rounds or min(rounds) < 1:
             raise ConfigError("schedule.rounds_per_task", rounds_per_task, "at least 1 round for every task")
@@ -75,6 +79,29 @@ class Schedule:
         self.drop_last = drop_last
         self.cohort_width = cohort_width
         self.evaluate_every = evaluate_every
+        self._settled = cohort_width if isinstance(cohort_width, int) else None
+
+    @property
+    def width(self) -> int:
+        """The cohort width in use.
+
+        Raises:
+            RuntimeError: it is ``auto`` and has not been settled.
+        """
+        if self._settled is None:
+            raise RuntimeError("schedule.cohort_width is auto, and no width has been settled yet")
+        return self._settled
+
+    def settle_width(self, width: int) -> None:
+        """Say which cohort width is used from now on."""
+        self._settled = width
+
+    def with_width(self, width: int) -> Schedule:
+        """The same schedule with another cohort width."""
+        other = copy.copy(self)
+        other.cohort_width = width
+        other._settled = width
+        return other
 
     def rounds(self, num_tasks: int) -> list[int]:
         """Rounds of each task.
@@ -112,6 +139,7 @@ class BoundSchedule:
         self._ends = np.cumsum(rounds)
         self.num_tasks = len(members)
         self.num_rounds = int(self._ends[-1])
+        self._last: RoundPlan | None = None
         for task in range(self.num_tasks):
             self._sample_size(task)
 
@@ -140,6 +168,11 @@ class BoundSchedule:
 
     def round(self, round: int) -> RoundPlan:
         """Plan of a round, the same whenever it is asked for."""
+        if self._last is None or self._last.round != round:  # several places ask for the running round
+            self._last = self._plan(round)
+        return self._last
+
+    def _plan(self, round: int) -> RoundPlan:
         task = self.task_of(round)
         start = 0 if task == 0 else int(self._ends[task - 1])
         generator = numpy_generator(self.seed, "sample clients", round)
@@ -148,7 +181,7 @@ class BoundSchedule:
             round=round,
             task=task,
             round_in_task=round - start,
-            clients=tuple(int(c) for c in np.sort(chosen)),
+            clients=tuple(np.sort(chosen).tolist()),
             last_of_task=round + 1 == int(self._ends[task]),
         )
 

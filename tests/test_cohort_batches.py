@@ -109,7 +109,7 @@ def test_other_clients_rounds_seeds_and_epochs_are_shuffled_differently() -> Non
 
     def orders(round: int, seed: int) -> set[tuple[int, ...]]:
         plan = RoundPlan(round, 0, round, (0, 1), False)
-        batches = list(RoundLoader(plan, own, Schedule(batch_size=40, local_epochs=2), seed))
+        batches = list(RoundLoader(plan, own, Schedule(batch_size=40, local_epochs=2, cohort_width=2), seed))
         return {tuple(step) for steps in steps_of(batches).values() for step in steps}
 
     assert len(orders(0, 0) | orders(1, 0) | orders(0, 1)) == 12

@@ -382,11 +382,11 @@ def test_a_failure_in_a_later_step_names_that_step() -> None:
         fit(tiny_client(data, methods={"third": Third()}), data)
 
 
-def test_a_network_that_fails_is_named_as_well() -> None:
+def test_a_network_that_fails_is_named_before_training() -> None:
     data = data_of()
     client = tiny_client(data)
     client.network.head = nn.Linear(3, 4)
-    with pytest.raises(RuntimeError, match=r"local step 0 of clients .* failed in round 0 \(task 0\): RuntimeError"):
+    with pytest.raises(ConfigError, match=r"model\.network = .*MLP on images \[1, 4, 4\]: RuntimeError"):
         fit(client, data, num_sanity_val_steps=0)
 
 

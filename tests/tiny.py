@@ -18,6 +18,7 @@ from cfl.client import Client
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.sources import Synthetic
 from cfl.data.streams import ClassSplit, Permuted, Stream
+from cfl.engines import EngineOptions
 from cfl.federation import Federation
 from cfl.methods import Method
 from cfl.models import MLP, Network
@@ -55,7 +56,13 @@ def tiny_data(
         schedule: options of ``cfl.schedule.Schedule``.
         options: of ``FederatedDataModule``.
     """
-    settings = {"rounds_per_task": 3, "clients_per_round": 1.0, "batch_size": 8, **(schedule or {})}
+    settings = {
+        "rounds_per_task": 3,
+        "clients_per_round": 1.0,
+        "batch_size": 8,
+        "cohort_width": 10,
+        **(schedule or {}),
+    }
     return FederatedDataModule(stream or permuted(), Schedule(**settings), num_clients=num_clients, **options)
 
 
@@ -115,9 +122,11 @@ def tiny_client(
     network: NetworkFactory = mlp,
     optimizer: Any = sgd,
     methods: dict[str, Method] | None = None,
+    engine: EngineOptions | None = None,
 ) -> Client:
-    """The Client for these data, under the data's seed."""
-    return Client(network, optimizer, methods, data.input_shape, data.num_outputs, data.seed)
+    """The Client for these data, under the data's seed; its steps are computed by vmap unless said otherwise."""
+    engine = EngineOptions("vmap") if engine is None else engine
+    return Client(network, optimizer, methods, data.input_shape, data.num_outputs, data.seed, engine)
 
 
 def tiny_trainer(
