@@ -5,10 +5,12 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 SEED ?= 0
 RUNS ?= runs/demo
+ROUNDS ?= 10
+BENCH ?= runs/bench
 export MPLBACKEND := Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types tests coverage format clean
+.PHONY: help install demo bench test lint types tests coverage format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | awk -F '\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -22,10 +24,16 @@ $(BIN)/.installed: pyproject.toml constraints.txt
 
 install: $(BIN)/.installed  ## create .venv with the pinned dependencies
 
+# Fixed, so that the demo's figures do not depend on a trial's outcome.
+DEMO := --schedule.cohort_width 10 --engine.kind workers --engine.stack 5
+
 demo: $(BIN)/.installed  ## train FedAvg and FOT on real digits, print one table, draw the curves
-	@$(BIN)/cfl fit --seed_everything $(SEED) --config configs/methods/fedavg.yaml --run.dir $(RUNS)/fedavg --run.overwrite true
-	@$(BIN)/cfl fit --seed_everything $(SEED) --config configs/methods/fot.yaml --run.dir $(RUNS)/fot --run.overwrite true
+	@$(BIN)/cfl fit --seed_everything $(SEED) $(DEMO) --config configs/methods/fedavg.yaml --run.dir $(RUNS)/fedavg --run.overwrite true
+	@$(BIN)/cfl fit --seed_everything $(SEED) $(DEMO) --config configs/methods/fot.yaml --run.dir $(RUNS)/fot --run.overwrite true
 	@$(BIN)/python -m cfl.comparison $(RUNS)/fedavg $(RUNS)/fot --out $(RUNS)
+
+bench: $(BIN)/.installed  ## measure speed and memory into runs/bench: WORKS=W1,W2 ROUNDS=10 ENGINES=loop,cfl
+	@PYTHONPATH=tests $(BIN)/python -m benchmarks --works "$(WORKS)" --engines "$(ENGINES)" --rounds "$(ROUNDS)" --out "$(BENCH)"
 
 test: lint types tests  ## run lint, types and the test suite
 

@@ -9,7 +9,7 @@ from cfl.models.batchnorm import (
     convert_batchnorm,
     unmaskable_layers,
 )
-from cfl.models.cnn import MnistCNN, SmallCNN
+from cfl.models.cnn import DropoutCNN, MnistCNN, SmallCNN
 from cfl.models.lenet import LeNet
 from cfl.models.mlp import MLP
 from cfl.models.resnet import ResNet18
@@ -17,6 +17,7 @@ from cfl.models.resnet import ResNet18
 __all__ = [
     "MLP",
     "AlexNet",
+    "DropoutCNN",
     "LeNet",
     "MaskedBatchNorm1d",
     "MaskedBatchNorm2d",

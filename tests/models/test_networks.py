@@ -14,7 +14,7 @@ from torch.nn.functional import avg_pool2d, conv2d, max_pool2d, relu
 
 import cfl.models
 from cfl.errors import ConfigError
-from cfl.models import MLP, AlexNet, LeNet, MnistCNN, Network, ResNet18, SmallCNN, num_parameters
+from cfl.models import MLP, AlexNet, DropoutCNN, LeNet, MnistCNN, Network, ResNet18, SmallCNN, num_parameters
 from cfl.models.lenet import LocalResponseNorm, same_max_pool2d
 
 # (class, options, input shape, outputs): small ones, every class and every option value that changes the computation.
@@ -28,6 +28,7 @@ CASES: list[tuple[type[Network], dict[str, Any], tuple[int, int, int], int]] = [
     (ResNet18, {"width": 3, "norm": "batch_no_stats", "stem_stride": 2}, (3, 18, 20), 5),
     (SmallCNN, {}, (1, 16, 20), 10),
     (MnistCNN, {}, (1, 17, 16), 10),
+    (DropoutCNN, {}, (3, 6, 9), 5),
     (LeNet, {}, (3, 8, 11), 10),
 ]
 IDS = [f"{case[0].__name__}-{index}" for index, case in enumerate(CASES)]
@@ -76,6 +77,8 @@ def test_every_network_of_the_package_has_a_case() -> None:
         (ResNet18, {"width": 64, "norm": "batch", "pool": 4, "head_bias": True}, (3, 32, 32), 100, 11_220_132),
         (SmallCNN, {}, (1, 28, 28), 10, 21_840),
         (MnistCNN, {}, (1, 28, 28), 10, 431_080),
+        (DropoutCNN, {}, (1, 28, 28), 10, 1_199_882),
+        (DropoutCNN, {}, (3, 32, 32), 10, 1_626_442),
         (LeNet, {}, (3, 32, 32), 50, 3_012_920),
     ],
 )
@@ -183,6 +186,14 @@ def digits_reference(w: dict[str, Tensor], x: Tensor) -> Tensor:
     return x @ w["head.weight"].T + w["head.bias"]
 
 
+def dropout_cnn_reference(w: dict[str, Tensor], x: Tensor) -> Tensor:
+    for conv in ("conv1", "conv2"):
+        x = conv2d(x, w[f"{conv}.weight"], w[f"{conv}.bias"]).clamp(min=0)
+    x = max_pool2d(x, 2).flatten(1)
+    x = (x @ w["fc.weight"].T + w["fc.bias"]).clamp(min=0)
+    return x @ w["head.weight"].T + w["head.bias"]
+
+
 def naive_response_norm(x: Tensor, radius: int, bias: float, alpha: float, beta: float) -> Tensor:
     """The formula in TensorFlow's documentation, channel by channel, for x ``[B, C, H, W]`` float64."""
     out = torch.empty_like(x)
@@ -235,6 +246,7 @@ def resnet_without_norm_reference(w: dict[str, Tensor], x: Tensor) -> Tensor:
         (ResNet18, {}, (3, 32, 32), resnet_without_norm_reference),
         (SmallCNN, {}, (1, 28, 28), digits_reference),
         (MnistCNN, {}, (1, 28, 28), digits_reference),
+        (DropoutCNN, {}, (3, 13, 10), dropout_cnn_reference),
         (LeNet, {}, (3, 32, 32), lenet_reference),
         (LeNet, {}, (3, 9, 15), lenet_reference),
     ],
@@ -331,9 +343,11 @@ def test_dropout_sits_where_the_papers_put_it() -> None:
     assert order(AlexNet((3, 32, 32), 10)) == [*convolutions_first, *wide_layers]
     assert order(SmallCNN((1, 28, 28), 10)) == ["conv1", "conv2", "Dropout2d 0.5", "fc", "Dropout 0.5", "head"]
     assert order(MnistCNN((1, 28, 28), 10)) == ["conv1", "conv2", "fc", "head"]
+    wide = ["Dropout 0.25", "fc", "Dropout 0.5", "head"]
+    assert order(DropoutCNN((3, 32, 32), 10)) == ["conv1", "conv2", *wide]
 
 
-@pytest.mark.parametrize("network_class", [MLP, AlexNet, SmallCNN])
+@pytest.mark.parametrize("network_class", [MLP, AlexNet, SmallCNN, DropoutCNN])
 def test_dropout_differs_between_clients_and_can_be_turned_off(network_class: type[Network]) -> None:
     torch.manual_seed(0)
     x = torch.randn(4, 3, 20, 20)
@@ -390,6 +404,7 @@ def test_same_max_pool(height: int, width: int) -> None:
         (AlexNet, {}, 19),
         (SmallCNN, {}, 16),
         (MnistCNN, {}, 16),
+        (DropoutCNN, {}, 6),
         (ResNet18, {"width": 2}, 9),
         (ResNet18, {"width": 2, "pool": 4}, 25),
         (ResNet18, {"width": 2, "stem_stride": 3, "pool": 2}, 25),

@@ -1,0 +1,113 @@
+"""What all works need: settings, the machine's peak, and one way to start engines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.arrays import data_file
+from benchmarks.config import config_of, write_config
+from benchmarks.engines import Engine, fit_command, loop_command
+from benchmarks.rounds import Measured, interleave
+from benchmarks.running import Running
+from benchmarks.works import Work
+
+TURNS_BETWEEN_PEAKS = 3
+
+
+class Peak(AbstractContextManager["Peak"]):
+    """The best matrix product so far, measured in a process of its own, which sleeps in between.
+
+    Args:
+        log: file for what the process prints.
+
+    Attributes:
+        flops_per_second: the best so far; 0 before the first measurement.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self.flops_per_second = 0.0
+        self._running = Running([sys.executable, "-m", "benchmarks.peak"], log)
+        self._running.ready()
+
+    def measure(self) -> None:
+        """Measure again."""
+        self.flops_per_second = max(self.flops_per_second, self._running.round()["flops_per_second"])
+
+    def __exit__(self, *reason: object) -> None:
+        self._running.end()
+
+
+@dataclass
+class Bench:
+    """One invocation.
+
+    Attributes:
+        folder: for results, data, configurations, logs and run folders.
+        rounds: measured per engine.
+        warmup: rounds before those.
+        engines: to be compared.
+        peak: the machine's.
+        say: prints a line.
+    """
+
+    folder: Path
+    rounds: int
+    warmup: int
+    engines: Sequence[Engine]
+    peak: Peak
+    say: Callable[[str], None]
+
+    def data(self, work: Work) -> Path:
+        """The work's data file."""
+        return data_file(self.folder / "data", work)
+
+    def loop(self, work: Work, engine: Engine) -> Callable[[], Running]:
+        """Starts the bare loop on a work."""
+        place = self._place(work, engine)
+        work_file = place.with_suffix(".json")
+        work.save(work_file)
+        command = loop_command(work_file, self.data(work))
+        return lambda: Running(command, place.with_suffix(".log"), engine.environment)
+
+    def fit(
+        self,
+        work: Work,
+        engine: Engine,
+        config: Mapping[str, Any] | None = None,
+        methods: Sequence[Path] = (),
+        name: str = "",
+    ) -> Callable[[], Running]:
+        """Starts ``cfl fit`` on a work.
+
+        Args:
+            work: what is trained.
+            engine: with which settings.
+            config: None makes the plain one of the work.
+            methods: configurations merged after it.
+            name: of files and run folder; by default the engine's.
+        """
+        place = self._place(work, engine, name)
+        written = write_config(place.with_suffix(".yaml"), dict(config or config_of(work, self.data(work))))
+        command = fit_command([written, *methods], place, engine.options)
+        return lambda: Running(command, place.with_suffix(".log"), engine.environment)
+
+    def interleave(self, start: Mapping[str, Callable[[], Running]]) -> dict[str, Measured]:
+        """:func:`benchmarks.rounds.interleave`, with the peak measured at the start, now and then, and at the end."""
+
+        def between(turn: int) -> None:
+            if turn % TURNS_BETWEEN_PEAKS == 0 or turn == self.warmup + self.rounds:
+                self.peak.measure()
+
+        return interleave(start, self.rounds, self.warmup, self.say, between)
+
+    def _place(self, work: Work, engine: Engine, name: str = "") -> Path:
+        folder = self.folder / work.label
+        folder.mkdir(parents=True, exist_ok=True)
+        words = (name or engine.name).replace("--", "").replace("/", "-").split()
+        # A dot would be taken for the beginning of a suffix.
+        return folder / "-".join(words).replace(".", "_")

@@ -1,0 +1,55 @@
+"""The command line of the benchmarks."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks import ENVIRONMENT
+from benchmarks.engines import CFL, LOOP, chosen_engines
+from benchmarks.suite import TITLES, chosen_works, run_suite
+from benchmarks.table import show
+from cfl.errors import ConfigError
+
+FEWEST_ROUNDS = 10
+"""Fewer are for a trial of the suite, not for figures."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print and store; return the exit status.
+
+    Args:
+        arguments: without the program's name; None takes the process's own.
+    """
+    parser = ArgumentParser(prog="python -m benchmarks", description="Speed and memory; see docs/performance.md.")
+    parser.add_argument("--works", default="", help="names separated by commas; all by default")
+    parser.add_argument("--engines", default="", help="names separated by commas; all by default")
+    parser.add_argument("--rounds", type=int, default=FEWEST_ROUNDS, help="measured rounds of every engine")
+    parser.add_argument("--warmup", type=int, default=2, help="rounds before those")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder of bench.json")
+    given = parser.parse_args(arguments)
+    # Wide enough for every column, also where the output is no terminal.
+    console = Console(width=None if sys.stdout.isatty() else 200)
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    try:
+        works, engines = chosen_works(given.works), chosen_engines(given.engines)
+        if given.rounds < FEWEST_ROUNDS:
+            say(f"a trial: {given.rounds} round(s), figures want at least {FEWEST_ROUNDS}")
+        for key in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS"):
+            if key in ENVIRONMENT:
+                say(f"{key}={ENVIRONMENT[key]} is set: every process gets it")
+        rows = run_suite(works, engines, given.rounds, given.warmup, given.out, say)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    show(rows, TITLES, console)
+    say(f"results: {given.out / 'bench.json'}")
+    needed = [row for row in rows if row["engine"] in (LOOP.name, CFL.name)]
+    return 1 if any(row["not_run"] for row in needed) else 0

@@ -1,0 +1,95 @@
+"""Federated averaging in plain PyTorch: the least code that does the work, and what a framework is measured against.
+
+One model that every client's training starts anew, one optimizer, normalised float images in memory, and a running sum
+of updates.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import torch  # before cfl, which asks for sleeping math threads: torch reads that once, when it is imported
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import cfl.models
+from benchmarks.arrays import task_tensors
+from benchmarks.wire import Report, Wire, serve
+from benchmarks.works import Work
+
+
+class Loop:
+    """The federation of one work.
+
+    Args:
+        work: what a round is.
+        x: ``[N, C, H, W]`` float32 images of the task.
+        y: ``[N]`` int64 classes.
+        seed: of initial weights, partition, sampling, shuffling and dropout.
+    """
+
+    def __init__(self, work: Work, x: Tensor, y: Tensor, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.work, self.x, self.y = work, x, y
+        network = getattr(cfl.models, work.network)
+        self.model: nn.Module = network(work.shape, work.outputs, **work.options)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=work.lr)
+        self.weights = [p.detach().clone() for p in self.model.parameters()]
+        self.sums = [torch.zeros_like(w) for w in self.weights]
+        self.shares = torch.randperm(len(y)).view(work.clients, work.samples)
+        self.step_seconds = 0.0
+
+    def round(self) -> None:
+        """Train the sampled clients one after another and move the global weights by their mean update."""
+        self.step_seconds = 0.0
+        for total in self.sums:
+            total.zero_()
+        sampled = torch.randperm(self.work.clients)[: self.work.sampled].tolist()
+        for client in sampled:
+            self._train(self.shares[client])
+        with torch.no_grad():
+            for weight, total in zip(self.weights, self.sums, strict=True):
+                weight.add_(total, alpha=1 / len(sampled))
+
+    def _train(self, share: Tensor) -> None:
+        """One epoch of one client, from the global weights; its update is added to the sums."""
+        parameters = list(self.model.parameters())
+        with torch.no_grad():
+            for parameter, weight in zip(parameters, self.weights, strict=True):
+                parameter.copy_(weight)
+        for batch in share[torch.randperm(len(share))].split(self.work.batch_size):
+            x, y = self.x[batch], self.y[batch]
+            started = time.perf_counter()
+            self.optimizer.zero_grad()
+            logits = self.model(x)
+            if self.work.tasks > 1:
+                logits = logits[:, : self.work.classes]
+            cross_entropy(logits, y).backward()
+            self.optimizer.step()
+            self.step_seconds += time.perf_counter() - started
+        with torch.no_grad():
+            for parameter, weight, total in zip(parameters, self.weights, self.sums, strict=True):
+                total.add_(parameter).sub_(weight)
+
+    def timed_round(self) -> Report:
+        """:meth:`round`, measured."""
+        started = time.perf_counter()
+        self.round()
+        return {
+            "started": started,
+            "seconds": time.perf_counter() - started,
+            "step_seconds": self.step_seconds,
+        }
+
+
+def main(work_file: str, data: str, descriptor: str) -> None:
+    """Run rounds as the coordinator asks for them."""
+    work = Work.load(Path(work_file))
+    loop = Loop(work, *task_tensors(Path(data), work))
+    serve(Wire.from_descriptor(int(descriptor)), {"threads": torch.get_num_threads()}, loop.timed_round)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

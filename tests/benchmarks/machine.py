@@ -1,0 +1,38 @@
+"""What the figures were measured on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks import ENVIRONMENT
+
+
+def processor() -> str:
+    """The processor's name, as far as the system tells."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, system, load before the measurement, and the user's thread settings."""
+    return {
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "load_average": round(os.getloadavg()[0], 2),
+        "environment": {k: v for k, v in sorted(ENVIRONMENT.items()) if k.startswith(("OMP_", "MKL_", "GOMP_"))},
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of everything that computes."""
+    names = ("cfl", "torch", "lightning", "numpy")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}

@@ -1,0 +1,172 @@
+"""A Trainer callback that lets a run of ``cfl fit`` take its rounds when it is told to, and measures them."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import wraps
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from benchmarks.memory import memory
+from benchmarks.wire import Report, Wire
+
+
+class Pace(Callback):
+    """Waits before every round for the coordinator's word.
+
+    A round is measured from the moment its loader is asked for to the moment Lightning's loop over its batches is
+    done: sampling, dealing, sending, local training, collecting, aggregation, and what methods do at a task's end.
+    Evaluation, the run folder's files and the progress line come later and are reported as the time between rounds.
+
+    No hook here looks at gradients: engines leave none where nobody does.
+
+    Args:
+        wire: file descriptor of a socket to the coordinator, open in the first process.
+    """
+
+    def __init__(self, wire: int) -> None:
+        self.descriptor = wire
+        self._wire: Wire | None = None
+        self._report: Report = {}
+        self._started: float | None = None
+        self._ended: float | None = None
+        self._step_seconds = 0.0
+        self._backward_started: float | None = None
+        self._bytes = (0, 0)
+        self._task_end = [0.0, 0.0]
+        self._last_uplink = 0.0
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Stand between Lightning and the next round's loader."""
+        if trainer.is_global_zero:
+            self._wire = Wire.from_descriptor(self.descriptor)
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        loader = data.train_dataloader
+
+        @wraps(loader)
+        def when_told() -> Any:
+            self._wait(trainer, pl_module)
+            return loader()
+
+        data.train_dataloader = when_told
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure what methods do at a task's end; clients' part of it is over with their last message."""
+        federation: Any = pl_module.federation
+        uplink = federation.channel.uplink
+
+        @wraps(uplink)
+        def timed_uplink(*args: Any, **kwargs: Any) -> Any:
+            result = uplink(*args, **kwargs)
+            self._last_uplink = time.perf_counter()
+            return result
+
+        federation.channel.uplink = timed_uplink
+        for method in federation.methods.values():
+            self._time_end_task(method)
+
+    def _time_end_task(self, method: Any) -> None:
+        end_task = method.end_task
+
+        @wraps(end_task)
+        def timed_end_task(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            result = end_task(*args, **kwargs)
+            self._task_end[0] += time.perf_counter() - started
+            self._task_end[1] += max(0.0, self._last_uplink - started)
+            return result
+
+        method.end_task = timed_end_task
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure forward and backward passes and the optimizer's steps."""
+        strategy: Any = trainer.strategy
+        training_step, backward = strategy.training_step, strategy.backward
+
+        @wraps(training_step)
+        def timed_training_step(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            result = training_step(*args, **kwargs)
+            self._step_seconds += time.perf_counter() - started
+            return result
+
+        @wraps(backward)
+        def timed_backward(*args: Any, **kwargs: Any) -> Any:
+            self._backward_started = time.perf_counter()
+            return backward(*args, **kwargs)
+
+        def after_step(*_: Any) -> None:
+            if self._backward_started is not None:  # the methods' work on gradients lies between the two
+                self._step_seconds += time.perf_counter() - self._backward_started
+                self._backward_started = None
+
+        strategy.training_step, strategy.backward = timed_training_step, timed_backward
+        for optimizer in trainer.optimizers:
+            optimizer.register_step_post_hook(after_step)
+
+    # The round's end: whichever comes first.
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The round is over where an evaluation follows."""
+        if not trainer.sanity_checking:
+            self._close(pl_module)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The round is over."""
+        self._close(pl_module)
+
+    def _close(self, pl_module: LightningModule) -> None:
+        if self._started is None or self._ended is not None:
+            return
+        self._ended = time.perf_counter()
+        channel: Any = pl_module.federation.channel  # type: ignore[union-attr]
+        total = (channel.total_uplink_bytes, channel.total_downlink_bytes)
+        self._report = {
+            "started": self._started,
+            "seconds": self._ended - self._started,
+            "step_seconds": self._step_seconds,
+            "uplink_bytes": total[0] - self._bytes[0],
+            "downlink_bytes": total[1] - self._bytes[1],
+            "task_end_seconds": self._task_end[0],
+            "task_end_clients_seconds": self._task_end[1],
+        }
+        self._bytes, self._task_end = total, [0.0, 0.0]
+
+    # The gate.
+
+    def _wait(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._ended is None:
+            self._report = information(trainer, pl_module)
+        else:
+            self._report["between_seconds"] = time.perf_counter() - self._ended
+        word = "round"
+        if self._wire is not None:
+            self._wire.send(self._report)
+            word = self._wire.receive()["do"]
+        word = trainer.strategy.broadcast(word)  # the other processes wait here
+        if word == "stop":
+            self._stop(trainer)
+        self._ended, self._step_seconds = None, 0.0
+        self._started = time.perf_counter()
+
+    def _stop(self, trainer: Trainer) -> None:
+        """Report the memory of all processes together, and end: no evaluation, no pictures, nothing to keep."""
+        own = torch.tensor([*memory().values()], dtype=torch.float64)
+        total = trainer.strategy.reduce(own, reduce_op="sum")
+        if self._wire is not None:
+            self._wire.send(dict(zip(memory(), total.tolist(), strict=True)))
+        trainer.strategy.barrier()
+        os._exit(0)
+
+
+def information(trainer: Trainer, pl_module: LightningModule) -> Report:
+    """What the coordinator is told of the process before its first round."""
+    choice: Any = getattr(pl_module, "engine_choice", None)
+    return {
+        "threads": torch.get_num_threads(),
+        "processes": trainer.world_size,
+        "settings": None if choice is None else str(choice),
+    }

@@ -1,0 +1,84 @@
+"""Rounds of several processes, one at a time, in turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from benchmarks.running import NotRun, Running
+from benchmarks.wire import Report
+
+SETTLE_SECONDS = 0.05
+"""Pause between two processes: math threads that wait actively do so for some milliseconds after their last work."""
+
+
+@dataclass
+class Measured:
+    """What became of one process.
+
+    Attributes:
+        info: what it said about itself.
+        warmup: reports of the rounds that do not count.
+        rounds: reports of those that do.
+        memory: ``peak_rss_mb`` and ``rss_mb`` at the end.
+        failure: why it was not run to the end, or None.
+    """
+
+    info: Report = field(default_factory=dict)
+    warmup: list[Report] = field(default_factory=list)
+    rounds: list[Report] = field(default_factory=list)
+    memory: Report = field(default_factory=dict)
+    failure: str | None = None
+
+
+def interleave(
+    start: Mapping[str, Callable[[], Running]],
+    rounds: int,
+    warmup: int,
+    say: Callable[[str], None],
+    between: Callable[[int], object] = lambda number: None,
+) -> dict[str, Measured]:
+    """Let processes take rounds in turns: in order, then in reverse, and so on. A failure stops only its own.
+
+    Args:
+        start: name -> starts the process. They start one after another: some measure what is fastest while they start.
+        rounds: that count.
+        warmup: before those.
+        say: is told the seconds of every turn.
+        between: called with the number of the turn before each, and at the end.
+    """
+    found = {name: Measured() for name in start}
+    with ExitStack() as stack:
+        running: dict[str, Running] = {}
+
+        def attempt(name: str, act: Callable[[], Report]) -> Report | None:
+            try:
+                return act()
+            except NotRun as reason:
+                found[name].failure = str(reason)
+                process = running.pop(name, None)
+                if process is not None:
+                    process.end()
+                say(f"  {name}: not run: {reason}")
+                return None
+
+        for name, begin in start.items():
+            running[name] = stack.enter_context(begin())
+            found[name].info = attempt(name, running[name].ready) or {}
+        for turn in range(warmup + rounds):
+            between(turn)
+            order = list(running) if turn % 2 == 0 else list(reversed(running))
+            for name in order:
+                time.sleep(SETTLE_SECONDS)
+                report = attempt(name, running[name].round)
+                if report is not None:
+                    (found[name].warmup if turn < warmup else found[name].rounds).append(report)
+            last = {n: (found[n].rounds or found[n].warmup)[-1]["seconds"] for n in running}
+            counted = "warm-up" if turn < warmup else f"round {turn - warmup + 1}/{rounds}"
+            say(f"  {counted:<12}" + "  ".join(f"{name} {seconds:.3f} s" for name, seconds in last.items()))
+        between(warmup + rounds)
+        for name in list(running):
+            found[name].memory = attempt(name, running[name].finish) or {}
+    return found
