@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from heapq import heapreplace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from cfl.data.orders import RoundOrders
+from cfl.data.partitions.client_shares import share_sizes
 from cfl.errors import ConfigError
-from cfl.randomness import numpy_generator
 from cfl.schedule import RoundPlan, Schedule
 
 
@@ -22,18 +25,19 @@ class CohortBatch:
     repeats a sample of its own, so that padding is always valid data.
 
     Attributes:
-        clients: the K clients' ids.
+        clients: the K clients' ids; none where a process waits for others that have more to train.
         sizes: number of training samples of each of the K clients.
         index: ``[K, B]`` int64 into the task's training set.
         mask: ``[K, B]`` bool, False where padded.
         padded: whether any entry of ``mask`` is False.
         task: the task all of these clients train.
         cohort: number of the cohort within the round.
-        step: local step, from 0.
+        step: local step, from 0; -1 without clients.
         closes: positions (0..K-1) of the clients for which this is the last step.
         last_of_round: whether no batch follows in this round.
-        x: ``[K, B, C, H, W]`` network input, filled in on the device.
-        y: ``[K, B]`` int64 output index, filled in on the device.
+        gather: the task's samples: ``[...]`` indices to ``[..., C, H, W]`` network input and ``[...]`` int64 output
+            indices, on the indices' device; filled in there. Samples are fetched when an engine asks for them, by
+            whoever computes with them.
     """
 
     clients: tuple[int, ...]
@@ -46,8 +50,34 @@ class CohortBatch:
     step: int
     closes: tuple[int, ...]
     last_of_round: bool
-    x: Tensor | None = None
-    y: Tensor | None = None
+    gather: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+
+    @cached_property
+    def _samples(self) -> tuple[Tensor, Tensor]:
+        return self._gather(self.index)
+
+    def _gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        if self.gather is None:
+            raise RuntimeError("a cohort batch without samples: it has not passed through the data module")
+        return self.gather(index)
+
+    @property
+    def x(self) -> Tensor:
+        """``[K, B, C, H, W]`` network input."""
+        return self._samples[0]
+
+    @property
+    def y(self) -> Tensor:
+        """``[K, B]`` int64 output index."""
+        return self._samples[1]
+
+    def samples(self, row: int, count: int) -> tuple[Tensor, Tensor]:
+        """``[count, C, H, W]`` inputs and ``[count]`` outputs: the first samples of one client, new memory."""
+        return self._gather(self.index[row, :count])
+
+    def stacked_samples(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """``[stop - start, B, C, H, W]`` inputs and ``[stop - start, B]`` outputs of some clients, new memory."""
+        return self._gather(self.index[start:stop])
 
     @property
     def opens(self) -> bool:
@@ -74,6 +104,25 @@ def local_steps(size: int, schedule: Schedule) -> int:
     return per_epoch * schedule.local_epochs
 
 
+def deal_clients(steps: Mapping[int, int], processes: int) -> list[list[int]]:
+    """Share clients out among processes, nearly equal in local steps: the longest first, to whoever has the least.
+
+    Args:
+        steps: client -> number of local steps.
+        processes: how many processes there are, at least 1.
+
+    Returns:
+        One list of clients per process, ascending; empty where there are fewer clients than processes.
+    """
+    shares: list[list[int]] = [[] for _ in range(processes)]
+    loads = [(0, process) for process in range(processes)]  # a heap: the least loaded first, the lowest of equals
+    for client in sorted(steps, key=lambda client: (-steps[client], client)):
+        load, process = loads[0]
+        shares[process].append(client)
+        heapreplace(loads, (load + steps[client], process))
+    return [sorted(share) for share in shares]
+
+
 def deal_cohorts(sizes: Mapping[int, int], schedule: Schedule) -> list[list[int]]:
     """Group clients into cohorts of nearly equal width, alike in size so that little is padded.
 
@@ -81,8 +130,10 @@ def deal_cohorts(sizes: Mapping[int, int], schedule: Schedule) -> list[list[int]
         sizes: client -> number of samples.
         schedule: gives batch size, local epochs and the greatest width.
     """
+    if not sizes:
+        return []
     order = sorted(sizes, key=lambda client: (-sizes[client], client))
-    count = -(-len(order) // schedule.cohort_width)
+    count = -(-len(order) // schedule.width)
     return [part.tolist() for part in np.array_split(np.asarray(order), count)]
 
 
@@ -90,45 +141,48 @@ class RoundLoader:
     """Iterates over the :class:`CohortBatch` es of one round.
 
     The order of a client's samples is keyed by (seed, round, client, epoch), hence the same for every cohort width.
+    With several processes each gets the cohorts of its own share of the clients, and all get the same number of
+    batches: who is through before the others gets batches without clients.
 
     Args:
         plan: the round.
         indices: client -> ``[n]`` indices into the task's training set.
         schedule: local epochs, batch size, width.
         seed: the run's seed.
+        process: whose share it is, from 0.
+        processes: how many processes share the clients.
     """
 
-    def __init__(self, plan: RoundPlan, indices: Mapping[int, np.ndarray], schedule: Schedule, seed: int) -> None:
+    def __init__(
+        self,
+        plan: RoundPlan,
+        indices: Mapping[int, np.ndarray],
+        schedule: Schedule,
+        seed: int,
+        process: int = 0,
+        processes: int = 1,
+    ) -> None:
         self.plan, self.indices, self.schedule, self.seed = plan, indices, schedule, seed
-        self.cohorts = deal_cohorts({c: len(indices[c]) for c in plan.clients}, schedule)
-        self._length = sum(max(local_steps(len(indices[c]), schedule) for c in group) for group in self.cohorts)
+        sizes = {c: len(indices[c]) for c in plan.clients}
+        steps = {c: local_steps(size, schedule) for c, size in sizes.items()}
+        shares = deal_clients(steps, processes)
+        dealt = [deal_cohorts({c: sizes[c] for c in share}, schedule) for share in shares]
+        lengths = [sum(max(steps[c] for c in group) for group in groups) for groups in dealt]
+        self.cohorts = dealt[process]
+        self._length, self._idle = max(lengths), max(lengths) - lengths[process]
 
     def __len__(self) -> int:
         return self._length
 
-    def _orders(self, client: int) -> tuple[np.ndarray, np.ndarray]:
-        """A client's samples in order, cut into steps: index and mask, both ``[S, B]``."""
-        own, size = self.indices[client], self.schedule.batch_size
-        rows = local_steps(len(own), self.schedule) // self.schedule.local_epochs
-        index = np.full((self.schedule.local_epochs, rows * size), own[0], dtype=np.int64)
-        used = min(len(own), rows * size)
-        for epoch in range(self.schedule.local_epochs):
-            generator = numpy_generator(self.seed, "shuffle", self.plan.round, client, epoch)
-            index[epoch, :used] = own[generator.permutation(len(own))[:used]]
-        mask = np.zeros_like(index, dtype=bool)
-        mask[:, :used] = True
-        return index.reshape(-1, size), mask.reshape(-1, size)
-
     def __iter__(self) -> Iterator[CohortBatch]:
+        clients = [client for group in self.cohorts for client in group]
+        orders = RoundOrders(self.seed, self.plan.round, clients, self.schedule.local_epochs)
         for number, group in enumerate(self.cohorts):
-            orders = [self._orders(client) for client in group]
-            lengths = [len(index) for index, _ in orders]
-            steps, size = max(lengths), self.schedule.batch_size
-            index = np.empty((len(group), steps, size), dtype=np.int64)
-            mask = np.zeros((len(group), steps, size), dtype=bool)
-            for row, (own_index, own_mask) in enumerate(orders):
-                index[row] = self.indices[group[row]][0]
-                index[row, : len(own_index)], mask[row, : len(own_mask)] = own_index, own_mask
+            own = [self.indices[client] for client in group]
+            sizes = tuple(map(len, own))
+            lengths = [local_steps(count, self.schedule) for count in sizes]
+            steps = max(lengths)
+            index, mask = orders.cut(group, own, lengths, self.schedule.batch_size)
             # The widest batch of a step decides its width: nobody computes columns that all clients pad.
             widths = np.maximum(mask.sum(-1).max(0), 1)
             full = [bool(mask[:, s, : widths[s]].all()) for s in range(steps)]
@@ -137,7 +191,7 @@ class RoundLoader:
                 width = int(widths[step])
                 yield CohortBatch(
                     clients=tuple(group),
-                    sizes=tuple(len(self.indices[c]) for c in group),
+                    sizes=sizes,
                     index=index_tensor[:, step, :width],
                     mask=mask_tensor[:, step, :width],
                     padded=not full[step],
@@ -145,28 +199,47 @@ class RoundLoader:
                     cohort=number,
                     step=step,
                     closes=tuple(row for row, length in enumerate(lengths) if length == step + 1),
-                    last_of_round=number + 1 == len(self.cohorts) and step + 1 == steps,
+                    last_of_round=number + 1 == len(self.cohorts) and step + 1 == steps and not self._idle,
                 )
+        for left in reversed(range(self._idle)):
+            yield self._without_clients(last=left == 0)
+
+    def _without_clients(self, last: bool) -> CohortBatch:
+        return CohortBatch(
+            clients=(),
+            sizes=(),
+            index=torch.empty((0, 1), dtype=torch.int64),
+            mask=torch.empty((0, 1), dtype=torch.bool),
+            padded=False,
+            task=self.plan.task,
+            cohort=len(self.cohorts),
+            step=-1,
+            closes=(),
+            last_of_round=last,
+        )
 
 
-def check_every_client_trains(indices: list[dict[int, np.ndarray]], schedule: Schedule) -> None:
+def check_every_client_trains(indices: Sequence[Mapping[int, np.ndarray]], schedule: Schedule) -> None:
     """Refuse a partition under which a sampled client would have nothing to do.
 
     Raises:
         ConfigError: naming the first task and client without a single batch.
     """
+    least = schedule.batch_size if schedule.drop_last else 1
     for task, clients in enumerate(indices):
-        for client, own in clients.items():
-            if local_steps(len(own), schedule) == 0:
-                if schedule.drop_last and len(own) > 0:
-                    raise ConfigError(
-                        "schedule.drop_last",
-                        True,
-                        f"false, or schedule.batch_size of at most {len(own)}: client {client} has {len(own)} samples "
-                        f"of task {task}, which is less than one batch of {schedule.batch_size}",
-                    )
-                raise ConfigError(
-                    "data.partition",
-                    f"client {client} has no sample of task {task}",
-                    "a partition that gives every client at least one sample",
-                )
+        sizes = share_sizes(clients)
+        if not (idle := np.flatnonzero(sizes < least)).size:
+            continue
+        size, client = int(sizes[idle[0]]), list(clients)[idle[0]]
+        if size > 0:
+            raise ConfigError(
+                "schedule.drop_last",
+                True,
+                f"false, or schedule.batch_size of at most {size}: client {client} has {size} samples "
+                f"of task {task}, which is less than one batch of {schedule.batch_size}",
+            )
+        raise ConfigError(
+            "data.partition",
+            f"client {client} has no sample of task {task}",
+            "a partition that gives every client at least one sample",
+        )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,8 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
-from cfl.data.cohorts import CohortBatch, RoundLoader, check_every_client_trains
+from cfl import processes
+from cfl.data.cohorts import CohortBatch, RoundLoader, check_every_client_trains, deal_clients, local_steps
 from cfl.data.participation import AllClients, Participation
 from cfl.data.partitions import IID, Partition, client_indices
 from cfl.data.scenarios import OutputMap, Scenario, output_map
@@ -25,7 +26,7 @@ from cfl.schedule import BoundSchedule, Schedule
 
 @dataclass(frozen=True)
 class EvaluationBatch:
-    """Consecutive samples of one task.
+    """Consecutive samples of one task; none where a process has nothing to evaluate.
 
     Attributes:
         task: from 0.
@@ -47,17 +48,36 @@ class EvaluationBatch:
 
 
 class EvaluationLoader:
-    """A task's test set in order, ``batch_size`` samples at a time."""
+    """A task's test set in order, ``batch_size`` samples at a time, or some of these batches.
 
-    def __init__(self, task: int, size: int, batch_size: int) -> None:
+    Args:
+        task: from 0.
+        size: number of test samples.
+        batch_size: samples per batch.
+        first: first batch to yield.
+        every: distance of the batches to yield.
+    """
+
+    def __init__(self, task: int, size: int, batch_size: int, first: int = 0, every: int = 1) -> None:
         self.task, self.size, self.batch_size = task, size, batch_size
+        self._starts = range(first * batch_size, size, every * batch_size)
 
     def __len__(self) -> int:
-        return -(-self.size // self.batch_size)
+        return len(self._starts)
 
     def __iter__(self) -> Iterator[EvaluationBatch]:
-        for start in range(0, self.size, self.batch_size):
+        for start in self._starts:
             yield EvaluationBatch(self.task, start, min(start + self.batch_size, self.size))
+
+
+class NothingToEvaluate:
+    """One batch without samples: Lightning runs no hook of an evaluation without batches."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[EvaluationBatch]:
+        yield EvaluationBatch(0, 0, 0)
 
 
 class FederatedDataModule(LightningDataModule):
@@ -113,6 +133,10 @@ class FederatedDataModule(LightningDataModule):
         self.eval_batch_size = eval_batch_size
         self.seed = seed
         self.next_round = 0
+        self.all_batches_everywhere = False
+        # A process without a share of one task's test set may have one of another's.
+        self.allow_zero_length_dataloader_with_multiple_devices = True
+        self._unread: Exception | None = None
         self._on_device: dict[tuple[int, torch.device], ImageSet] = {}
 
     # Known without reading a file, so that a network can be sized and a schedule checked before loading.
@@ -160,11 +184,19 @@ class FederatedDataModule(LightningDataModule):
         return self.stream.tasks(self.root, self.seed)
 
     @cached_property
-    def indices(self) -> list[dict[int, np.ndarray]]:
+    def indices(self) -> Sequence[Mapping[int, np.ndarray]]:
         """Per task, client -> indices into the task's training set."""
         dealt = client_indices(self.tasks, self.partition, self.members, self.num_clients, self.seed, self.repartition)
         check_every_client_trains(dealt, self.schedule)
         return dealt
+
+    def prepare_data(self) -> None:
+        """Where several processes share a machine, one of them downloads what is missing before all read."""
+        if processes.count() > 1:
+            try:
+                _ = self.tasks
+            except Exception as error:  # the others are waiting; :meth:`setup` raises it
+                self._unread = error
 
     def setup(self, stage: str) -> None:
         """Load, deal and check everything before the first round.
@@ -173,21 +205,52 @@ class FederatedDataModule(LightningDataModule):
             ConfigError: if the settings cannot work.
             DataFilesMissing: if files are absent and cannot be downloaded.
         """
+        if self._unread is not None:
+            raise self._unread
         _ = self.rounds
         _ = self.indices
 
     # Lightning's loaders.
 
+    def own_clients(self, task: int, clients: Sequence[int]) -> list[int]:
+        """Those of these clients that fall to this process, ascending; all of them where there is only one.
+
+        The clients of a round fall to the process that trains them.
+
+        Args:
+            task: whose data they are about to use.
+            clients: the same in all processes.
+        """
+        if processes.count() == 1:
+            return sorted(clients)
+        held = self.indices[task]
+        steps = {client: local_steps(len(held[client]), self.schedule) for client in clients}
+        return deal_clients(steps, processes.count())[processes.rank()]
+
     def train_dataloader(self) -> RoundLoader:
-        """The cohort batches of the next round (set by whoever runs the rounds)."""
+        """This process's cohort batches of the next round (set by whoever runs the rounds)."""
         plan = self.rounds.round(min(self.next_round, self.num_rounds - 1))
-        return RoundLoader(plan, self.indices[plan.task], self.schedule, self.seed)
+        held = self.indices[plan.task]
+        return RoundLoader(plan, held, self.schedule, self.seed, processes.rank(), processes.count())
 
-    def val_dataloader(self) -> list[EvaluationLoader]:
-        """One loader per task of the stream, seen or not."""
-        return [EvaluationLoader(t, len(task.test), self.eval_batch_size) for t, task in enumerate(self.tasks)]
+    def val_dataloader(self) -> list[EvaluationLoader | NothingToEvaluate]:
+        """One loader per task of the stream, seen or not.
 
-    def test_dataloader(self) -> list[EvaluationLoader]:
+        Several processes take turns at the batches of all tasks, except where whoever runs the rounds has set
+        ``all_batches_everywhere``.
+        """
+        every = 1 if self.all_batches_everywhere else processes.count()
+        loaders: list[EvaluationLoader | NothingToEvaluate] = []
+        before = 0
+        for t, task in enumerate(self.tasks):
+            first = (processes.rank() - before) % every
+            loaders.append(EvaluationLoader(t, len(task.test), self.eval_batch_size, first, every))
+            before += -(-len(task.test) // self.eval_batch_size)
+        if not any(len(loader) for loader in loaders):
+            loaders[0] = NothingToEvaluate()
+        return loaders
+
+    def test_dataloader(self) -> list[EvaluationLoader | NothingToEvaluate]:
         """The same test sets as :meth:`val_dataloader`: nothing is tuned on them during a fit."""
         return self.val_dataloader()
 
@@ -219,10 +282,11 @@ class FederatedDataModule(LightningDataModule):
     def on_after_batch_transfer(
         self, batch: CohortBatch | EvaluationBatch, dataloader_idx: int
     ) -> CohortBatch | EvaluationBatch:
-        """Fill in ``x`` and ``y`` on the device."""
+        """Say where the samples come from (training) or fill them in (evaluation), on the device."""
         if isinstance(batch, CohortBatch):
-            x, y = self.gather(batch.task, batch.index)
-            return replace(batch, x=x, y=y)
+            return replace(batch, gather=partial(self.gather, batch.task))
+        if batch.start == batch.stop:
+            return batch
         device = self.trainer.strategy.root_device if self.trainer is not None else torch.device("cpu")
         return self.evaluation_batch(batch, device)
 

@@ -22,7 +22,7 @@ class Participation(ABC):
 
     @abstractmethod
     def members(self, num_clients: int, num_tasks: int, seed: int) -> list[np.ndarray]:
-        """Ascending int64 client ids of each task, at least one per task.
+        """Ascending int64 client ids of each task, at least one per task; tasks may share memory.
 
         Args:
             num_clients: number of clients in the whole federation.
@@ -42,7 +42,7 @@ class AllClients(Participation):
     def members(self, num_clients: int, num_tasks: int, seed: int) -> list[np.ndarray]:
         """See :meth:`Participation.members`."""
         _require_clients(num_clients)
-        return [np.arange(num_clients) for _ in range(num_tasks)]
+        return [np.arange(num_clients)] * num_tasks
 
 
 class RandomShare(Participation):
@@ -105,7 +105,8 @@ class Joining(Participation):
             raise ConfigError(
                 "data.participation.initial", self.initial, f"between 1 and data.num_clients = {num_clients}"
             )
-        return [np.arange(min(num_clients, self.initial + t * self.per_task)) for t in range(num_tasks)]
+        everyone = np.arange(num_clients)
+        return [everyone[: self.initial + t * self.per_task] for t in range(num_tasks)]
 
 
 def _require_clients(num_clients: int) -> None:

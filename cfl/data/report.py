@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cfl.data.partitions.client_shares import ClientShares, Shares
 from cfl.data.types import Task
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_CLIENTS_AT_ONCE = 4096
 _DPI = 150
 _SMALLEST_DOT = 0.08  # inches, diameter of the largest dot below which cells are coloured instead
 _PAGE = (15.0, 10.0)  # inches to fill with panels, as far as legibility allows
@@ -23,11 +25,7 @@ _PAGE = (15.0, 10.0)  # inches to fill with panels, as far as legibility allows
 
 def class_counts(task: Task, indices: Mapping[int, np.ndarray]) -> np.ndarray:
     """Samples per client and class, ``[clients, task.num_classes]`` int64, rows in the order of ``indices``."""
-    sizes = [len(index) for index in indices.values()]
-    rows = np.repeat(np.arange(len(sizes)), sizes)
-    samples = np.concatenate([np.empty(0, dtype=np.int64), *indices.values()])
-    cells = rows * task.num_classes + task.train.labels.numpy()[samples]
-    return np.bincount(cells, minlength=len(sizes) * task.num_classes).reshape(len(sizes), task.num_classes)
+    return _class_counts(task, _shares(indices, 0, len(indices)))
 
 
 def partition_rows(tasks: Sequence[Task], indices: Sequence[Mapping[int, np.ndarray]]) -> list[dict[str, Any]]:
@@ -42,28 +40,39 @@ def partition_rows(tasks: Sequence[Task], indices: Sequence[Mapping[int, np.ndar
         ... (samples of each class, labels local to the task; 0 beyond the task's classes) and ``hash`` (16 hexadecimal
         digits of BLAKE2b over the ascending indices as little-endian int64: equal hashes mean equal samples).
     """
-    width = max((task.num_classes for task in tasks), default=0)
-    digits = max(2, len(str(width - 1)))
-    columns = [f"class_{k:0{digits}d}" for k in range(width)]
-    rows: list[dict[str, Any]] = []
-    for t, (task, of_client) in enumerate(zip(tasks, indices, strict=True)):
-        counts = np.zeros((len(of_client), width), dtype=np.int64)
-        counts[:, : task.num_classes] = class_counts(task, of_client)
-        for (client, index), per_class in zip(of_client.items(), counts.tolist(), strict=True):
-            classes = sum(count > 0 for count in per_class)
-            row = {"task": t, "client": client, "samples": len(index), "classes": classes}
-            rows.append({**row, **dict(zip(columns, per_class, strict=True)), "hash": _fingerprint(index)})
-    return rows
+    columns = _columns(tasks)
+    return [dict(zip(columns, row, strict=True)) for row in _rows(tasks, indices)]
 
 
 def write_partition_csv(path: Path, tasks: Sequence[Task], indices: Sequence[Mapping[int, np.ndarray]]) -> None:
-    """Write :func:`partition_rows` as CSV with a header line, creating ``path``'s folder."""
-    rows = partition_rows(tasks, indices)
+    """Write :func:`partition_rows` as CSV with a header line, creating ``path``'s folder; memory does not grow."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else [])
-        writer.writeheader()
-        writer.writerows(rows)
+        file.write(",".join(_columns(tasks)) + "\r\n")  # numbers and hexadecimal digits: nothing to quote
+        file.writelines(",".join(map(str, row)) + "\r\n" for row in _rows(tasks, indices))
+
+
+def _columns(tasks: Sequence[Task]) -> list[str]:
+    width = max((task.num_classes for task in tasks), default=0)
+    digits = max(2, len(str(width - 1)))
+    return ["task", "client", "samples", "classes", *(f"class_{k:0{digits}d}" for k in range(width)), "hash"]
+
+
+def _rows(tasks: Sequence[Task], indices: Sequence[Mapping[int, np.ndarray]]) -> Iterator[list[Any]]:
+    """The values of :func:`partition_rows`, a few clients of a task at a time."""
+    width = max((task.num_classes for task in tasks), default=0)
+    for t, (task, of_client) in enumerate(zip(tasks, indices, strict=True)):
+        clients = list(of_client)
+        for start in range(0, len(clients), _CLIENTS_AT_ONCE):
+            some = clients[start : start + _CLIENTS_AT_ONCE]
+            shares = _shares(of_client, start, start + len(some))
+            counts = np.zeros((len(some), width), dtype=np.int64)
+            counts[:, : task.num_classes] = _class_counts(task, shares)
+            held = (counts > 0).sum(axis=1).tolist()
+            for client, size, classes, per_class, fingerprint in zip(
+                some, shares.sizes.tolist(), held, counts.tolist(), _fingerprints(shares), strict=True
+            ):
+                yield [t, client, size, classes, *per_class, fingerprint]
 
 
 def partition_figure(
@@ -91,7 +100,7 @@ def partition_figure(
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
 
-    total_clients = 1 + max((client for of_client in indices for client in of_client), default=0)
+    total_clients = 1 + max((max(of_client, default=0) for of_client in indices), default=0)
     num_clients = min(total_clients, max_clients)
     chosen = np.unique(np.linspace(0, len(tasks) - 1, min(len(tasks), max_panels)).round().astype(int)).tolist()
     grids = [_grid(tasks[t], indices[t], num_clients) for t in chosen]
@@ -138,16 +147,34 @@ def save(
     return table, picture
 
 
-def _fingerprint(index: np.ndarray) -> str:
-    return hashlib.blake2b(np.sort(index).astype("<i8").tobytes(), digest_size=8).hexdigest()
+def _shares(indices: Mapping[int, np.ndarray], start: int, stop: int) -> Shares:
+    """What the clients from ``start`` to ``stop``, counted in the order of ``indices``, hold."""
+    if isinstance(indices, ClientShares):
+        return indices.dealt(start, stop)
+    return Shares.of(list(islice(indices.values(), start, stop)))
+
+
+def _class_counts(task: Task, shares: Shares) -> np.ndarray:
+    cells = np.repeat(np.arange(len(shares)) * task.num_classes, shares.sizes)
+    cells += task.train.labels.numpy()[shares.samples]
+    return np.bincount(cells, minlength=len(shares) * task.num_classes).reshape(len(shares), task.num_classes)
+
+
+def _fingerprints(shares: Shares) -> list[str]:
+    rising = np.diff(shares.samples) >= 0
+    starts = shares.offsets[:-1][shares.sizes > 0]
+    rising[starts[1:] - 1] = True  # from one share's last sample to the next one's first
+    if not rising.all():
+        shares = Shares.of([np.sort(index) for index in shares])
+    samples, ends = memoryview(shares.samples.astype("<i8").tobytes()), (8 * shares.offsets).tolist()
+    return [hashlib.blake2b(samples[start:stop], digest_size=8).hexdigest() for start, stop in pairwise(ends)]
 
 
 def _grid(task: Task, indices: Mapping[int, np.ndarray], num_clients: int) -> np.ndarray:
     """Samples ``[classes, num_clients]`` float64, NaN in the columns of absent clients."""
     grid = np.full((task.num_classes, num_clients), np.nan)
-    clients = np.fromiter(indices, dtype=np.int64, count=len(indices))
-    shown = clients < num_clients
-    grid[:, clients[shown]] = class_counts(task, indices).T[:, shown]
+    shown = {client: indices[client] for client in range(num_clients) if client in indices}
+    grid[:, list(shown)] = class_counts(task, shown).T
     return grid
 
 

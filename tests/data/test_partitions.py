@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from cfl.data.partitions import IID, ClassesPerClient, Dirichlet, Partition, Shards, client_indices
+from cfl.data.partitions import (
+    IID,
+    ClassesPerClient,
+    ClientShares,
+    Dirichlet,
+    Partition,
+    Shards,
+    Shares,
+    classes_per_client,
+    client_indices,
+)
+from cfl.data.partitions.client_shares import share_sizes
 from cfl.data.types import ImageSet, PixelTransform, Task
 from cfl.errors import ConfigError
 
@@ -234,6 +245,39 @@ def test_redrawing_stops_and_tells_how_close_it_came(monkeypatch: pytest.MonkeyP
     assert Dirichlet(0.1, min_samples=max(smallest), max_retries=7).split(labels, 10, rng())
 
 
+@pytest.mark.parametrize("balance", [True, False])
+@pytest.mark.parametrize(("alpha", "min_samples"), [(0.3, 10), (1.0, 30), (0.05, 1)])
+def test_clients_are_short_no_more_together_than_independently(alpha: float, min_samples: int, balance: bool) -> None:
+    """What giving up early rests on: else many short clients in one draw would say little about the next."""
+    partition, sizes = Dirichlet(alpha, min_samples, balance=balance), np.full(10, 2000)
+    held = np.stack([partition._draw_counts(sizes, 300, rng(i)).sum(axis=0) for i in range(400)])
+    short = (held < min_samples).sum(axis=1)
+    assert 0.3 < short.mean() < 100
+    assert short.var() < 1.25 * short.mean()  # 400 draws of a Poisson variable: a standard error of 7 %
+
+
+def test_what_no_draw_can_give_is_refused_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels, draws = shuffled_labels(*[3000] * 10), []
+    draw = Dirichlet._draw_counts
+    monkeypatch.setattr(Dirichlet, "_draw_counts", lambda self, *args: draws.append(1) or draw(self, *args))
+    with pytest.raises(ConfigError, match=r"alpha = 0.3 .*in 1 draw over 3000 clients \(the last left \d{4} of"):
+        Dirichlet(0.3).split(labels, 3000, rng())
+    assert len(draws) == 1
+    with pytest.raises(ConfigError, match="in 5 draws over 190 clients"):  # too few clients to be sure
+        Dirichlet(0.01, max_retries=5).split(labels, 190, rng())
+    assert len(draws) == 6
+
+
+def test_of_many_clients_too_the_first_draw_that_will_do_is_taken() -> None:
+    """Redrawn from where the last draw left the generator, as one after another."""
+    labels, partition = shuffled_labels(*[4000] * 10), Dirichlet(0.5, min_samples=12)
+    generator, draws = rng(3), [np.zeros((10, 600))]
+    while draws[-1].sum(axis=0).min() < 12:
+        draws.append(partition._draw_counts(np.full(10, 4000), 600, generator))
+    assert len(draws) > 4
+    assert np.array_equal(histogram(labels, list(partition.split(labels, 600, rng(3)))), draws[-1].T)
+
+
 # ClassesPerClient
 
 
@@ -248,6 +292,20 @@ def test_exact_number_of_classes_evenly_spread(num_clients: int, n: int) -> None
     for per_client in counts.T:
         positive = per_client[per_client > 0]
         assert positive.max() - positive.min() <= 1
+
+
+@pytest.mark.parametrize("at_once", [1, 70, 1 << 20])
+@pytest.mark.parametrize(("total", "n"), [(10, 2), (10, 3), (10, 4), (10, 10), (7, 3), (6, 4), (1, 1), (97, 2)])
+def test_clients_choose_as_if_one_after_another(
+    total: int, n: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(classes_per_client, "_DRAWS_AT_ONCE", at_once)
+    for clients in (1, 4, 5, 23, 100):
+        generator, holders, expected = rng(clients), np.zeros(total), []
+        for _ in range(clients):
+            expected.append(np.argpartition(holders + generator.random(total), n - 1)[:n])
+            holders[expected[-1]] += 1
+        assert np.array_equal(ClassesPerClient(n)._choose_classes(total, clients, rng(clients)), expected)
 
 
 def test_choice_of_classes_is_uniform() -> None:
@@ -310,6 +368,48 @@ def test_a_class_too_small_for_its_holders_is_refused() -> None:
     labels = np.repeat(np.arange(2), [100, 2])
     with pytest.raises(ConfigError, match="class 1 has 2 samples for 10 clients"):
         ClassesPerClient(2).split(labels, 10, rng())
+
+
+# compact shares
+
+
+def some_shares() -> list[np.ndarray]:
+    return [np.array(part, dtype=np.int64) for part in ([3, 5], [], [0, 1, 8], [], [2])]
+
+
+def test_shares_are_views_of_one_array() -> None:
+    shares, parts = Shares.of(some_shares()), some_shares()
+    assert len(shares) == 5
+    assert all(np.array_equal(a, b) and a.dtype == np.int64 for a, b in zip(shares, parts, strict=True))
+    assert np.array_equal(shares[-1], [2])
+    assert [len(part) for part in shares[1:4]] == [0, 3, 0]
+    assert shares.sizes.tolist() == [2, 0, 3, 0, 1]
+    assert all(np.shares_memory(shares[i], shares.samples) for i in (0, 2, 4))
+    with pytest.raises(IndexError):
+        shares[5]
+    taken = shares.take(np.array([2, 1, 0, 2]))
+    assert [part.tolist() for part in taken] == [[0, 1, 8], [], [3, 5], [0, 1, 8]]
+    assert len(Shares.of([])) == 0
+
+
+@pytest.mark.parametrize("rows", [None, np.array([4, 0, 2])])
+def test_client_shares_are_a_mapping(rows: np.ndarray | None) -> None:
+    """The same answers as a dictionary."""
+    parts = some_shares() if rows is not None else some_shares()[:3]
+    clients = np.array([1, 6, 7])
+    shares = ClientShares(clients, Shares.of(parts), rows)
+    plain = {c: parts[i if rows is None else rows[i]] for i, c in enumerate(clients.tolist())}
+    assert len(shares) == 3
+    assert list(shares) == list(plain)
+    assert all(type(client) is int for client in shares)
+    assert all(np.array_equal(shares[c], own) for c, own in plain.items())
+    assert [own.tolist() for own in shares.values()] == [own.tolist() for own in plain.values()]
+    assert [client in shares for client in range(-2, 9)] == [client in plain for client in range(-2, 9)]
+    for absent in (-1, 0, 2, 8, 10**6):
+        with pytest.raises(KeyError, match=str(absent)):
+            shares[absent]
+    assert shares.sizes.tolist() == share_sizes(plain).tolist() == share_sizes(shares).tolist()
+    assert [part.tolist() for part in shares.dealt(1, 3)] == [plain[6].tolist(), plain[7].tolist()]
 
 
 # client_indices

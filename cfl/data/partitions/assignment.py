@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cfl.data.partitions.base import Partition
+from cfl.data.partitions.client_shares import ClientShares, Shares
 from cfl.data.types import Task
 from cfl.errors import ConfigError
 from cfl.randomness import numpy_generator
@@ -19,7 +20,7 @@ def client_indices(
     num_clients: int,
     seed: int,
     repartition: bool,
-) -> list[dict[int, np.ndarray]]:
+) -> list[ClientShares]:
     """Which samples of each task every participating client holds.
 
     Args:
@@ -33,8 +34,8 @@ def client_indices(
             rotated MNIST); the samples of clients that are no members of a task then rest.
 
     Returns:
-        per task, client id to ascending indices into ``task.train``. A client's array is empty only if the
-        partition allows that.
+        per task, client id to ascending int64 indices into ``task.train``, as views of one flat array. A client's
+        array is empty only if the partition allows that.
 
     Raises:
         ConfigError: ``data.repartition`` when it is False though the tasks have different training sets, or what
@@ -43,8 +44,7 @@ def client_indices(
     if repartition:
         indices = []
         for t, (task, clients) in enumerate(zip(tasks, members, strict=True)):
-            shares = _deal(t, task, partition, len(clients), seed)
-            indices.append(dict(zip(clients.tolist(), shares, strict=True)))
+            indices.append(ClientShares(clients, _deal(t, task, partition, len(clients), seed)))
         return indices
     for task in tasks:
         if task.train.labels is not tasks[0].train.labels:
@@ -55,11 +55,12 @@ def client_indices(
                 "stream whose tasks share one training set (permuted, rotated)",
             )
     shares = _deal(0, tasks[0], partition, num_clients, seed)
-    return [{client: shares[client] for client in clients.tolist()} for _, clients in zip(tasks, members, strict=True)]
+    return [ClientShares(clients, shares, rows=clients) for _, clients in zip(tasks, members, strict=True)]
 
 
-def _deal(t: int, task: Task, partition: Partition, num_clients: int, seed: int) -> list[np.ndarray]:
+def _deal(t: int, task: Task, partition: Partition, num_clients: int, seed: int) -> Shares:
     try:
-        return partition.split(task.train.labels.numpy(), num_clients, numpy_generator(seed, "partition", t))
+        parts = partition.split(task.train.labels.numpy(), num_clients, numpy_generator(seed, "partition", t))
     except ConfigError as error:
         raise ConfigError(error.key, error.value, f"{error.valid} (task {t}, {task.name!r})") from error
+    return parts if isinstance(parts, Shares) else Shares.of(parts)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from itertools import pairwise
+from collections.abc import Sequence
 
 import numpy as np
 
+from cfl.data.partitions.client_shares import Shares
 from cfl.errors import ConfigError
 
 
@@ -35,7 +36,7 @@ class Partition(ABC):
             )
 
     @abstractmethod
-    def split(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def split(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Sequence[np.ndarray]:
         """Deal the samples.
 
         Args:
@@ -55,11 +56,12 @@ class Partition(ABC):
         return 0
 
 
-def group_by_owner(owner: np.ndarray, num_clients: int) -> list[np.ndarray]:
+def group_by_owner(owner: np.ndarray, num_clients: int) -> Shares:
     """Turn ``owner`` (``[N]``, client of each sample, -1 for none) into each client's ascending sample indices."""
     order = np.argsort(owner, kind="stable")
-    bounds = np.searchsorted(owner[order], np.arange(num_clients + 1))
-    return [order[start:stop] for start, stop in pairwise(bounds.tolist())]
+    counts = np.bincount(owner + 1, minlength=num_clients + 1)
+    ends = np.cumsum(counts)
+    return Shares(order[ends[0] :], ends - ends[0])
 
 
 def shuffled_by_class(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from cfl.data.partitions.base import Partition, group_by_owner, shuffled_by_class
+from cfl.data.partitions.client_shares import Shares
 from cfl.errors import ConfigError
+
+_DRAWS_AT_ONCE = 1 << 20
 
 
 class ClassesPerClient(Partition):
@@ -38,7 +43,7 @@ class ClassesPerClient(Partition):
         if self.num_classes * num_clients > num_samples:
             self._refuse(f"at most {num_samples // num_clients}: {num_clients} clients share {num_samples} samples")
 
-    def split(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def split(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Shares:
         """See :meth:`Partition.split`.
 
         Raises:
@@ -65,10 +70,20 @@ class ClassesPerClient(Partition):
     def _choose_classes(self, total: int, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         """Distinct class positions of each client, ``[clients, num_classes]`` int64."""
         chosen = np.empty((num_clients, self.num_classes), dtype=np.int64)
-        num_holders = np.zeros(total)
-        for row in chosen:
-            row[:] = np.argpartition(num_holders + rng.random(total), self.num_classes - 1)[: self.num_classes]
-            num_holders[row] += 1
+        # After a block of clients all classes have equally many holders again, whoever chose what: client i of every
+        # block can choose at the same time.
+        block = total // math.gcd(total, self.num_classes)
+        at_once = block * max(1, _DRAWS_AT_ONCE // (block * total))
+        for first in range(0, num_clients, at_once):
+            draws = rng.random((min(at_once, num_clients - first), total))
+            before = np.arange(first, first + len(draws), block) * self.num_classes // total
+            num_holders = np.repeat(before[:, None].astype(float), total, axis=1)
+            for i in range(min(block, len(draws))):
+                ties = draws[i::block]
+                held = num_holders[: len(ties)]
+                picked = np.argpartition(held + ties, self.num_classes - 1, axis=1)[:, : self.num_classes]
+                held[np.arange(len(ties))[:, None], picked] += 1
+                chosen[first + i : first + len(draws) : block] = picked
         return chosen
 
     def _refuse(self, valid: str) -> None:

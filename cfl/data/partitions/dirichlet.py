@@ -7,7 +7,16 @@ import math
 import numpy as np
 
 from cfl.data.partitions.base import Partition, group_by_owner, shuffled_by_class
+from cfl.data.partitions.client_shares import Shares
 from cfl.errors import ConfigError
+
+_HOPELESS = 200
+"""Clients left short by one draw at which no redraw is worth its time.
+
+Clients are short independently of each other, or the less so the more others are: proportions are negatively
+associated (Joag-Dev and Proschan, 1983). If a draw left m clients short on average, it would leave nobody short with
+probability below exp(-m), and for m < 60 it would leave 200 short with probability below exp(-100).
+"""
 
 
 class Dirichlet(Partition):
@@ -16,7 +25,8 @@ class Dirichlet(Partition):
     Small ``alpha`` concentrates a class on few clients; large ``alpha`` approaches equal shares. Classes are dealt in
     ascending order. With ``balance`` a client that already holds its average share ``N / C`` gets nothing of the
     following classes: its proportion is set to 0 and the others are renormalised. The whole partition is redrawn until
-    every client holds ``min_samples``. All samples are dealt; client sizes differ.
+    every client holds ``min_samples``; a draw that leaves 200 clients or more short shows that none will do, and ends
+    the search. All samples are dealt; client sizes differ.
 
     Source: Yurochkin et al. (ICML 2019) for the class-wise draw; balancing and redrawing as in Fed-A-GEM's code
     (Dai et al., 2024), which uses alpha 0.3 and 10 samples.
@@ -51,7 +61,7 @@ class Dirichlet(Partition):
                 f"at most {num_samples // num_clients}: {num_clients} clients share {num_samples} training samples",
             )
 
-    def split(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def split(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Shares:
         """See :meth:`Partition.split`.
 
         Raises:
@@ -60,20 +70,21 @@ class Dirichlet(Partition):
         """
         class_sizes = np.unique_counts(labels).counts
         self.check(len(labels), len(class_sizes), num_clients)
-        best = -1
-        for _ in range(self.max_retries):
+        best, draws, short = -1, 0, num_clients
+        while short and draws < self.max_retries:
             counts = self._draw_counts(class_sizes, num_clients, rng)
-            smallest = int(counts.sum(axis=0).min())
-            best = max(best, smallest)
-            if smallest >= self.min_samples:
+            held, draws = counts.sum(axis=0), draws + 1
+            best, short = max(best, int(held.min())), int((held < self.min_samples).sum())
+            if short >= _HOPELESS:
                 break
-        else:
+        if short:
             raise ConfigError(
                 "data.partition.alpha",
                 self.alpha,
                 f"a value with which every client gets data.partition.min_samples = {self.min_samples} of "
-                f"{len(labels)} training samples; in {self.max_retries} draws over {num_clients} clients the smallest "
-                f"client had at most {best}: raise alpha, lower min_samples to {best}, or use fewer clients",
+                f"{len(labels)} training samples; in {draws} draw{'s' * (draws > 1)} over {num_clients} clients (the "
+                f"last left {short} of them short) the smallest client had at most {best}: raise alpha, lower "
+                f"min_samples to {best}, or use fewer clients",
             )
         owner = np.empty(len(labels), dtype=np.int64)
         owner[shuffled_by_class(labels, rng)] = np.repeat(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cfl.data.partitions.base import Partition, group_by_owner
+from cfl.data.partitions.client_shares import Shares
 
 
 class IID(Partition):
@@ -26,7 +27,7 @@ class IID(Partition):
         """See :meth:`Partition.dropped`."""
         return 0 if self.keep_remainder else num_samples % num_clients
 
-    def split(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def split(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Shares:
         """See :meth:`Partition.split`."""
         self.check(len(labels), len(np.unique(labels)), num_clients)
         order = rng.permutation(len(labels))

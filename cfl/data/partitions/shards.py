@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cfl.data.partitions.base import Partition, group_by_owner, shuffled_by_class
+from cfl.data.partitions.client_shares import Shares
 from cfl.errors import ConfigError
 
 
@@ -47,7 +48,7 @@ class Shards(Partition):
         """See :meth:`Partition.dropped`."""
         return num_samples % (num_clients * self.per_client)
 
-    def split(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def split(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Shares:
         """See :meth:`Partition.split`."""
         self.check(len(labels), len(np.unique(labels)), num_clients)
         num_shards = num_clients * self.per_client
