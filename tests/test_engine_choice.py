@@ -34,6 +34,16 @@ def test_nothing_is_open_when_the_user_says_everything() -> None:
     assert of(EngineOptions("workers", 2), 6, network=cnn, shape=(1, 16, 16)) == [EngineChoice("workers", 6, 2)]
 
 
+def test_a_stack_can_be_fixed() -> None:
+    """Then nothing is open, and a run repeats bit by bit."""
+    assert of(EngineOptions("workers", 2, stack=5), 10) == [EngineChoice("workers", 10, 2, 5)]
+    assert of(EngineOptions("workers", 2, stack=1), 10) == [EngineChoice("workers", 10, 2)]
+    assert of(EngineOptions("workers", 2, stack=5), None) == [EngineChoice("workers", 10, 2, 5)]
+    cnn = convert_dropout(SmallCNN((1, 16, 16), 2))
+    with pytest.raises(ConfigError, match=r"engine\.stack"):
+        of(EngineOptions("workers", 2, stack=5), 10, network=cnn, shape=(1, 16, 16))
+
+
 def test_auto_offers_both_engines_several_widths_and_no_more_clients_than_a_round_has() -> None:
     found = of(EngineOptions("auto", 2), None, clients=12)
     assert {choice.kind for choice in found} == {"vmap", "workers"}
@@ -131,6 +141,10 @@ def test_a_resumed_run_keeps_the_choice(tmp_path: Path) -> None:
     assert tiny_cli.fit(tmp_path, *options) == 0
     saved = tiny_cli.checkpoint(tmp_path)["engine"]
     assert set(saved) == {"kind", "width", "threads", "stack"}
+    recorded = tiny_cli.summary(tmp_path)["engine"]
+    trials = recorded.pop("seconds_per_client_step_in_trials")
+    assert recorded == saved
+    assert str(EngineChoice(**saved)) == min(trials, key=trials.__getitem__)
     data = tiny_data(schedule={"cohort_width": "auto"})
     client = tiny_client(data, engine=EngineOptions("auto"))
     client._resumed_choice = {"kind": "vmap", "width": 1, "threads": 1, "stack": 1}

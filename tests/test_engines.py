@@ -87,6 +87,14 @@ def test_workers_leave_outputs_of_other_tasks_alone(network: Any) -> None:
     assert_same(trained(EngineOptions("workers", 2), 3, network, DECAY, split()), expected)
 
 
+@pytest.mark.parametrize("optimizer", [DECAY, ADAM], ids=["decay", "adam"])
+@pytest.mark.parametrize("stack", [2, 7])
+def test_stacks_agree_with_vmap(optimizer: Any, stack: int) -> None:
+    """Clients of 4 to 24 samples share a stack: padded, finished early, with dropout."""
+    expected = trained(VMAP, 7, dropping, optimizer)
+    assert_same(trained(EngineOptions("workers", 2, stack), 7, dropping, optimizer), expected)
+
+
 class Prox(Method):
     """A penalty: 0.3 / 2 of the squared distance to the received model."""
 
@@ -241,6 +249,8 @@ def test_workers_are_refused_in_mixed_precision() -> None:
     [
         ({"kind": "threads"}, "engine.kind"),
         ({"workers": 0}, "engine.workers"),
+        ({"kind": "workers", "stack": 0}, "engine.stack"),
+        ({"kind": "auto", "stack": 2}, "engine.stack"),
         ({"compile": "fast"}, "engine.compile"),
         ({"kind": "workers", "compile": "default"}, "engine.compile"),
         ({"matmul_precision": "low"}, "engine.matmul_precision"),

@@ -25,6 +25,8 @@ class EngineOptions:
         kind: ``vmap`` computes the clients of a cohort together as stacked tensors, ``workers`` one by one on threads
             with one math thread each (CPU only); ``auto`` takes the fastest in a short trial.
         workers: threads of ``workers``; null takes torch's number of math threads, hence OMP_NUM_THREADS.
+        stack: clients that one of the ``workers`` computes together, for chains of linear layers; null takes the fastest
+            in a short trial.
         compile: torch.compile mode for ``vmap``; ``reduce-overhead`` replays CUDA graphs. null does not compile.
         matmul_precision: torch's float32 matmul precision; ``high`` allows TF32 on GPUs that have it.
     """
@@ -33,6 +35,7 @@ class EngineOptions:
         self,
         kind: Literal["auto", "vmap", "workers"] = "auto",
         workers: int | None = None,
+        stack: int | None = None,
         compile: Compile | None = None,
         matmul_precision: Literal["highest", "high", "medium"] = "highest",
     ) -> None:
@@ -43,11 +46,15 @@ class EngineOptions:
         ):
             if value not in valid:
                 raise ConfigError(f"engine.{key}", value, f"one of {list(valid)}")
-        if workers is not None and workers < 1:
-            raise ConfigError("engine.workers", workers, "an integer of at least 1, or null")
+        for key, number in (("workers", workers), ("stack", stack)):
+            if number is not None and number < 1:
+                raise ConfigError(f"engine.{key}", number, "an integer of at least 1, or null")
+        if stack is not None and kind != "workers":
+            raise ConfigError("engine.stack", stack, f"null with engine.kind {kind}")
         if compile is not None and kind == "workers":
             raise ConfigError("engine.compile", compile, "null with engine.kind workers")
-        self.kind, self.workers, self.compile, self.matmul_precision = kind, workers, compile, matmul_precision
+        self.kind, self.workers, self.stack = kind, workers, stack
+        self.compile, self.matmul_precision = compile, matmul_precision
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def candidates(
         precision: the Trainer's.
 
     Raises:
-        ConfigError: ``engine.kind`` is workers where they cannot work.
+        ConfigError: ``engine.kind`` is workers where they cannot work, or ``engine.stack`` is asked of another network.
     """
     device = next(network.parameters()).device
     refused = _why_no_workers(network, input_shape, device, precision, options)
@@ -88,21 +88,41 @@ def candidates(
     found: list[EngineChoice] = []
     if options.kind != "vmap" and refused is None:
         threads = options.workers or torch.get_num_threads()
-        widths = [threads * n for n in (4, 1, 2, 8)] if width is None else [width]
-        for k in _sensible(widths, most_clients, network, device, width):
-            found.append(EngineChoice("workers", k, min(threads, k)))
-        chain = Chain.of(network)
-        if chain is not None and chain.stackable and sum(p.numel() for p in network.parameters()) <= SMALL:
-            stacks = (4, 16, 64)
-            widths = [threads * stack for stack in stacks] if width is None else [width]
-            for k in _sensible(widths, most_clients, network, device, width):
-                stack = -(-k // min(threads, k))
-                if stack > 1:
-                    found.append(EngineChoice("workers", k, min(threads, k), stack))
+        found += _worker_choices(options, width, most_clients, network, device, threads)
     if options.kind != "workers":
         widths = [16, 1, 4, 64, 256] if width is None else [width]
         found += [EngineChoice("vmap", k) for k in _sensible(widths, most_clients, network, device, width)]
     return list(dict.fromkeys(found))
+
+
+def _worker_choices(
+    options: EngineOptions,
+    width: int | None,
+    most_clients: int,
+    network: nn.Module,
+    device: torch.device,
+    threads: int,
+) -> list[EngineChoice]:
+    chain = Chain.of(network)
+    stackable = chain is not None and chain.stackable
+    if options.stack is not None and options.stack > 1 and not stackable:
+        raise ConfigError("engine.stack", options.stack, "1 or null: the network is not a chain of linear layers")
+    found = []
+    if options.stack in (None, 1):
+        widths = [threads * n for n in (4, 1, 2, 8)] if width is None else [width]
+        for k in _sensible(widths, most_clients, network, device, width):
+            found.append(EngineChoice("workers", k, min(threads, k)))
+    if options.stack is not None and options.stack > 1:
+        widths = [threads * options.stack] if width is None else [width]
+        for k in _sensible(widths, most_clients, network, device, width):
+            found.append(EngineChoice("workers", k, min(threads, k), min(options.stack, k)))
+    elif options.stack is None and stackable and sum(p.numel() for p in network.parameters()) <= SMALL:
+        widths = [threads * stack for stack in (16, 4, 64)] if width is None else [width]
+        for k in _sensible(widths, most_clients, network, device, width):
+            stack = -(-k // min(threads, k))
+            if stack > 1:
+                found.append(EngineChoice("workers", k, min(threads, k), stack))
+    return found
 
 
 def _sensible(
