@@ -9,11 +9,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
+from callbacks.checkpoint_file import StreamedCheckpoints
 from callbacks.federated import _federation
 from callbacks.record import LAST_CHECKPOINT, RunRecord
+from cfl import processes
 from cfl.errors import ConfigError
 from cfl.experiment import config_hash
 
@@ -23,7 +26,8 @@ class RoundCheckpoint(Checkpoint):
 
     It is written after the first round, at every task's end, on SIGTERM and SIGINT once the running round is over, and
     otherwise when enough time has passed that writing stays under ``share`` of the run. The file is replaced in one
-    step, so that it is whole whenever the process dies.
+    step, so that it is whole whenever the process dies. Of several processes the first decides and writes; a signal to
+    any of them stops all.
 
     Args:
         share: greatest share of the run's time that may go into writing, in (0, 1].
@@ -43,11 +47,26 @@ class RoundCheckpoint(Checkpoint):
         """The signal that ended the run early, or None."""
         return self._signal
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Forget what ended an earlier fit; see to it that what clients keep finds room on the run folder's disk."""
+        self._signal = None
+        folder = record_of(trainer).folder
+        if folder.is_dir() and os.access(folder, os.W_OK):
+            _federation(pl_module).clients.folder = folder
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # a plugin of the user's own stays
+            trainer.strategy.checkpoint_io = StreamedCheckpoints()
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Lightning's own handlers, in place until now, would have several processes wait for each other."""
+        self.on_train_start(trainer, pl_module)
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """From here on a first SIGTERM or SIGINT waits for the end of the round.
 
         Lightning puts back the handlers from before the fit when it ends, also after an error.
         """
+        if self._signal is not None:  # one has come during the evaluation before training
+            return
         for number in (signal.SIGTERM, signal.SIGINT):
             try:
                 signal.signal(number, self._on_signal)
@@ -64,10 +83,13 @@ class RoundCheckpoint(Checkpoint):
         """The round is closed and evaluated: save if it is time."""
         federation = _federation(pl_module)
         plan = federation.schedule.round(federation.round - 1)
-        stopping = self._signal is not None
-        if self.enabled and trainer.is_global_zero and (stopping or plan.last_of_task or self._due()):
+        everyones = processes.gather((self._signal, self._due()))
+        agreed = next((number for number, _ in everyones if number is not None), None)
+        stopping = agreed is not None
+        if self.enabled and (stopping or plan.last_of_task or everyones[0][1]):
             self._save(trainer, record_of(trainer).folder / LAST_CHECKPOINT)
         if stopping:
+            self._signal = agreed
             trainer.should_stop = True
 
     def _due(self) -> bool:
@@ -78,10 +100,11 @@ class RoundCheckpoint(Checkpoint):
     def _save(self, trainer: Trainer, path: Path) -> None:
         started = time.perf_counter()
         temporary = path.with_suffix(".tmp")
-        trainer.save_checkpoint(temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        trainer.save_checkpoint(temporary)  # in every process; the first one writes
+        if processes.rank() == 0:
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
         self._written_at = time.perf_counter()
         self._write_seconds = self._written_at - started
 

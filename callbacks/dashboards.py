@@ -24,11 +24,14 @@ class DashboardLog(Callback):
     (so far) and ``time/seconds`` with every round, and a method's own table as ``<method>/<layer>/<column>`` with
     every task. Wandb also gets the matrix as a table, wandb and TensorBoard get it as a picture.
 
-    Without a logger it does nothing: the CSV files of the run folder hold everything.
+    Without a logger it does nothing: the CSV files of the run folder hold everything. Of several processes the first
+    logs.
     """
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tell wandb the axes, and every logger the configuration."""
+        if not trainer.is_global_zero:
+            return
         record = record_of(trainer)
         federation = _federation(pl_module)
         for logger in trainer.loggers:
@@ -48,7 +51,7 @@ class DashboardLog(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the round that has just been recorded."""
-        if not trainer.loggers:
+        if not (trainer.loggers and trainer.is_global_zero):
             return
         federation = _federation(pl_module)
         plan = federation.schedule.round(federation.round - 1)
@@ -72,7 +75,8 @@ class DashboardLog(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """End wandb's run: another fit in this process would go on writing into it."""
-        if stage == "fit" and any(isinstance(logger, WandbLogger) for logger in trainer.loggers):
+        to_wandb = any(isinstance(logger, WandbLogger) for logger in trainer.loggers)
+        if stage == "fit" and to_wandb and trainer.is_global_zero:
             import wandb
 
             wandb.finish()

@@ -8,13 +8,17 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from cfl import processes
 from cfl.channel import Channel
 from cfl.client import Client
+from cfl.client_states import ClientStates
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
 from cfl.errors import BadUpdate, ConfigError
 from cfl.federation import Federation
-from cfl.randomness import seed_for
+from cfl.parallel import check_strategy
+from cfl.processes import ProcessFailed
+from cfl.randomness import seed_device, seed_for
 from cfl.schedule import RoundPlan
 from cfl.server import Server
 
@@ -37,6 +41,9 @@ class FederatedOrchestrator(Callback):
             of the test batch.
         on_bad_update: a client that sends NaN or infinity makes the run ``stop``, or is left out of the round
             (``skip``).
+        client_state_memory_mb: memory in MB (10^6 bytes) for what clients keep between rounds, such as personal layers;
+            what exceeds it is held in a file in the run folder. null sets no limit. Changes memory and speed, never
+            results.
     """
 
     def __init__(
@@ -46,6 +53,7 @@ class FederatedOrchestrator(Callback):
         server_momentum: float = 0.0,
         batchnorm: Literal["average", "local", "drop"] = "average",
         on_bad_update: Literal["stop", "skip"] = "stop",
+        client_state_memory_mb: float | None = 2048,
     ) -> None:
         for key, value, valid in (
             ("client_weighting", client_weighting, ("uniform", "samples")),
@@ -58,11 +66,14 @@ class FederatedOrchestrator(Callback):
             raise ConfigError("federated.server_lr", server_lr, "a number above 0")
         if not 0 <= server_momentum < 1:
             raise ConfigError("federated.server_momentum", server_momentum, "a number in [0, 1)")
+        if client_state_memory_mb is not None and not client_state_memory_mb >= 0:
+            raise ConfigError("federated.client_state_memory_mb", client_state_memory_mb, "0 or more, or null")
         self.client_weighting = client_weighting
         self.server_lr = server_lr
         self.server_momentum = server_momentum
         self.batchnorm: Literal["average", "local", "drop"] = batchnorm
         self.on_bad_update: Literal["stop", "skip"] = on_bad_update
+        self.client_state_memory_mb = client_state_memory_mb
         self.plan: RoundPlan | None = None
         self._started = 0.0
         self._used_outputs: torch.Tensor | None = None
@@ -78,7 +89,10 @@ class FederatedOrchestrator(Callback):
         client, data = _client(pl_module), _data(trainer)
         if stage == "fit":
             check_trainer(trainer, data)
+        else:
+            check_strategy(trainer)
         if client.federation is None:
+            limit = None if self.client_state_memory_mb is None else int(1e6 * self.client_state_memory_mb)
             client.federation = Federation(
                 client.network,
                 data,
@@ -91,7 +105,10 @@ class FederatedOrchestrator(Callback):
                 ),
                 Channel(self.on_bad_update, any(method.individual_uplinks for method in client.methods.values())),
                 self.batchnorm,
+                ClientStates(limit),
             )
+        # Personal models: the processes share out whose model is evaluated, not the test sets.
+        data.all_batches_everywhere = client.federation.has_personal_models
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Point the data at the next round (the first, or the one after the checkpoint's)."""
@@ -112,7 +129,8 @@ class FederatedOrchestrator(Callback):
         self.plan = federation.schedule.round(federation.round)
         _client(pl_module).reset_loss()
         federation.channel.enter_round(self.plan.task, self.plan.round)
-        federation.channel.downlink("model", federation.shared_tensors(), len(self.plan.clients))
+        receivers = federation.own_clients(self.plan.task, self.plan.clients)
+        federation.channel.downlink("model", federation.shared_tensors(), len(receivers))
         trainer.check_val_every_n_epoch = 1 if federation.schedule.evaluates_after(self.plan) else NEVER
 
     def on_train_batch_start(
@@ -125,7 +143,8 @@ class FederatedOrchestrator(Callback):
 
     def _open(self, trainer: Trainer, pl_module: LightningModule, batch: CohortBatch) -> None:
         client, federation, plan = _client(pl_module), _federation(pl_module), self._plan
-        torch.manual_seed(seed_for(federation.data.seed, "dropout", plan.round, batch.cohort))
+        # Named by a client, because every process has a cohort number 0.
+        seed_device(client.device, seed_for(federation.data.seed, "dropout", plan.round, batch.clients[0]))
         tensors = federation.state_tensors()
         client._cohort.open(
             batch.clients,
@@ -170,13 +189,16 @@ class FederatedOrchestrator(Callback):
             usable = federation.channel.usable(own, clients)
             weights = [weight if good else 0.0 for weight, good in zip(weights, usable, strict=True)]
             federation.clients.scatter("model", clients, own, usable)
-        update = {n: trained[n] - cohort.received[n] for n in federation.shared_parameters}
+        # In place: nobody needs these clients' weights any more, and new memory of this size costs as much as the rest.
+        update = {n: trained[n].sub_(cohort.received[n]) for n in federation.shared_parameters}
         message = {**update, **{n: trained[n] for n in federation.shared_buffers}}
         if message:
             federation.channel.uplink("update", message, weights, clients)
 
     def _close_round(self, client: Client) -> None:
         federation, plan = _federation(client), self._plan
+        federation.clients.synchronise()  # what follows may need any client's
+        self._hear_others(client)
         if federation.shared_parameters or federation.shared_buffers:
             mean = federation.channel.mean("update")
             federation.server.apply(
@@ -192,6 +214,18 @@ class FederatedOrchestrator(Callback):
         if plan.last_of_task:
             for method in federation.methods.values():
                 method.end_task(plan)
+            check_same_model(federation)
+        federation.synchronise()
+
+    def _hear_others(self, client: Client) -> None:
+        """Take in losses of other processes' clients, and the outputs that they trained."""
+        if processes.count() == 1:
+            return
+        used = self._used_outputs
+        heard = processes.gather((client._loss.tolist(), None if used is None else used.cpu()))
+        client._loss.copy_(torch.tensor([loss for loss, _ in heard]).sum(0))
+        masks = [mask for _, mask in heard if mask is not None]
+        self._used_outputs = torch.stack(masks).any(0) if masks else None
 
     def _hold_unused_outputs(self, step: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Server momentum does not move outputs that no client of this round trained."""
@@ -201,7 +235,8 @@ class FederatedOrchestrator(Callback):
         held = dict(step)
         for name, change in step.items():
             if name.startswith("head.") and change.ndim > 0 and len(change) == len(used):
-                held[name] = torch.where(used.view(-1, *[1] * (change.ndim - 1)), change, torch.zeros_like(change))
+                rows = used.to(change.device).view(-1, *[1] * (change.ndim - 1))
+                held[name] = torch.where(rows, change, torch.zeros_like(change))
         return held
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -224,9 +259,17 @@ class FederatedOrchestrator(Callback):
         """A new evaluation replaces what its row of the matrix held."""
         _client(pl_module).clear_evaluation(-1 if trainer.sanity_checking else _federation(pl_module).last_task)
 
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The row is complete when the processes have added up their shares."""
+        _client(pl_module).finish_evaluation(-1 if trainer.sanity_checking else _federation(pl_module).last_task)
+
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """As for validation."""
         self.on_validation_epoch_start(trainer, pl_module)
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """As for validation."""
+        self.on_validation_epoch_end(trainer, pl_module)
 
     @property
     def _plan(self) -> RoundPlan:
@@ -253,13 +296,30 @@ def check_trainer(trainer: Trainer, data: FederatedDataModule) -> None:
         ("reload_dataloaders_every_n_epochs", settings.reload_dataloaders_every_n_epochs, 1, "a loader per round"),
         ("num_sanity_val_steps", trainer.num_sanity_val_steps in (0, float("inf")), True, "-1, or 0 to do without FWT"),
         ("precision", trainer.precision in ("32-true", "bf16-mixed"), True, "32-true or bf16-mixed"),
-        ("devices", trainer.world_size, 1, "a single device"),
     ]
+    check_strategy(trainer)
     for key, value, expected, why in wanted:
         if value != expected:
             shown = getattr(trainer, key) if isinstance(expected, bool) else value
             valid = why if isinstance(expected, bool) else f"{expected}: {why}"
             raise ConfigError(f"trainer.{key}", shown, valid)
+
+
+def check_same_model(federation: Federation) -> None:
+    """Refuse to go on with processes that have drifted apart: a method used what only one of them knows.
+
+    Raises:
+        RuntimeError: naming the first process whose global model is not that of process 0, rounding aside.
+    """
+    if processes.count() == 1:
+        return
+    everyones = processes.gather([t.detach().double().norm().item() for t in federation.shared_tensors().values()])
+    for process, norms in enumerate(everyones):
+        if any(abs(theirs - first) > 1e-3 * first for theirs, first in zip(norms, everyones[0], strict=True)):
+            raise RuntimeError(
+                f"process {process} has another global model than process 0: a method changed it by what one process "
+                "alone knows, other than the channel's sums"
+            )
 
 
 class Located:
@@ -283,7 +343,7 @@ class Located:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, BadUpdate | ConfigError):
+        if isinstance(error, Exception) and not isinstance(error, BadUpdate | ConfigError | ProcessFailed):
             where = f"{self.what} failed in round {self.plan.round} (task {self.plan.task})"
             raise RuntimeError(f"{where}: {type(error).__name__}: {error}") from error
 

@@ -26,6 +26,8 @@ def clock(seconds: float) -> str:
 class RoundProgress(Callback):
     """Task, round, clients done, loss, last ACC and time left: a live line on a terminal, plain lines elsewhere.
 
+    Of several processes the first shows the line. During a round, clients and loss are those of its own share.
+
     Args:
         enabled: show anything at all.
         plain_seconds: without a terminal, seconds between two lines; task ends are always shown.
@@ -37,7 +39,7 @@ class RoundProgress(Callback):
         self.console = Console()
         self._live: Live | None = None
         self._shown_at = self._started = 0.0
-        self._first_round = self._done = 0
+        self._first_round = self._done = self._clients = 0
         self._acc: float | None = None
         self._plan: RoundPlan | None = None
 
@@ -55,7 +57,7 @@ class RoundProgress(Callback):
         """No client of the round is done yet."""
         federation = _federation(pl_module)
         self._plan = federation.schedule.round(federation.round)
-        self._done = 0
+        self._done, self._clients = 0, len(federation.own_clients(self._plan.task, self._plan.clients))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: CohortBatch, batch_idx: int
@@ -72,6 +74,7 @@ class RoundProgress(Callback):
         federation, plan = _federation(pl_module), self._plan
         if plan is None:
             return
+        self._done = self._clients = len(plan.clients)
         if federation.schedule.evaluates_after(plan):
             matrix = federation.accuracy.compute()
             matrix = matrix.nanmean(0) if federation.has_personal_models else matrix
@@ -95,7 +98,7 @@ class RoundProgress(Callback):
         acc = "-" if self._acc is None else f"{self._acc:.2f}"
         return (
             f"task {plan.task + 1}/{federation.data.num_tasks}  round {plan.round_in_task + 1}/{rounds}  "
-            f"clients {self._done}/{len(plan.clients)}  loss {client.mean_loss:.4f}  last ACC {acc}  left {left}"
+            f"clients {self._done}/{self._clients}  loss {client.mean_loss:.4f}  last ACC {acc}  left {left}"
         )
 
     def _show(self, pl_module: LightningModule, keep: bool = False) -> None:

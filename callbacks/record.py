@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from callbacks.federated import _client, _data, _federation
-from cfl import __version__
+from cfl import __version__, processes
 from cfl.client import Client
 from cfl.comparison import matrix_table, print_table, write_matrix_csv
 from cfl.data.report import save as save_partition_report
@@ -35,6 +35,7 @@ class RunRecord(Callback):
     ``config.yaml`` (resolved), ``partition.csv`` and ``.png``, ``rounds.csv`` (a row per round),
     ``accuracy_matrix.csv`` (row = after task, column = task), ``<method>.csv``, and when the last round is over
     ``summary.json``, ``accuracy_matrix.png`` and ``accuracy_curve.png``. Accuracies and forgetting are in percent.
+    Of several processes the first writes and prints.
 
     Args:
         dir: the run folder; null makes ``runs/<benchmark>/<method>-seed<seed>-<hash>``.
@@ -55,20 +56,22 @@ class RunRecord(Callback):
         """The run folder."""
         return Path(self.dir or "runs/unnamed")
 
-    def prepare(self, resuming: bool) -> None:
+    def prepare(self, resuming: bool, write: bool = True) -> None:
         """Make the folder ready, or refuse it.
 
         Args:
             resuming: a run of this folder goes on, so what it holds is kept.
+            write: whether it is this process that writes into the folder; the others only refuse what it refuses.
 
         Raises:
             ConfigError: if the folder cannot be written, or holds a run that nobody asked to overwrite.
         """
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            probe = self.folder / ".writable"
-            probe.write_text("")
-            probe.unlink()
+            if write:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                probe = self.folder / ".writable"
+                probe.write_text("")
+                probe.unlink()
         except OSError as error:
             raise ConfigError("run.dir", str(self.folder), f"a folder that can be written ({error.strerror})") from None
         held = [name for name in ("summary.json", LAST_CHECKPOINT) if (self.folder / name).exists()]
@@ -79,6 +82,8 @@ class RunRecord(Callback):
                 str(self.folder),
                 f"a folder without a run; this one holds {state}; or run.overwrite=true",
             )
+        if not write:
+            return
         if not resuming:
             # Also without `held`: a run that died before its first checkpoint left rows that would mix with new ones.
             stale = [self.folder / name for name in (*held, "rounds.csv", "accuracy_matrix.csv")]
@@ -87,7 +92,10 @@ class RunRecord(Callback):
             for path in stale:
                 path.unlink(missing_ok=True)
         if self.config_yaml is not None:
-            (self.folder / "config.yaml").write_text(self.config_yaml)
+            # In one step: other processes of the run may be reading it to know what to resume.
+            temporary = self.folder / ".config.yaml"
+            temporary.write_text(self.config_yaml)
+            temporary.replace(self.folder / "config.yaml")
         self._prepared = True
 
     # During a fit.
@@ -107,6 +115,8 @@ class RunRecord(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """When resuming, drop rows of rounds that the checkpoint does not know and that will run again."""
+        if not trainer.is_global_zero:
+            return
         path, done = self.folder / "rounds.csv", _federation(pl_module).round
         if done and path.exists():
             with path.open(newline="") as file:
@@ -115,6 +125,8 @@ class RunRecord(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Add the round's row; after an evaluation, write the matrix as well."""
+        if not trainer.is_global_zero:
+            return
         federation = _federation(pl_module)
         plan = federation.schedule.round(federation.round - 1)
         evaluated = federation.schedule.evaluates_after(plan)
@@ -195,6 +207,8 @@ class RunRecord(Callback):
             "parameters": sum(p.numel() for p in federation.network.parameters()),
             "server_sees": "single clients' messages" if channel.individual_allowed else "sums only",
             "skipped_clients": len(channel.skipped),
+            "processes": processes.count(),
+            "engine": federation.engine,
             "used_space": None,
             "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
             "device": str(next(federation.network.parameters()).device),
@@ -229,12 +243,13 @@ class RunRecord(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """After ``cfl validate``, print what the end of a fit prints."""
-        if trainer.state.fn == "validate":
+        if trainer.state.fn == "validate" and trainer.is_global_zero:
             self.show(_federation(pl_module))
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """After ``cfl test``, likewise."""
-        self.show(_federation(pl_module))
+        if trainer.is_global_zero:
+            self.show(_federation(pl_module))
 
     def show(self, federation: Federation) -> None:
         """Print accuracy matrix, ACC, FGT, BWT and FWT."""

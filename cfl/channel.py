@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from cfl import processes
 from cfl.errors import BadUpdate
 
 
@@ -16,12 +18,28 @@ def payload_bytes(payload: Mapping[str, Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in payload.values())
 
 
+def weighted_sums(payload: Mapping[str, Tensor], weights: Sequence[float]) -> dict[str, Tensor]:
+    """Name -> ``[k, ...]`` messages to name -> ``[...]`` their weighted sum; a weight of 0 also leaves out NaN."""
+    sums = {}
+    for name, rows in payload.items():
+        factor = torch.tensor(weights, dtype=torch.float32, device=rows.device)
+        values = rows if rows.is_floating_point() else rows.float()
+        if 0.0 in weights:
+            values = torch.where(factor.view(-1, *[1] * (rows.ndim - 1)) == 0, torch.zeros_like(values), values)
+        sums[name] = torch.tensordot(factor.to(values.dtype), values, dims=1)
+    return sums
+
+
 class Channel:
     """Messages between clients and server.
 
     What clients send is added to a running weighted sum and forgotten: memory is that of one message, however many
     clients there are, and the server can read nothing but sums, as under secure aggregation. A method that needs
     single messages asks for :meth:`collect_individually`, which is refused unless it was declared.
+
+    Several processes have a channel each, for the clients that fall to them. Whatever the server reads is then what the
+    clients of all processes have sent; all processes read, in the same order. Bytes and skipped clients are this
+    process's own until :meth:`synchronise`.
 
     Args:
         on_bad_update: ``stop`` raises when a client sends NaN or infinity, ``skip`` leaves that client out of the sum.
@@ -36,8 +54,10 @@ class Channel:
         self.skipped: list[tuple[int, int, int]] = []
         self._sums: dict[str, dict[str, Tensor]] = {}
         self._weights: dict[str, float] = {}
+        self._senders: dict[str, set[int]] = {}
         self._single: dict[str, dict[int, dict[str, Tensor]]] = {}
         self._task = self._round = 0
+        self._agreed = self.state_dict()
 
     @property
     def total_uplink_bytes(self) -> int:
@@ -59,7 +79,7 @@ class Channel:
         Args:
             topic: what it is, e.g. ``model``; bytes are counted per topic.
             payload: name -> tensor, the message to one client.
-            receivers: number of clients it goes to.
+            receivers: number of clients it goes to, of those that fall to this process.
         """
         self.downlink_bytes[topic] = self.downlink_bytes.get(topic, 0) + receivers * payload_bytes(payload)
 
@@ -78,16 +98,15 @@ class Channel:
         Raises:
             BadUpdate: if a message holds NaN or infinity and ``on_bad_update`` is ``stop``.
         """
-        self._count_uplink(topic, payload, len(clients))
-        usable = self.usable(payload, clients)
-        weights = [weight if good else 0.0 for weight, good in zip(weights, usable, strict=True)]
+        self._count_uplink(topic, payload, clients)
+        added = weighted_sums(payload, weights)
+        # A sum is finite only if all its terms are: single messages are looked at when it is not.
+        if not math.isfinite(float(torch.stack([total.sum(dtype=torch.float32) for total in added.values()]).sum())):
+            usable = self.usable(payload, clients)
+            weights = [weight if good else 0.0 for weight, good in zip(weights, usable, strict=True)]
+            added = weighted_sums(payload, weights)
         sums = self._sums.setdefault(topic, {})
-        for name, rows in payload.items():
-            factor = torch.tensor(weights, dtype=torch.float32, device=rows.device)
-            values = rows if rows.is_floating_point() else rows.float()
-            if 0.0 in weights:  # a skipped client's NaN times zero would still be NaN
-                values = torch.where(factor.view(-1, *[1] * (rows.ndim - 1)) == 0, torch.zeros_like(values), values)
-            total = torch.tensordot(factor.to(values.dtype), values, dims=1)
+        for name, total in added.items():
             sums[name] = sums[name].add_(total) if name in sums else total
         self._weights[topic] = self._weights.get(topic, 0.0) + sum(weights)
 
@@ -96,9 +115,20 @@ class Channel:
 
         Raises:
             BadUpdate: if nobody sent a usable message.
+            RuntimeError: if a client's messages came through two processes.
         """
-        weight = self._weights.pop(topic, 0.0)
-        sums = self._sums.pop(topic, {})
+        senders = self._senders.pop(topic, set())
+        own = processes.gather((self._weights.pop(topic, 0.0), senders))
+        weight = sum(weight for weight, _ in own)
+        seen: set[int] = set()
+        for _, senders in own:
+            if seen & senders:
+                raise RuntimeError(
+                    f"topic {topic!r}: client {min(seen & senders)} sent from two processes; extra rounds go over "
+                    "federation.own_clients(...)"
+                )
+            seen |= senders
+        sums = processes.add_up(self._sums.pop(topic, {}))
         if weight == 0.0:
             raise BadUpdate(
                 f"round {self._round} (task {self._task}): no usable message for {topic!r}; every client was skipped"
@@ -120,7 +150,7 @@ class Channel:
             raise PermissionError(
                 f"topic {topic!r} shows the server single clients' messages; the method must declare individual_uplinks"
             )
-        self._count_uplink(topic, payload, len(clients))
+        self._count_uplink(topic, payload, clients)
         keep = self.usable(payload, clients)
         box = self._single.setdefault(topic, {})
         for row, client in enumerate(clients):
@@ -129,13 +159,15 @@ class Channel:
 
     def collect_individually(self, topic: str) -> dict[int, dict[str, Tensor]]:
         """The server takes a topic's single messages, client -> payload, by ascending client id."""
-        return dict(sorted(self._single.pop(topic, {}).items()))
+        self._senders.pop(topic, None)
+        return dict(sorted(processes.share_out(self._single.pop(topic, {})).items()))
 
-    def _count_uplink(self, topic: str, payload: Mapping[str, Tensor], clients: int) -> None:
+    def _count_uplink(self, topic: str, payload: Mapping[str, Tensor], clients: Sequence[int]) -> None:
         rows = {len(values) for values in payload.values()}
-        if rows - {clients}:
-            raise ValueError(f"topic {topic!r}: {clients} clients but messages with {sorted(rows)} rows")
+        if rows - {len(clients)}:
+            raise ValueError(f"topic {topic!r}: {len(clients)} clients but messages with {sorted(rows)} rows")
         self.uplink_bytes[topic] = self.uplink_bytes.get(topic, 0) + payload_bytes(payload)
+        self._senders.setdefault(topic, set()).update(clients)
 
     def usable(self, payload: Mapping[str, Tensor], clients: Sequence[int]) -> list[bool]:
         """Which of k clients hold finite values only; the others are recorded as skipped.
@@ -167,6 +199,25 @@ class Channel:
                 self.skipped.append((self._round, self._task, client))
         return finite
 
+    def synchronise(self) -> None:
+        """Make byte counts and skipped clients those of all processes, which must all call it."""
+        before = self._agreed
+        known = len(before["skipped"])
+        fresh: dict[str, Any] = {
+            "uplink_bytes": {t: n - before["uplink_bytes"].get(t, 0) for t, n in self.uplink_bytes.items()},
+            "downlink_bytes": {t: n - before["downlink_bytes"].get(t, 0) for t, n in self.downlink_bytes.items()},
+            "skipped": self.skipped[known:],
+        }
+        everyones = processes.gather(fresh)
+        for direction, total in (("uplink_bytes", self.uplink_bytes), ("downlink_bytes", self.downlink_bytes)):
+            total.clear()
+            total.update(before[direction])
+            for theirs in everyones:
+                for topic, size in theirs[direction].items():
+                    total[topic] = total.get(topic, 0) + size
+        self.skipped[known:] = sorted({entry for theirs in everyones for entry in theirs["skipped"]})
+        self._agreed = self.state_dict()
+
     def state_dict(self) -> dict[str, Any]:
         """Byte counts and the record of skipped clients. Between rounds no sum is open."""
         return {
@@ -180,3 +231,4 @@ class Channel:
         self.uplink_bytes = dict(state["uplink_bytes"])
         self.downlink_bytes = dict(state["downlink_bytes"])
         self.skipped = [(entry[0], entry[1], entry[2]) for entry in state["skipped"]]
+        self._agreed = self.state_dict()

@@ -13,17 +13,21 @@ import torch
 import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from callbacks import DashboardLog, FederatedOrchestrator, RoundCheckpoint, RoundProgress, RunRecord
 from callbacks.federated import check_trainer
 from callbacks.record import LAST_CHECKPOINT
 from cfl.client import Client
 from cfl.data.datamodule import FederatedDataModule
+from cfl.engines import EngineOptions
 from cfl.errors import ConfigError
 from cfl.experiment import benchmark_name, config_hash, differences, experiment_of, method_name
 from cfl.methods import Method
 from cfl.metrics import FORMULAS
+from cfl.parallel import check_strategy
 from cfl.parsing import Parser, debugging, reason_for_user
+from cfl.processes import cause_elsewhere
 from cfl.schedule import Schedule
 
 DEFAULT_CONFIG = Path(__file__).resolve().parent.parent / "configs" / "default.yaml"
@@ -56,6 +60,7 @@ class FederatedCLI(LightningCLI):
             help="name -> method; their hooks run in this order, {} is federated averaging",
         )
         parser.add_class_arguments(Schedule, "schedule")
+        parser.add_class_arguments(EngineOptions, "engine")
         parser.add_lightning_class_args(FederatedOrchestrator, "federated")
         parser.add_lightning_class_args(RunRecord, "run")
         parser.add_lightning_class_args(DashboardLog, "dashboards")
@@ -65,6 +70,7 @@ class FederatedCLI(LightningCLI):
         parser.link_arguments("seed_everything", "model.seed")
         parser.link_arguments("seed_everything", "data.seed")
         parser.link_arguments("schedule", "data.schedule", apply_on="instantiate")
+        parser.link_arguments("engine", "model.engine", apply_on="instantiate")
         parser.link_arguments("data.input_shape", "model.input_shape", apply_on="instantiate")
         parser.link_arguments("data.num_outputs", "model.num_outputs", apply_on="instantiate")
 
@@ -115,14 +121,17 @@ class FederatedCLI(LightningCLI):
         if wanted not in (None, data.num_rounds):
             raise ConfigError("trainer.max_epochs", wanted, "unset: the number of rounds follows from schedule")
         checkpoint = self._checkpoint(record)
+        trainer = super().instantiate_trainer(max_epochs=data.num_rounds, **kwargs)
         if self.subcommand == "fit":
-            record.prepare(resuming=checkpoint is not None)
-        return super().instantiate_trainer(max_epochs=data.num_rounds, **kwargs)
+            record.prepare(resuming=checkpoint is not None, write=trainer.is_global_zero)
+        return trainer
 
     def after_instantiate_classes(self) -> None:
         """Refuse Trainer settings under which a round would not be an epoch."""
         if self.subcommand == "fit":
             check_trainer(self.trainer, self.datamodule)
+        else:
+            check_strategy(self.trainer)
 
     def _checkpoint(self, record: RunRecord) -> str | None:
         """Resolve and check ``ckpt_path``; None starts from the beginning."""
@@ -133,7 +142,8 @@ class FederatedCLI(LightningCLI):
             return None
         path = record.folder / LAST_CHECKPOINT if given == "last" else Path(given)
         if given == "last" and not path.exists() and self.subcommand == "fit":
-            print(f"no checkpoint in {record.folder} yet: starting from the first round", flush=True)
+            if is_first_process():
+                print(f"no checkpoint in {record.folder} yet: starting from the first round", flush=True)
             self.config_init[self.subcommand]["ckpt_path"] = None
             return None
         check_checkpoint(path, self.experiment)
@@ -141,14 +151,22 @@ class FederatedCLI(LightningCLI):
         return str(path)
 
     def after_fit(self) -> None:
-        """An interrupted fit ends with the signal's exit status, so that scripts and schedulers notice."""
-        if self.model.federation.finished:  # the signal came in the last round
+        """An interrupted fit ends with the signal's exit status, so that scripts and schedulers notice.
+
+        Of several processes the first does: another one that ends with such a status would look as if it had failed.
+        """
+        if self.model.federation.finished or not self.trainer.is_global_zero:  # the signal came in the last round
             return
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, RoundCheckpoint) and callback.interrupted_by is not None:
                 folder = self._settings.run.dir
                 print(f"interrupted; continue with: cfl fit --ckpt_path {folder}/{LAST_CHECKPOINT}", flush=True)
                 raise SystemExit(128 + callback.interrupted_by)
+
+
+def is_first_process() -> bool:
+    """Whether this is the only process, or the first of several, as far as their environment tells."""
+    return getattr(rank_zero_only, "rank", 0) == 0
 
 
 def kept_config(config: Mapping[str, Any], folder: str, benchmark: str) -> str:
@@ -219,6 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
     warnings.filterwarnings("ignore", message=".*LightningCLI's args parameter.*")
     warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")  # a row per round, always
+    warnings.filterwarnings("ignore", message=".*across ranks is zero, but local rank has zero.*")  # test sets' shares
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
     given = with_run_config(sys.argv[1:] if arguments is None else arguments)
@@ -238,9 +257,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             },
         )
     except Exception as error:
-        reason = reason_for_user(error)
+        elsewhere = cause_elsewhere(error)
+        reason = reason_for_user(error) or elsewhere
         if reason is None or debugging():
             raise
-        print(f"error: {reason}", file=sys.stderr)
+        if elsewhere is None or is_first_process():  # one word about another process's failure is enough
+            print(f"error: {reason}", file=sys.stderr)
         return 2
     return 0

@@ -103,6 +103,8 @@ class Client(LightningModule):
         torch.set_float32_matmul_precision(self.engine_options.matmul_precision)
         choice = self.engine_choice = self._choose_engine()
         data.schedule.settle_width(choice.width)
+        trials = {str(trial.choice): trial.seconds_per_client_step for trial in self.engine_trials}
+        self._federation.engine = {**choice.to_dict(), "seconds_per_client_step_in_trials": trials}
         self.engine = build_engine(choice, self.network, self.input_shape, self.engine_options)
         self.cohort = Cohort(self.network, choice.width, data.outputs.train, self.engine.channels_last)
         self._loss = torch.zeros(2, device=self.device)
@@ -186,7 +188,8 @@ class Client(LightningModule):
         self.local_step = batch.step
         if batch.opens:
             optimizer = cast(Optimizer, self.optimizers(use_pl_optimizer=False))
-            self._step_context = StepContext(self.seed, self._at_once(optimizer))
+            at_once = self._at_once(optimizer) if self._engine.steps_at_once else None
+            self._step_context = StepContext(self.seed, at_once)
         try:
             losses = self._engine.losses(cohort, batch, self._step_context)
             self._record(losses.detach(), batch)
@@ -206,6 +209,18 @@ class Client(LightningModule):
             self._engine.backward(loss, self._cohort)
         except Exception as error:
             raise self._failure(error) from error
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
+        """Nothing where the engine leaves no gradients."""
+        if self._step_context.at_once is None:
+            optimizer.zero_grad()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As any module; but Lightning notes the hook it is in some forty times a step, which is no parameter."""
+        if name == "_current_fx_name":
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
 
     def on_fit_end(self) -> None:
         """Give the engine's threads back."""

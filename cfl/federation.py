@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,6 +33,7 @@ class Federation:
         batchnorm: what becomes of BatchNorm's running statistics after local training. ``average``: they are averaged
             like weights. ``local``: every client keeps its own and they are never sent. ``drop``: nobody keeps them.
             Where the global model has none, it is evaluated with the statistics of the test batch.
+        clients: where clients keep what stays with them; all of it in memory if not given.
 
     Attributes:
         round: the next round to run, from 0.
@@ -40,6 +41,7 @@ class Federation:
         clients: what clients keep between rounds.
         accuracy: the accuracy matrix under the run's scenario; one per client when models are personal.
         accuracy_task_il: class-incremental runs only: the matrix when the task of a test sample is known.
+        engine: for the record, how local steps are computed and what was measured to find that out; None before.
         personal: names of parameters and buffers that stay on their client from round to round.
         shared_parameters: names of the parameters that clients and server exchange.
         shared_buffers: names of the buffers that clients and server exchange.
@@ -53,13 +55,15 @@ class Federation:
         server: Server,
         channel: Channel,
         batchnorm: Literal["average", "local", "drop"] = "average",
+        clients: ClientStates | None = None,
     ) -> None:
         self.network, self.data, self.methods = network, data, dict(methods)
         self.batchnorm = batchnorm
         self.server, self.channel = server, channel
-        self.clients = ClientStates()
+        self.clients = ClientStates() if clients is None else clients
         self.round = 0
         self.seconds = 0.0
+        self.engine: dict[str, Any] | None = None
         for name, method in self.methods.items():
             if data.scenario not in method.scenarios:
                 raise ConfigError(
@@ -100,6 +104,20 @@ class Federation:
     def last_task(self) -> int:
         """Task of the last finished round; 0 before the first."""
         return self.schedule.task_of(max(self.round - 1, 0))
+
+    def own_clients(self, task: int, clients: Sequence[int]) -> list[int]:
+        """Those of these clients that fall to this process; for extra rounds, which every process does for its own.
+
+        Args:
+            task: whose data they are about to use.
+            clients: the same in all processes.
+        """
+        return self.data.own_clients(task, clients)
+
+    def synchronise(self) -> None:
+        """Let all processes, which must all call it, know what each other's clients have sent, received and kept."""
+        self.channel.synchronise()
+        self.clients.synchronise()
 
     def state_tensors(self) -> dict[str, Tensor]:
         """The global model's parameters and buffers by name (not copied)."""

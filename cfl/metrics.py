@@ -42,6 +42,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from cfl import processes
 from cfl.errors import ConfigError
 
 FORMULAS: dict[str, str] = {
@@ -169,10 +170,9 @@ class AccuracyMatrix(Metric):
     """Counts of correct answers, from which the accuracy matrix of a run is computed exactly.
 
     Counting is in int64 and additive: batches may arrive in any order, over any number of processes, before or after
-    a checkpoint was loaded, and give the same matrix to the last bit. The counts are part of ``state_dict()``. With
-    several processes each holds its own share, which :meth:`compute`, :meth:`initial` and :meth:`summary` add up (so
-    all processes must call them). A checkpoint for all of them is therefore taken inside ``sync_context()``, and loaded
-    by one process alone.
+    a checkpoint was loaded, and give the same matrix to the last bit. The counts are part of ``state_dict()`` and lie
+    where the first answers lay, so that counting waits for no accelerator. With several processes each counts a share
+    of a row, from a cleared row on; :meth:`add_up` then makes it the same in all of them.
 
     Args:
         num_tasks: number of tasks T of the stream, at least 1.
@@ -193,7 +193,8 @@ class AccuracyMatrix(Metric):
 
     def __init__(self, num_tasks: int, num_clients: int | None = None) -> None:
         # Without a cache: clear_row, merge_state and load_state_dict change the counts behind torchmetrics' back.
-        super().__init__(compute_with_cache=False)
+        # Without its reduction over processes, which would add up what add_up has added up already.
+        super().__init__(compute_with_cache=False, sync_on_compute=False)
         if num_tasks < 1:
             raise ConfigError("num_tasks", num_tasks, "an integer of at least 1")
         if num_clients is not None and num_clients < 1:
@@ -235,7 +236,9 @@ class AccuracyMatrix(Metric):
         if isinstance(correct, Tensor):
             if correct.is_floating_point() or correct.numel() != 1:
                 raise TypeError(f"correct must be one integer, got {correct.dtype} {list(correct.shape)}")
-            correct = correct.detach().to(self.correct.device, torch.int64).reshape(())
+            if correct.device != self.correct.device:
+                self.to(correct.device)
+            correct = correct.detach().to(torch.int64).reshape(())
         elif not 0 <= correct <= total:  # of a tensor only compute() asks, an accelerator would have to wait here
             raise ValueError(f"{correct} correct answers out of {total} cannot be")
         if total < 0:
@@ -256,8 +259,27 @@ class AccuracyMatrix(Metric):
         for counts in (self.correct, self.total) if row >= 0 else (self.initial_correct, self.initial_total):
             (counts[..., row, :] if row >= 0 else counts).zero_()
 
+    def add_up(self, row: int) -> None:
+        """Add what all processes have counted in one row (-1: before training) since it was cleared in all of them.
+
+        All processes must call it, once.
+
+        Raises:
+            ValueError: ``row`` is not -1 .. T-1.
+        """
+        if not -1 <= row < self.num_tasks:
+            raise ValueError(f"row = {row} cannot be; valid: 0 .. {self.num_tasks - 1}, or -1 for before training")
+        counts = {
+            "correct": self.correct[..., row, :] if row >= 0 else self.initial_correct,
+            "total": self.total[..., row, :] if row >= 0 else self.initial_total,
+        }
+        # From the CPU: a process without a share may not have counted on its accelerator yet.
+        sums = processes.add_up({name: values.cpu() for name, values in counts.items()})
+        for name, values in counts.items():
+            values.copy_(sums[name])
+
     def compute(self) -> Tensor:
-        """The accuracy matrix over all processes.
+        """The accuracy matrix.
 
         Returns:
             ``[T, T]``, or ``[C, T, T]`` for personal models: percent, float64, on the CPU; NaN where nothing was
@@ -273,12 +295,11 @@ class AccuracyMatrix(Metric):
         return wraps(compute)(lambda: wrapped().reshape(self.total.shape))
 
     def initial(self) -> Tensor:
-        """Accuracies before any training over all processes, ``[T]`` or ``[C, T]``, otherwise as :meth:`compute`."""
-        with self.sync_context(dist_sync_fn=self.dist_sync_fn, should_sync=self._to_sync):
-            return _percent(self.initial_correct, self.initial_total)
+        """Accuracies before any training, ``[T]`` or ``[C, T]``, otherwise as :meth:`compute`."""
+        return _percent(self.initial_correct, self.initial_total)
 
     def summary(self, after: int | None = None) -> dict[str, float | None]:
-        """The figures of :data:`FORMULAS` over all processes, ready for JSON.
+        """The figures of :data:`FORMULAS`, ready for JSON.
 
         For personal models each figure is computed per client and then averaged over the clients for which it is
         defined; three more keys describe the spread of ACC over these clients: ``acc_std_clients`` (standard

@@ -32,3 +32,13 @@ def numpy_generator(seed: int, purpose: str, *indices: int) -> np.random.Generat
 def torch_generator(seed: int, purpose: str, *indices: int, device: torch.device | str = "cpu") -> torch.Generator:
     """Torch generator on ``device`` for large tensors (sketches, noise); see :func:`seed_for`."""
     return torch.Generator(device).manual_seed(seed_for(seed, purpose, *indices))
+
+
+def seed_device(device: torch.device, seed: int) -> None:
+    """Seed the generators that a network on ``device`` draws from where it says no more than ``torch.rand()``.
+
+    ``torch.manual_seed`` would also note for every other kind of device where it was called from, each time.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)

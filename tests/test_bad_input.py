@@ -107,7 +107,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "a part of the data": (("--trainer.limit_train_batches", "3"), ("limit_train_batches = 3", "max_train")),
     "debugging run": (("--trainer.fast_dev_run", "true"), ("trainer.max_epochs = 1", "6")),
-    "devices": (("--trainer.devices", "2"), ("trainer.devices = 2", "a single device")),
+    "devices": (("--trainer.devices", "2"), ("trainer.strategy = 'DDPStrategy'", "cfl.parallel.ClientParallel")),
     "sanity check": (("--trainer.num_sanity_val_steps", "2"), ("trainer.num_sanity_val_steps = 2", "-1")),
     # Files.
     "no such config": (("--config", "nowhere.yaml"), ("nowhere.yaml", "does not exist")),

@@ -17,19 +17,21 @@ def names(folder: str) -> list[str]:
     return sorted(str(path.relative_to(CONFIGS)) for path in (CONFIGS / folder).rglob("*.yaml"))
 
 
-BENCHMARKS, METHODS, LOGGERS, PAPERS = (names(folder) for folder in ("benchmarks", "methods", "loggers", "papers"))
+BENCHMARKS, METHODS, LOGGERS, PAPERS, STRATEGIES = (
+    names(folder) for folder in ("benchmarks", "methods", "loggers", "papers", "strategies")
+)
 COMBINATIONS = [
     *((benchmark, "methods/fot.yaml") for benchmark in BENCHMARKS),
     *((BENCHMARKS[0], method) for method in METHODS),
     *((f"benchmarks/{Path(paper).name}", paper) for paper in PAPERS),
-    *((METHODS[0], logger) for logger in LOGGERS),
+    *((METHODS[0], other) for other in (*LOGGERS, *STRATEGIES)),
 ]
 
 
 def test_every_file_is_covered() -> None:
     """A new kind of config file needs a place in the combinations above."""
     found = {str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.y*ml")}
-    assert found == {"default.yaml", *BENCHMARKS, *METHODS, *LOGGERS, *PAPERS}
+    assert found == {"default.yaml", *BENCHMARKS, *METHODS, *LOGGERS, *PAPERS, *STRATEGIES}
     assert {"methods/fedavg.yaml", "methods/fot.yaml"} <= set(METHODS)
     assert {"loggers/wandb.yaml", "loggers/tensorboard.yaml"} == set(LOGGERS)
     assert {name for pair in COMBINATIONS for name in pair} == found - {"default.yaml"}

@@ -44,6 +44,13 @@ def test_a_stack_can_be_fixed() -> None:
         of(EngineOptions("workers", 2, stack=5), 10, network=cnn, shape=(1, 16, 16))
 
 
+def test_one_client_at_a_time_is_tried_with_one_math_thread_and_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert of(EngineOptions("workers"), 1) == [EngineChoice("workers", 1, 1), EngineChoice("workers", 1, 0)]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert of(EngineOptions("workers"), 1) == [EngineChoice("workers", 1, 1)]
+
+
 def test_auto_offers_both_engines_several_widths_and_no_more_clients_than_a_round_has() -> None:
     found = of(EngineOptions("auto", 2), None, clients=12)
     assert {choice.kind for choice in found} == {"vmap", "workers"}
@@ -147,7 +154,7 @@ def test_a_resumed_run_keeps_the_choice(tmp_path: Path) -> None:
     assert str(EngineChoice(**saved)) == min(trials, key=trials.__getitem__)
     data = tiny_data(schedule={"cohort_width": "auto"})
     client = tiny_client(data, engine=EngineOptions("auto"))
-    client._resumed_choice = {"kind": "vmap", "width": 1, "threads": 1, "stack": 1}
+    client._resumed_choice = {"kind": "vmap", "width": 1, "threads": 0, "stack": 1}
     fit(client, data)
     assert client.engine_choice == EngineChoice("vmap", 1)
     assert client.engine_trials == []

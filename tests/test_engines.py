@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
-from cfl.engines import EngineOptions, WorkerEngine
+from cfl.engines import EngineOptions, WorkerEngine, recorded
 from cfl.engines.chain import Chain
 from cfl.errors import ConfigError
 from cfl.methods.base import Method
@@ -79,6 +79,26 @@ def test_workers_agree_with_vmap(network: Any, optimizer: Any, width: int) -> No
     """
     expected = trained(VMAP, 7, network, optimizer)
     assert_same(trained(EngineOptions("workers", 2), width, network, optimizer), expected)
+
+
+@pytest.mark.parametrize("clip", [None, 100.0], ids=["at once", "kept"])
+@pytest.mark.parametrize("stream", [None, split()], ids=["all outputs", "some outputs"])
+def test_recorded_steps_are_the_steps(monkeypatch: pytest.MonkeyPatch, stream: Any, clip: float | None) -> None:
+    """Bit for bit, with dropout, decay and every batch size."""
+    runs = []
+    for worth in (1, 10**9):
+        monkeypatch.setattr(recorded, "WORTH_RECORDING", worth)
+        made = []
+        record = recorded.RecordedSteps._record
+        monkeypatch.setattr(
+            recorded.RecordedSteps, "_record", lambda *a, made=made, record=record: made.append(1) or record(*a)
+        )
+        engine = EngineOptions("workers", 2, stack=1)
+        runs.append(trained(engine, 7, dropping, DECAY, stream, gradient_clip_val=clip))
+        assert bool(made) == (worth == 1)
+        monkeypatch.undo()
+    for name in runs[0][0]:
+        assert torch.equal(runs[0][0][name], runs[1][0][name])
 
 
 @pytest.mark.parametrize("network", [mlp, ConvNet])

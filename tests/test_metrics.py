@@ -257,26 +257,18 @@ def test_order_and_split_over_processes_do_not_matter(clients: int | None) -> No
     assert first.summary() == whole.summary()
 
 
-def test_states_are_summed_over_processes_and_given_back() -> None:
-    counts = random_counts(3, None, seed=4)
-    whole = fill(AccuracyMatrix(3), counts)
-    ranks = [fill(AccuracyMatrix(3), counts[k::2]) for k in (0, 1)]
-    others = {tuple(v.shape): 0 for v in ranks[0].metric_state.values()}  # how many states of this shape were gathered
+def test_counting_waits_for_no_device() -> None:
+    """The meta device stands for an accelerator: its tensors have no values that could be asked for."""
+    metric = AccuracyMatrix(3)
+    metric.update(0, 1, torch.zeros((), dtype=torch.int64, device="meta"), 4)
+    metric.update(-1, 1, torch.zeros((), dtype=torch.bool, device="meta"), 4)
+    assert {state.device.type for state in metric.metric_state.values()} == {"meta"}
 
-    def gather(state: Tensor, group: object = None) -> list[Tensor]:
-        """Stands in for all_gather: states come in the order in which they were declared."""
-        same_shape = [v for v in ranks[1].metric_state.values() if v.shape == state.shape]
-        position = others[tuple(state.shape)]
-        others[tuple(state.shape)] = (position + 1) % len(same_shape)
-        return [state, same_shape[position]]
 
-    before = copy.deepcopy(ranks[0].metric_state)
-    ranks[0].dist_sync_fn = gather
-    ranks[0].distributed_available_fn = lambda: True
-    assert torch.equal(ranks[0].compute(), whole.compute())
-    assert torch.equal(ranks[0].initial(), whole.initial())
-    assert ranks[0].summary() == whole.summary()
-    assert all(torch.equal(before[name], state) for name, state in ranks[0].metric_state.items())
+@pytest.mark.parametrize("row", [-2, 3])
+def test_rows_that_cannot_be_are_not_added_up(row: int) -> None:
+    with pytest.raises(ValueError, match=f"row = {row}"):
+        AccuracyMatrix(3).add_up(row)
 
 
 @pytest.mark.parametrize("clients", [None, 2])

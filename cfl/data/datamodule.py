@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -138,6 +139,8 @@ class FederatedDataModule(LightningDataModule):
         self.allow_zero_length_dataloader_with_multiple_devices = True
         self._unread: Exception | None = None
         self._on_device: dict[tuple[int, torch.device], ImageSet] = {}
+        self._mapped: tuple[tuple[int, torch.device], ImageSet] | None = None
+        self._lock = threading.Lock()
 
     # Known without reading a file, so that a network can be sized and a schedule checked before loading.
 
@@ -263,6 +266,18 @@ class FederatedDataModule(LightningDataModule):
             self._on_device[key] = ImageSet(images.images.to(device), images.labels.to(device))
         return self._on_device[key]
 
+    def _training_set(self, task: int, device: torch.device) -> ImageSet:
+        """A task's training set on ``device``, its pixels moved to their places once: kept for the last task asked for.
+
+        Permuting or rotating every batch anew takes several times as long as everything else that is done to it.
+        """
+        with self._lock:  # threads that train clients ask at the same time
+            if self._mapped is None or self._mapped[0] != (task, device):
+                data = self._resident(self.tasks[task].train, device)
+                self._mapped = None
+                self._mapped = (task, device), ImageSet(self.tasks[task].transform.mapped(data.images), data.labels)
+            return self._mapped[1]
+
     def gather(self, task: int, index: Tensor) -> tuple[Tensor, Tensor]:
         """Training samples of a task as network input.
 
@@ -273,9 +288,9 @@ class FederatedDataModule(LightningDataModule):
         Returns:
             ``[..., C, H, W]`` float32 inputs and ``[...]`` int64 output indices, on the index's device.
         """
-        data = self._resident(self.tasks[task].train, index.device)
+        data = self._training_set(task, index.device)
         flat = index.reshape(-1)
-        x = self.tasks[task].transform(data.images.index_select(0, flat))
+        x = self.tasks[task].transform.normalised(data.images.index_select(0, flat))
         y = data.labels.index_select(0, flat) + self.outputs.offsets[task]
         return x.view(*index.shape, *x.shape[1:]), y.view(index.shape)
 

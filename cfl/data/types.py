@@ -77,12 +77,21 @@ class PixelTransform:
 
     def __call__(self, images: Tensor) -> Tensor:
         """``[..., C, H, W]`` uint8 to ``[..., C, H, W]`` float32."""
-        factor, offset, index, outside = self._constants(images.device)
-        if index is not None:
-            flat = images.flatten(-2).index_select(-1, index)
-            if outside is not None:
-                flat = flat.masked_fill(outside, 0)
-            images = flat.view(images.shape)
+        return self.normalised(self.mapped(images))
+
+    def mapped(self, images: Tensor) -> Tensor:
+        """The pixel map alone, ``[..., C, H, W]`` uint8 to the same; the images themselves if there is none."""
+        _, _, index, outside = self._constants(images.device)
+        if index is None:
+            return images
+        flat = images.flatten(-2).index_select(-1, index)
+        if outside is not None:
+            flat = flat.masked_fill(outside, 0)
+        return flat.view(images.shape)
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """The normalisation alone, ``[..., C, H, W]`` uint8 to float32."""
+        factor, offset, _, _ = self._constants(images.device)
         return images.float().mul_(factor).add_(offset)
 
 

@@ -25,8 +25,8 @@ class EngineOptions:
         kind: ``vmap`` computes the clients of a cohort together as stacked tensors, ``workers`` one by one on threads
             with one math thread each (CPU only); ``auto`` takes the fastest in a short trial.
         workers: threads of ``workers``; null takes torch's number of math threads, hence OMP_NUM_THREADS.
-        stack: clients that one of the ``workers`` computes together, for chains of linear layers; null takes the fastest
-            in a short trial.
+        stack: clients that one of the ``workers`` computes together, for chains of linear layers; null takes the
+            fastest in a short trial.
         compile: torch.compile mode for ``vmap``; ``reduce-overhead`` replays CUDA graphs. null does not compile.
         matmul_precision: torch's float32 matmul precision; ``high`` allows TF32 on GPUs that have it.
     """
@@ -77,6 +77,9 @@ class Engine(ABC):
     kind: EngineKind
     channels_last = False
     """Whether the cohort should hold convolution weights with the channels last in memory."""
+
+    steps_at_once = False
+    """Whether the engine takes the optimizer's step itself where it may (:attr:`StepContext.at_once`)."""
 
     @abstractmethod
     def losses(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> Tensor:

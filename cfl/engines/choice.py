@@ -17,8 +17,11 @@ from cfl.engines.workers import WorkerEngine
 from cfl.errors import ConfigError
 from cfl.models.dropout import DropoutMasks, dropout_masks
 
-MEMORY_ON_CPU = 256 * 2**20
-"""Bytes that the copies of the model held by a cohort may take when the width is chosen for the user."""
+MEMORY_ON_CPU = 128 * 2**20
+"""Bytes that a cohort's weights, and gradients where they are kept, may take when the width is chosen for the user."""
+
+COPIES = {"vmap": 4, "workers": 1}
+"""Copies of the weights alive in a step: ``vmap`` keeps gradients and what autograd makes of stacked weights."""
 
 SMALL = 2**18
 """Parameters up to which stacking clients is tried: with more, products are too large for calls to matter."""
@@ -31,13 +34,14 @@ class EngineChoice:
     Attributes:
         kind: engine.
         width: clients trained side by side, K.
-        threads: threads of ``workers``; 1 for ``vmap``.
+        threads: clients computed at the same time by ``workers``, one math thread each; 0 computes one client after
+            another with all math threads. 0 for ``vmap``.
         stack: clients that a thread computes together.
     """
 
     kind: EngineKind
     width: int
-    threads: int = 1
+    threads: int = 0
     stack: int = 1
 
     def to_dict(self) -> dict[str, Any]:
@@ -48,7 +52,8 @@ class EngineChoice:
         if self.kind == "vmap":
             return f"vmap, K = {self.width}"
         stacked = f", {self.stack} clients stacked" if self.stack > 1 else ""
-        return f"{self.threads} worker(s), K = {self.width}{stacked}"
+        who = f"{self.threads} worker(s)" if self.threads else "1 worker with all math threads"
+        return f"{who}, K = {self.width}{stacked}"
 
 
 def build_engine(
@@ -91,7 +96,7 @@ def candidates(
         found += _worker_choices(options, width, most_clients, network, device, threads)
     if options.kind != "workers":
         widths = [16, 1, 4, 64, 256] if width is None else [width]
-        found += [EngineChoice("vmap", k) for k in _sensible(widths, most_clients, network, device, width)]
+        found += [EngineChoice("vmap", k) for k in _sensible(widths, most_clients, network, device, width, "vmap")]
     return list(dict.fromkeys(found))
 
 
@@ -108,25 +113,37 @@ def _worker_choices(
     if options.stack is not None and options.stack > 1 and not stackable:
         raise ConfigError("engine.stack", options.stack, "1 or null: the network is not a chain of linear layers")
     found = []
+
+    def threads_for(jobs: int) -> list[int]:
+        """One client at a time may be faster with several math threads."""
+        at_once = min(threads, jobs)
+        return [1, 0] if at_once == 1 and torch.get_num_threads() > 1 else [at_once]
+
     if options.stack in (None, 1):
-        widths = [threads * n for n in (4, 1, 2, 8)] if width is None else [width]
+        widths = [threads * n for n in (4, 8, 2, 1)] if width is None else [width]
         for k in _sensible(widths, most_clients, network, device, width):
-            found.append(EngineChoice("workers", k, min(threads, k)))
+            found += [EngineChoice("workers", k, t) for t in threads_for(k)]
     if options.stack is not None and options.stack > 1:
         widths = [threads * options.stack] if width is None else [width]
         for k in _sensible(widths, most_clients, network, device, width):
-            found.append(EngineChoice("workers", k, min(threads, k), min(options.stack, k)))
+            stack = min(options.stack, k)
+            found += [EngineChoice("workers", k, t, stack) for t in threads_for(-(-k // stack))]
     elif options.stack is None and stackable and sum(p.numel() for p in network.parameters()) <= SMALL:
         widths = [threads * stack for stack in (16, 4, 64)] if width is None else [width]
         for k in _sensible(widths, most_clients, network, device, width):
             stack = -(-k // min(threads, k))
             if stack > 1:
-                found.append(EngineChoice("workers", k, min(threads, k), stack))
+                found += [EngineChoice("workers", k, t, stack) for t in threads_for(-(-k // stack))]
     return found
 
 
 def _sensible(
-    widths: Sequence[int], most_clients: int, network: nn.Module, device: torch.device, fixed: int | None
+    widths: Sequence[int],
+    most_clients: int,
+    network: nn.Module,
+    device: torch.device,
+    fixed: int | None,
+    kind: EngineKind = "workers",
 ) -> list[int]:
     """Widths no greater than a round; when nobody fixed one, those whose models fit the memory set aside (1 does)."""
     capped = list(dict.fromkeys(min(k, most_clients) for k in widths))
@@ -135,7 +152,7 @@ def _sensible(
     size = sum(p.numel() * p.element_size() for p in network.parameters())
     room = MEMORY_ON_CPU if device.type == "cpu" else torch.cuda.mem_get_info(device)[0] // 8
     smallest = min(capped)
-    return [k for k in capped if k == smallest or k * size <= room]
+    return [k for k in capped if k == smallest or k * size * COPIES[kind] <= room]
 
 
 def _why_no_workers(

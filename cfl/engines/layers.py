@@ -77,7 +77,7 @@ class Conv2d(Layer):
         self.weight, self.bias = f"{name}.weight", f"{name}.bias" if module.bias is not None else None
         geometry: Any = (module.stride, module.padding, module.dilation)  # not strings: Chain.of has looked
         self.stride, self.padding, self.dilation = ([int(n) for n in of] for of in geometry)
-        self.groups = module.groups
+        self.groups, self.bias_size = module.groups, [module.out_channels]
 
     def forward(self, run: Pass, h: Tensor) -> Tensor:
         """The convolution."""

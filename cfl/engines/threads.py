@@ -14,7 +14,9 @@ Body = Callable[[int, Any], None]
 
 
 class Threads:
-    """``count`` resident threads with one math thread each; with 1, jobs run in the caller's thread with its own.
+    """``count`` resident threads with one math thread each.
+
+    With 1, jobs run in the caller's thread, with one math thread meanwhile; with 0, with all of its own.
 
     Torch's operations let other Python threads run meanwhile, so that two threads with one math thread each use two
     cores without the meeting points after every operation that two math threads need.
@@ -25,15 +27,14 @@ class Threads:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._inboxes: list[SimpleQueue[tuple[Body, Iterator[Any]] | None]] = []
         self._done: SimpleQueue[BaseException | None] = SimpleQueue()
-        if count > 1:
-            self._inboxes = [SimpleQueue() for _ in range(count)]
-            for number, inbox in enumerate(self._inboxes):
-                thread = threading.Thread(
-                    target=_serve, args=(number, inbox, self._done), name=f"client-{number}", daemon=True
-                )
-                thread.start()
+        self._inboxes: list[SimpleQueue[tuple[Body, Iterator[Any]] | None]] = [
+            SimpleQueue() for _ in range(count if count > 1 else 0)
+        ]
+        for number, inbox in enumerate(self._inboxes):
+            threading.Thread(
+                target=_serve, args=(number, inbox, self._done), name=f"client-{number}", daemon=True
+            ).start()
         self.close = weakref.finalize(self, _dismiss, self._inboxes)
 
     def run(self, body: Body, jobs: Iterable[Any]) -> None:
@@ -45,8 +46,14 @@ class Threads:
         # Taking the next item of a list's iterator is atomic: no two threads get the same job.
         feed = iter(list(jobs))
         if not self._inboxes:
-            for job in feed:
-                body(0, job)
+            before = torch.get_num_threads()
+            if self.count == 1:
+                torch.set_num_threads(1)
+            try:
+                for job in feed:
+                    body(0, job)
+            finally:
+                torch.set_num_threads(before)
             return
         for inbox in self._inboxes:
             inbox.put((body, feed))

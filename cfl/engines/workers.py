@@ -15,6 +15,7 @@ from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.engines.base import Engine, StepContext, dropout_key
 from cfl.engines.chain import Chain
+from cfl.engines.recorded import RecordedSteps, Recording, arguments
 from cfl.engines.threads import Threads
 from cfl.engines.updates import KeepGradients, StepAtOnce, Update
 from cfl.models.dropout import DropoutMasks, dropout_masks
@@ -29,20 +30,24 @@ class WorkerEngine(Engine):
     Args:
         network: the architecture; its own parameters are not touched. It draws no random numbers but counted dropout.
         input_shape: ``(C, H, W)``.
-        threads: number of clients computed at the same time.
+        threads: number of clients computed at the same time, each with one math thread. 1 and 0 need no thread beside
+            the caller's: with 1 it computes with one math thread, with 0 with all it has.
         stack: clients that a thread computes together by batched products, for chains of linear layers; with small
             layers this saves more calls than it costs.
     """
 
     kind = "workers"
+    steps_at_once = True
 
-    def __init__(self, network: nn.Module, input_shape: tuple[int, int, int], threads: int = 1, stack: int = 1) -> None:
+    def __init__(self, network: nn.Module, input_shape: tuple[int, int, int], threads: int = 0, stack: int = 1) -> None:
         self.chain = Chain.of(network)
         self.channels_last = any(isinstance(m, nn.Conv2d) for m in network.modules())
         self.stack = stack if self.chain is not None and self.chain.stackable else 1
         self.masks = DropoutMasks(network, input_shape)
+        recordable = self.chain is not None and not self.chain.has_convolutions and self.stack == 1
+        self._recorded = RecordedSteps(self.chain) if self.chain is not None and recordable else None
         self._threads = Threads(threads)
-        self._replicas = [] if self.chain is not None else [_Replica(network) for _ in range(threads)]
+        self._replicas = [] if self.chain is not None else [_Replica(network) for _ in range(max(threads, 1))]
         self._gradients: dict[str, Tensor] = {}
         self._views: dict[tuple[int, int], dict[str, Tensor]] = {}
         self._viewed: Cohort | None = None
@@ -62,6 +67,8 @@ class WorkerEngine(Engine):
                 for gradient in self._rows(self._gradient_views, self._gradients, row, 1).values():
                     gradient.zero_()
 
+        recordings = self._recordings(cohort, batch, context, used, outputs)
+
         def body(thread: int, start: int) -> None:
             rows = min(self.stack, k - start)
             update = self._update(cohort, start, rows, context)
@@ -71,7 +78,14 @@ class WorkerEngine(Engine):
                 x, y = batch.samples(start, used[start])
                 dropped = self._dropped(cohort, batch, context, range(start, start + 1), len(y), single=True)
                 weights = self._rows(self._views, cohort.data, start, 1)
-                if self.chain is not None:
+                recording = recordings.get(used[start])
+                if recording is not None:
+                    rows_of = {} if context.at_once else self._rows(self._gradient_views, self._gradients, start, 1)
+                    with torch.no_grad():
+                        losses[start] = recording(
+                            *arguments(x, y, outputs, [*weights.values()], [*dropped.values()], [*rows_of.values()])
+                        )
+                elif self.chain is not None:
                     losses[start] = self.chain.step(x, y, None, outputs, weights, dropped, update)
                 else:
                     buffers = {n: b[start] for n, b in cohort.buffers.items()}
@@ -80,6 +94,26 @@ class WorkerEngine(Engine):
         starts = [s for s in range(0, k, self.stack) if any(used[s : s + self.stack])]
         self._threads.run(body, starts)
         return losses
+
+    def _recordings(
+        self, cohort: Cohort, batch: CohortBatch, context: StepContext, used: list[int], outputs: Tensor | None
+    ) -> dict[int, Recording | None]:
+        """Batch size -> recording of a step, for the sizes in this batch that are worth one."""
+        if self._recorded is None:
+            return {}
+        found = {}
+        for samples in {n for n in used if n}:
+            row = used.index(samples)
+
+            def example(row: int = row, samples: int = samples) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+                masks = self._dropped(cohort, batch, context, range(row, row + 1), samples, single=True)
+                return *batch.samples(row, samples), masks
+
+            weights = self._rows(self._views, cohort.data, row, 1)
+            found[samples] = self._recorded.step(
+                samples, outputs, context.at_once, weights, example, used.count(samples)
+            )
+        return found
 
     def backward(self, total: Tensor, cohort: Cohort) -> None:
         """Hand the gradients over; what methods added to the losses goes through autograd on top of them."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from cfl import processes
 from cfl.channel import payload_bytes
 from cfl.cohort import Cohort
 from cfl.data.scenarios import Scenario
@@ -223,9 +224,10 @@ class FOT(Method):
         if self.gpse_model == "global":
             data = self.federation.data
             clients = list(plan.clients) if self.gpse_clients == "sampled" else data.members[plan.task].tolist()
-            self.federation.channel.downlink("model", self.federation.shared_tensors(), len(clients))
-            self._send_bases(len(clients))
-            for client in clients:
+            own = self.federation.own_clients(plan.task, clients)
+            self.federation.channel.downlink("model", self.federation.shared_tensors(), len(own))
+            self._send_bases(len(own))
+            for client in own:
                 self._sketch(plan, client, len(clients), {})
         self._grow(plan.task, started)
         self._started = 0.0
@@ -299,6 +301,16 @@ class FOT(Method):
     def _grow(self, task: int, started: float) -> None:
         """The server's part: rank rule and basis growth from the summed sketches."""
         sums, _ = self.federation.channel.sum("fot sketch")
+        # Of several processes the first computes: rounding may differ, and with it the number of directions.
+        rows = self._grow_from(sums, task) if processes.rank() == 0 else []
+        if processes.count() > 1:
+            self.bases, rows = processes.from_first(({n: basis.cpu() for n, basis in self.bases.items()}, rows))
+        seconds = time.perf_counter() - started
+        self.gpse_seconds.append(seconds)
+        self._rows += [{**row, "gpse_seconds": seconds} for row in rows]
+
+    def _grow_from(self, sums: Mapping[str, Tensor], task: int) -> list[dict[str, Any]]:
+        """Add directions to the bases; rows of the method's table, but for the seconds."""
         threshold = min(1.0, self.threshold + task * self.threshold_increment)
         rows = []
         for name, d in self._dims.items():
@@ -329,9 +341,7 @@ class FOT(Method):
                     "basis_bytes": payload_bytes({name: self.bases[name]}),
                 }
             )
-        seconds = time.perf_counter() - started
-        self.gpse_seconds.append(seconds)
-        self._rows += [{**row, "gpse_seconds": seconds} for row in rows]
+        return rows
 
     # Reports and checkpoints.
 

@@ -32,12 +32,25 @@ _STEP = _signed(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
 
 
+_counters: dict[tuple[int, torch.device], Tensor] = {}
+
+
+def _counter(count: int, device: torch.device) -> Tensor:
+    """``[count]`` int64: 1 .. count times the step. The same few sizes are asked for again and again."""
+    key = (count, device)
+    if key not in _counters:
+        if len(_counters) >= 64:
+            _counters.clear()
+        _counters[key] = torch.arange(1, count + 1, device=device).mul_(_STEP)
+    return _counters[key]
+
+
 def random_words(keys: Tensor, count: int) -> Tensor:
     """``[k]`` int64 keys to ``[k, count]`` int64 words of 64 random bits: words 1 .. count of SplitMix64 from each key.
 
     Word j of a key is the same whatever ``count`` and the other keys are.
     """
-    words = torch.arange(1, count + 1, device=keys.device).mul_(_STEP) + keys[:, None]
+    words = _counter(count, keys.device) + keys[:, None]
     scratch = torch.empty_like(words)
     for shift, factor in ((30, _FIRST), (27, _SECOND), (31, None)):
         # Torch shifts signed numbers arithmetically: the bits that come in from the left are taken away again.
@@ -91,22 +104,35 @@ class _Site:
     Attributes:
         name: as in ``named_modules``.
         shape: of one sample's mask, ``(units,)`` or ``(C, H, W)``.
-        bits: random bits compared per unit, 8 or 16.
-        threshold: a unit is kept if its bits, as an unsigned number, are below.
-        start: first word of the layer in a sample's row of words.
-        words: number of its words.
+        start: number of its first unit within its group.
     """
 
     name: str
     shape: tuple[int, ...]
-    bits: int
-    threshold: int
     start: int
-    words: int
 
     @property
     def units(self) -> int:
         return int(torch.Size(self.shape).numel())
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Layers with one dropout probability, drawn together.
+
+    Attributes:
+        bits: random bits compared per unit, 8 or 16.
+        threshold: a unit is kept if its bits, as an unsigned number, are below.
+        start: first word of the group in a sample's row of words.
+        words: number of its words.
+        sites: the layers.
+    """
+
+    bits: int
+    threshold: int
+    start: int
+    words: int
+    sites: tuple[_Site, ...]
 
     @property
     def scale(self) -> float:
@@ -131,18 +157,25 @@ class DropoutMasks:
     def __init__(self, network: nn.Module, input_shape: Sequence[int]) -> None:
         layers = {n: m for n, m in network.named_modules() if isinstance(m, _CountedDropout) and m.p > 0}
         shapes = _mask_shapes(network, layers, input_shape) if layers else {}
-        sites, start = [], 0
-        for name, shape in shapes.items():
+        rates: dict[int, list[str]] = {}
+        for name in shapes:
             keep = min(max(round((1 - layers[name].p) * 65536), 1), 65535)
+            rates.setdefault(keep, []).append(name)
+        groups, first_word = [], 0
+        for keep, names in rates.items():
+            sites, units = [], 0
+            for name in names:
+                sites.append(_Site(name, shapes[name], units))
+                units += sites[-1].units
             bits = 8 if keep % 256 == 0 else 16
-            words = -(-int(torch.Size(shape).numel()) * (bits // 8) // _ROUND_UP)
-            sites.append(_Site(name, shape, bits, keep >> (16 - bits), start, words))
-            start += words
-        self.sites: tuple[_Site, ...] = tuple(sites)
-        self._words = start
+            words = -(-units * (bits // 8) // _ROUND_UP)
+            groups.append(_Group(bits, keep >> (16 - bits), first_word, words, tuple(sites)))
+            first_word += words
+        self._groups = tuple(groups)
+        self._words = first_word
 
     def __bool__(self) -> bool:
-        return bool(self.sites)
+        return bool(self._groups)
 
     def draw(self, keys: Tensor, samples: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
         """Masks of one training step of k clients.
@@ -156,22 +189,24 @@ class DropoutMasks:
             layer name -> ``[k, B, units]`` or ``[k, B, C, H, W]`` (the channels last in memory), 0 where dropped and
             the layer's scale where kept.
         """
-        if not self.sites:
+        if not self._groups:
             return {}
         words = random_words(keys, samples * self._words).view(len(keys), samples, self._words)
         masks = {}
-        for site in self.sites:
-            part = words[..., site.start : site.start + site.words]
-            if site.bits == 8:
-                bits, threshold = part.view(torch.uint8)[..., : site.units], site.threshold
+        for group in self._groups:
+            part = words[..., group.start : group.start + group.words]
+            if group.bits == 8:
+                bits, threshold = part.view(torch.uint8), group.threshold
             else:  # torch compares no unsigned 16-bit numbers; signed ones are as random
-                bits, threshold = part.view(torch.int16)[..., : site.units], site.threshold - 2**15
+                bits, threshold = part.view(torch.int16), group.threshold - 2**15
             kept = torch.empty(bits.shape, dtype=dtype, device=bits.device)
-            torch.lt(bits, threshold, out=kept).mul_(site.scale)
-            if len(site.shape) == 3:
-                channels, height, width = site.shape
-                kept = kept.view(len(keys), samples, height, width, channels).permute(0, 1, 4, 2, 3)
-            masks[site.name] = kept
+            torch.lt(bits, threshold, out=kept).mul_(group.scale)
+            for site in group.sites:
+                mask = kept[..., site.start : site.start + site.units]
+                if len(site.shape) == 3:
+                    channels, height, width = site.shape
+                    mask = mask.view(len(keys), samples, height, width, channels).permute(0, 1, 4, 2, 3)
+                masks[site.name] = mask
         return masks
 
 

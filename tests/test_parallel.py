@@ -1,0 +1,381 @@
+"""Several processes that share the clients end with the numbers of one."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.pytorch import Callback, Trainer
+from test_width import MOMENTUM
+from tiny import ConvNet, double, fit, mlp, norm_net, permuted, split, tiny_client, tiny_data, weights
+from tiny_parallel import Crew, several
+from torch import Tensor
+
+from cfl.client import Client
+from cfl.cohort import Cohort
+from cfl.data.cohorts import CohortBatch
+from cfl.data.datamodule import EvaluationBatch
+from cfl.data.participation import Joining
+from cfl.data.partitions import Dirichlet
+from cfl.data.sources import Synthetic
+from cfl.data.streams import Permuted
+from cfl.engines import EngineOptions
+from cfl.errors import DataFilesMissing
+from cfl.federation import Federation
+from cfl.methods import FOT, Method, PersonalLayers
+from cfl.processes import gather, rank
+from cfl.schedule import RoundPlan
+
+UNEQUAL = Dirichlet(alpha=0.5, min_samples=3, balance=False)
+
+
+class Scales(Method):
+    """Sends single messages, and keeps on every client how far it has moved so far."""
+
+    individual_uplinks = True
+
+    def __init__(self) -> None:
+        self.heard: list[dict[int, float]] = []
+
+    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        clients = [cohort.clients[p] for p in positions]
+        trained = cohort.rows(positions, cohort.parameters)["head.bias"]
+        moved = (trained - cohort.received["head.bias"]).abs().sum(1)
+        before = self.federation.clients.gather("moved", clients, {"by": torch.zeros((), dtype=moved.dtype)})
+        self.federation.clients.scatter("moved", clients, {"by": before["by"] + moved})
+        self.federation.channel.uplink_individually("scale", {"norm": moved}, clients)
+
+    def end_round(self, plan: RoundPlan) -> None:
+        scales = self.federation.channel.collect_individually("scale")
+        assert list(scales) == list(plan.clients)
+        for client in scales:  # whoever trained it, its state is here
+            assert self.federation.clients.get("moved", client) is not None
+        self.heard.append({client: message["norm"].item() for client, message in scales.items()})
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"heard": self.heard}
+
+
+class Counts(Method):
+    """Counts local steps; one without clients would be none."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        assert cohort.gradients
+        self.steps += 1
+
+    def end_task(self, plan: RoundPlan) -> None:
+        if plan.task == 1:
+            self.steps = sum(gather(self.steps))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+
+# name -> network, methods, options of the data, options of the orchestrator
+VARIANTS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
+    "unequal clients": (mlp, dict, {}, {"client_weighting": "samples", "server_momentum": 0.5}),
+    "one client per round": (mlp, dict, {"schedule": {"clients_per_round": 1, "evaluate_every": 1}}, {}),
+    "fot": (ConvNet, lambda: {"fot": FOT(0.9)}, {"schedule": {"clients_per_round": 3}}, {}),
+    "fot local": (ConvNet, lambda: {"fot": FOT(0.9, gpse_model="local", residual_share="client_mean")}, {}, {}),
+    "fot all": (
+        norm_net,
+        lambda: {"fot": FOT(0.8, layers=["conv", "fc"], gpse_clients="all"), "own": PersonalLayers(["head.*"])},
+        {"schedule": {"clients_per_round": 2}, "stream": permuted(3)},
+        {},
+    ),
+    "personal": (
+        norm_net,
+        lambda: {"own": PersonalLayers(["fc*"])},
+        {"participation": Joining(3, 2), "schedule": {"clients_per_round": 2}, "eval_batch_size": 7},
+        {"batchnorm": "local"},
+    ),
+    "all personal": (mlp, lambda: {"own": PersonalLayers(["*"])}, {"schedule": {"clients_per_round": 3}}, {}),
+    "batchnorm": (norm_net, dict, {"eval_batch_size": 7}, {"batchnorm": "average"}),
+    "batch statistics": (norm_net, dict, {"eval_batch_size": 7}, {"batchnorm": "drop"}),
+    "class-incremental": (
+        mlp,
+        dict,
+        {"stream": split(train=120), "scenario": "class", "class_loss": "seen", "schedule": {"clients_per_round": 1}},
+        {},
+    ),
+    "task-incremental": (
+        mlp,
+        dict,
+        {"stream": split(train=120), "scenario": "task", "schedule": {"clients_per_round": 1}},
+        {"server_momentum": 0.9},
+    ),
+    "clipped": (mlp, lambda: {"counts": Counts()}, {"schedule": {"clients_per_round": 1}}, {}),
+    "workers": (mlp, dict, {"schedule": {"clients_per_round": 1}}, {}),
+    "single messages": (mlp, lambda: {"scales": Scales()}, {"schedule": {"clients_per_round": 3}}, {}),
+}
+
+
+class Witness(Callback):
+    """What this process has trained and evaluated, and what it knows after every round."""
+
+    def __init__(self) -> None:
+        self.trained: list[tuple[int, int]] = []
+        self.evaluated: list[tuple[int, int, int]] = []
+        self.steps: list[int] = []
+        self.busy_steps = self.backward_passes = 0
+        self.losses: list[float] = []
+        self.models: list[dict[str, np.ndarray]] = []
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+        self.steps.append(0)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: CohortBatch, batch_idx: int) -> None:
+        self.steps[-1] += 1
+        self.busy_steps += len(batch.clients) > 0
+        self.trained += [(pl_module.federation.round, client) for client in batch.clients if batch.opens]
+
+    def on_after_backward(self, trainer: Trainer, pl_module: Any) -> None:
+        self.backward_passes += 1
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: Any, batch: EvaluationBatch, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if not trainer.sanity_checking:
+            self.evaluated.append((batch.task, batch.start, batch.stop))
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        assert self.backward_passes == self.busy_steps
+        self.losses.append(pl_module.mean_loss)
+        self.models.append(arrays(weights(pl_module.federation)))
+
+
+def arrays(tree: Any) -> Any:
+    """Nested dictionaries and lists with NumPy arrays for tensors, so that they pass between processes as they are."""
+    if isinstance(tree, Tensor):
+        return tree.detach().cpu().numpy()
+    if isinstance(tree, Mapping):
+        return {key: arrays(value) for key, value in tree.items() if key not in ("seconds", "gpse_seconds")}
+    return [arrays(value) for value in tree] if isinstance(tree, list | tuple) else tree
+
+
+def train(variant: str, size: int, as_double: bool = True, parallel: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Run a variant as one of ``size`` processes; what this process knows at the end."""
+    network, methods, of_data, federated = VARIANTS[variant]
+    options: dict[str, Any] = copy.deepcopy(of_data)
+    stream = options.pop("stream", None)
+    schedule = {"rounds_per_task": 2, "batch_size": 4, "cohort_width": 2, **options.pop("schedule", {})}
+    data = tiny_data(stream, **{"num_clients": 5, "partition": UNEQUAL, "schedule": schedule, **options})
+    engine = EngineOptions("workers") if variant == "workers" else None
+    client: Client = tiny_client(data, double(network) if as_double else network, MOMENTUM, methods(), engine)
+    witness = Witness()
+    trainer = parallel or (several(size) if size > 1 else {})
+    if variant == "clipped":
+        trainer["gradient_clip_val"] = 0.3
+    federation: Federation = fit(client, data, federated, callbacks=[witness], **trainer)
+    return {
+        "rank": rank(),
+        "state": arrays(federation.state_dict()),
+        "weights": arrays(weights(federation)),
+        "matrix": federation.accuracy.compute().numpy(),
+        "witness": {name: value for name, value in vars(witness).items() if isinstance(value, list)},
+        "plans": [federation.schedule.round(r).clients for r in range(federation.round)],
+    }
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Crew]:
+    crew = Crew(2)
+    yield crew
+    crew.close()
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Crew]:
+    crew = Crew(3)
+    yield crew
+    crew.close()
+
+
+_alone: dict[tuple[str, bool], dict[str, Any]] = {}
+
+
+def alone(variant: str, as_double: bool = True) -> dict[str, Any]:
+    if (variant, as_double) not in _alone:
+        _alone[variant, as_double] = train(variant, 1, as_double)
+    return _alone[variant, as_double]
+
+
+def assert_close(found: Any, expected: Any, tolerance: float, place: str = "") -> None:
+    """Equality of nested dictionaries and lists, floating point arrays up to ``tolerance``."""
+    if isinstance(expected, Mapping):
+        assert set(found) == set(expected), place
+        for key, value in expected.items():
+            assert_close(found[key], value, tolerance, f"{place}/{key}")
+    elif isinstance(expected, list):
+        assert len(found) == len(expected), place
+        for number, (left, right) in enumerate(zip(found, expected, strict=True)):
+            assert_close(left, right, tolerance, f"{place}/{number}")
+    elif isinstance(expected, np.ndarray | float):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance, err_msg=place)
+    else:
+        assert found == expected, place
+
+
+def assert_the_same_as_one_process(crew: Crew, variant: str) -> None:
+    one, results = alone(variant), crew.run(train, variant, len(crew.pipes))
+    tolerance = 1e-6 if "fot" in variant else 1e-10  # sketches and bases are float32
+    for result in results:
+        # States of clients, methods and server, byte counts, skipped clients, accuracy counts.
+        assert_close(result["state"], one["state"], tolerance)
+        np.testing.assert_array_equal(result["matrix"], one["matrix"])
+        assert_close(result["witness"]["losses"], one["witness"]["losses"], 1e-5)
+        assert_close(result["witness"]["models"], one["witness"]["models"], tolerance)
+    assert [result["rank"] for result in results] == list(range(len(results)))
+    initial = one["witness"]["models"][0]
+    assert variant == "all personal" or any(not np.array_equal(one["weights"][n], initial[n]) for n in initial)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_two_processes_are_the_same_as_one(crew: Crew, variant: str) -> None:
+    assert_the_same_as_one_process(crew, variant)
+
+
+@pytest.mark.parametrize("variant", ["unequal clients", "fot", "personal", "task-incremental"])
+def test_three_processes_are_the_same_as_one(three: Crew, variant: str) -> None:
+    assert_the_same_as_one_process(three, variant)
+
+
+def test_one_process_may_have_the_strategy_too() -> None:
+    crew = Crew(1)
+    (result,) = crew.run(train, "fot all", 1, True, several(1))
+    assert_close(result["state"], alone("fot all")["state"], 0.0)
+    crew.close()
+
+
+@pytest.mark.parametrize("variant", ["unequal clients", "personal", "one client per round"])
+def test_the_work_is_shared_out(three: Crew, variant: str) -> None:
+    """Every client of a round is trained once, by one process, and so is every test sample evaluated."""
+    one, results = alone(variant), three.run(train, variant, len(three.pipes))
+    trained = sorted(entry for result in results for entry in result["witness"]["trained"])
+    assert trained == [(r, client) for r, clients in enumerate(one["plans"]) for client in clients]
+    assert trained == sorted(one["witness"]["trained"])
+    for r, clients in enumerate(one["plans"]):
+        busy = {result["rank"] for result in results if any(e[0] == r for e in result["witness"]["trained"])}
+        assert len(busy) == min(len(clients), len(results))
+    steps = [result["witness"]["steps"] for result in results]
+    assert all(own == steps[0] for own in steps), "every process takes part in every step of Lightning's"
+    if variant == "personal":  # there, the clients are shared out: see the totals in the matrices' state
+        return
+    evaluated = [set(result["witness"]["evaluated"]) for result in results]
+    samples = sorted(batch for own in evaluated for batch in own if batch[1] < batch[2])
+    assert samples == sorted(set(one["witness"]["evaluated"]))
+    busy = [len([batch for batch in own if batch[1] < batch[2]]) for own in evaluated]
+    assert max(busy) - min(busy) <= 1
+
+
+def test_in_float32_all_processes_hold_the_same_bits(crew: Crew) -> None:
+    one, results = alone("unequal clients", False), crew.run(train, "unequal clients", len(crew.pipes), False)
+    for result in results:
+        assert_close(result["weights"], one["weights"], 1e-6)
+        for after, first in zip(result["witness"]["models"], results[0]["witness"]["models"], strict=True):
+            for name, value in first.items():
+                assert value.dtype == np.float32
+                np.testing.assert_array_equal(after[name], value)
+
+
+def messages(batch_size: int, size: int) -> int:
+    """How many messages a run takes."""
+    calls = []
+    with ExitStack() as stack:
+        for name in ("all_reduce", "broadcast", "all_gather", "all_gather_object", "broadcast_object_list", "barrier"):
+            original = getattr(dist, name)
+            counted = partial(lambda call, *a, **k: (calls.append(1), call(*a, **k))[1], original)
+            stack.enter_context(mock.patch.object(dist, name, counted))
+        data = tiny_data(schedule={"batch_size": batch_size})
+        fit(tiny_client(data), data, **several(size))
+    return len(calls)
+
+
+def test_nothing_is_exchanged_during_local_training(crew: Crew) -> None:
+    """Lightning would broadcast before every training step whether there was a signal."""
+    few, many = (set(crew.run(messages, batch_size, len(crew.pipes))) for batch_size in (20, 2))
+    assert few == many
+    assert min(few) > 6
+
+
+class SlowSource(Synthetic):
+    """One process needs a while to bring the files; the others could not read them before."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(4, [1, 4, 4], 80, 40)
+        self.file = file
+
+    def read(self, root: Path) -> Any:
+        if rank() == 0:
+            time.sleep(0.3)
+            self.file.write_text("brought")
+        elif not self.file.exists():
+            raise DataFilesMissing("read before it was there")
+        return super().read(root)
+
+
+class MissingSource(Synthetic):
+    def read(self, root: Path) -> Any:
+        raise DataFilesMissing("no network")
+
+
+def read(source: Any, size: int) -> bool:
+    data = tiny_data(Permuted(source, 2), schedule={"rounds_per_task": 1})
+    return fit(tiny_client(data), data, **several(size)).finished
+
+
+def test_one_process_brings_the_data_for_all(crew: Crew, tmp_path: Path) -> None:
+    assert all(crew.run(read, SlowSource(tmp_path / "file"), len(crew.pipes)))
+
+
+def test_data_that_cannot_be_had_are_an_error_in_all() -> None:
+    crew = Crew(2)
+    crew.start(read, MissingSource(4, [1, 4, 4], 80, 40), 2)
+    assert [(o.kind, o.message) for o in crew.outcomes()] == [("DataFilesMissing", "no network")] * 2
+    crew.close()
+
+
+class Lonely(Method):
+    """Moves the global model by what only this process knows."""
+
+    def end_round(self, plan: RoundPlan) -> None:
+        with torch.no_grad():
+            self.federation.server.parameters["head.bias"] += rank()
+
+
+class Loud(Method):
+    """An extra round in which every process lets all clients send."""
+
+    def end_task(self, plan: RoundPlan) -> None:
+        for client in plan.clients:
+            self.federation.channel.uplink("extra", {"one": torch.ones(1, 1)}, [1.0], [client])
+        self.federation.channel.sum("extra")
+
+
+def misuse(method: type[Method], size: int) -> None:
+    data = tiny_data()
+    fit(tiny_client(data, methods={"misuse": method()}), data, **several(size))
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [(Lonely, "process 1 has another global model than process 0"), (Loud, "client 0 sent from two processes")],
+)
+def test_methods_that_ignore_the_other_processes_are_found_out(method: type[Method], message: str) -> None:
+    crew = Crew(2)
+    crew.start(misuse, method, 2)
+    assert all(message in outcome.message for outcome in crew.outcomes())
+    crew.close()
