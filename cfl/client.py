@@ -102,7 +102,7 @@ class Client(LightningModule):
         self._check_optimizer(self._optimizer_of([torch.nn.Parameter(torch.zeros(1))]))
         torch.set_float32_matmul_precision(self.engine_options.matmul_precision)
         choice = self.engine_choice = self._choose_engine()
-        data.schedule.settle_width(choice.width)
+        data.schedule.settle_width(choice.width, choice.most_padding)
         trials = {str(trial.choice): trial.seconds_per_client_step for trial in self.engine_trials}
         self._federation.engine = {**choice.to_dict(), "seconds_per_client_step_in_trials": trials}
         self.engine = build_engine(choice, self.network, self.input_shape, self.engine_options)

@@ -80,6 +80,7 @@ class Schedule:
         self.cohort_width = cohort_width
         self.evaluate_every = evaluate_every
         self._settled = cohort_width if isinstance(cohort_width, int) else None
+        self.most_padding: float | None = None
 
     @property
     def width(self) -> int:
@@ -92,9 +93,15 @@ class Schedule:
             raise RuntimeError("schedule.cohort_width is auto, and no width has been settled yet")
         return self._settled
 
-    def settle_width(self, width: int) -> None:
-        """Say which cohort width is used from now on."""
-        self._settled = width
+    def settle_width(self, width: int, most_padding: float | None = None) -> None:
+        """Say which cohort width is used from now on.
+
+        Args:
+            width: clients side by side, at most.
+            most_padding: the share of a cohort's computed samples that may be padding, in [0, 1); None where padding is
+                not computed.
+        """
+        self._settled, self.most_padding = width, most_padding
 
     def with_width(self, width: int) -> Schedule:
         """The same schedule with another cohort width."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import chain, pairwise
 from typing import Any
 
@@ -219,3 +220,22 @@ def test_a_client_without_a_batch_is_refused() -> None:
     for drop_last in (False, True):
         with pytest.raises(ConfigError, match=r"data\.partition.*client 3 has no sample of task 1"):
             check_every_client_trains(indices, Schedule(drop_last=drop_last, batch_size=1))
+
+
+@pytest.mark.parametrize("width", [2, 8, 64])
+def test_little_of_what_is_computed_is_padding(width: int) -> None:
+    """Sizes that differ a hundredfold; counted over the batches themselves, every cohort at most 10 %."""
+    generator = np.random.default_rng(0)
+    sizes = {client: int(n) for client, n in enumerate(np.exp(generator.uniform(0, np.log(100), 60)).astype(int))}
+    schedule = Schedule(cohort_width=width, batch_size=7, local_epochs=2)
+    schedule.settle_width(width, most_padding=0.1)
+    indices = {client: np.arange(n) for client, n in sizes.items()}
+    rounds = RoundLoader(RoundPlan(0, 0, 0, tuple(sizes), False), indices, schedule, 0)
+    assert sorted(client for group in rounds.cohorts for client in group) == list(sizes)
+    assert max(map(len, rounds.cohorts)) <= width
+    computed, used = Counter[int](), Counter[int]()
+    for batch in rounds:
+        computed[batch.cohort] += batch.mask.numel()
+        used[batch.cohort] += int(batch.mask.sum())
+    assert all(computed[cohort] - used[cohort] <= 0.1 * computed[cohort] for cohort in computed)
+    assert len(rounds.cohorts) < len(sizes)

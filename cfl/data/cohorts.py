@@ -128,13 +128,47 @@ def deal_cohorts(sizes: Mapping[int, int], schedule: Schedule) -> list[list[int]
 
     Args:
         sizes: client -> number of samples.
-        schedule: gives batch size, local epochs and the greatest width.
+        schedule: gives the greatest width, and the greatest share of padding where an engine computes it.
     """
     if not sizes:
         return []
     order = sorted(sizes, key=lambda client: (-sizes[client], client))
     count = -(-len(order) // schedule.width)
-    return [part.tolist() for part in np.array_split(np.asarray(order), count)]
+    even = [part.tolist() for part in np.array_split(np.asarray(order), count)]
+    if schedule.most_padding is None:
+        return even
+    return [group for part in even for group in _split(part, sizes, schedule)]
+
+
+def _split(clients: list[int], sizes: Mapping[int, int], schedule: Schedule) -> list[list[int]]:
+    """Cut a cohort, largest clients first, wherever another client would raise the share of padded samples too far.
+
+    A step is as wide as its widest batch, for every client of the cohort.
+    """
+    most_padding = schedule.most_padding or 0.0
+    batches = {size: _batches(size, schedule) for size in {sizes[client] for client in clients}}
+    groups: list[list[int]] = []
+    widest, used = np.zeros(0, dtype=np.int64), 0
+    for client in clients:
+        own = batches[sizes[client]]
+        if groups:  # the largest client came first, so nobody has more steps
+            wider = widest.copy()
+            wider[: len(own)] = np.maximum(wider[: len(own)], own)
+            computed = (len(groups[-1]) + 1) * int(wider.sum())
+            if computed - used - int(own.sum()) <= most_padding * computed:
+                groups[-1].append(client)
+                widest, used = wider, used + int(own.sum())
+                continue
+        groups.append([client])
+        widest, used = own, int(own.sum())
+    return groups
+
+
+def _batches(size: int, schedule: Schedule) -> np.ndarray:
+    """``[S]`` samples in each local step of a client with ``size`` samples."""
+    rest = 0 if schedule.drop_last else size % schedule.batch_size
+    epoch = [schedule.batch_size] * (size // schedule.batch_size) + [rest] * (rest > 0)
+    return np.asarray(epoch * schedule.local_epochs, dtype=np.int64)
 
 
 class RoundLoader:

@@ -24,7 +24,8 @@ COPIES = {"vmap": 4, "workers": 1}
 """Copies of the weights alive in a step: ``vmap`` keeps gradients and what autograd makes of stacked weights."""
 
 SMALL = 2**18
-"""Parameters up to which stacking clients is tried: with more, products are too large for calls to matter."""
+"""Parameters up to which computing clients together (``vmap``, or stacked by a worker) is tried although a hand-written
+step for one is at hand: with more, products are too large for the number of calls to matter."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,11 @@ class EngineChoice:
     width: int
     threads: int = 0
     stack: int = 1
+
+    @property
+    def most_padding(self) -> float | None:
+        """Share of computed samples that may be padding: 10 %, or None for an engine that computes none."""
+        return 0.1 if self.kind == "vmap" or self.stack > 1 else None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for records and checkpoints."""
@@ -94,7 +100,8 @@ def candidates(
     if options.kind != "vmap" and refused is None:
         threads = options.workers or torch.get_num_threads()
         found += _worker_choices(options, width, most_clients, network, device, threads)
-    if options.kind != "workers":
+    small = sum(p.numel() for p in network.parameters()) <= SMALL
+    if options.kind == "vmap" or not found or (options.kind == "auto" and (small or Chain.of(network) is None)):
         widths = [16, 1, 4, 64, 256] if width is None else [width]
         found += [EngineChoice("vmap", k) for k in _sensible(widths, most_clients, network, device, width, "vmap")]
     return list(dict.fromkeys(found))
