@@ -129,6 +129,9 @@ class FederatedOrchestrator(Callback):
         self.plan = federation.schedule.round(federation.round)
         _client(pl_module).reset_loss()
         federation.channel.enter_round(self.plan.task, self.plan.round)
+        if self.plan.round_in_task == 0:
+            for method in federation.methods.values():
+                method.begin_task(self.plan)
         receivers = federation.own_clients(self.plan.task, self.plan.clients)
         federation.channel.downlink("model", federation.shared_tensors(), len(receivers))
         trainer.check_val_every_n_epoch = 1 if federation.schedule.evaluates_after(self.plan) else NEVER
@@ -145,7 +148,7 @@ class FederatedOrchestrator(Callback):
         client, federation, plan = _client(pl_module), _federation(pl_module), self._plan
         # Named by a client, because every process has a cohort number 0.
         seed_device(client.device, seed_for(federation.data.seed, "dropout", plan.round, batch.clients[0]))
-        tensors = federation.state_tensors()
+        tensors = federation.encode(plan.task, federation.state_tensors())
         client._cohort.open(
             batch.clients,
             batch.sizes,
@@ -153,7 +156,7 @@ class FederatedOrchestrator(Callback):
             plan.round,
             shared={n: tensors[n] for n, _ in federation.network.named_parameters()},
             shared_buffers={n: tensors[n] for n, _ in federation.network.named_buffers()},
-            own=federation.own_tensors(batch.clients),
+            own=federation.encode(plan.task, federation.own_tensors(batch.clients)),
         )
         for optimizer in trainer.optimizers:
             optimizer.state.clear()
@@ -181,17 +184,17 @@ class FederatedOrchestrator(Callback):
         trained = cohort.rows(positions, {**cohort.parameters, **cohort.buffers})
         cohort.put_back_unused_outputs(positions, trained)
         if cohort.used_outputs is not None:
-            seen = self._used_outputs
-            self._used_outputs = cohort.used_outputs if seen is None else seen | cohort.used_outputs
+            seen, used = self._used_outputs, cohort.used_outputs.any(0)
+            self._used_outputs = used if seen is None else seen | used
         weights = [1.0 if self.client_weighting == "uniform" else float(cohort.sizes[p]) for p in positions]
         if federation.personal:
-            own = {n: rows for n, rows in trained.items() if n in federation.personal}
+            own = federation.decode(cohort.task, {n: rows for n, rows in trained.items() if n in federation.personal})
             usable = federation.channel.usable(own, clients)
             weights = [weight if good else 0.0 for weight, good in zip(weights, usable, strict=True)]
             federation.clients.scatter("model", clients, own, usable)
         # In place: nobody needs these clients' weights any more, and new memory of this size costs as much as the rest.
         update = {n: trained[n].sub_(cohort.received[n]) for n in federation.shared_parameters}
-        message = {**update, **{n: trained[n] for n in federation.shared_buffers}}
+        message = federation.decode(cohort.task, {**update, **{n: trained[n] for n in federation.shared_buffers}})
         if message:
             federation.channel.uplink("update", message, weights, clients)
 

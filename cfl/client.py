@@ -28,6 +28,7 @@ from cfl.methods.base import Method
 from cfl.models.base import Network
 from cfl.models.batchnorm import convert_batchnorm, unmaskable_layers
 from cfl.models.dropout import convert_dropout
+from cfl.objective import Objective
 from cfl.randomness import seed_for
 
 ELEMENTWISE_OPTIMIZERS = frozenset(
@@ -86,7 +87,8 @@ class Client(LightningModule):
         self.engine_choice: EngineChoice | None = None
         self.engine_trials: list[Measured] = []
         self._resumed_choice: dict[str, Any] | None = None
-        self._step_context = StepContext(seed)
+        self._objective = Objective(self.methods.values())
+        self._step_context = StepContext(seed, objective=self._objective)
         self.local_step = 0
         self._loss = torch.zeros(2)
 
@@ -189,8 +191,14 @@ class Client(LightningModule):
         if batch.opens:
             optimizer = cast(Optimizer, self.optimizers(use_pl_optimizer=False))
             at_once = self._at_once(optimizer) if self._engine.steps_at_once else None
-            self._step_context = StepContext(self.seed, at_once)
+            self._step_context = StepContext(self.seed, at_once, self._objective)
         try:
+            for method in self.methods.values():
+                batch = method.extend_batch(cohort, batch)
+            if batch.tasks_of_own is not None:
+                cohort.use_outputs(batch.task_ids, batch.mask)
+            for added in batch.added:
+                cohort.use_outputs(added.tasks, added.mask)
             losses = self._engine.losses(cohort, batch, self._step_context)
             self._record(losses.detach(), batch)
             for method in self.methods.values():
@@ -298,13 +306,16 @@ class Client(LightningModule):
             return
         if not federation.has_personal_models:
             with federation.evaluation_statistics():
-                self._count(self.network(batch.x), batch, row, None)
+                server = federation.state_tensors()
+                model = federation.encode(batch.task, server)
+                logits = self.network(batch.x) if model is server else functional_call(self.network, model, (batch.x,))
+                self._count(logits, batch, row, None)
             return
         with federation.evaluation_statistics():
-            shared = federation.state_tensors()
+            shared = federation.encode(batch.task, federation.state_tensors())
             members = federation.data.members[batch.task].tolist()
             for client in members[processes.rank() :: processes.count()]:
-                own = {name: values[0] for name, values in federation.own_tensors((client,)).items()}
+                own = federation.encode(batch.task, {n: v[0] for n, v in federation.own_tensors((client,)).items()})
                 self._count(functional_call(self.network, {**shared, **own}, (batch.x,)), batch, row, client)
 
     def _scores(self, row: int) -> bool:

@@ -29,7 +29,7 @@ class Cohort:
         buffers: name -> ``[k, ...]``.
         received: name -> ``[...]``, the global parameters they started from.
         own: name -> ``[k, ...]``, what they started from instead where it is their own.
-        used_outputs: ``[O]`` bool, outputs that had a part in the loss, or None for all.
+        used_outputs: ``[k, O]`` bool, outputs that had a part in each client's loss, or None for all.
     """
 
     def __init__(
@@ -81,7 +81,24 @@ class Cohort:
         for name, room in self._buffer_room.items():
             self.buffers[name] = room[:k]
             self.buffers[name].copy_(own[name] if name in own else shared_buffers[name].expand_as(room[:k]))
-        self.used_outputs = None if self._train_outputs is None else self._train_outputs[task].clone()
+        self.used_outputs = None
+        if self._train_outputs is not None:
+            self.used_outputs = self._train_outputs[task].expand(k, -1).clone()
+
+    @property
+    def train_outputs(self) -> Tensor | None:
+        """``[T, O]`` bool, outputs in the training loss of each task, or None for all."""
+        return self._train_outputs
+
+    def use_outputs(self, tasks: Tensor, mask: Tensor) -> None:
+        """Note that samples of other tasks have a part in the loss.
+
+        Args:
+            tasks: ``[k, M]`` int64.
+            mask: ``[k, M]`` bool, False where there is no sample.
+        """
+        if self._train_outputs is not None and self.used_outputs is not None:
+            self.used_outputs |= (self._train_outputs[tasks] & mask.unsqueeze(-1)).any(1)
 
     @property
     def data(self) -> dict[str, Tensor]:
@@ -108,13 +125,13 @@ class Cohort:
         """
         if self.used_outputs is None:
             return
-        unused = ~self.used_outputs
+        (used,) = self.rows(positions, {"used": self.used_outputs}).values()
         for name, values in trained.items():
-            if name.startswith("head.") and values.ndim > 1 and values.shape[1] == len(unused):
-                if name in self.own:
-                    values[:, unused] = self.rows(positions, {name: self.own[name]})[name][:, unused]
-                else:
-                    values[:, unused] = self.received[name][unused]
+            if name.startswith("head.") and values.ndim > 1 and values.shape[1] == used.shape[1]:
+                own = name in self.own
+                start = self.rows(positions, {name: self.own[name]})[name] if own else self.received[name]
+                keep = used.view(*used.shape, *[1] * (values.ndim - 2))
+                values.copy_(torch.where(keep, values, start))
 
     @property
     def gradients(self) -> dict[str, Tensor]:

@@ -134,6 +134,21 @@ class Federation:
         tensors = self.state_tensors()
         return {name: tensors[name] for name in (*self.shared_parameters, *self.shared_buffers)}
 
+    def encode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The server's tensors as the clients and tests of a task compute with them; see ``Method.encode``.
+
+        Where no method encodes, these are the given tensors themselves.
+        """
+        for method in self.methods.values():
+            tensors = method.encode(task, tensors)
+        return tensors
+
+    def decode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Undo :meth:`encode`."""
+        for method in reversed(self.methods.values()):
+            tensors = method.decode(task, tensors)
+        return tensors
+
     @contextmanager
     def evaluation_statistics(self) -> Iterator[None]:
         """Let BatchNorm use the test batch's statistics where the evaluated model holds none of its own."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heapreplace
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cfl.data.orders import RoundOrders
 from cfl.data.partitions.client_shares import share_sizes
+from cfl.data.samples import Added, Samples, join_samples
 from cfl.errors import ConfigError
 from cfl.schedule import RoundPlan, Schedule
 
@@ -38,6 +39,9 @@ class CohortBatch:
         gather: the task's samples: ``[...]`` indices to ``[..., C, H, W]`` network input and ``[...]`` int64 output
             indices, on the indices' device; filled in there. Samples are fetched when an engine asks for them, by
             whoever computes with them.
+        added: samples that methods have added. They are not in ``index``, ``mask``, ``x`` and ``y``.
+        extras: name -> ``[K, B, ...]`` what methods' losses want to know of the step's own samples.
+        tasks_of_own: ``index`` to the tasks of the step's own samples, where they are not all of ``task``.
     """
 
     clients: tuple[int, ...]
@@ -51,6 +55,38 @@ class CohortBatch:
     closes: tuple[int, ...]
     last_of_round: bool
     gather: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+    added: tuple[Added, ...] = ()
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+    tasks_of_own: Callable[[Tensor], Tensor] | None = None
+
+    def with_added(self, added: Added) -> CohortBatch:
+        """The same step with further samples."""
+        return replace(self, added=(*self.added, added))
+
+    def with_extras(self, extras: Mapping[str, Tensor]) -> CohortBatch:
+        """The same step with more known of its own samples: name -> ``[K, B, ...]``."""
+        return replace(self, extras={**self.extras, **extras})
+
+    @property
+    def joined(self) -> bool:
+        """Whether there is more to know of this step's samples than ``x``, ``y`` and ``mask``."""
+        return bool(self.added or self.extras or self.tasks_of_own)
+
+    def joined_samples(self, start: int, stop: int, count: int, train_outputs: Tensor | None) -> tuple[Tensor, Samples]:
+        """Inputs ``[k, B + M, C, H, W]`` of some clients, and what else is known: own samples first, then added ones.
+
+        Args:
+            start: first client.
+            stop: one past the last client.
+            count: how many of their own samples B to take.
+            train_outputs: ``[T, O]`` bool, outputs in the loss of each task, or None for all.
+        """
+        x, y = self._gather(self.index[start:stop, :count])
+        added = [part.between(start, stop) for part in self.added]
+        extras = {name: values[start:stop, :count] for name, values in self.extras.items()}
+        tasks = self.task_ids[start:stop, :count]
+        samples = join_samples(y, self.mask[start:stop, :count], tasks, extras, added, train_outputs)
+        return torch.cat([x, *(part.x for part in added)], 1) if added else x, samples
 
     @cached_property
     def _samples(self) -> tuple[Tensor, Tensor]:
@@ -86,7 +122,9 @@ class CohortBatch:
 
     @property
     def task_ids(self) -> Tensor:
-        """``[K, B]`` int64 task of every sample."""
+        """``[K, B]`` int64 task of the step's own samples."""
+        if self.tasks_of_own is not None:
+            return self.tasks_of_own(self.index)
         return torch.full(self.index.shape, self.task, device=self.index.device)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> CohortBatch:

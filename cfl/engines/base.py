@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.errors import ConfigError
+from cfl.models.dropout import DropoutMasks
+from cfl.objective import Objective
 from cfl.randomness import seed_for
 
 EngineKind = Literal["vmap", "workers"]
@@ -65,10 +68,12 @@ class StepContext:
         seed: the run's seed.
         at_once: learning rate and weight decay of plain SGD, where nothing but the optimizer wants the gradients: the
             engine then may take the optimizer's step itself. None: gradients are to be left on the parameters.
+        objective: what a client minimises, given its logits.
     """
 
     seed: int
     at_once: tuple[float, float] | None = None
+    objective: Objective = field(default_factory=Objective)
 
 
 class Engine(ABC):
@@ -83,7 +88,10 @@ class Engine(ABC):
 
     @abstractmethod
     def losses(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> Tensor:
-        """Mean cross-entropy of each client on its unmasked samples, ``[k]``; 0 for a client that has finished."""
+        """Each client's loss, ``[k]``; 0 for a client that has finished.
+
+        Without methods that say otherwise, the mean cross-entropy on its unmasked samples.
+        """
 
     @abstractmethod
     def backward(self, total: Tensor, cohort: Cohort) -> None:
@@ -96,12 +104,49 @@ class Engine(ABC):
         """Give back threads."""
 
 
-def dropout_key(seed: int, round: int, client: int, step: int) -> int:
-    """Key of the dropout masks of one client's local step, a non-negative 63-bit integer."""
-    return seed_for(seed, "dropout", round, client, step)
+def dropout_key(seed: int, round: int, client: int, step: int, added: bool = False) -> int:
+    """Key of the dropout masks of one client's local step, a non-negative 63-bit integer.
+
+    Samples that methods add have masks of their own, so that they do not depend on how far a batch is padded.
+    """
+    return seed_for(seed, "dropout of added samples" if added else "dropout", round, client, step)
 
 
-def dropout_keys(seed: int, cohort: Cohort, batch: CohortBatch, device: torch.device) -> Tensor:
-    """``[k]`` int64 :func:`dropout_key` of a cohort's step."""
-    keys = [dropout_key(seed, cohort.round, client, batch.step) for client in cohort.clients]
+def dropout_keys(
+    seed: int, cohort: Cohort, batch: CohortBatch, clients: Iterable[int], device: torch.device, added: bool = False
+) -> Tensor:
+    """``[k]`` int64 :func:`dropout_key` of some clients of a cohort in one step."""
+    keys = [dropout_key(seed, cohort.round, client, batch.step, added) for client in clients]
     return torch.tensor(keys, dtype=torch.int64).to(device)
+
+
+def drawn_masks(
+    masks: DropoutMasks,
+    context: StepContext,
+    cohort: Cohort,
+    batch: CohortBatch,
+    rows: range,
+    count: int,
+    device: torch.device,
+) -> dict[str, Tensor]:
+    """Dropout masks of some clients' step: layer name -> ``[k, count + M, ...]``, own samples first, then added ones.
+
+    Args:
+        masks: draws.
+        context: the step's.
+        cohort: whose clients.
+        batch: the step.
+        rows: the clients' rows.
+        count: number of own samples.
+        device: where the masks shall be.
+    """
+    if not masks:
+        return {}
+    clients = [cohort.clients[row] for row in rows]
+    dtype = next(iter(cohort.data.values())).dtype
+    drawn = masks.draw(dropout_keys(context.seed, cohort, batch, clients, device), count, dtype)
+    more = sum(part.y.shape[1] for part in batch.added)
+    if not more:
+        return drawn
+    of_added = masks.draw(dropout_keys(context.seed, cohort, batch, clients, device, added=True), more, dtype)
+    return {name: torch.cat([mask, of_added[name]], 1) for name, mask in drawn.items()}

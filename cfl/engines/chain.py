@@ -19,6 +19,8 @@ from cfl.engines.layers import Conv2d, Dropout, Flatten, Layer, Linear, MaxPool2
 from cfl.engines.updates import Update
 from cfl.models.dropout import CountedDropout, CountedDropout2d
 
+Head = Callable[[Tensor], tuple[Tensor, Tensor]]
+
 
 class Chain:
     """A network's layers in their order; :meth:`of` finds them.
@@ -84,6 +86,7 @@ class Chain:
         weights: Mapping[str, Tensor],
         masks: Mapping[str, Tensor],
         update: Update,
+        head: Head | None = None,
     ) -> Tensor:
         """One training step: gradients of the mean cross-entropy, handed to ``update`` layer by layer.
 
@@ -95,6 +98,7 @@ class Chain:
             weights: parameter name -> ``[...]`` or ``[m, ...]``.
             masks: dropout layer name -> ``[B, ...]`` or ``[m, B, ...]``.
             update: takes the gradients.
+            head: another loss than the mean cross-entropy of ``y``: logits to loss and its gradient.
 
         Returns:
             The loss, ``[]`` or ``[m]``.
@@ -103,7 +107,7 @@ class Chain:
         h = x.contiguous(memory_format=torch.channels_last) if self.has_convolutions else x
         for layer in self.layers:
             h = layer.forward(run, h)
-        loss, g = cross_entropy_with_gradient(h, y, mask, outputs)
+        loss, g = cross_entropy_with_gradient(h, y, mask, outputs) if head is None else head(h)
         for layer, wanted in self._backward:
             inner = layer.backward(run, g, wanted)
             if not wanted or inner is None:

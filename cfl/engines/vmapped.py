@@ -12,9 +12,11 @@ from torch.func import functional_call, vmap
 
 from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
-from cfl.engines.base import Compile, Engine, StepContext, dropout_keys
+from cfl.data.samples import Samples
+from cfl.engines.base import Compile, Engine, StepContext, drawn_masks
 from cfl.models.batchnorm import batch_mask
 from cfl.models.dropout import DropoutMasks, dropout_masks
+from cfl.objective import Objective
 
 
 class VmapEngine(Engine):
@@ -38,18 +40,15 @@ class VmapEngine(Engine):
 
     def losses(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> Tensor:
         """As :meth:`Engine.losses`, with a graph."""
+        if context.objective.joins(batch):
+            return self._joined_losses(cohort, batch, context)
         x, y = batch.x, batch.y
         mask = batch.mask if batch.padded else None
-        dropped = {}
-        if self.masks:
-            keys = dropout_keys(context.seed, cohort, batch, x.device)
-            dropped = self.masks.draw(keys, x.shape[1], next(iter(cohort.parameters.values())).dtype)
+        dropped = drawn_masks(self.masks, context, cohort, batch, range(len(cohort.clients)), x.shape[1], x.device)
         outputs = cohort.outputs_in_loss(batch.task)
         if len(cohort.clients) == 1:
             return self._loss(
-                {n: p.view(p.shape[1:]) for n, p in cohort.parameters.items()},
-                {n: b[0] for n, b in cohort.buffers.items()},
-                {n: m[0] for n, m in dropped.items()},
+                *_first(cohort.parameters, cohort.buffers, dropped),
                 x[0],
                 y[0],
                 None if mask is None else mask[0],
@@ -61,6 +60,35 @@ class VmapEngine(Engine):
     def backward(self, total: Tensor, cohort: Cohort) -> None:
         """Autograd."""
         total.backward()
+
+    def _joined_losses(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> Tensor:
+        """With added samples, or a loss that methods have a word in; never compiled, because both may change."""
+        k, count = batch.mask.shape
+        x, samples = batch.joined_samples(0, k, count, cohort.train_outputs)
+        dropped = drawn_masks(self.masks, context, cohort, batch, range(k), count, x.device)
+
+        def loss(
+            parameters: Mapping[str, Tensor],
+            buffers: Mapping[str, Tensor],
+            dropped: dict[str, Tensor],
+            x: Tensor,
+            samples: Samples,
+        ) -> Tensor:
+            padded = samples.mask if self._has_batchnorm else None
+            tensors = {f"network.{name}": tensor for name, tensor in {**parameters, **buffers}.items()}
+            with dropout_masks(self.network, dropped), batch_mask(self.network, padded):
+                value: Tensor = functional_call(whole, tensors, (x, samples))
+            return value
+
+        whole = _Loss(self.network, context.objective)
+
+        if k == 1:
+            return loss(*_first(cohort.parameters, cohort.buffers, dropped), x[0], samples.row(0)).view(1)
+        named: Any = Samples  # vmap wants axes in the same structure
+        axes = named(0, 0, 0, 0, 0, None if samples.allowed is None else 0, dict.fromkeys(samples.extras, 0))
+        mapped = vmap(loss, in_dims=(0, 0, 0, 0, axes), randomness="different")
+        losses: Tensor = mapped(cohort.parameters, cohort.buffers, dropped, x, samples)
+        return losses
 
     def _all_losses(
         self,
@@ -96,3 +124,27 @@ class VmapEngine(Engine):
             return F.cross_entropy(logits, y)
         losses = F.cross_entropy(logits, y, reduction="none")
         return (losses * mask).sum() / mask.sum().clamp(min=1)
+
+
+class _Loss(nn.Module):
+    """A client's loss as a module, so that ``functional_call`` can put the client's tensors in."""
+
+    def __init__(self, network: nn.Module, objective: Objective) -> None:
+        super().__init__()
+        self.network, self._objective = network, objective
+        self.training = network.training
+
+    def forward(self, x: Tensor, samples: Samples) -> Tensor:
+        return self._objective.of_network(self.network, x, samples)
+
+
+def _first(
+    parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], masks: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """The first client's tensors of ``[1, ...]`` ones."""
+
+    def first(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: values[0] for name, values in tensors.items()}
+
+    # Views, not selections, of parameters: what a step costs by itself shows in small networks.
+    return {n: p.view(p.shape[1:]) for n, p in parameters.items()}, first(buffers), first(masks)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
-from cfl.engines.base import Engine, StepContext, dropout_key
+from cfl.engines.base import Engine, StepContext, drawn_masks
 from cfl.engines.chain import Chain
 from cfl.engines.recorded import RecordedSteps, Recording, arguments
 from cfl.engines.threads import Threads
@@ -67,12 +68,16 @@ class WorkerEngine(Engine):
                 for gradient in self._rows(self._gradient_views, self._gradients, row, 1).values():
                     gradient.zero_()
 
-        recordings = self._recordings(cohort, batch, context, used, outputs)
+        joined = context.objective.joins(batch)
+        recordings = {} if joined else self._recordings(cohort, batch, context, used, outputs)
 
         def body(thread: int, start: int) -> None:
             rows = min(self.stack, k - start)
             update = self._update(cohort, start, rows, context)
-            if rows > 1:
+            if joined:
+                count = batch.mask.shape[1] if rows > 1 else used[start]
+                losses[start : start + rows] = self._joined(cohort, batch, context, thread, start, rows, count, update)
+            elif rows > 1:
                 losses[start : start + rows] = self._stacked(cohort, batch, context, start, rows, outputs, update)
             else:
                 x, y = batch.samples(start, used[start])
@@ -89,7 +94,9 @@ class WorkerEngine(Engine):
                     losses[start] = self.chain.step(x, y, None, outputs, weights, dropped, update)
                 else:
                     buffers = {n: b[start] for n, b in cohort.buffers.items()}
-                    losses[start] = self._replicas[thread].step(x, y, outputs, weights, buffers, dropped, update)
+                    losses[start] = self._replicas[thread].step(
+                        partial(_mean_cross_entropy, x, y, outputs), weights, buffers, dropped, update
+                    )
 
         starts = [s for s in range(0, k, self.stack) if any(used[s : s + self.stack])]
         self._threads.run(body, starts)
@@ -156,12 +163,44 @@ class WorkerEngine(Engine):
     def _dropped(
         self, cohort: Cohort, batch: CohortBatch, context: StepContext, rows: range, samples: int, single: bool
     ) -> dict[str, Tensor]:
-        if not self.masks:
-            return {}
-        keys = [dropout_key(context.seed, cohort.round, cohort.clients[row], batch.step) for row in rows]
-        dtype = next(iter(cohort.data.values())).dtype
-        masks = self.masks.draw(torch.tensor(keys, dtype=torch.int64), samples, dtype)
+        masks = drawn_masks(self.masks, context, cohort, batch, rows, samples, torch.device("cpu"))
         return {n: m[0] for n, m in masks.items()} if single else masks
+
+    def _joined(
+        self,
+        cohort: Cohort,
+        batch: CohortBatch,
+        context: StepContext,
+        thread: int,
+        start: int,
+        rows: int,
+        count: int,
+        update: Update,
+    ) -> Tensor:
+        """With added samples, or a loss that methods have a word in."""
+        x, samples = batch.joined_samples(start, start + rows, count, cohort.train_outputs)
+        dropped = self._dropped(cohort, batch, context, range(start, start + rows), count, single=False)
+        weights = self._rows(self._views, cohort.data, start, rows)
+        if rows == 1:
+            keep = samples.mask[0]
+            x, dropped = x[0][keep], {n: m[0][keep] for n, m in dropped.items()}
+            samples = samples.row(0).kept()
+        if self.chain is not None:
+            with torch.no_grad():
+                return self.chain.step(
+                    x,
+                    samples.y,
+                    None,
+                    None,
+                    weights,
+                    dropped,
+                    update,
+                    lambda logits: context.objective.with_gradient(logits, samples),
+                )
+        buffers = {n: b[start] for n, b in cohort.buffers.items()}
+        return self._replicas[thread].step(
+            lambda network: context.objective.of_network(network, x, samples), weights, buffers, dropped, update
+        )
 
     def _stacked(
         self,
@@ -203,9 +242,7 @@ class _Replica:
 
     def step(
         self,
-        x: Tensor,
-        y: Tensor,
-        outputs: Tensor | None,
+        loss_of: Callable[[nn.Module], Tensor],
         weights: Mapping[str, Tensor],
         buffers: Mapping[str, Tensor],
         dropped: dict[str, Tensor],
@@ -220,10 +257,7 @@ class _Replica:
             held[local] = tensors[name]  # type: ignore[assignment]
         masks: AbstractContextManager[Any] = dropout_masks(self.network, dropped) if dropped else nullcontext()
         with masks:
-            logits = self.network(x)
-        if outputs is not None:
-            logits = logits.masked_fill(~outputs, -torch.inf)
-        loss = F.cross_entropy(logits, y)
+            loss = loss_of(self.network)
         loss.backward()
         with torch.no_grad():
             for name, leaf in leaves.items():
@@ -232,3 +266,10 @@ class _Replica:
                 else:
                     update.gradient(name, leaf.grad)
         return loss.detach()
+
+
+def _mean_cross_entropy(x: Tensor, y: Tensor, outputs: Tensor | None, network: nn.Module) -> Tensor:
+    logits = network(x)
+    if outputs is not None:
+        logits = logits.masked_fill(~outputs, -torch.inf)
+    return F.cross_entropy(logits, y)

@@ -5,7 +5,11 @@ compose: each hook runs for every method in the order of the ``methods`` mapping
 
 One round, as a method sees it::
 
+    begin_task            before the first round of a task: the global model is about to be sent out
+    encode                the model as the task's clients compute with it; ``decode`` undoes that
     open_cohort           K clients have received the global model (or loaded their own)
+      extend_batch        every local step, before anything is computed: more samples, or more known of them
+      weigh, sample_loss  every local step, as a function of the logits; or ``local_loss`` in the place of all that
       penalty             every local step, added to the client's loss
       adjust_gradients    every local step, between backward and the optimizer
     close_clients         clients have finished; their updates are about to be sent
@@ -19,12 +23,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from cfl.data.scenarios import Scenario
 
 if TYPE_CHECKING:
     from cfl.cohort import Cohort
+    from cfl.data.cohorts import CohortBatch
+    from cfl.data.samples import Samples
     from cfl.federation import Federation
     from cfl.schedule import RoundPlan
 
@@ -38,11 +44,13 @@ class Method:
         scenarios: scenarios under which the method means something.
         individual_uplinks: whether the server must see single clients' messages, which rules out secure aggregation.
         optimizers: names of the torch optimizers under which the method's guarantee holds, or None for any.
+        reweighs_added_only: whether ``weigh`` and ``sample_loss`` do nothing to a step that has its own samples alone.
     """
 
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain"})
     individual_uplinks: ClassVar[bool] = False
     optimizers: ClassVar[frozenset[str] | None] = None
+    reweighs_added_only: bool = False
 
     federation: Federation
 
@@ -54,8 +62,58 @@ class Method:
         """Whether a parameter or buffer stays on its client: kept between rounds, never sent."""
         return False
 
+    def begin_task(self, plan: RoundPlan) -> None:
+        """``plan`` is a task's first round, and nobody has been sent anything yet."""
+
+    def encode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The server's model as the clients and tests of ``task`` compute with it: a permutation of its numbers.
+
+        Args:
+            task: from 0.
+            tensors: parameters and buffers by name, ``[..., *shape]`` with any leading axes; not to be changed.
+        """
+        return tensors
+
+    def decode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Undo :meth:`encode`; also for updates, since both are linear."""
+        return tensors
+
     def open_cohort(self, cohort: Cohort) -> None:
         """Clients have been given their parameters."""
+
+    def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+        """Add samples to a local step (``batch.with_added``), or what a loss wants to know of the step's own
+        (``batch.with_extras``)."""
+        return batch
+
+    def weigh(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
+        """Map the factors of one client's N cross-entropies to those to use.
+
+        Runs under ``torch.func.vmap`` and is differentiated, so detach what shall not be.
+
+        Args:
+            weights: ``[N]``; see :class:`cfl.data.samples.Added`.
+            logits: ``[N, O]``.
+            samples: of the same N samples.
+        """
+        return weights
+
+    def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
+        """A term ``[]`` of one client's loss; arguments as for :meth:`weigh`, likewise under vmap."""
+        return logits.new_zeros(())
+
+    def local_loss(self, network: nn.Module, x: Tensor, samples: Samples) -> Tensor:
+        """The whole loss ``[]`` of one client's step, in the place of everything that is a function of its logits.
+
+        For methods that train more than a classifier. At most one method of a run may define it. Runs under
+        ``torch.func.vmap``, so that random numbers must come with the batch (``extend_batch``, ``with_extras``).
+
+        Args:
+            network: holds the client's parameters and buffers; in training mode.
+            x: ``[N, C, H, W]``.
+            samples: of the same N samples, the step's own and added ones.
+        """
+        raise NotImplementedError
 
     def penalty(self, cohort: Cohort) -> Tensor | None:
         """A term ``[k]`` to be added to each client's loss, or None."""

@@ -1,0 +1,132 @@
+"""Samples of one local step as a loss sees them: the step's own, and those that methods add."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Added:
+    """Samples that a method adds to one local step of up to K clients, such as replayed ones.
+
+    What is not valid under ``mask`` may hold anything finite.
+
+    Attributes:
+        x: ``[K, M, C, H, W]`` network input.
+        y: ``[K, M]`` int64 output index.
+        tasks: ``[K, M]`` int64 task of every sample.
+        mask: ``[K, M]`` bool, False where a client has fewer.
+        weights: ``[K, M]`` float64, factor of each sample's cross-entropy in its client's loss; the step's own samples
+            have 1 over their number.
+        source: a number that tells the samples' method from others; 0 are the step's own.
+        extras: name -> ``[K, M, ...]`` whatever the method's loss wants to know of them.
+        own_factor: ``[K]`` factor of the weights of the step's own samples, or None for 1.
+    """
+
+    x: Tensor
+    y: Tensor
+    tasks: Tensor
+    mask: Tensor
+    weights: Tensor
+    source: int
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+    own_factor: Tensor | None = None
+
+    def between(self, start: int, stop: int) -> Added:
+        """Those of the clients ``start .. stop - 1``."""
+        x, y, tasks, mask, weights = (
+            values[start:stop] for values in (self.x, self.y, self.tasks, self.mask, self.weights)
+        )
+        extras = {name: values[start:stop] for name, values in self.extras.items()}
+        factor = None if self.own_factor is None else self.own_factor[start:stop]
+        return Added(x, y, tasks, mask, weights, self.source, extras, factor)
+
+
+class Samples(NamedTuple):
+    """What a loss may know of the N samples of one client's step, or with leading axes of several clients'.
+
+    Attributes:
+        y: ``[N]`` int64 output index.
+        mask: ``[N]`` bool, False where padded.
+        weights: ``[N]`` factor of each sample's cross-entropy, 0 where padded.
+        tasks: ``[N]`` int64.
+        source: ``[N]`` int64, 0 for the step's own samples; see :class:`Added`.
+        allowed: ``[N, O]`` bool, outputs in the loss of each sample, or None for all.
+        extras: name -> ``[N, ...]``, 0 for samples that nobody said anything of.
+    """
+
+    y: Tensor
+    mask: Tensor
+    weights: Tensor
+    tasks: Tensor
+    source: Tensor
+    allowed: Tensor | None
+    extras: dict[str, Tensor]
+
+    def row(self, row: int) -> Samples:
+        """Those of one client, ``[N]``, of several clients' ``[k, N]``."""
+        return self._each(lambda values: values[row])
+
+    def kept(self) -> Samples:
+        """The unpadded ones of one client's."""
+        return self._each(lambda values: values[self.mask])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Samples:
+        plain = (self.y, self.mask, self.weights, self.tasks, self.source)
+        y, mask, weights, tasks, source = map(change, plain)
+        allowed = None if self.allowed is None else change(self.allowed)
+        return Samples(y, mask, weights, tasks, source, allowed, {n: change(v) for n, v in self.extras.items()})
+
+
+def join_samples(
+    y: Tensor,
+    mask: Tensor,
+    tasks: Tensor,
+    extras: Mapping[str, Tensor],
+    added: Sequence[Added],
+    train_outputs: Tensor | None,
+) -> Samples:
+    """Own samples and added ones side by side, ``[K, B + M]``.
+
+    Args:
+        y: ``[K, B]`` int64 output index of the step's own samples.
+        mask: ``[K, B]`` bool, False where padded.
+        tasks: ``[K, B]`` int64.
+        extras: name -> ``[K, B, ...]``.
+        added: what methods have added.
+        train_outputs: ``[T, O]`` bool, outputs in the loss of each task, or None for all.
+    """
+    all_tasks = torch.cat([tasks, *(a.tasks for a in added)], 1)
+    weights = mask.double() / mask.sum(1, keepdim=True).clamp(min=1)
+    for part in added:
+        if part.own_factor is not None:
+            weights = weights * part.own_factor.unsqueeze(1)
+    training = mask.any(1, keepdim=True)  # a client that has taken its last step does not go on with added samples
+    valid = [a.mask & training for a in added]
+    parts = [(y.shape[1], extras), *((a.y.shape[1], a.extras) for a in added)]
+    return Samples(
+        torch.cat([y, *(a.y for a in added)], 1),
+        torch.cat([mask, *valid], 1),
+        torch.cat([weights, *(a.weights.masked_fill(~v, 0.0) for a, v in zip(added, valid, strict=True))], 1),
+        all_tasks,
+        torch.cat([torch.zeros_like(y), *(torch.full_like(a.y, a.source) for a in added)], 1),
+        None if train_outputs is None else train_outputs[all_tasks],
+        {name: _joined(name, parts) for name in dict.fromkeys(n for _, known in parts for n in known)},
+    )
+
+
+def _joined(name: str, parts: Sequence[tuple[int, Mapping[str, Tensor]]]) -> Tensor:
+    """An extra of all samples side by side, zeros where a part (its number of samples, its extras) has none."""
+    known = next(extras[name] for _, extras in parts if name in extras)
+    return torch.cat(
+        [
+            extras[name] if name in extras else known.new_zeros((known.shape[0], size, *known.shape[2:]))
+            for size, extras in parts
+        ],
+        1,
+    )

@@ -1,0 +1,164 @@
+"""Experience replay (Chaudhry et al., 2019, "On Tiny Episodic Memories"), at every client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from cfl.cohort import Cohort
+from cfl.data.cohorts import CohortBatch
+from cfl.data.samples import Added
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.methods.base import Method
+from cfl.randomness import numpy_generator, seed_for
+from cfl.replay_memory import ReplayMemory, Table, append, choose, reservoir
+from cfl.schedule import RoundPlan
+
+
+class ER(Method):
+    """Every client keeps some of its earlier samples and trains on them together with new ones.
+
+    Local loss ``L_new + weight L_memory`` with the mean cross-entropies of the step's own samples and of the samples
+    drawn from the client's memory, each over its own task's outputs. ``weighting: count`` is the mean over both
+    together instead (the loss of a batch to which the memory's samples are appended).
+
+    FOT's adaptation (Appendix F.2, F.4): every client stores one sample per task, all of them are in every batch, and
+    "the loss of that is equally contributed": the defaults. Whether the paper's totals (125 samples for 125 clients)
+    are per task or for the whole run is not said; ``per_task: false`` is the second reading.
+
+    Sends: nothing beyond the model. Storage per client: ``memory_samples`` of the summary at most, raw samples with
+    label and task. Extra compute: forward and backward of the drawn samples in every local step.
+
+    Args:
+        size: samples that a client keeps: of every task, or in all without ``per_task``.
+        per_task: keep ``size`` samples of every task, chosen uniformly from the client's own; else one reservoir of
+            ``size`` samples over everything it has seen.
+        update: when samples enter the memory. ``task``: at the end of each task, of all of a client's samples of it,
+            also if it was sampled in no round. ``step``: after every local step those of the step, the current task's
+            too and again in every epoch; needs ``per_task: false``.
+        batch_size: memory samples per local step, drawn uniformly without replacement; null takes all.
+        weight: factor of the memory's loss; 0 is federated averaging.
+        weighting: ``equal``: as above; ``count``: every sample of the step counts alike (times ``weight``).
+    """
+
+    _source_name = "er"
+
+    def __init__(
+        self,
+        size: int = 1,
+        per_task: bool = True,
+        update: Literal["task", "step"] = "task",
+        batch_size: int | None = None,
+        weight: float = 1.0,
+        weighting: Literal["equal", "count"] = "equal",
+    ) -> None:
+        key = f"methods.{self._source_name}"
+        for name, number in (("size", size), ("batch_size", batch_size)):
+            if number is not None and number < 1:
+                raise ConfigError(f"{key}.{name}", number, "an integer of at least 1")
+        if update not in ("task", "step"):
+            raise ConfigError(f"{key}.update", update, "task or step")
+        if update == "step" and per_task:
+            raise ConfigError(f"{key}.per_task", True, "false with update: step, which does not wait for a task's end")
+        if not weight >= 0:
+            raise ConfigError(f"{key}.weight", weight, "a number of at least 0")
+        if weighting not in ("equal", "count"):
+            raise ConfigError(f"{key}.weighting", weighting, "equal or count")
+        self.size, self.per_task, self.update = size, per_task, update
+        self.batch_size, self.weight, self.weighting = batch_size, weight, weighting
+        self._table: Table = {}
+        self._added: Added | None = None
+
+    def setup(self, federation: Federation) -> None:
+        """Give every client an empty memory."""
+        super().setup(federation)
+        names = [name for name, method in federation.methods.items() if method is self]
+        topic = f"{names[0] if names else self._source_name} memory"
+        self.source = 1 + list(federation.methods.values()).index(self) if names else 1
+        slots = self.size * (federation.data.num_tasks - 1) if self.per_task else self.size
+        self.memory = ReplayMemory(federation.clients, topic, max(slots, 1))
+
+    # Local training.
+
+    def open_cohort(self, cohort: Cohort) -> None:
+        """Look into the clients' memories."""
+        self._table = self.memory.read(cohort.clients)
+        self._added = None
+
+    def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+        """Add the memory's samples to a step."""
+        added = self._drawn(cohort, batch) if self.weight > 0 else None
+        if self.update == "step":
+            offered = batch.index.cpu().masked_fill(~batch.mask.cpu(), -1)
+            reservoir(self._table, batch.task, offered, self._keys("reservoir", cohort.clients))
+        return batch if added is None else batch.with_added(added)
+
+    def _drawn(self, cohort: Cohort, batch: CohortBatch) -> Added | None:
+        """What this step trains on from the memories; nothing as long as they are empty."""
+        whole = self.update == "task" and (self.batch_size is None or self.batch_size >= self.memory.size)
+        if whole and self._added is not None:
+            return self._weighed(self._added, batch)  # the same in every step of the round
+        count = self.memory.size if self.batch_size is None else self.batch_size
+        keys = self._keys("draw", cohort.clients, cohort.round, batch.step)
+        tasks, index, mask = choose(self._table, count, keys)
+        if not mask.any():
+            return None
+        device = batch.index.device
+        # What is masked repeats a sample of the client's own: padding is always valid data.
+        tasks = torch.where(mask, tasks, batch.task).to(device)
+        index = torch.where(mask, index, batch.index[:, :1].cpu()).to(device)
+        x, y = self.federation.data.gather_mixed(tasks, index)
+        mask = mask.to(device)
+        share = self.weight * mask.double() / mask.sum(1, keepdim=True).clamp(min=1)
+        self._added = Added(x, y, tasks, mask, share, self.source)
+        return self._weighed(self._added, batch)
+
+    def _weighed(self, added: Added, batch: CohortBatch) -> Added:
+        if self.weighting == "equal":
+            return added
+        own, kept = batch.mask.sum(1), added.mask.sum(1)
+        total = (own + kept).clamp(min=1)
+        weights = self.weight * added.mask.double() / total.unsqueeze(1)
+        return Added(added.x, added.y, added.tasks, added.mask, weights, added.source, own_factor=own.double() / total)
+
+    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        """Keep what the memory has become."""
+        if self.update == "step":
+            rows = torch.tensor(positions)
+            clients = [cohort.clients[p] for p in positions]
+            self.memory.write(clients, {name: values[rows] for name, values in self._table.items()})
+
+    # After a task.
+
+    def end_task(self, plan: RoundPlan) -> None:
+        """Every client that holds the task chooses what to keep of it."""
+        data = self.federation.data
+        if self.update != "task" or plan.task + 1 >= data.num_tasks:
+            return
+        clients = self.federation.own_clients(plan.task, data.members[plan.task].tolist())
+        if not clients:
+            return
+        held = [data.indices[plan.task][client] for client in clients]
+        offered = torch.full((len(clients), max(map(len, held))), -1, dtype=torch.int64)
+        for row, (client, own) in enumerate(zip(clients, held, strict=True)):
+            generator = numpy_generator(data.seed, f"{self._source_name} choice", plan.task, client)
+            offered[row, : len(own)] = torch.from_numpy(generator.permutation(own))
+        table = self.memory.read(clients)
+        if self.per_task:
+            append(table, plan.task, offered[:, : self.size])
+        else:
+            reservoir(table, plan.task, offered, self._keys("reservoir", clients))
+        self.memory.write(clients, table)
+
+    def _keys(self, purpose: str, clients: Sequence[int], *indices: int) -> Tensor:
+        seed, purpose = self.federation.data.seed, f"{self._source_name} {purpose}"
+        return torch.tensor([seed_for(seed, purpose, client, *indices) for client in clients], dtype=torch.int64)
+
+    def summary(self) -> dict[str, Any]:
+        """Samples that a client can keep, and the bytes of their raw pixels."""
+        channels, height, width = self.federation.data.input_shape
+        return {"memory_samples": self.memory.size, "memory_bytes": self.memory.size * channels * height * width}

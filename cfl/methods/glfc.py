@@ -1,0 +1,92 @@
+"""Gradient compensation of GLFC (Dong et al., CVPR 2022) over a replay memory, in FOT's task-incremental form."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cfl.data.samples import Samples
+from cfl.errors import ConfigError
+from cfl.methods.er import ER
+
+
+class GradientCompensation(ER):
+    """GLFC's first part: replay in which old and new samples' gradients are brought to one scale.
+
+    With ``g_i = |p_i(y_i) - 1|``, the size of the loss's gradient at the true output (eq 3), every sample's loss is
+    multiplied by ``g_i`` over the mean of ``g`` in its group (eq 4, 5): the memory's samples are one group, the step's
+    own the other. Without memory samples the factor is 1. The factors are not differentiated.
+
+    FOT (Appendix F.2) drops GLFC's relation distillation, meaningless where every task has its own outputs, and the
+    proxy server; it does not say which loss it uses nor what the groups are with a head per task: memory against
+    current task is our reading, and its memory sizes are those of ER.
+
+    Sends: nothing beyond the model. Storage per client and extra compute: those of ER.
+
+    Args:
+        loss: ``ce``: cross-entropy with softmax probabilities; ``bce``: GLFC's binary cross-entropy with logits, mean
+            over the outputs of the sample's task, and sigmoid probabilities.
+        size: as for ER, like the following.
+        per_task: see ER.
+        update: see ER.
+        batch_size: see ER.
+        weight: see ER; 0 is federated averaging with ``loss: ce``.
+        weighting: see ER; GLFC appends the memory to the training set, hence ``count``.
+    """
+
+    _source_name = "glfc"
+
+    def __init__(
+        self,
+        loss: Literal["ce", "bce"] = "ce",
+        size: int = 1,
+        per_task: bool = True,
+        update: Literal["task", "step"] = "task",
+        batch_size: int | None = None,
+        weight: float = 1.0,
+        weighting: Literal["equal", "count"] = "count",
+    ) -> None:
+        if loss not in ("ce", "bce"):
+            raise ConfigError("methods.glfc.loss", loss, "ce or bce")
+        super().__init__(size, per_task, update, batch_size, weight, weighting)
+        self.loss = loss
+        self.reweighs_added_only = loss == "ce"
+
+    def weigh(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
+        """The compensated factors; 0 with ``bce``, whose term :meth:`sample_loss` is."""
+        if self.loss == "bce":
+            return torch.where(self._ours(samples), torch.zeros_like(weights), weights)
+        return weights * self._compensation(logits, samples)
+
+    def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
+        """With ``bce`` the compensated binary cross-entropy."""
+        if self.loss == "ce":
+            return logits.new_zeros(())
+        target = F.one_hot(samples.y, logits.shape[-1]).to(logits.dtype)
+        each = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+        allowed = torch.ones_like(each) if samples.allowed is None else samples.allowed.to(each.dtype)
+        losses = (each * allowed).sum(-1) / allowed.sum(-1)
+        factors = samples.weights.to(losses.dtype) * self._compensation(logits, samples)
+        return torch.where(self._ours(samples), factors * losses, torch.zeros_like(losses)).sum()
+
+    def _ours(self, samples: Samples) -> Tensor:
+        """``[N]`` bool: samples of the step's own and of this memory."""
+        return samples.mask & ((samples.source == 0) | (samples.source == self.source))
+
+    def _compensation(self, logits: Tensor, samples: Samples) -> Tensor:
+        """``[N]`` g over its group's mean; 1 for other methods' samples, and for all while the memory is empty."""
+        logits = logits.detach()
+        if self.loss == "bce":
+            p = logits.sigmoid()
+        else:
+            p = (logits if samples.allowed is None else logits.masked_fill(~samples.allowed, -torch.inf)).softmax(-1)
+        g = 1.0 - p.gather(-1, samples.y.unsqueeze(-1)).squeeze(-1)
+        remembered = samples.mask & (samples.source == self.source)
+        factors = torch.ones_like(g)
+        for group in (samples.mask & (samples.source == 0), remembered):
+            mean = torch.where(group, g, torch.zeros_like(g)).sum() / group.sum().clamp(min=1)
+            factors = torch.where(group, g / mean.clamp(min=torch.finfo(g.dtype).tiny), factors)
+        return torch.where(remembered.any(), factors, torch.ones_like(g))

@@ -1,0 +1,132 @@
+"""What a client minimises in a local step, as a function of its logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cfl.data.samples import Samples
+from cfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cfl.data.cohorts import CohortBatch
+    from cfl.methods.base import Method
+
+
+class Objective:
+    """Weighted cross-entropy, reweighted by methods, plus methods' own terms.
+
+    ``sum_i w_i CE(z_i, y_i) + sum over methods of sample_loss(z)`` with ``w_i = 1/n`` for the step's own n samples and
+    what methods say for those that they add. Logits of outputs that a sample's task does not use are left out of its
+    cross-entropy.
+
+    Args:
+        methods: in the order in which their hooks run.
+
+    Attributes:
+        plain: whether the loss is the weighted cross-entropy alone, with weights that do not depend on logits.
+
+    Raises:
+        ConfigError: if two methods want to replace the whole loss.
+    """
+
+    def __init__(self, methods: Iterable[Method] = ()) -> None:
+        methods = tuple(methods)
+        self.weighers = tuple(m for m in methods if _overrides(m, "weigh"))
+        self.terms = tuple(m for m in methods if _overrides(m, "sample_loss"))
+        whole = [m for m in methods if _overrides(m, "local_loss")]
+        if len(whole) > 1:
+            names = " and ".join(type(m).__name__ for m in whole)
+            raise ConfigError("methods", names, "at most one method that replaces the whole local loss")
+        self._whole = whole[0] if whole else None
+        self.plain = not (self.weighers or self.terms or whole)
+
+    def of_network(self, network: nn.Module, x: Tensor, samples: Samples) -> Tensor:
+        """One client's loss ``[]`` under a network that holds its parameters.
+
+        Args:
+            network: in training mode.
+            x: ``[N, C, H, W]``.
+            samples: of the same N samples.
+        """
+        if self._whole is not None:
+            return self._whole.local_loss(network, x, samples)
+        return self(network(x), samples)
+
+    def joins(self, batch: CohortBatch) -> bool:
+        """Whether a step's loss is anything else than the mean cross-entropy of the step's own samples."""
+        return (
+            batch.joined
+            or self._whole is not None
+            or not all(m.reweighs_added_only for m in (*self.weighers, *self.terms))
+        )
+
+    def __call__(self, logits: Tensor, samples: Samples) -> Tensor:
+        """One client's loss ``[]``.
+
+        Args:
+            logits: ``[N, O]``.
+            samples: of the same N samples.
+        """
+        weights = samples.weights.to(logits.dtype)
+        for method in self.weighers:
+            weights = method.weigh(weights, logits, samples)
+        losses = weights * cross_entropies(logits, samples)
+        # Not a product with the mask: what is padded may be infinite.
+        loss = torch.where(samples.mask, losses, torch.zeros_like(losses)).sum()
+        for method in self.terms:
+            loss = loss + method.sample_loss(logits, samples)
+        return loss
+
+    def with_gradient(self, logits: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+        """The loss and its gradient by the logits; written out where it is the weighted cross-entropy alone.
+
+        Args:
+            logits: ``[N, O]`` of one client, or ``[m, N, O]`` of several; may be changed.
+            samples: of the same samples.
+
+        Returns:
+            ``[]`` or ``[m]`` losses, and gradients of the logits' shape.
+        """
+        if self.plain:
+            return weighted_cross_entropy_with_gradient(logits, samples)
+        with torch.enable_grad():
+            leaf = logits.detach().requires_grad_()
+            loss = self(leaf, samples) if logits.ndim == 2 else torch.vmap(self)(leaf, samples)
+            (gradient,) = torch.autograd.grad(loss.sum(), leaf)
+        return loss.detach(), gradient
+
+
+def cross_entropies(logits: Tensor, samples: Samples) -> Tensor:
+    """``[..., N]`` cross-entropy of every sample over the outputs of its task."""
+    if samples.allowed is not None:
+        logits = logits.masked_fill(~samples.allowed, -torch.inf)
+    return F.cross_entropy(logits.flatten(0, -2), samples.y.flatten(), reduction="none").view(samples.y.shape)
+
+
+def weighted_cross_entropy_with_gradient(logits: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+    """``sum_i w_i CE(z_i, y_i)`` over the last sample axis and its gradient ``w_i (softmax(z_i) - onehot(y_i))``.
+
+    Args:
+        logits: ``[..., N, O]``.
+        samples: of the same samples.
+    """
+    if samples.allowed is not None:
+        logits = logits.masked_fill(~samples.allowed, -torch.inf)
+    log_p = torch.log_softmax(logits, -1)
+    target = samples.y.unsqueeze(-1)
+    losses = log_p.gather(-1, target).squeeze(-1).neg_()
+    gradient = log_p.exp_()
+    gradient.scatter_add_(-1, target, gradient.new_full((1,), -1.0).expand_as(target))
+    weights = samples.weights.to(logits.dtype)
+    losses = torch.where(samples.mask, losses * weights, torch.zeros_like(losses))
+    return losses.sum(-1), gradient.mul_(torch.where(samples.mask, weights, torch.zeros_like(weights)).unsqueeze(-1))
+
+
+def _overrides(method: Method, hook: str) -> bool:
+    """Whether a method defines the hook itself, rather than inherit the one that does nothing."""
+    return bool(getattr(type(method), hook).__module__ != "cfl.methods.base")

@@ -1,0 +1,115 @@
+"""What clients remember of earlier samples: a table of (task, index) per client.
+
+A sample is held by its place in the client's own data, which never change: fetching it again gives what storing the raw
+sample would. Memory in the papers' sense is therefore counted in samples and in the bytes that the raw samples have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cfl.client_states import ClientStates
+from cfl.random_words import random_words, random_words_at
+
+Table = dict[str, Tensor]
+"""``task`` ``[k, M]`` and ``index`` ``[k, M]`` int64, -1 where empty, and ``seen`` ``[k]`` int64, samples offered."""
+
+
+_POSITIVE = 2**63 - 1
+
+
+class ReplayMemory:
+    """One table of ``size`` slots per client.
+
+    Args:
+        states: where clients keep things.
+        topic: name of the table there.
+        size: slots M.
+    """
+
+    def __init__(self, states: ClientStates, topic: str, size: int) -> None:
+        self.states, self.topic, self.size = states, topic, size
+        self._empty = {
+            "task": torch.full((size,), -1, dtype=torch.int64),
+            "index": torch.full((size,), -1, dtype=torch.int64),
+            "seen": torch.zeros((), dtype=torch.int64),
+        }
+
+    def read(self, clients: Sequence[int]) -> Table:
+        """A copy of these clients' tables."""
+        return self.states.gather(self.topic, clients, self._empty)
+
+    def write(self, clients: Sequence[int], table: Table) -> None:
+        """Keep these tables."""
+        self.states.scatter(self.topic, clients, table)
+
+
+def append(table: Table, task: int, index: Tensor) -> None:
+    """Put samples into each client's first empty slots, in place; what finds none is forgotten.
+
+    Args:
+        table: of k clients.
+        task: of the samples.
+        index: ``[k, n]`` int64, -1 for none; a client's samples come first.
+    """
+    size, offered = table["index"].shape[1], index.shape[1]
+    filled = (table["index"] >= 0).sum(1, keepdim=True)
+    slots = filled + torch.arange(offered)
+    fits = (index >= 0) & (slots < size)
+    rows, columns = fits.nonzero(as_tuple=True)
+    places = slots[rows, columns]
+    table["index"][rows, places] = index[rows, columns]
+    table["task"][rows, places] = task
+    table["seen"] += (index >= 0).sum(1)
+
+
+def reservoir(table: Table, task: int, index: Tensor, keys: Tensor) -> None:
+    """Offer samples one after another to each client's reservoir, in place (Vitter 1985, algorithm R).
+
+    The n-th sample ever offered takes an empty slot while there is one; later it takes slot ``j``, uniform in
+    ``0 .. n - 1``, if that is a slot, else it is forgotten. So every sample offered is held with the same probability
+    ``M / n``. The draw for the n-th sample of a client is a pure function of the client's key and n.
+
+    Args:
+        table: of k clients.
+        task: of the samples.
+        index: ``[k, n]`` int64 in the order of arrival, -1 for none; a client's samples come first.
+        keys: ``[k]`` int64, one per client, the same in every call.
+    """
+    size, offered = table["index"].shape[1], index.shape[1]
+    present = index >= 0
+    number = table["seen"].unsqueeze(1) + torch.arange(offered)  # how many were offered before
+    draws = random_words_at(keys.unsqueeze(1), number).bitwise_and_(_POSITIVE)
+    places = torch.where(number < size, number, draws % (number + 1))
+    takes = present & (places < size)
+    # Of several samples that take one slot the last one stays.
+    for column in takes.any(0).nonzero().flatten().tolist():
+        rows = takes[:, column].nonzero().flatten()
+        table["index"][rows, places[rows, column]] = index[rows, column]
+        table["task"][rows, places[rows, column]] = task
+    table["seen"] += present.sum(1)
+
+
+def choose(table: Table, count: int, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw ``count`` filled slots of each client uniformly without replacement, all of them where there are no more.
+
+    Args:
+        table: of k clients.
+        count: at least 1.
+        keys: ``[k]`` int64, one per client and draw.
+
+    Returns:
+        tasks, indices and mask ``[k, m]``, ``m <= count``; task and index are -1 where the mask is False.
+    """
+    filled = table["index"] >= 0
+    most = min(count, int(filled.sum(1).max())) if len(filled) else 0
+    if not most:
+        empty = table["index"][:, :0]
+        return empty, empty, filled[:, :0]
+    ranks = random_words(keys, filled.shape[1]).bitwise_and(_POSITIVE)
+    ranks = torch.where(filled, ranks, torch.full_like(ranks, _POSITIVE))
+    slots = ranks.argsort(dim=1, stable=True)[:, :most]
+    return table["task"].gather(1, slots), table["index"].gather(1, slots), filled.gather(1, slots)

@@ -1,0 +1,116 @@
+"""Cumulative and joint training see the samples they should, each with its own task's pixels and outputs."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny import double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
+from torch import Tensor
+from torch.func import functional_call
+
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.exposure import Exposure, Places
+from cfl.data.participation import RandomShare
+from cfl.engines import EngineOptions
+from cfl.errors import ConfigError
+
+
+def test_places_are_numbered_through_all_tasks() -> None:
+    places = Places([3, 2, 4])
+    numbers = np.concatenate([places.of(t, np.arange(size)) for t, size in enumerate((3, 2, 4))])
+    assert numbers.tolist() == list(range(9))
+    tasks, index = places.split(torch.arange(9).view(3, 3))
+    assert tasks.flatten().tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 2]
+    assert index.flatten().tolist() == [0, 1, 2, 0, 1, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("exposure", "seen"), [("cumulative", [[0], [0, 1], [0, 1, 2]]), ("joint", [[0, 1, 2]] * 3)])
+def test_clients_train_on_all_they_hold_of_the_tasks_they_are_exposed_to(
+    exposure: Exposure, seen: list[list[int]]
+) -> None:
+    data = tiny_data(split(3, classes=6), exposure=exposure, participation=RandomShare(0.5), num_clients=6)
+    for task, tasks in enumerate(seen):
+        trained = data.trained_on(task)
+        assert set(trained) == set(data.members[task].tolist())
+        for client, places in trained.items():
+            of, index = data.places.split(torch.from_numpy(places))
+            for other in range(3):
+                held = data.indices[other].get(client, np.array([], dtype=np.int64)) if other in tasks else np.array([])
+                assert sorted(index[of == other].tolist()) == sorted(held.tolist())
+
+
+@pytest.mark.parametrize("scenario", ["domain", "task"])
+def test_mixed_samples_are_those_of_their_tasks(scenario: str) -> None:
+    data = tiny_data(permuted(3) if scenario == "domain" else split(3, classes=6), exposure="joint")
+    places = torch.tensor([[0, 75, 81], [170, 200, 3]]) % sum(len(task.train) for task in data.tasks)
+    tasks, index = data.places.split(places)
+    x, y = data.gather_mixed(tasks, index)
+    for row in range(2):
+        for column in range(3):
+            alone = data.gather(int(tasks[row, column]), index[row, column].view(1))
+            torch.testing.assert_close(x[row, column], alone[0][0])
+            assert y[row, column] == alone[1][0]
+
+
+@pytest.mark.parametrize(
+    "engine", [EngineOptions("vmap"), EngineOptions("workers", workers=2)], ids=["vmap", "workers"]
+)
+@pytest.mark.parametrize("scenario", ["domain", "task"])
+def test_a_joint_run_is_what_the_equations_say(scenario: str, engine: EngineOptions) -> None:
+    stream = permuted(2, train=60) if scenario == "domain" else split(2, train=60)
+    data = tiny_data(stream, exposure="joint", num_clients=3, schedule={"rounds_per_task": 2, "cohort_width": 2})
+    client = tiny_client(data, double(mlp), sgd, None, engine)
+    model = {n: t.detach().clone() for n, t in client.network.state_dict().items()}
+    federation = fit(client, data)
+    for number in range(data.num_rounds):
+        plan = data.rounds.round(number)
+        data.next_round = number
+        trained = [local(client.network, model, data, c) for c in plan.clients]
+        model = {n: torch.stack([t[n] for t in trained]).mean(0) for n in model}
+    for name, tensor in weights(federation).items():
+        torch.testing.assert_close(tensor, model[name], rtol=0, atol=1e-10)
+
+
+def local(
+    network: torch.nn.Module, start: dict[str, Tensor], data: FederatedDataModule, client: int
+) -> dict[str, Tensor]:
+    model = {n: t.clone().requires_grad_() for n, t in start.items()}
+    for batch in data.train_dataloader():
+        if client not in batch.clients:
+            continue
+        row = batch.clients.index(client)
+        places = batch.index[row][batch.mask[row]]
+        if not len(places):
+            continue
+        loss = torch.zeros((), dtype=torch.float64)
+        for place in places:
+            task, index = (part.item() for part in data.places.split(place.view(1)))
+            x, y = data.gather(int(task), torch.tensor([int(index)]))
+            logits = functional_call(network, model, (x,))
+            if data.outputs.train is not None:
+                logits = logits.masked_fill(~data.outputs.train[int(task)], -torch.inf)
+            loss = loss + F.cross_entropy(logits, y) / len(places)
+        with torch.no_grad():
+            for tensor, gradient in zip(model.values(), torch.autograd.grad(loss, list(model.values())), strict=True):
+                tensor -= 0.1 * gradient
+    return {n: t.detach() for n, t in model.items()}
+
+
+def test_cumulative_training_forgets_less_and_joint_knows_all_from_the_start() -> None:
+    found = {}
+    for exposure in ("sequential", "cumulative", "joint"):
+        stream = permuted(3, train=200)
+        data = tiny_data(stream, exposure=exposure, schedule={"rounds_per_task": 10})
+        found[exposure] = fit(tiny_client(data, partial(mlp, hidden=[32]), sgd), data).accuracy.compute()
+    assert found["cumulative"][2, 0] > found["sequential"][2, 0] + 5
+    assert found["joint"][0, 2] > found["cumulative"][0, 2] + 20
+    assert torch.equal(found["sequential"][0], found["cumulative"][0])
+
+
+def test_anything_else_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data\.exposure"):
+        tiny_data(exposure="everything")

@@ -1,0 +1,210 @@
+"""ER and GLFC's gradient compensation, against a loop that writes every client's steps out in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny import ConvNet, Rounds, double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
+from torch import Tensor
+from torch.func import functional_call
+
+from cfl.client import Client
+from cfl.data.datamodule import FederatedDataModule
+from cfl.engines import EngineOptions
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.methods import ER, GradientCompensation, Method
+from cfl.schedule import RoundPlan
+
+ENGINES = [EngineOptions("vmap"), EngineOptions("workers", workers=2)]
+
+
+def memories(federation: Federation, topic: str) -> dict[int, list[tuple[int, int]]]:
+    """Client -> (task, index) of what it remembers, as the federation holds it."""
+    found = {}
+    for client in federation.clients.holders(topic):
+        table = federation.clients.get(topic, client)
+        assert table is not None
+        pairs = zip(table["task"].tolist(), table["index"].tolist(), strict=True)
+        found[client] = [pair for pair in pairs if pair[1] >= 0]
+    return found
+
+
+class Loop:
+    """Rounds, clients and steps one after another; only data, orders and the memories are taken from the run."""
+
+    def __init__(self, client: Client, data: FederatedDataModule, remembered: Mapping[int, list[tuple[int, int]]]):
+        self.network, self.data, self.remembered = client.network, data, remembered
+        self.model = {n: t.detach().clone() for n, t in client.network.state_dict().items()}
+
+    def run(self, loss: Any) -> dict[str, Tensor]:
+        for number in range(self.data.num_rounds):
+            plan = self.data.rounds.round(number)
+            trained = [self.local(plan, client, loss) for client in plan.clients]
+            self.model = {n: torch.stack([t[n] for t in trained]).mean(0) for n in self.model}
+        return self.model
+
+    def local(self, plan: RoundPlan, client: int, loss: Any) -> dict[str, Tensor]:
+        model = {n: t.clone().requires_grad_() for n, t in self.model.items()}
+        self.data.next_round = plan.round
+        for batch in self.data.train_dataloader():
+            if client not in batch.clients:
+                continue
+            row = batch.clients.index(client)
+            index = batch.index[row][batch.mask[row]]
+            if not len(index):
+                continue
+            x, y = self.data.gather(plan.task, index)
+            memory = [pair for pair in self.remembered.get(client, []) if pair[0] < plan.task]
+            own = self.masked(functional_call(self.network, model, (x,)), [plan.task] * len(y))
+            old_y = old = None
+            if memory:
+                old_x, old_y = (torch.cat(p) for p in zip(*(self.sample(*pair) for pair in memory), strict=True))
+                old = self.masked(functional_call(self.network, model, (old_x,)), [task for task, _ in memory])
+            gradients = torch.autograd.grad(loss(own, y, old, old_y), list(model.values()))
+            with torch.no_grad():
+                for tensor, gradient in zip(model.values(), gradients, strict=True):
+                    tensor -= 0.1 * gradient
+        return {n: t.detach() for n, t in model.items()}
+
+    def sample(self, task: int, index: int) -> tuple[Tensor, Tensor]:
+        return self.data.gather(task, torch.tensor([index]))
+
+    def masked(self, logits: Tensor, tasks: list[int]) -> Tensor:
+        allowed = self.data.outputs.train
+        return logits if allowed is None else logits.masked_fill(~allowed[torch.tensor(tasks)], -torch.inf)
+
+
+def equal(own: Tensor, y: Tensor, old: Tensor | None, old_y: Tensor | None) -> Tensor:
+    new = F.cross_entropy(own, y)
+    return new if old is None or old_y is None else new + 0.7 * F.cross_entropy(old, old_y)
+
+
+def counted(own: Tensor, y: Tensor, old: Tensor | None, old_y: Tensor | None) -> Tensor:
+    if old is None or old_y is None:
+        return F.cross_entropy(own, y)
+    total = F.cross_entropy(own, y, reduction="sum") + 0.7 * F.cross_entropy(old, old_y, reduction="sum")
+    return total / (len(y) + len(old_y))
+
+
+def compensated(own: Tensor, y: Tensor, old: Tensor | None, old_y: Tensor | None) -> Tensor:
+    if old is None or old_y is None:
+        return F.cross_entropy(own, y)
+    total = own.new_zeros(())
+    for logits, labels in ((own, y), (old, old_y)):
+        g = torch.stack([(row.softmax(0)[label] - 1).abs() for row, label in zip(logits, labels, strict=True)]).detach()
+        for row, label, size in zip(logits, labels, g, strict=True):
+            total = total + size / g.mean() * -row.log_softmax(0)[label]
+    return total / (len(y) + len(old_y))
+
+
+def binary(own: Tensor, y: Tensor, old: Tensor | None, old_y: Tensor | None) -> Tensor:
+    groups = [(own, y)] + ([] if old is None or old_y is None else [(old, old_y)])
+    total, count = own.new_zeros(()), sum(len(labels) for _, labels in groups)
+    for logits, labels in groups:
+        g = torch.stack([1 - row[label].sigmoid() for row, label in zip(logits, labels, strict=True)]).detach()
+        for row, label, size in zip(logits, labels, g, strict=True):
+            seen = row.isfinite()
+            target = torch.zeros_like(row)
+            target[label] = 1.0
+            factor = size / g.mean() if len(groups) > 1 else 1.0
+            total = total + factor * F.binary_cross_entropy_with_logits(row[seen], target[seen])
+    return total / count
+
+
+CASES: dict[str, tuple[Callable[[], Method], Any]] = {
+    "equal": (partial(ER, size=2, weight=0.7), equal),
+    "count": (partial(ER, size=2, weight=0.7, weighting="count"), counted),
+    "compensated": (partial(GradientCompensation, size=2), compensated),
+    "binary": (partial(GradientCompensation, "bce", size=2), binary),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=["vmap", "workers"])
+@pytest.mark.parametrize("scenario", ["domain", "task"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_is_what_the_equations_say(name: str, scenario: str, engine: EngineOptions) -> None:
+    method, loss = CASES[name]
+    stream = permuted(3) if scenario == "domain" else split(3, classes=6)
+    data = tiny_data(stream, schedule={"rounds_per_task": 2, "clients_per_round": 3, "cohort_width": 2})
+    client = tiny_client(data, double(mlp), sgd, {"replay": method()}, engine)
+    start = {n: t.clone() for n, t in client.network.state_dict().items()}
+    federation = fit(client, data)
+    remembered = memories(federation, "replay memory")
+    assert {len(pairs) for pairs in remembered.values()} == {4}  # two of each task but the last
+    loop = Loop(client, data, remembered)
+    loop.model = start
+    expected = loop.run(loss)
+    for name_, tensor in weights(federation).items():
+        torch.testing.assert_close(tensor, expected[name_], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("options", [{"size": 3}, {"size": 5, "per_task": False, "update": "step", "batch_size": 3}])
+@pytest.mark.parametrize("network", [mlp, partial(ConvNet, norm=True)], ids=["mlp", "convolutional"])
+def test_width_and_engine_do_not_matter(options: dict[str, Any], network: Any) -> None:
+    results = []
+    for engine, width in ((ENGINES[0], 1), (ENGINES[0], 4), (ENGINES[1], 4)):
+        data = tiny_data(permuted(2, train=70), schedule={"cohort_width": width})
+        federation = fit(tiny_client(data, double(network), sgd, {"er": ER(**options)}, engine), data)
+        results.append((weights(federation), memories(federation, "er memory")))
+    for found, remembered in results[1:]:
+        assert remembered == results[0][1]
+        for name, tensor in found.items():
+            torch.testing.assert_close(tensor, results[0][0][name], rtol=0, atol=1e-9)
+
+
+def test_dropout_of_own_samples_does_not_depend_on_the_memory() -> None:
+    """And all samples have masks: with weight 0 for the memory nothing changes but rounding, with 1 something does."""
+    from tiny import MLP
+
+    network = double(partial(MLP, hidden=[8], dropout=0.5))
+    found = []
+    for engine in ENGINES:
+        for weight in (1e-12, 1.0):
+            data = tiny_data(permuted(2, train=70), schedule={"cohort_width": 3})
+            federation = fit(tiny_client(data, network, sgd, {"er": ER(size=3, weight=weight)}, engine), data)
+            found.append(weights(federation))
+    data = tiny_data(permuted(2, train=70), schedule={"cohort_width": 3})
+    plain = weights(fit(tiny_client(data, network), data))
+    for name, tensor in plain.items():
+        torch.testing.assert_close(found[0][name], tensor, rtol=0, atol=1e-9)
+        torch.testing.assert_close(found[0][name], found[2][name], rtol=0, atol=1e-9)
+        torch.testing.assert_close(found[1][name], found[3][name], rtol=0, atol=1e-9)
+    assert max(float((found[1][n] - plain[n]).abs().max()) for n in plain) > 1e-3
+
+
+def test_heads_that_no_client_replays_stay_as_they_were() -> None:
+    """Weight decay moves the heads of tasks that are replayed, and no other."""
+    decaying = partial(torch.optim.SGD, lr=0.1, weight_decay=0.1)
+    data = tiny_data(split(3, classes=6), schedule={"rounds_per_task": 1})
+    watch = Rounds()
+    fit(tiny_client(data, mlp, decaying, {"er": ER()}), data, None, [watch])
+    before, after = (model["head.weight"] for model in watch.models[1:3])
+    assert not torch.equal(before[:4], after[:4])
+    first, second = (model["head.weight"] for model in watch.models[:2])
+    assert torch.equal(first[4:], second[4:])
+    assert not torch.equal(first[:2], second[:2])
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"size": 0}, "methods.er.size"),
+        ({"batch_size": 0}, "methods.er.batch_size"),
+        ({"update": "round"}, "methods.er.update"),
+        ({"update": "step"}, "methods.er.per_task"),
+        ({"weight": -1.0}, "methods.er.weight"),
+        ({"weighting": "sum"}, "methods.er.weighting"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ER(**options)
+    assert caught.value.key == key
+    with pytest.raises(ConfigError, match=r"methods\.glfc\.loss"):
+        GradientCompensation("mse")  # type: ignore[arg-type]
