@@ -72,6 +72,10 @@ class Samples(NamedTuple):
         """Those of one client, ``[N]``, of several clients' ``[k, N]``."""
         return self._each(lambda values: values[row])
 
+    def between(self, start: int, stop: int) -> Samples:
+        """Those of the clients ``start .. stop - 1``, ``[stop - start, N]``."""
+        return self._each(lambda values: values[start:stop])
+
     def kept(self) -> Samples:
         """The unpadded ones of one client's."""
         return self._each(lambda values: values[self.mask])

@@ -128,8 +128,9 @@ def drawn_masks(
     rows: range,
     count: int,
     device: torch.device,
+    added: bool = False,
 ) -> dict[str, Tensor]:
-    """Dropout masks of some clients' step: layer name -> ``[k, count + M, ...]``, own samples first, then added ones.
+    """Dropout masks of some clients' own samples in a step, or of those that methods have added.
 
     Args:
         masks: draws.
@@ -137,16 +138,19 @@ def drawn_masks(
         cohort: whose clients.
         batch: the step.
         rows: the clients' rows.
-        count: number of own samples.
+        count: number of samples of each.
         device: where the masks shall be.
+        added: of which samples.
+
+    Returns:
+        layer name -> ``[len(rows), count, ...]``.
     """
-    if not masks:
+    if not masks or not count:
         return {}
-    clients = [cohort.clients[row] for row in rows]
-    dtype = next(iter(cohort.data.values())).dtype
-    drawn = masks.draw(dropout_keys(context.seed, cohort, batch, clients, device), count, dtype)
-    more = sum(part.y.shape[1] for part in batch.added)
-    if not more:
-        return drawn
-    of_added = masks.draw(dropout_keys(context.seed, cohort, batch, clients, device, added=True), more, dtype)
-    return {name: torch.cat([mask, of_added[name]], 1) for name, mask in drawn.items()}
+    keys = dropout_keys(context.seed, cohort, batch, [cohort.clients[row] for row in rows], device, added)
+    return masks.draw(keys, count, next(iter(cohort.data.values())).dtype)
+
+
+def behind(masks: dict[str, Tensor], more: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
+    """Masks of own samples, then those of added ones; ``more`` may be empty."""
+    return {name: torch.cat([mask, more[name]], dim) for name, mask in masks.items()} if more else masks

@@ -9,13 +9,16 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from cfl.data.samples import Samples
 from cfl.engines.chain import Chain
 from cfl.engines.updates import KeepGradients, StepAtOnce, Update
+from cfl.objective import weighted_cross_entropy_with_gradient
 
 WORTH_RECORDING = 24
 """Steps of one batch size after which it is recorded; recording takes as long as some twenty steps."""
@@ -45,6 +48,7 @@ class RecordedSteps:
         weights: Mapping[str, Tensor],
         example: Callable[[], tuple[Tensor, Tensor, Mapping[str, Tensor]]],
         steps: int,
+        sample_weights: Tensor | None = None,
     ) -> Recording | None:
         """The recording for steps like these, made if enough of them have been asked for; None before.
 
@@ -52,21 +56,22 @@ class RecordedSteps:
 
         Args:
             samples: batch size.
-            outputs: ``[O]`` bool, outputs in the loss, or None.
+            outputs: ``[O]`` bool, or with ``sample_weights`` ``[samples, O]``: outputs in the loss, or None.
             at_once: see :class:`cfl.engines.base.StepContext`.
             weights: of any client.
             example: gives inputs, outputs and dropout masks of a client's batch of this size.
             steps: how many steps are asked for now.
+            sample_weights: ``[samples]``, if the loss is the weighted cross-entropy instead of the mean one.
 
         Returns:
-            A function of (x, y, outputs or nothing, weights..., masks..., gradient rows... or nothing) -> loss.
+            A function of what :func:`arguments` gives -> loss.
         """
-        key = (samples, outputs is None, at_once)
+        key = (samples, outputs is None, at_once, sample_weights is None)
         if key not in self._recordings:
             self._asked[key] += steps
             if self._asked[key] < WORTH_RECORDING or len(self._recordings) >= MOST_RECORDINGS:
                 return None
-            self._recordings[key] = self._record(outputs, at_once, weights, *example())
+            self._recordings[key] = self._record(outputs, at_once, weights, sample_weights, *example())
         return self._recordings[key]
 
     def _record(
@@ -74,6 +79,7 @@ class RecordedSteps:
         outputs: Tensor | None,
         at_once: tuple[float, float] | None,
         weights: Mapping[str, Tensor],
+        sample_weights: Tensor | None,
         x: Tensor,
         y: Tensor,
         masks: Mapping[str, Tensor],
@@ -83,16 +89,20 @@ class RecordedSteps:
         def step(*given: Tensor) -> Tensor:
             x, y, *rest = given
             allowed = None if outputs is None else rest.pop(0)
+            factors = None if sample_weights is None else rest.pop(0)
             held = dict(zip(names, rest[: len(names)], strict=True))
             dropped = dict(zip(dropping, rest[len(names) : len(names) + len(dropping)], strict=True))
             rows = dict(zip(names, rest[len(names) + len(dropping) :], strict=False))
             update: Update = KeepGradients(rows) if at_once is None else StepAtOnce(held, *at_once)
-            return self.chain.step(x, y, None, allowed, held, dropped, update)
+            if factors is None:
+                return self.chain.step(x, y, None, allowed, held, dropped, update)
+            head = partial(weighted_cross_entropy_with_gradient, samples=plain_samples(y, factors, allowed))
+            return self.chain.step(x, y, None, None, held, dropped, update, head)
 
         # Recording runs the step, which changes weights: copies.
         copies = [weight.clone() for weight in weights.values()]
         rows = [torch.zeros_like(weight) for weight in copies] if at_once is None else []
-        given = arguments(x, y, outputs, copies, list(masks.values()), rows)
+        given = arguments(x, y, outputs, copies, list(masks.values()), rows, sample_weights)
         with warnings.catch_warnings(), torch.no_grad():
             # That sizes become constants is meant: there is one recording per size.
             warnings.simplefilter("ignore")
@@ -101,7 +111,19 @@ class RecordedSteps:
 
 
 def arguments(
-    x: Tensor, y: Tensor, outputs: Tensor | None, weights: list[Tensor], masks: list[Tensor], rows: list[Tensor]
+    x: Tensor,
+    y: Tensor,
+    outputs: Tensor | None,
+    weights: list[Tensor],
+    masks: list[Tensor],
+    rows: list[Tensor],
+    sample_weights: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """What a recording takes."""
-    return (x, y, *([] if outputs is None else [outputs]), *weights, *masks, *rows)
+    """What a recording takes: x, y, outputs, samples' weights, weights, masks, gradient rows; None is absent."""
+    optional = [given for given in (outputs, sample_weights) if given is not None]
+    return (x, y, *optional, *weights, *masks, *rows)
+
+
+def plain_samples(y: Tensor, weights: Tensor, allowed: Tensor | None) -> Samples:
+    """Samples of which nothing more is known, none of them padded."""
+    return Samples(y, torch.ones_like(y, dtype=torch.bool), weights, y, y, allowed, {})

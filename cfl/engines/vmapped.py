@@ -13,7 +13,7 @@ from torch.func import functional_call, vmap
 from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Samples
-from cfl.engines.base import Compile, Engine, StepContext, drawn_masks
+from cfl.engines.base import Compile, Engine, StepContext, behind, drawn_masks
 from cfl.models.batchnorm import batch_mask
 from cfl.models.dropout import DropoutMasks, dropout_masks
 from cfl.objective import Objective
@@ -65,7 +65,9 @@ class VmapEngine(Engine):
         """With added samples, or a loss that methods have a word in; never compiled, because both may change."""
         k, count = batch.mask.shape
         x, samples = batch.joined_samples(0, k, count, cohort.train_outputs)
-        dropped = drawn_masks(self.masks, context, cohort, batch, range(k), count, x.device)
+        own = drawn_masks(self.masks, context, cohort, batch, range(k), count, x.device)
+        more = drawn_masks(self.masks, context, cohort, batch, range(k), batch.added_count, x.device, added=True)
+        dropped = behind(own, more, 1)
 
         def loss(
             parameters: Mapping[str, Tensor],

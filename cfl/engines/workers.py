@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 
 from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
-from cfl.engines.base import Engine, StepContext, drawn_masks
+from cfl.data.samples import Samples
+from cfl.engines.base import Engine, StepContext, behind, drawn_masks
 from cfl.engines.chain import Chain
 from cfl.engines.recorded import RecordedSteps, Recording, arguments
 from cfl.engines.threads import Threads
@@ -68,15 +70,19 @@ class WorkerEngine(Engine):
                 for gradient in self._rows(self._gradient_views, self._gradients, row, 1).values():
                     gradient.zero_()
 
-        joined = context.objective.joins(batch)
+        # Joined here for all clients at once: what many small operations cost, threads would wait for one by one.
+        joined = self._join(cohort, batch, context, used) if context.objective.joins(batch) else None
         recordings = {} if joined else self._recordings(cohort, batch, context, used, outputs)
+        if joined is not None and context.objective.plain:
+            recordings = self._joined_recordings(cohort, batch, context, joined)
 
         def body(thread: int, start: int) -> None:
             rows = min(self.stack, k - start)
             update = self._update(cohort, start, rows, context)
-            if joined:
-                count = batch.mask.shape[1] if rows > 1 else used[start]
-                losses[start : start + rows] = self._joined(cohort, batch, context, thread, start, rows, count, update)
+            if joined is not None:
+                losses[start : start + rows] = self._joined_step(
+                    cohort, batch, context, joined, recordings, thread, start, rows, update
+                )
             elif rows > 1:
                 losses[start : start + rows] = self._stacked(cohort, batch, context, start, rows, outputs, update)
             else:
@@ -166,37 +172,77 @@ class WorkerEngine(Engine):
         masks = drawn_masks(self.masks, context, cohort, batch, rows, samples, torch.device("cpu"))
         return {n: m[0] for n, m in masks.items()} if single else masks
 
-    def _joined(
+    def _join(self, cohort: Cohort, batch: CohortBatch, context: StepContext, used: list[int]) -> _Joined:
+        """All samples of a batch, of which ``used`` own ones of each client are no padding."""
+        k, count = batch.mask.shape
+        x, samples = batch.joined_samples(0, k, count, cohort.train_outputs)
+        rows, device = range(k), torch.device("cpu")
+        masks = drawn_masks(self.masks, context, cohort, batch, rows, batch.added_count, device, added=True)
+        return _Joined(x, samples, samples.mask.sum(1).tolist() if batch.added else used, masks)
+
+    def _joined_masks(
+        self, cohort: Cohort, batch: CohortBatch, context: StepContext, joined: _Joined, row: int
+    ) -> dict[str, Tensor]:
+        """Dropout masks of one client's unpadded samples."""
+        own = self._dropped(cohort, batch, context, range(row, row + 1), batch.mask.shape[1], single=True)
+        dropped = behind(own, {name: mask[row] for name, mask in joined.added_masks.items()}, 0)
+        return {name: joined.kept(row, mask) for name, mask in dropped.items()}
+
+    def _joined_recordings(
+        self, cohort: Cohort, batch: CohortBatch, context: StepContext, joined: _Joined
+    ) -> dict[int, Recording | None]:
+        """As :meth:`_recordings`, by number of samples with added ones; the loss is the weighted cross-entropy."""
+        if self._recorded is None:
+            return {}
+        found = {}
+        for count in {n for n in joined.counts if n}:
+            row = joined.counts.index(count)
+
+            def example(row: int = row) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+                x, samples = joined.of_client(row)
+                return x, samples.y, self._joined_masks(cohort, batch, context, joined, row)
+
+            weights = self._rows(self._views, cohort.data, row, 1)
+            samples = joined.of_client(row)[1]
+            found[count] = self._recorded.step(
+                count, samples.allowed, context.at_once, weights, example, joined.counts.count(count), samples.weights
+            )
+        return found
+
+    def _joined_step(
         self,
         cohort: Cohort,
         batch: CohortBatch,
         context: StepContext,
+        joined: _Joined,
+        recordings: Mapping[int, Recording | None],
         thread: int,
         start: int,
         rows: int,
-        count: int,
         update: Update,
     ) -> Tensor:
         """With added samples, or a loss that methods have a word in."""
-        x, samples = batch.joined_samples(start, start + rows, count, cohort.train_outputs)
-        dropped = self._dropped(cohort, batch, context, range(start, start + rows), count, single=False)
         weights = self._rows(self._views, cohort.data, start, rows)
-        if rows == 1:
-            keep = samples.mask[0]
-            x, dropped = x[0][keep], {n: m[0][keep] for n, m in dropped.items()}
-            samples = samples.row(0).kept()
+        if rows > 1:
+            assert self.chain is not None
+            x, samples = joined.of_clients(start, start + rows)
+            clients = range(start, start + rows)
+            own = self._dropped(cohort, batch, context, clients, batch.mask.shape[1], single=False)
+            more = {name: mask[start : start + rows] for name, mask in joined.added_masks.items()}
+            dropped = behind(own, more, 1)
+        else:
+            x, samples = joined.of_client(start)
+            dropped = self._joined_masks(cohort, batch, context, joined, start)
+            recording = recordings.get(joined.counts[start])
+            if recording is not None:
+                of_rows = {} if context.at_once else self._rows(self._gradient_views, self._gradients, start, 1)
+                held, masks, gradients = ([*values.values()] for values in (weights, dropped, of_rows))
+                given = arguments(x, samples.y, samples.allowed, held, masks, gradients, samples.weights)
+                with torch.no_grad():
+                    return recording(*given)
         if self.chain is not None:
-            with torch.no_grad():
-                return self.chain.step(
-                    x,
-                    samples.y,
-                    None,
-                    None,
-                    weights,
-                    dropped,
-                    update,
-                    lambda logits: context.objective.with_gradient(logits, samples),
-                )
+            head = partial(context.objective.with_gradient, samples=samples)
+            return self.chain.step(x, samples.y, None, None, weights, dropped, update, head)
         buffers = {n: b[start] for n, b in cohort.buffers.items()}
         return self._replicas[thread].step(
             lambda network: context.objective.of_network(network, x, samples), weights, buffers, dropped, update
@@ -218,6 +264,37 @@ class WorkerEngine(Engine):
         dropped = self._dropped(cohort, batch, context, range(start, start + rows), y.shape[1], single=False)
         weights = self._rows(self._views, cohort.data, start, rows)
         return self.chain.step(x, y, mask, outputs, weights, dropped, update)
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """All samples of a cohort's step, ``[k, N, ...]``, and how many of each client are no padding.
+
+    Attributes:
+        x: inputs.
+        samples: what else is known.
+        counts: per client.
+        added_masks: dropout masks of the samples that methods have added, ``[k, M, ...]``.
+    """
+
+    x: Tensor
+    samples: Samples
+    counts: list[int]
+    added_masks: dict[str, Tensor]
+
+    def kept(self, row: int, values: Tensor) -> Tensor:
+        """The unpadded ones of one client's ``[N, ...]`` values."""
+        return values if self.counts[row] == self.samples.mask.shape[1] else values[self.samples.mask[row]]
+
+    def of_client(self, row: int) -> tuple[Tensor, Samples]:
+        """Inputs and samples of one client, without padding."""
+        samples = self.samples.row(row)
+        full = self.counts[row] == self.samples.mask.shape[1]
+        return self.kept(row, self.x[row]), samples if full else samples.kept()
+
+    def of_clients(self, start: int, stop: int) -> tuple[Tensor, Samples]:
+        """Inputs and samples of some clients, with padding."""
+        return self.x[start:stop], self.samples.between(start, stop)
 
 
 class _Replica:

@@ -16,9 +16,11 @@ from torch.func import functional_call
 from cfl.client import Client
 from cfl.data.datamodule import FederatedDataModule
 from cfl.engines import EngineOptions
+from cfl.engines.recorded import RecordedSteps
 from cfl.errors import ConfigError
 from cfl.federation import Federation
 from cfl.methods import ER, GradientCompensation, Method
+from cfl.models import MLP
 from cfl.schedule import RoundPlan
 
 ENGINES = [EngineOptions("vmap"), EngineOptions("workers", workers=2)]
@@ -160,8 +162,6 @@ def test_width_and_engine_do_not_matter(options: dict[str, Any], network: Any) -
 
 def test_dropout_of_own_samples_does_not_depend_on_the_memory() -> None:
     """And all samples have masks: with weight 0 for the memory nothing changes but rounding, with 1 something does."""
-    from tiny import MLP
-
     network = double(partial(MLP, hidden=[8], dropout=0.5))
     found = []
     for engine in ENGINES:
@@ -176,6 +176,23 @@ def test_dropout_of_own_samples_does_not_depend_on_the_memory() -> None:
         torch.testing.assert_close(found[0][name], found[2][name], rtol=0, atol=1e-9)
         torch.testing.assert_close(found[1][name], found[3][name], rtol=0, atol=1e-9)
     assert max(float((found[1][n] - plain[n]).abs().max()) for n in plain) > 1e-3
+
+
+@pytest.mark.parametrize("scenario", ["domain", "task"])
+@pytest.mark.parametrize("optimizer", [sgd, partial(torch.optim.SGD, lr=0.1, momentum=0.5)], ids=["plain", "momentum"])
+def test_recorded_steps_give_the_same_bits(scenario: str, optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, made = [], []
+    record = RecordedSteps._record
+    monkeypatch.setattr(RecordedSteps, "_record", lambda self, *given: made.append(given) or record(self, *given))
+    for least in (2, 10**9):
+        monkeypatch.setattr("cfl.engines.recorded.WORTH_RECORDING", least)
+        data = tiny_data(permuted(2, train=70) if scenario == "domain" else split(2, train=70))
+        network = partial(MLP, hidden=[8], dropout=0.5)
+        client = tiny_client(data, network, optimizer, {"er": ER(size=3)}, EngineOptions("workers", 2, 1))
+        found.append(weights(fit(client, data)))
+        assert any(given[3] is not None for given in made) == (least == 2)  # with samples' weights
+        made.clear()
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
 def test_heads_that_no_client_replays_stay_as_they_were() -> None:
