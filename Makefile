@@ -10,7 +10,7 @@ BENCH ?= runs/bench
 export MPLBACKEND := Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo bench test lint types tests coverage format clean
+.PHONY: help install demo bench tables test lint types tests coverage format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | awk -F '\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -34,6 +34,23 @@ demo: $(BIN)/.installed  ## train FedAvg and FOT on real digits, print one table
 
 bench: $(BIN)/.installed  ## measure speed and memory into runs/bench: WORKS=W1,W2 ROUNDS=10 ENGINES=loop,cfl
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks --works "$(WORKS)" --engines "$(ENGINES)" --rounds "$(ROUNDS)" --out "$(BENCH)"
+
+# fot-table1, fot-figure4, ...: a target for every table's file; docs/tables.md explains the variables.
+TABLES := $(foreach file,$(filter-out %/paper.yaml,$(wildcard cfl/papers/*/*.yaml)),$(subst /,-,$(file:cfl/papers/%.yaml=%)))
+SCALE ?= paper
+SEEDS ?= 3
+JOBS ?= 1
+TABLE_RUNS ?= runs/tables
+.PHONY: $(TABLES)
+
+tables: $(BIN)/.installed  ## list the papers' tables; make fot-table1 BENCH=pmnist METHODS=fot,fedavg PARTITION=iid SCALE=short SEEDS=3 JOBS=1
+	@$(BIN)/python -m cfl.papers list
+
+# BENCH has a default that belongs to the target bench: here it counts only if it was given.
+$(TABLES): $(BIN)/.installed
+	@$(BIN)/python -m cfl.papers run $@ --scale $(SCALE) --seeds $(SEEDS) --jobs $(JOBS) --runs $(TABLE_RUNS) \
+		$(if $(filter-out file,$(origin BENCH)),--bench $(BENCH)) $(if $(METHODS),--methods $(METHODS)) \
+		$(if $(PARTITION),--partition $(PARTITION)) $(if $(ONLY),--only $(ONLY)) $(if $(DRY_RUN),--dry-run)
 
 test: lint types tests  ## run lint, types and the test suite
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
+import inspect
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -38,6 +40,60 @@ def config_hash(experiment: Mapping[str, Any]) -> str:
     """12 hexadecimal digits that differ between different experiments."""
     text = json.dumps(experiment, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+def completed(older: Any, newer: Any, classes: Mapping[str, type], owner: type | None = None) -> Any:
+    """An experiment with the options that it lacks and another has, at the defaults of their classes' signatures.
+
+    So a run that was made before an option existed is recognised as one that leaves the option at its default.
+
+    Args:
+        older: an experiment, or a part of one.
+        newer: says which options there are now; its values are not taken.
+        classes: for keys whose options belong to a class that the experiment does not name: key -> class.
+        owner: the class whose options ``older`` holds, if it is one.
+
+    Returns:
+        A copy. An option without default, or of a class that is not known here, stays absent.
+    """
+    if isinstance(older, list) and isinstance(newer, list) and len(older) == len(newer):
+        return [completed(left, right, {}) for left, right in zip(older, newer, strict=True)]
+    if not isinstance(older, Mapping) or not isinstance(newer, Mapping):
+        return older
+    named = _named_class(newer) if older.get("class_path") == newer.get("class_path") else None
+    result = dict(older)
+    for key, value in newer.items():
+        if key in older or (key == "init_args" and named is not None):
+            inner = named if key == "init_args" else classes.get(key)
+            result[key] = completed(older.get(key, {}), value, {}, inner)
+        elif owner is not None:
+            result |= _default(owner, key)
+    return result
+
+
+def _named_class(node: Mapping[str, Any]) -> type | None:
+    module, _, name = str(node.get("class_path", "")).rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name) if module else None
+    except (ImportError, AttributeError):
+        return None
+    return found if isinstance(found, type) else None
+
+
+def _default(owner: type, option: str) -> dict[str, Any]:
+    """``{option: default}`` as a configuration holds it, or nothing where there is no such default."""
+    for base in owner.__mro__:
+        own = vars(base).get("__init__")
+        parameter = inspect.signature(own).parameters.get(option) if inspect.isfunction(own) else None
+        if parameter is None:
+            continue
+        if parameter.default is inspect.Parameter.empty:
+            return {}
+        try:
+            return {option: json.loads(json.dumps(parameter.default))}
+        except TypeError:  # a default that no configuration can hold
+            return {}
+    return {}
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:

@@ -17,13 +17,23 @@ def names(folder: str) -> list[str]:
     return sorted(str(path.relative_to(CONFIGS)) for path in (CONFIGS / folder).rglob("*.yaml"))
 
 
-BENCHMARKS, METHODS, LOGGERS, PAPERS, STRATEGIES = (
+BENCHMARKS, METHODS, LOGGERS, OF_PAPERS, STRATEGIES = (
     names(folder) for folder in ("benchmarks", "methods", "loggers", "papers", "strategies")
 )
+SWEEPS = [name for name in OF_PAPERS if Path(name).parent.name == "sweeps"]  # tests/papers/test_sweeps.py reads them
+PAPERS = [name for name in OF_PAPERS if name not in SWEEPS]
+
+
+def benchmark_of(paper: str) -> str:
+    """``papers/fot/pmnist/fot.yaml`` and ``papers/fot/smoke/pmnist.yaml`` are laid over ``benchmarks/pmnist.yaml``."""
+    path = Path(paper)
+    return f"benchmarks/{path.stem if path.parent.name == 'smoke' else path.parent.name}.yaml"
+
+
 COMBINATIONS = [
     *((benchmark, "methods/fot.yaml") for benchmark in BENCHMARKS),
     *((BENCHMARKS[0], method) for method in METHODS),
-    *((f"benchmarks/{Path(paper).name}", paper) for paper in PAPERS),
+    *((benchmark_of(paper), paper) for paper in PAPERS),
     *((METHODS[0], other) for other in (*LOGGERS, *STRATEGIES)),
 ]
 
@@ -31,10 +41,10 @@ COMBINATIONS = [
 def test_every_file_is_covered() -> None:
     """A new kind of config file needs a place in the combinations above."""
     found = {str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.y*ml")}
-    assert found == {"default.yaml", *BENCHMARKS, *METHODS, *LOGGERS, *PAPERS, *STRATEGIES}
+    assert found == {"default.yaml", *BENCHMARKS, *METHODS, *LOGGERS, *PAPERS, *SWEEPS, *STRATEGIES}
     assert {"methods/fedavg.yaml", "methods/fot.yaml"} <= set(METHODS)
     assert {"loggers/wandb.yaml", "loggers/tensorboard.yaml"} == set(LOGGERS)
-    assert {name for pair in COMBINATIONS for name in pair} == found - {"default.yaml"}
+    assert {name for pair in COMBINATIONS for name in pair} == found - {"default.yaml", *SWEEPS}
 
 
 def given(combination: tuple[str, ...]) -> list[str]:
@@ -65,6 +75,8 @@ def test_printed_config_is_the_files_merged_over_the_default(
             if expected.get(place) != layer[place]:  # another class: the former one's options are gone
                 above = (*place[:-1], "init_args")
                 expected = {key: value for key, value in expected.items() if key[: len(above)] != above}
+        for whole in {place[:at] for place in layer for at, part in enumerate(place) if part.isdigit()}:
+            expected = {place: value for place, value in expected.items() if place[: len(whole)] != whole}  # a new list
         above = {place[:length] for place in layer for length in range(len(place))}
         expected = {place: value for place, value in expected.items() if place not in above} | layer
     for place, value in expected.items():

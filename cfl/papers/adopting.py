@@ -1,0 +1,45 @@
+"""Take finished runs that were made elsewhere into the place where tables look for them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from cfl.comparison import RunFolderError
+from cfl.papers.cells import each_recipe, run_folder
+from cfl.papers.definition import Paper
+from cfl.papers.resolving import Resolver, same_experiment
+from cfl.papers.results import read_result
+from cfl.papers.rough import rough
+from cfl.papers.running import CHECKPOINT, LOCK, LOG
+
+
+def adopt(folder: Path, papers: list[Paper], runs: Path, resolver: Resolver) -> Path:
+    """Copy a finished run, without its checkpoint, to where the tables' runs lie.
+
+    Args:
+        folder: the run.
+        papers: in whose tables its experiment is looked for, at every scale.
+        runs: folder of the tables' runs.
+        resolver: resolves the tables' configurations.
+
+    Returns:
+        The copy's folder.
+
+    Raises:
+        RunFolderError: no finished run, or its experiment fills no table.
+    """
+    result = read_result(folder)
+    for paper in papers:
+        for scale in paper.scales:
+            for table in paper.tables():
+                for point, recipe in each_recipe(table, scale):
+                    if not rough(recipe.arguments).may_be(result.experiment):
+                        continue
+                    if same_experiment(resolver.experiment(recipe.arguments), result.experiment):
+                        target = runs / run_folder(table, point, result.seed, result.experiment)
+                        if target.resolve() != folder.resolve():
+                            leave = shutil.ignore_patterns(CHECKPOINT, "*.tmp", LOG, LOCK)
+                            shutil.copytree(folder, target, ignore=leave, dirs_exist_ok=True)
+                        return target
+    raise RunFolderError(f"{folder}: its experiment fills no table; seed apart, every setting must be that of a cell")

@@ -1,0 +1,249 @@
+"""A table's cells: what is published, what our runs gave, and how the two stand to each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cfl.experiment import config_hash
+from cfl.papers.definition import SCALE, Figure, NotAvailable, Recipe, Table
+from cfl.papers.expressions import Undefined
+from cfl.papers.missing_data import MissingData
+from cfl.papers.published import Published
+from cfl.papers.resolving import Resolver
+from cfl.papers.results import Result, Results
+from cfl.papers.rough import rough
+from cfl.papers.running import Job
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and deviation over runs.
+
+    Attributes:
+        mean: over the runs.
+        std: with n - 1 in the denominator; None for a single run.
+        count: number of runs.
+    """
+
+    mean: float
+    std: float | None
+    count: int
+
+    @classmethod
+    def over(cls, values: Sequence[float]) -> Spread | None:
+        """Of these values; None where there are none."""
+        if not values:
+            return None
+        mean = math.fsum(values) / len(values)
+        if len(values) == 1:
+            return cls(mean, None, 1)
+        return cls(mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1)), len(values))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table.
+
+    Attributes:
+        table: where it belongs.
+        point: axis values, fixed ones and scale included.
+        figure: the column.
+        published: the paper's number, or None.
+        seeds: seed -> our value: a number, or a list with one per task.
+        otherwise: the status of a cell without a value of ours.
+        notes: which of its settings were chosen by us.
+    """
+
+    table: Table
+    point: Mapping[str, str]
+    figure: str
+    published: Published | None
+    seeds: Mapping[int, Any] = field(default_factory=dict)
+    otherwise: str = "not run"
+    notes: Sequence[str] = ()
+
+    @property
+    def definition(self) -> Figure:
+        """What fills the column."""
+        return self.table.figures[self.figure]
+
+    @property
+    def ours(self) -> Spread | None:
+        """Our number; None without a run, and for a curve."""
+        return Spread.over([value for value in self.seeds.values() if isinstance(value, int | float)])
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's."""
+        return None if self.ours is None or self.published is None else self.ours.mean - self.published.mean
+
+    @property
+    def status(self) -> str:
+        """``matched``, ``off by x``, ``not run``, ``cannot run here (why)``, ``no value (why)``, or a reduced scale.
+
+        Matched is a number whose difference is at most the sum of both deviations, or the column's tolerance. A run at
+        a reduced scale is never held against a published number.
+        """
+        if not self.seeds:
+            return self.otherwise
+        if self.point[SCALE] != self.table.paper.published_scale:
+            return f"{self.point[SCALE]}: by order only"
+        if self.difference is None or self.published is None or self.ours is None:
+            return "run"
+        allowed = max((self.published.std or 0.0) + (self.ours.std or 0.0), self.definition.tolerance)
+        # One part in 10^9 for the rounding of decimal fractions: 0.5 is within 0.5.
+        within = abs(self.difference) <= allowed * (1 + 1e-9)
+        return "matched" if within else f"off by {self.difference:+.{self.definition.decimals}f}"
+
+
+class Experiments:
+    """The experiments of tables' points, and the finished runs that belong to them.
+
+    Args:
+        resolver: turns arguments into experiments.
+        results: the finished runs.
+        missing: data sets known to be missing.
+    """
+
+    def __init__(self, resolver: Resolver, results: Results, missing: MissingData) -> None:
+        self.resolver, self.results, self.missing = resolver, results, missing
+        self._found: dict[tuple[str, ...], tuple[dict[int, Result], str | None]] = {}
+
+    def cells(
+        self, table: Table, scale: str, chosen: Mapping[str, Sequence[str]] | None = None, seeds: int | None = None
+    ) -> list[Cell]:
+        """A table's cells, filled from the finished runs.
+
+        Args:
+            table: the table.
+            scale: which runs.
+            chosen: axis -> values, to leave others out.
+            seeds: use seeds 0 .. seeds - 1 only; None takes whatever there is.
+
+        Raises:
+            ConfigError: an axis, value or scale that the table does not have.
+        """
+        numbers = {(tuple(p.place[a] for a in table.axes), p.figure): p for p in table.published}
+        found: list[Cell] = []
+        for point in table.points(scale, chosen):
+            key = tuple(point[axis] for axis in table.axes)
+            for name, figure in table.figures_at(point).items():
+                values, otherwise, notes = self._values(table, figure, point, seeds)
+                found.append(Cell(table, point, name, numbers.get((key, name)), values, otherwise, notes))
+        return found
+
+    def _values(
+        self, table: Table, figure: Figure, point: Mapping[str, str], seeds: int | None
+    ) -> tuple[dict[int, Any], str, tuple[str, ...]]:
+        runs: list[dict[int, Result]] = []
+        notes: list[str] = []
+        otherwise = "not run"
+        for part in figure.points(point):
+            try:
+                recipe = table.recipe(part)
+            except NotAvailable as reason:
+                return {}, f"cannot run here ({reason})", ()
+            notes += recipe.notes
+            found, absent = self._runs(recipe.arguments)
+            runs.append(found)
+            if absent:
+                otherwise = f"cannot run here ({absent})"
+        values = {}
+        for seed in sorted(set.intersection(*(set(part) for part in runs))):
+            if seeds is not None and seed >= seeds:
+                continue
+            try:
+                read = [part[seed].figure(figure.value) for part in runs]
+            except Undefined as reason:
+                otherwise = f"no value ({reason})"
+                continue
+            values[seed] = read[0] - read[1] if len(read) == 2 else read[0]
+        return values, otherwise, tuple(dict.fromkeys(notes))
+
+    def _runs(self, arguments: tuple[str, ...]) -> tuple[dict[int, Result], str | None]:
+        """The finished runs of a recipe by seed, and which data sets it needs that are missing."""
+        if arguments not in self._found:
+            look = rough(arguments)
+            # Resolving takes a tenth of a second, and a page has hundreds of cells that were never run.
+            may_be = any(look.may_be(result.experiment) for result in self.results.all)
+            found = self.results.of(self.resolver.experiment(arguments)) if may_be else {}
+            self._found[arguments] = (found, self.missing.reason(look.words))
+        return self._found[arguments]
+
+    def jobs(
+        self, table: Table, scale: str, chosen: Mapping[str, Sequence[str]] | None, seeds: int, root: Path
+    ) -> tuple[list[Job], int, list[tuple[str, str]]]:
+        """The runs that a table lacks, each once, seed by seed.
+
+        Args:
+            table: the table.
+            scale: at which scale.
+            chosen: axis -> values, to leave others out.
+            seeds: seeds 0 .. seeds - 1.
+            root: below it, run folders are made.
+
+        Returns:
+            The jobs, how many runs there are already, and for what cannot be run: name and reason.
+
+        Raises:
+            ConfigError: a value that the table does not have, or a configuration that is refused.
+        """
+        wanted: dict[str, tuple[Mapping[str, str], Recipe, dict[str, Any]]] = {}
+        cannot: dict[str, str] = {}
+        for point in table.points(scale, chosen):
+            for part in [part for figure in table.figures_at(point).values() for part in figure.points(point)]:
+                name = " ".join(part[axis] for axis in part)
+                try:
+                    recipe = table.recipe(part)
+                except NotAvailable as reason:
+                    cannot[name] = str(reason)
+                    continue
+                experiment = self.resolver.experiment(recipe.arguments)
+                wanted.setdefault(config_hash(experiment), (dict(part), recipe, experiment))
+        jobs, finished = [], 0
+        for seed in range(seeds):
+            for described, recipe, experiment in wanted.values():
+                if seed in self.results.of(experiment):
+                    finished += 1
+                    continue
+                jobs.append(self._job(table, described, recipe, {**experiment, "seed_everything": seed}, seed, root))
+        return jobs, finished, list(cannot.items())
+
+    def _job(
+        self,
+        table: Table,
+        point: Mapping[str, str],
+        recipe: Recipe,
+        experiment: dict[str, Any],
+        seed: int,
+        root: Path,
+    ) -> Job:
+        return Job(
+            name=f"{' '.join(point[axis] for axis in point)} seed {seed}",
+            arguments=[*recipe.arguments, f"--seed_everything={seed}"],
+            folder=root / run_folder(table, point, seed, experiment),
+            config=self.resolver.config(recipe.arguments),
+            experiment=experiment,
+        )
+
+
+def run_folder(table: Table, point: Mapping[str, str], seed: int, experiment: Mapping[str, Any]) -> Path:
+    """Where a run lies below ``runs/tables``: ``fot/pmnist/iid/fedavg/paper-seed0-1a2b3c4d``."""
+    axes = [point[axis] for axis in table.paper.run_folder if axis in point]
+    name = f"{point[SCALE]}-seed{seed}-{config_hash(experiment)[:8]}"
+    return Path(table.paper.name, *axes, name)
+
+
+def each_recipe(table: Table, scale: str) -> Iterator[tuple[dict[str, str], Recipe]]:
+    """Every run of a table that can be described here, with its point; two points may describe the same run."""
+    for point in table.points(scale):
+        for figure in table.figures_at(point).values():
+            for part in figure.points(point):
+                try:
+                    yield part, table.recipe(part)
+                except NotAvailable:
+                    continue

@@ -1,0 +1,206 @@
+"""The command line ``python -m cfl.papers``: run the missing cells of a table, report, keep, sweep."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shlex
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from cfl.comparison import RunFolderError
+from cfl.errors import ConfigError
+from cfl.papers.adopting import adopt
+from cfl.papers.cells import Experiments
+from cfl.papers.definition import NotAvailable, Recipe, papers, table_named
+from cfl.papers.kept import MISSING, keep
+from cfl.papers.missing_data import MissingData
+from cfl.papers.report import REPORTS, write_report
+from cfl.papers.reproducibility import page
+from cfl.papers.resolving import Resolver
+from cfl.papers.results import read_results
+from cfl.papers.running import Job, Runner, exit_status
+from cfl.papers.sweeps import SweepState, read_sweep
+
+RUNS = Path("runs/tables")
+_SHORT = {"bench": "benchmark", "methods": "method", "partition": "partition"}
+
+
+def chosen_values(options: argparse.Namespace) -> dict[str, list[str]]:
+    """What of a table's axes was asked for: axis -> values.
+
+    Raises:
+        ConfigError: ``--only`` is not ``axis=value,value``.
+    """
+    found: dict[str, list[str]] = {}
+    for option, axis in _SHORT.items():
+        if getattr(options, option):
+            found[axis] = getattr(options, option).split(",")
+    for text in options.only or []:
+        axis, equals, values = text.partition("=")
+        if not (axis and equals and values):
+            raise ConfigError("--only", text, "an axis and its values, e.g. threshold=0.87,0.90")
+        found[axis] = values.split(",")
+    return found
+
+
+def experiments_in(runs: Path) -> Experiments:
+    """What is known of the finished runs below a folder."""
+    return Experiments(Resolver(), read_results(runs), MissingData(runs / MISSING))
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Run what a table lacks, then report."""
+    table, chosen = table_named(options.table), chosen_values(options)
+    if options.seeds < 1:
+        raise ConfigError("--seeds", options.seeds, "an integer of at least 1")
+    runner = Runner(options.jobs, MissingData(options.runs / MISSING), console)
+    known = experiments_in(options.runs)
+    jobs, finished, cannot = known.jobs(table, options.scale, chosen, options.seeds, options.runs)
+    for name, reason in cannot:
+        console.print(f"cannot run here ({reason}): {name}", highlight=False, soft_wrap=True)
+    if options.dry_run:
+        for job in jobs:
+            console.print(shown_command(job), highlight=False, markup=False, soft_wrap=True)
+        console.print(f"{len(jobs)} runs to make, {finished} finished")
+        return 0
+    console.print(f"{table.full_name}, {options.scale}: {len(jobs)} runs to make, {finished} finished")
+    outcomes = runner.run(jobs)
+    written = write_report(experiments_in(options.runs), table, options.scale, chosen, options.runs, options.seeds)
+    console.print(written.short, highlight=False, markup=False, soft_wrap=True)
+    for path in written.files:
+        console.print(str(path), highlight=False, soft_wrap=True)
+    return exit_status(outcomes, runner.interrupted_by)
+
+
+def shown_command(job: Job) -> str:
+    """A job as one could type it."""
+    return shlex.join(["cfl", "fit", *Recipe(tuple(job.arguments)).shown(), f"--run.dir={job.folder}"])
+
+
+def report(options: argparse.Namespace, console: Console) -> int:
+    """Write the report of what there is."""
+    table, chosen = table_named(options.table), chosen_values(options)
+    written = write_report(experiments_in(options.runs), table, options.scale, chosen, options.runs, options.seeds)
+    console.print(written.text, highlight=False, markup=False, soft_wrap=True)
+    for path in written.files:
+        console.print(str(path), highlight=False, soft_wrap=True)
+    return 0
+
+
+def list_tables(options: argparse.Namespace, console: Console) -> int:
+    """List all tables and what may be asked of them."""
+    for paper in papers():
+        lines = [paper.title]
+        for table in paper.tables():
+            lines.append(f"  {table.full_name:<14} {table.title}")
+            lines += [f"  {'':<14}   {axis}: {', '.join(values)}" for axis, values in table.axes.items()]
+        lines += [f"  scale {scale}: {meaning}" for scale, meaning in paper.scales.items()]
+        console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+def keep_runs(options: argparse.Namespace, console: Console) -> int:
+    """Write a small file for every finished run."""
+    for paper in papers():
+        for path in keep(paper, options.runs, options.scale.split(",")):
+            console.print(str(path), highlight=False, soft_wrap=True)
+    return 0
+
+
+def write_page(options: argparse.Namespace, console: Console) -> int:
+    """Write the reproducibility page from the kept runs."""
+    options.out.write_text(page(papers(), Resolver()), encoding="utf-8")
+    console.print(str(options.out), highlight=False, soft_wrap=True)
+    return 0
+
+
+def adopt_runs(options: argparse.Namespace, console: Console) -> int:
+    """Copy finished runs that were made elsewhere."""
+    resolver = Resolver()
+    for folder in options.folders:
+        console.print(f"{folder} -> {adopt(folder, papers(), options.runs, resolver)}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def run_sweep(options: argparse.Namespace, console: Console) -> int:
+    """Run what a sweep lacks, as long as it asks for more, and write what came out."""
+    sweep, resolver = read_sweep(options.file), Resolver()
+    runner = Runner(options.jobs, MissingData(options.runs / MISSING), console)
+    state = SweepState(sweep, resolver, read_results(options.runs))
+    status = 0
+    while not options.dry_run and (jobs := state.jobs(options.runs)):
+        outcomes = runner.run(jobs)
+        status = exit_status(outcomes, runner.interrupted_by)
+        state = SweepState(sweep, resolver, read_results(options.runs))
+        if any(outcome.state != "finished" for outcome in outcomes):
+            status = status or 1
+            break
+    for job in state.jobs(options.runs) if options.dry_run else []:
+        console.print(shown_command(job), highlight=False, markup=False, soft_wrap=True)
+    path = options.runs / sweep.paper / REPORTS / f"sweep-{sweep.name}.md"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(state.markdown(), encoding="utf-8")
+    console.print(state.markdown(), highlight=False, markup=False, soft_wrap=True)
+    console.print(str(path), highlight=False, soft_wrap=True)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    description = "Published tables: run their missing cells, compare, keep what came out."
+    parser = argparse.ArgumentParser(prog="python -m cfl.papers", description=description, allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, handler: object, text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        added.set_defaults(handler=handler)
+        if name not in ("list", "reproducibility"):
+            added.add_argument("--runs", type=Path, default=RUNS, help=f"where the runs lie (default: {RUNS})")
+        if name in ("run", "sweep"):
+            added.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
+            added.add_argument("--dry-run", action="store_true", help="print the commands, run nothing")
+        return added
+
+    for name, handler, text in (
+        ("run", run, "run the missing cells of a table, then report"),
+        ("report", report, "report a table from the runs that are finished"),
+    ):
+        added = command(name, handler, text)
+        added.add_argument("table", metavar="TABLE", help="e.g. fot-table1; `list` shows all")
+        added.add_argument("--bench", help="only these benchmarks: a,b")
+        added.add_argument("--methods", help="only these methods: a,b")
+        added.add_argument("--partition", help="only these partitions: a,b")
+        added.add_argument("--only", action="append", metavar="AXIS=VALUES", help="only these values of any other axis")
+        added.add_argument("--scale", default="paper", help="paper (default), short, smoke")
+        added.add_argument("--seeds", type=int, default=3 if name == "run" else None, help="N: seeds 0 .. N-1")
+    command("list", list_tables, "list all tables")
+    kept = command("keep", keep_runs, "keep every finished run as a small file in cfl/papers/<paper>/results")
+    kept.add_argument("--scale", default="paper,short", help="runs at these scales (default: paper,short)")
+    written = command("reproducibility", write_page, "write docs/reproducibility.md from the kept runs")
+    written.add_argument("--out", type=Path, default=Path("docs/reproducibility.md"))
+    adopted = command("adopt", adopt_runs, "take finished runs that were made elsewhere")
+    adopted.add_argument("folders", metavar="RUN", nargs="+", type=Path, help="folder of a finished run")
+    swept = command("sweep", run_sweep, "run a sweep's missing candidates, write the chosen value")
+    swept.add_argument("file", metavar="FILE", type=Path, help="e.g. configs/papers/fot/sweeps/gpm-pmnist.yaml")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit status.
+
+    Args:
+        arguments: the command line without the program's name; None takes the process's own.
+    """
+    warnings.filterwarnings("ignore", module="jsonargparse")
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    options = _parser().parse_args(arguments)
+    try:
+        status: int = options.handler(options, Console())
+    except (ConfigError, NotAvailable, RunFolderError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return status

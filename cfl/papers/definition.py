@@ -1,0 +1,376 @@
+"""What fills a table: axes, the experiment of each combination of their values, and the figure of each column."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cfl.cli import DEFAULT_CONFIG
+from cfl.errors import ConfigError
+from cfl.papers import expressions
+from cfl.papers.published import Published, read_published
+
+CONFIGS = DEFAULT_CONFIG.parent
+PAPERS = Path(__file__).resolve().parent
+SCALE = "scale"
+"""The axis that every table has besides its own: ``paper`` is the published protocol."""
+
+Point = Mapping[str, str]
+"""A combination of axis values."""
+
+CHOSEN = "# chosen: "
+"""How a line of a config file begins that says why a value is ours and not the paper's."""
+
+
+class NotAvailable(ValueError):
+    """A cell whose experiment does not exist here; the message says what is absent."""
+
+
+def matches(when: Mapping[str, Any], point: Point) -> bool:
+    """Whether a point has every axis of ``when`` at the value given there, or at one of those in the list."""
+    return all(point.get(axis) in (_texts(wanted)) for axis, wanted in when.items())
+
+
+def _texts(value: Any) -> list[str]:
+    return [str(entry) for entry in (value if isinstance(value, list) else [value])]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What some points have in common: config files, settings over them, and why they are as they are.
+
+    Attributes:
+        when: axis -> value or values for which the rule holds; empty: always.
+        configs: files below ``configs/``; ``{axis}`` stands for the point's value.
+        settings: config key -> value, laid over everything so far; texts may hold ``{axis}``.
+        chosen: why these settings were chosen by us; None where they are the paper's.
+    """
+
+    when: Mapping[str, Any] = field(default_factory=dict)
+    configs: Sequence[str] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    chosen: str | None = None
+
+    @classmethod
+    def read(cls, entry: Mapping[str, Any], where: str) -> Rule:
+        """From a data file's entry with ``when``, ``configs``, ``set``, ``chosen``, each optional."""
+        known: dict[str, Any] = {"when": {}, "configs": [], "set": {}, "chosen": None}
+        _refuse_unknown(entry, known, where)
+        found = {**known, **entry}
+        return cls(found["when"], tuple(found["configs"]), found["set"], found["chosen"])
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How an experiment is run.
+
+    Attributes:
+        arguments: of ``cfl fit``, without seed and run folder.
+        notes: why some of its settings were chosen by us.
+    """
+
+    arguments: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    def shown(self) -> list[str]:
+        """The arguments with config files as they are called from the project's folder."""
+        return [argument.replace(f"--config={CONFIGS}/", "--config=configs/") for argument in self.arguments]
+
+
+def recipe(rules: Sequence[Rule], point: Point) -> Recipe:
+    """Lay the rules that hold for a point over each other, in their order.
+
+    Raises:
+        NotAvailable: a config file is not there, e.g. because a method is not implemented.
+        ConfigError: a rule needs an axis that the point does not have.
+    """
+    arguments: list[str] = []
+    notes: list[str] = []
+    for rule in rules:
+        if not matches(rule.when, point):
+            continue
+        for name in rule.configs:
+            path = CONFIGS / _filled(name, point)
+            if not path.is_file():
+                axis = max(point, key=lambda axis: name.rfind(f"{{{axis}}}"))
+                what = f"{axis} {point[axis]}" if f"{{{axis}}}" in name else path.name
+                raise NotAvailable(f"{what} not available")
+            arguments.append(f"--config={path}")
+            lines = path.read_text(encoding="utf-8").splitlines()
+            notes += [line.removeprefix(CHOSEN) for line in lines if line.startswith(CHOSEN)]
+        arguments += [setting(key, _filled(value, point)) for key, value in rule.settings.items()]
+        notes += [rule.chosen] if rule.chosen else []
+    return Recipe(tuple(arguments), tuple(dict.fromkeys(notes)))
+
+
+def setting(key: str, value: Any) -> str:
+    """``--key=value`` for the command line."""
+    return f"--{key}={value if isinstance(value, str) else json.dumps(value)}"
+
+
+def _filled(value: Any, point: Point) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return value.format_map(point)
+    except KeyError as missing:
+        raise ConfigError("rules", value, f"a text without {missing}: the table has no such axis") from None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One column: what of a finished run fills it.
+
+    Attributes:
+        value: an expression over the run's figures (:mod:`cfl.papers.expressions`).
+        less: subtract the same figure of another run: the point with these axis values.
+        of: axis values of the run that is read, where they are not the cell's own.
+        tolerance: difference from the published number that still counts as matched, in the column's unit.
+        decimals: digits behind the point.
+        when: points that have this column.
+    """
+
+    value: str
+    less: Mapping[str, str] = field(default_factory=dict)
+    of: Mapping[str, str] = field(default_factory=dict)
+    tolerance: float = 0.0
+    decimals: int = 2
+    when: Mapping[str, Any] = field(default_factory=dict)
+
+    def points(self, point: Point) -> list[dict[str, str]]:
+        """The runs that the figure is made of: the one that is read, and the one that is subtracted, if any."""
+        return [{**point, **self.of}] + ([{**point, **self.less}] if self.less else [])
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is compared where numbers cannot be: the order along an axis, by one figure, higher first.
+
+    Attributes:
+        axis: along which values are ranked.
+        figure: the column by which.
+        leader: the value that leads in the paper.
+        reference: the value from which the leader's distance is measured.
+    """
+
+    axis: str
+    figure: str
+    leader: str
+    reference: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table or figure of a paper; see ``docs/tables.md`` for the file it is read from."""
+
+    paper: Paper
+    name: str
+    title: str
+    axes: Mapping[str, Sequence[str]]
+    fixed: Mapping[str, str]
+    figures: Mapping[str, Figure]
+    rules: Sequence[Rule]
+    order: Order | None
+    lines: str | None
+    implied: Sequence[tuple[Mapping[str, Any], Mapping[str, str]]]
+    cannot: Sequence[tuple[Mapping[str, Any], str]]
+    notes: Sequence[str]
+
+    @property
+    def full_name(self) -> str:
+        """E.g. ``fot-table1``."""
+        return f"{self.paper.name}-{self.name}"
+
+    def select(self, chosen: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+        """The table's axes with only the chosen values, in the table's order.
+
+        Raises:
+            ConfigError: an axis or a value that the table does not have.
+        """
+        for axis, values in chosen.items():
+            if axis not in self.axes:
+                raise ConfigError(f"--{axis}", ",".join(values), f"for {self.full_name}: {', '.join(self.axes)}")
+            for value in values:
+                if value not in self.axes[axis]:
+                    raise ConfigError(
+                        f"--{axis}", value, f"for {self.full_name}: one or more of {','.join(self.axes[axis])}"
+                    )
+        return {a: [v for v in values if v in chosen.get(a, values)] for a, values in self.axes.items()}
+
+    def points(self, scale: str, chosen: Mapping[str, Sequence[str]] | None = None) -> Iterator[dict[str, str]]:
+        """Every combination of the (chosen) axis values, with the fixed ones and the scale.
+
+        Raises:
+            ConfigError: an axis, value or scale that the table does not have.
+        """
+        if scale not in self.paper.scales:
+            raise ConfigError("--scale", scale, f"one of {', '.join(self.paper.scales)}")
+        axes = self.select(chosen or {})
+        for values in itertools.product(*axes.values()):
+            point = {**self.fixed, **dict(zip(axes, values, strict=True)), SCALE: scale}
+            for when, further in self.implied:
+                if matches(when, point):
+                    point |= further
+            yield point
+
+    def place(self, point: Point) -> dict[str, str]:
+        """The axis values that name a point's cells."""
+        return {axis: point[axis] for axis in self.axes}
+
+    def figures_at(self, point: Point) -> dict[str, Figure]:
+        """The columns that a point has."""
+        return {name: figure for name, figure in self.figures.items() if matches(figure.when, point)}
+
+    def recipe(self, point: Point) -> Recipe:
+        """How a point's run is made.
+
+        Raises:
+            NotAvailable: something that it needs is not there, or the table says that it cannot be run.
+        """
+        for when, why in self.cannot:
+            if matches(when, point):
+                raise NotAvailable(why)
+        return recipe([*self.paper.rules, *self.rules], point)
+
+    @property
+    def published(self) -> list[Published]:
+        """Its published numbers; none for a picture."""
+        path = self.paper.folder / "published" / f"{self.name}.csv"
+        return read_published(path, self.paper.name, self.name, list(self.axes)) if path.is_file() else []
+
+
+@dataclass(frozen=True)
+class Paper:
+    """One paper: a folder with ``paper.yaml`` and a file per table.
+
+    Attributes:
+        name: of the folder.
+        folder: where its files are.
+        title: authors, venue.
+        scales: name -> what it means; the first is the published protocol.
+        run_folder: axes whose values make the path of a run.
+        labels: axis -> value -> how tables show it.
+        rules: which experiment belongs to which point.
+    """
+
+    name: str
+    folder: Path
+    title: str
+    scales: Mapping[str, str]
+    run_folder: Sequence[str]
+    labels: Mapping[str, Mapping[str, str]]
+    rules: Sequence[Rule]
+
+    @property
+    def published_scale(self) -> str:
+        """The scale whose numbers may be compared with the published ones."""
+        return next(iter(self.scales))
+
+    def label(self, axis: str, value: str) -> str:
+        """How a table shows an axis value."""
+        return self.labels.get(axis, {}).get(value, value)
+
+    def tables(self) -> list[Table]:
+        """All tables and figures, in the paper's order."""
+        files = [path for path in self.folder.glob("*.yaml") if path.stem != "paper"]
+        return [read_table(self, path) for path in sorted(files, key=lambda path: _natural(path.stem))]
+
+
+def _natural(name: str) -> tuple[bool, str, int]:
+    word = name.rstrip("0123456789")
+    return not word.startswith("table"), word, int(name[len(word) :] or 0)
+
+
+def papers(folder: Path = PAPERS) -> list[Paper]:
+    """All papers, by name."""
+    return [read_paper(path.parent) for path in sorted(folder.glob("*/paper.yaml"))]
+
+
+def table_named(name: str, folder: Path = PAPERS) -> Table:
+    """The table called e.g. ``fot-table1``.
+
+    Raises:
+        ConfigError: there is none; the message lists those that are.
+    """
+    tables = {table.full_name: table for paper in papers(folder) for table in paper.tables()}
+    if name not in tables:
+        raise ConfigError("table", name, f"one of {', '.join(tables)}")
+    return tables[name]
+
+
+def read_paper(folder: Path) -> Paper:
+    """Read ``paper.yaml``.
+
+    Raises:
+        ConfigError: a key is unknown or missing.
+    """
+    path = folder / "paper.yaml"
+    entry = _load(path)
+    _refuse_unknown(entry, ("title", "scales", "run_folder", "labels", "rules"), str(path))
+    return Paper(
+        name=folder.name,
+        folder=folder,
+        title=entry["title"],
+        scales=entry["scales"],
+        run_folder=tuple(entry["run_folder"]),
+        labels={axis: {str(k): v for k, v in names.items()} for axis, names in entry.get("labels", {}).items()},
+        rules=[Rule.read(rule, str(path)) for rule in entry["rules"]],
+    )
+
+
+def read_table(paper: Paper, path: Path) -> Table:
+    """Read one table's file.
+
+    Raises:
+        ConfigError: a key is unknown, an expression is none, or an axis is named that the table does not have.
+    """
+    entry, where = _load(path), str(path)
+    keys = ("title", "axes", "fixed", "implied", "figures", "rules", "order", "lines", "cannot", "notes")
+    _refuse_unknown(entry, keys, where)
+    axes = {axis: _texts(values) for axis, values in entry["axes"].items()}
+    figures = {}
+    for name, given in entry["figures"].items():
+        options = {"value": given} if isinstance(given, str) else given
+        _refuse_unknown(options, Figure.__dataclass_fields__, f"{where}, figures.{name}")
+        try:
+            expressions.check(options["value"])
+        except SyntaxError as error:
+            raise ConfigError(f"{where}, figures.{name}", options["value"], f"an expression ({error.msg})") from None
+        figures[name] = Figure(**options)
+    order = Order(**entry["order"]) if entry.get("order") else None
+    for axis in (order.axis if order else None, entry.get("lines")):
+        if axis is not None and axis not in axes:
+            raise ConfigError(where, axis, f"one of the axes {', '.join(axes)}")
+    return Table(
+        paper=paper,
+        name=path.stem,
+        title=entry["title"],
+        axes=axes,
+        fixed={axis: str(value) for axis, value in entry.get("fixed", {}).items()},
+        figures=figures,
+        rules=[Rule.read(rule, where) for rule in entry.get("rules", [])],
+        order=order,
+        lines=entry.get("lines"),
+        implied=[(part["when"], part["axes"]) for part in entry.get("implied", [])],
+        cannot=[(part["when"], part["why"]) for part in entry.get("cannot", [])],
+        notes=entry.get("notes", []),
+    )
+
+
+def _load(path: Path) -> dict[str, Any]:
+    entry = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(entry, dict):
+        raise ConfigError(str(path), entry, "a mapping")
+    return entry
+
+
+def _refuse_unknown(entry: Mapping[str, Any], known: Any, where: str) -> None:
+    for key in entry:
+        if key not in known:
+            raise ConfigError(f"{where}, {key}", entry[key], f"one of {', '.join(known)}")

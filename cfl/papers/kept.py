@@ -1,0 +1,107 @@
+"""Finished runs as small files that stay with the project when the run folders are gone."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cfl.comparison import RunFolderError
+from cfl.errors import ConfigError
+from cfl.papers.definition import Paper
+from cfl.papers.missing_data import MissingData
+from cfl.papers.results import Result, read_result
+
+RESULTS, MISSING = "results", "missing-data.json"
+_RUN_NAME = re.compile(r"(?P<scale>[^-]+)-seed(?P<seed>\d+)-[0-9a-f]{8}")
+
+
+def keep(paper: Paper, runs: Path, scales: Sequence[str], folder: Path | None = None) -> list[Path]:
+    """Write a file for every finished run of a paper, and which data sets were missing.
+
+    Args:
+        paper: the paper.
+        runs: folder of the runs, which lie below ``<runs>/<paper>``.
+        scales: keep runs at these scales.
+        folder: where to; None is the paper's ``results``.
+
+    Returns:
+        The files written.
+
+    Raises:
+        ConfigError: a scale that the paper does not have.
+    """
+    for scale in scales:
+        if scale not in paper.scales:
+            raise ConfigError("--scale", scale, f"one or more of {','.join(paper.scales)}")
+    target = folder or paper.folder / RESULTS
+    target.mkdir(parents=True, exist_ok=True)
+    written = []
+    for path in sorted((runs / paper.name).rglob("summary.json")):
+        name = _RUN_NAME.fullmatch(path.parent.name)
+        if name is None or name["scale"] not in scales:
+            continue
+        try:
+            result = read_result(path.parent)
+        except RunFolderError:
+            continue
+        where = path.parent.relative_to(runs / paper.name)
+        written.append(target / f"{'-'.join(where.parts)}.json")
+        written[-1].write_text(as_text(result, name["scale"]), encoding="utf-8")
+    missing = MissingData(runs / MISSING)
+    if missing.known:
+        MissingData(target / MISSING).add(missing.known)
+        written.append(target / MISSING)
+    return written
+
+
+def as_text(result: Result, scale: str) -> str:
+    """A run as JSON, a line per part: hash, experiment, summary, matrix, used space per layer and task."""
+    parts = {
+        "scale": scale,
+        "config_hash": result.hash,
+        "experiment": result.experiment,
+        "summary": _rounded(result.summary),
+        "matrix": _rounded(result.matrix),
+        "space": _rounded(result.space),
+        "client_epochs": result.client_epochs,
+    }
+    return "{\n" + ",\n".join(f'"{key}": {json.dumps(part, sort_keys=True)}' for key, part in parts.items()) + "\n}\n"
+
+
+def _rounded(tree: Any) -> Any:
+    if isinstance(tree, float):
+        return round(tree, 6)
+    if isinstance(tree, Mapping):
+        return {key: _rounded(part) for key, part in tree.items()}
+    return [_rounded(part) for part in tree] if isinstance(tree, list) else tree
+
+
+def read_kept(paper: Paper, folder: Path | None = None) -> dict[str, list[Result]]:
+    """Scale -> kept runs, in the order of their file names.
+
+    Args:
+        paper: the paper.
+        folder: where they are; None is the paper's ``results``.
+
+    Raises:
+        RunFolderError: a file is not one that :func:`keep` wrote, or its hash does not belong to its experiment.
+    """
+    found: dict[str, list[Result]] = {scale: [] for scale in paper.scales}
+    for path in sorted((folder or paper.folder / RESULTS).glob("*.json")):
+        if path.name == MISSING:
+            continue
+        try:
+            entry = json.loads(path.read_text(encoding="utf-8"))
+            result = Result(
+                entry["experiment"], entry["summary"], entry["matrix"], entry["space"], entry["client_epochs"], path
+            )
+            scale = found[entry["scale"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunFolderError(f"{path}: not a kept run: {error!r}") from None
+        if result.hash != entry["config_hash"]:
+            raise RunFolderError(f"{path}: its experiment has hash {result.hash}, not {entry['config_hash']}")
+        scale.append(result)
+    return found

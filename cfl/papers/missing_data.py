@@ -1,0 +1,87 @@
+"""Which data sets are absent on this machine, as runs have found out."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from cfl.data.sources import Source
+from cfl.data.sources.root import data_root
+from cfl.errors import DataFilesMissing
+
+
+def sources_of(experiment: Mapping[str, Any]) -> list[str]:
+    """Short names of the data sets of an experiment, each once."""
+    return list(dict.fromkeys(node["class_path"].rpartition(".")[2] for node, _ in _sources(experiment["data"])))
+
+
+def _sources(tree: Any) -> Iterator[tuple[Mapping[str, Any], type[Source]]]:
+    if isinstance(tree, list):
+        for part in tree:
+            yield from _sources(part)
+    elif isinstance(tree, Mapping):
+        module, _, name = str(tree.get("class_path", "")).rpartition(".")
+        try:
+            found = getattr(importlib.import_module(module), name, None) if module else None
+        except ImportError:  # the run itself will say so
+            found = None
+        if isinstance(found, type) and issubclass(found, Source):
+            yield tree, found
+        for part in tree.values():
+            yield from _sources(part)
+
+
+def find_missing(experiment: Mapping[str, Any]) -> dict[str, str]:
+    """Try to read an experiment's data sets; name -> the first line that says what is missing."""
+    missing = {}
+    for node, source in _sources(experiment["data"]):
+        try:
+            source(**(node.get("init_args") or {})).load(data_root())
+        except DataFilesMissing as error:
+            missing[source.__name__] = str(error).splitlines()[0]
+        except Exception:  # the run itself has said what else is wrong
+            continue
+    return missing
+
+
+class MissingData:
+    """Remembers in a file which data sets were missing, so that a report can say so without running anything.
+
+    Args:
+        path: the JSON file, name -> what was said; need not exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.known: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+    def add(self, missing: Mapping[str, str]) -> None:
+        """Remember these."""
+        if missing:
+            self._write({**self.known, **missing})
+
+    def remove(self, present: Iterable[str]) -> None:
+        """These were read, so they are there."""
+        gone = set(present) & set(self.known)
+        if gone:
+            self._write({name: text for name, text in self.known.items() if name not in gone})
+
+    def _write(self, known: dict[str, str]) -> None:
+        self.known = known
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        temporary.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        temporary.replace(self.path)
+
+    def reason(self, words: Collection[str]) -> str | None:
+        """Why an experiment cannot run here, e.g. ``needs SVHN``; None where nothing it needs is known to be missing.
+
+        Args:
+            words: names, among them those of its data sets.
+        """
+        names = sorted(set(words) & set(self.known))
+        return f"needs {', '.join(names)}" if names else None

@@ -1,0 +1,89 @@
+"""Comparing runs at a reduced scale with published numbers: by the order of the methods, never by value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cfl.papers.cells import Cell
+from cfl.papers.definition import Table
+
+
+@dataclass(frozen=True)
+class OrderComparison:
+    """The values along one axis at one place of a table, ours beside the paper's.
+
+    Attributes:
+        place: the other axes' values.
+        values: along the axis, those that both have; in the table's order.
+        ours: mean per value.
+        paper: published mean per value.
+        leader: the value that leads in the paper's conclusions.
+        reference: the value it is measured against.
+    """
+
+    place: Mapping[str, str]
+    values: Sequence[str]
+    ours: Mapping[str, float]
+    paper: Mapping[str, float]
+    leader: str
+    reference: str
+
+    @property
+    def correlation(self) -> float | None:
+        """Spearman's rank correlation; None for fewer than three values, where it could only be 1 or -1."""
+        if len(self.values) < 3:
+            return None
+        return rank_correlation([self.ours[v] for v in self.values], [self.paper[v] for v in self.values])
+
+    @property
+    def leads(self) -> bool | None:
+        """Whether the leader is above all others here; None where it has not been run, or nothing else has."""
+        others = [self.ours[v] for v in self.values if v != self.leader]
+        return self.ours[self.leader] > max(others) if self.leader in self.ours and others else None
+
+    @property
+    def gap(self) -> tuple[float, float] | None:
+        """Leader minus reference: ours, the paper's. None where one of them has not been run."""
+        if not {self.leader, self.reference} <= set(self.ours):
+            return None
+        return self.ours[self.leader] - self.ours[self.reference], self.paper[self.leader] - self.paper[self.reference]
+
+
+def compare_orders(table: Table, cells: Sequence[Cell]) -> list[OrderComparison]:
+    """One comparison for each combination of the other axes' values of which at least two have been run."""
+    order = table.order
+    if order is None:
+        return []
+    groups: dict[tuple[str, ...], list[Cell]] = {}
+    others = [axis for axis in table.axes if axis != order.axis]
+    for cell in cells:
+        if cell.figure == order.figure and cell.ours is not None and cell.published is not None:
+            groups.setdefault(tuple(cell.point[axis] for axis in others), []).append(cell)
+    return [
+        OrderComparison(
+            place=dict(zip(others, place, strict=True)),
+            values=[cell.point[order.axis] for cell in group],
+            ours={cell.point[order.axis]: cell.ours.mean for cell in group if cell.ours},
+            paper={cell.point[order.axis]: cell.published.mean for cell in group if cell.published},
+            leader=order.leader,
+            reference=order.reference,
+        )
+        for place, group in groups.items()
+        if len(group) > 1
+    ]
+
+
+def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float | None:
+    """Spearman's rank correlation in [-1, 1], ties at their mean rank; None where all values of one side are equal."""
+    a, b = _ranks(left), _ranks(right)
+    mean_a, mean_b = math.fsum(a) / len(a), math.fsum(b) / len(b)
+    covariance = math.fsum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True))
+    variances = math.fsum((x - mean_a) ** 2 for x in a) * math.fsum((y - mean_b) ** 2 for y in b)
+    return covariance / math.sqrt(variances) if variances else None
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    below = [sum(other < value for other in values) for value in values]
+    return [rank + (values.count(value) + 1) / 2 for rank, value in zip(below, values, strict=True)]

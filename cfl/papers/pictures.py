@@ -1,0 +1,124 @@
+"""Pictures of tables: our numbers beside the published ones, and curves over tasks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from cfl.figures import _MARKERS, _PALETTE, save
+from cfl.papers.cells import Cell, Spread
+from cfl.papers.definition import SCALE, Table
+
+_COLUMNS = 4
+
+
+def spreads(cell: Cell) -> list[tuple[int | None, Spread | None]]:
+    """Our numbers: one, under None; or for a curve one per task learned, from 1, without those that have no value."""
+    curves = [values for values in cell.seeds.values() if isinstance(values, list)]
+    if not curves:
+        return [(None, cell.ours)]
+    return [
+        (t + 1, Spread.over([value for value in values if value is not None]))
+        for t, values in enumerate(zip(*curves, strict=True))
+        if any(value is not None for value in values)
+    ]
+
+
+def table_picture(table: Table, cells: Sequence[Cell], path: Path) -> Path | None:
+    """Draw a table's cells; None, and no file, where nothing of it has been run.
+
+    Curves: a panel per figure and place, a line per value of the table's ``lines`` axis, deviation as a band. Numbers:
+    a panel likewise, with the paper's number hollow and ours filled.
+
+    Args:
+        table: the table.
+        cells: its cells, all at one scale.
+        path: the file.
+    """
+    if not any(cell.seeds for cell in cells):
+        path.unlink(missing_ok=True)  # of an earlier report
+        return None
+    across = table.lines or (table.order.axis if table.order else list(table.axes)[-1])
+    panels: dict[tuple[str, ...], list[Cell]] = {}
+    for cell in cells:
+        place = [table.paper.label(axis, cell.point[axis]) for axis in table.axes if axis != across]
+        panels.setdefault((*place, cell.figure), []).append(cell)
+    panels = {name: group for name, group in panels.items() if any(cell.seeds for cell in group)}
+    columns = min(_COLUMNS, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(3.4 * columns + 1.2, 2.9 * rows + 0.6), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for axes, (name, group) in zip(grid.flat, panels.items(), strict=False):
+        axes.set_title(", ".join(name), fontsize=9, parse_math=False)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8)
+        if table.lines:
+            _curves(axes, table, group)
+        else:
+            _numbers(axes, table, group, across)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_axis_off()
+    handles = _line_handles(table, across) if table.lines else _number_handles(cells[0].point[SCALE])
+    legend = figure.legend(handles=handles, loc="outside lower center", ncols=6, frameon=False, fontsize=9)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    return save(figure, path)
+
+
+def _style(k: int) -> dict[str, Any]:
+    return {"color": _PALETTE[k % len(_PALETTE)], "marker": _MARKERS[k % len(_MARKERS)]}
+
+
+def _line_handles(table: Table, across: str) -> list[Line2D]:
+    names = [table.paper.label(across, value) for value in table.axes[across]]
+    return [Line2D([], [], label=name, **_style(k)) for k, name in enumerate(names)]
+
+
+def _number_handles(scale: str) -> list[Line2D]:
+    look: dict[str, Any] = {"linestyle": "none", "marker": "o"}
+    return [
+        Line2D([], [], label="paper", color=_PALETTE[1], markerfacecolor="white", **look),
+        Line2D([], [], label=f"ours, scale {scale}", color=_PALETTE[0], **look),
+    ]
+
+
+def _curves(axes: Axes, table: Table, group: Sequence[Cell]) -> None:
+    assert table.lines is not None
+    for cell in group:
+        points = [(x, spread) for x, spread in spreads(cell) if x is not None and spread is not None]
+        if not points:
+            continue
+        style = _style(list(table.axes[table.lines]).index(cell.point[table.lines]))
+        xs, means = [x for x, _ in points], [spread.mean for _, spread in points]
+        axes.plot(xs, means, linewidth=1.6, markersize=4, **style)
+        low = [spread.mean - (spread.std or 0.0) for _, spread in points]
+        high = [spread.mean + (spread.std or 0.0) for _, spread in points]
+        axes.fill_between(xs, low, high, color=style["color"], alpha=0.15, linewidth=0)
+    axes.set_xlabel("tasks learned", fontsize=8)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
+    axes.grid(axis="y", color="#dddddd", linewidth=0.8)
+
+
+def _numbers(axes: Axes, table: Table, group: Sequence[Cell], across: str) -> None:
+    for y, cell in enumerate(group):
+        paper = Spread(cell.published.mean, cell.published.std, 1) if cell.published else None
+        looks: list[tuple[Spread | None, float, dict[str, Any]]] = [
+            (paper, -0.12, {"color": _PALETTE[1], "markerfacecolor": "white"}),
+            (cell.ours, 0.12, {"color": _PALETTE[0]}),
+        ]
+        for spread, shift, look in looks:
+            if spread is not None:
+                axes.errorbar(spread.mean, y + shift, xerr=spread.std, fmt="o", markersize=5, capsize=2, **look)
+    axes.set_yticks(range(len(group)), [table.paper.label(across, cell.point[across]) for cell in group])
+    for label in axes.get_yticklabels():
+        label.set_parse_math(False)
+    axes.set_ylim(len(group) - 0.5, -0.5)
+    axes.margins(x=0.12)
+    axes.grid(axis="x", color="#dddddd", linewidth=0.8)

@@ -1,0 +1,176 @@
+"""A table as text, CSV and picture: the paper's numbers, ours, and how they stand to each other."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cfl.papers.cells import Cell, Experiments, Spread
+from cfl.papers.definition import Table
+from cfl.papers.orders import OrderComparison, compare_orders
+from cfl.papers.pictures import spreads, table_picture
+
+REPORTS = "reports"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written.
+
+    Attributes:
+        text: the whole report, Markdown.
+        short: one line per status with the number of cells.
+        files: paths of all that was written.
+    """
+
+    text: str
+    short: str
+    files: Sequence[Path]
+
+
+def write_report(
+    experiments: Experiments,
+    table: Table,
+    scale: str,
+    chosen: Mapping[str, Sequence[str]],
+    runs: Path,
+    seeds: int | None = None,
+) -> Report:
+    """Write ``<table>-<scale>.md``, ``.csv`` and ``.png`` into ``<runs>/<paper>/reports``.
+
+    Args:
+        experiments: the finished runs.
+        table: the table.
+        scale: which runs.
+        chosen: axis -> values, to leave others out.
+        runs: folder of the runs.
+        seeds: use seeds 0 .. seeds - 1 only; None takes whatever there is.
+
+    Raises:
+        ConfigError: an axis, value or scale that the table does not have.
+    """
+    cells = experiments.cells(table, scale, chosen, seeds)
+    folder = runs / table.paper.name / REPORTS
+    folder.mkdir(parents=True, exist_ok=True)
+    base = folder / f"{table.name}-{scale}"
+    picture = table_picture(table, cells, base.with_suffix(".png"))
+    text = markdown(table, scale, cells, picture.name if picture else None)
+    base.with_suffix(".md").write_text(text, encoding="utf-8")
+    base.with_suffix(".csv").write_text(as_csv(table, cells), encoding="utf-8")
+    files = [base.with_suffix(".md"), base.with_suffix(".csv"), *([picture] if picture else [])]
+    return Report(text, counts(cells), files)
+
+
+def counts(cells: Sequence[Cell]) -> str:
+    """How many cells have which status, e.g. ``matched 3, off 1, not run 124``."""
+    words = [cell.status.partition(" (")[0].partition(":")[0] for cell in cells]
+    found = Counter("off" if word.startswith("off by") else word for word in words)
+    return ", ".join(f"{name} {number}" for name, number in found.most_common())
+
+
+def markdown(table: Table, scale: str, cells: Sequence[Cell], picture: str | None = None) -> str:
+    """The report as Markdown.
+
+    Args:
+        table: the table.
+        scale: the runs' scale.
+        cells: its cells, all at this scale.
+        picture: file name of a picture beside it.
+    """
+    paper = table.paper
+    lines = [f"# {table.full_name}: {table.title}", "", paper.title, "", f"Scale `{scale}`: {paper.scales[scale]}.", ""]
+    if scale != paper.published_scale:
+        lines += ["These runs are not the published protocol: their numbers are not held against the paper's.", ""]
+    lines += [f"Cells: {counts(cells)}.", ""]
+    notes: list[str] = []
+    lines += cell_table(table, cells, notes)
+    lines += order_table(table, compare_orders(table, cells))
+    if notes:
+        lines += ["", "Chosen by us, because the paper does not say, or says otherwise:", ""]
+        lines += [f"{number}. {note}" for number, note in enumerate(notes, start=1)]
+    if table.notes:
+        lines += ["", *(f"- {note}" for note in table.notes)]
+    if picture:
+        lines += ["", f"![{table.title}]({picture})"]
+    return "\n".join(lines) + "\n"
+
+
+def cell_table(table: Table, cells: Sequence[Cell], notes: list[str]) -> list[str]:
+    """The cells as lines of a Markdown table; notes not yet in ``notes`` are added, and marked with their number."""
+    axes = list(table.axes)
+    lines = [
+        "| " + " | ".join([*axes, "figure", "paper", "ours", "seeds", "difference", "status"]) + " |",
+        "|" + "---|" * (len(axes) + 1) + "---:|---:|---:|---:|---|",
+    ]
+    for cell in cells:
+        for note in cell.notes:
+            if note not in notes:
+                notes.append(note)
+        marks = "".join(f" [{notes.index(note) + 1}]" for note in cell.notes)
+        names = [table.paper.label(axis, cell.point[axis]) for axis in axes]
+        decimals = cell.definition.decimals
+        published = Spread(cell.published.mean, cell.published.std, 1) if cell.published else None
+        difference = cell.difference
+        comparable = cell.point["scale"] == table.paper.published_scale
+        row = [
+            *names,
+            cell.figure + marks,
+            shown(published, decimals),
+            shown(cell.ours, decimals) if cell.ours or not cell.seeds else "curve",
+            str(len(cell.seeds) or "-"),
+            f"{difference:+.{decimals}f}" if difference is not None and comparable else "-",
+            cell.status,
+        ]
+        lines.append("| " + " | ".join(row) + " |")
+    return lines
+
+
+def order_table(table: Table, comparisons: Sequence[OrderComparison]) -> list[str]:
+    """The order of the methods, as lines of Markdown; empty where there is none to compare."""
+    if table.order is None or not comparisons:
+        return []
+    order, label = table.order, table.paper.label
+    leader, reference = (label(order.axis, value) for value in (order.leader, order.reference))
+    places = list(comparisons[0].place)
+    heads = [*places, "run", "rank correlation", f"{leader} leads", f"{leader} - {reference}, ours", "paper"]
+    lines = ["", f"Order along {order.axis}, by {order.figure}:", "", "| " + " | ".join(heads) + " |"]
+    lines.append("|" + "---|" * (len(places) + 1) + "---:|---|---:|---:|")
+    for part in comparisons:
+        gap, correlation = part.gap, part.correlation
+        row = [
+            *(label(axis, value) for axis, value in part.place.items()),
+            ", ".join(label(order.axis, value) for value in part.values),
+            "-" if correlation is None else f"{correlation:+.2f}",
+            {True: "yes", False: "no", None: "-"}[part.leads],
+            "-" if gap is None else f"{gap[0]:+.2f}",
+            "-" if gap is None else f"{gap[1]:+.2f}",
+        ]
+        lines.append("| " + " | ".join(row) + " |")
+    return lines
+
+
+def shown(spread: Spread | None, decimals: int) -> str:
+    """``85.68 ± 0.57``, without deviation where there is none, ``-`` where there is nothing."""
+    if spread is None:
+        return "-"
+    mean = f"{round(spread.mean, decimals) + 0.0:.{decimals}f}"
+    return mean if spread.std is None else f"{mean} ± {spread.std:.{decimals}f}"
+
+
+def as_csv(table: Table, cells: Sequence[Cell]) -> str:
+    """The cells as CSV, unrounded; a curve has a line per point, with the number of tasks learned as ``after``."""
+    axes = list(table.axes)
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([*axes, "scale", "figure", "after", "paper", "paper_std", "ours", "ours_std", "seeds", "status"])
+    for cell in cells:
+        published = [cell.published.mean, cell.published.std] if cell.published else [None, None]
+        for after, ours in spreads(cell):
+            numbers = [ours.mean, ours.std, ours.count] if ours else [None, None, 0]
+            row = [*(cell.point[axis] for axis in axes), cell.point["scale"], cell.figure, after, *published, *numbers]
+            writer.writerow(["" if value is None else value for value in row] + [cell.status])
+    return file.getvalue()

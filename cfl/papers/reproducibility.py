@@ -1,0 +1,95 @@
+"""The page that says how far each published number was reproduced, from the kept runs alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cfl.papers.cells import Cell, Experiments
+from cfl.papers.definition import Paper, Table
+from cfl.papers.kept import MISSING, RESULTS, read_kept
+from cfl.papers.missing_data import MissingData
+from cfl.papers.orders import compare_orders
+from cfl.papers.report import cell_table, counts, order_table
+from cfl.papers.resolving import Resolver
+from cfl.papers.results import Result, Results
+
+HEAD = """# Reproducibility
+
+Written by `python -m cfl.papers reproducibility` from the kept runs in `cfl/papers/*/results`; do not edit. Every cell
+of the papers' tables has a row. A run of the published protocol is `matched` if the difference is at most the sum of
+both deviations or the tolerance stated below the table, otherwise `off by` it. Runs at a reduced scale are never held
+against published numbers: only the order of the methods is compared. [tables.md](tables.md) says how to make the runs.
+"""
+
+
+def page(papers: Sequence[Paper], resolver: Resolver, folders: Mapping[str, Path] | None = None) -> str:
+    """The whole page.
+
+    Args:
+        papers: all papers.
+        resolver: resolves the tables' configurations.
+        folders: paper -> where its kept runs are; None takes each paper's ``results``.
+    """
+    lines = [HEAD]
+    for paper in papers:
+        folder = (folders or {}).get(paper.name, paper.folder / RESULTS)
+        kept = read_kept(paper, folder)
+        missing = MissingData(folder / MISSING)
+        known = {scale: Experiments(resolver, Results(results), missing) for scale, results in kept.items()}
+        lines += [f"## {paper.title}", ""]
+        tables = [(table, _cells(table, known)) for table in paper.tables()]
+        lines += ["| table | cells | |", "|---|---:|---|"]
+        lines += [f"| {table.full_name} | {len(cells)} | {counts(cells)} |" for table, cells in tables]
+        for table, cells in tables:
+            lines += _section(table, cells)
+        lines += _runs(paper, kept)
+    return "\n".join(lines) + "\n"
+
+
+def _cells(table: Table, known: Mapping[str, Experiments]) -> list[Cell]:
+    """Each cell once: at the first scale at which it was run, else at the published one."""
+    scales = list(known)
+    chosen: dict[tuple[str, ...], Cell] = {}
+    for scale in scales:
+        for cell in known[scale].cells(table, scale):
+            key = (*table.place(cell.point).values(), cell.figure)
+            if (key not in chosen and (cell.seeds or scale == scales[0])) or (cell.seeds and not chosen[key].seeds):
+                chosen[key] = cell
+    return list(chosen.values())
+
+
+def _section(table: Table, cells: Sequence[Cell]) -> list[str]:
+    notes: list[str] = []
+    lines = ["", f"### {table.full_name}: {table.title}", "", *cell_table(table, cells, notes)]
+    for scale in table.paper.scales:
+        order = order_table(table, compare_orders(table, [cell for cell in cells if cell.point["scale"] == scale]))
+        lines += ["", f"Scale `{scale}`:", *order] if order else []
+    if notes:
+        lines += ["", "Chosen by us, because the paper does not say, or says otherwise:", ""]
+        lines += [f"{number}. {note}" for number, note in enumerate(notes, start=1)]
+    return lines + (["", *(f"- {note}" for note in table.notes)] if table.notes else [])
+
+
+def _runs(paper: Paper, kept: Mapping[str, Sequence[Result]]) -> list[str]:
+    lines = ["", "### Runs", ""]
+    if not any(kept.values()):
+        return [*lines, "None is kept."]
+    heads = ["method", "benchmark", "partition", "scale", "seed", "rounds", "seconds", "machine", "cfl, torch", "hash"]
+    lines += ["| " + " | ".join(heads) + " |", "|---|---|---|---|---:|---:|---:|---|---|---|"]
+    for scale, results in kept.items():
+        for result in results:
+            figures = result.summary
+            versions = figures.get("versions", {})
+            row = [
+                *(str(figures.get(key, "-")) for key in ("method", "benchmark", "partition")),
+                scale,
+                str(result.seed),
+                str(figures.get("rounds", "-")),
+                f"{figures.get('seconds', 0.0):.0f}",
+                f"{figures.get('machine', '-')}, {figures.get('device', '-')}",
+                f"{versions.get('cfl', '-')}, {versions.get('torch', '-')}",
+                result.hash,
+            ]
+            lines.append("| " + " | ".join(row) + " |")
+    return [*lines, "", "Scales: " + "; ".join(f"`{name}`: {text}" for name, text in paper.scales.items()) + "."]

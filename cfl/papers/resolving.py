@@ -1,0 +1,131 @@
+"""From the arguments of ``cfl fit`` to the experiment they describe, without a process for each."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from lightning.pytorch import Trainer
+
+from cfl import cli
+from cfl.client import Client
+from cfl.data.datamodule import FederatedDataModule
+from cfl.errors import ConfigError
+from cfl.experiment import completed, config_hash, experiment_of
+from cfl.parsing import Parser
+from cfl.schedule import Schedule
+
+SECTIONS: Mapping[str, type] = {
+    "model": Client,
+    "data": FederatedDataModule,
+    "schedule": Schedule,
+    "federated": cli.FederatedOrchestrator,
+    "trainer": Trainer,
+}
+"""The class whose signature has the defaults of a section's options."""
+
+
+class _Ready(Exception):
+    """The parsers are built."""
+
+
+class _ParsersOnly(cli.FederatedCLI):
+    """The command line's parsers, and nothing is run."""
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        return {"fit": cli.FederatedCLI.subcommands()["fit"]}
+
+    def parse_arguments(self, parser: Any, args: Any) -> None:
+        raise _Ready(self)
+
+    def resolve(self, arguments: Sequence[str]) -> dict[str, Any]:
+        self.config = self.parser.parse_args(["fit", *arguments])
+        self.subcommand = "fit"
+        return self._plain_config()
+
+
+class Resolver:
+    """Resolves configurations with the parser of ``cfl fit``; one parser serves all."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, ...], dict[str, Any]] = {}
+
+    @cached_property
+    def _parsers(self) -> _ParsersOnly:
+        try:
+            _ParsersOnly(
+                Client,
+                FederatedDataModule,
+                args=[],
+                seed_everything_default=0,
+                auto_configure_optimizers=False,
+                load_from_checkpoint_support=False,
+                save_config_callback=None,
+                parser_class=Parser,
+                parser_kwargs={"fit": {"default_config_files": [str(cli.DEFAULT_CONFIG)]}},
+            )
+        except _Ready as ready:
+            parsers: _ParsersOnly = ready.args[0]
+        return parsers
+
+    def config(self, arguments: Sequence[str]) -> dict[str, Any]:
+        """The configuration that ``cfl fit`` with these arguments would resolve to.
+
+        Raises:
+            ConfigError: it would refuse them.
+        """
+        key = tuple(arguments)
+        if key not in self._known:
+            said = io.StringIO()
+            try:
+                with contextlib.redirect_stderr(said):
+                    self._known[key] = self._parsers.resolve(key)
+            except SystemExit:
+                lines = [line for line in said.getvalue().splitlines() if line.startswith("error: ")]
+                reason = lines[-1].removeprefix("error: ") if lines else said.getvalue().strip()
+                raise ConfigError("cfl fit", " ".join(key), f"arguments that it understands ({reason})") from None
+        return self._known[key]
+
+    def experiment(self, arguments: Sequence[str], seed: int = 0) -> dict[str, Any]:
+        """What decides the results of ``cfl fit`` with these arguments under a seed.
+
+        Raises:
+            ConfigError: it would refuse them.
+        """
+        # The seed is one value of the configuration, and nothing else is made of it before the run.
+        return {**experiment_of(self.config(arguments)), "seed_everything": seed}
+
+
+def without_seed(experiment: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for all seeds."""
+    return {**experiment, "seed_everything": None}
+
+
+def same_experiment(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    """Whether a run found is one of the experiment wanted, but for the seed.
+
+    A run made before an option existed counts, if the experiment wanted leaves that option at its default.
+    """
+    if set(wanted["methods"]) != set(found["methods"]):  # most runs that are asked about, and quick
+        return False
+    ours, theirs = without_seed(wanted), without_seed(found)
+    return ours == theirs or ours == completed(theirs, ours, SECTIONS)
+
+
+def seedless_hash(experiment: Mapping[str, Any]) -> str:
+    """The hash that all seeds of an experiment share."""
+    return config_hash(without_seed(experiment))
+
+
+def num_rounds(config: Mapping[str, Any]) -> int | None:
+    """Communication rounds of a run; None where the stream does not say how many tasks it has."""
+    rounds = config["schedule"]["rounds_per_task"]
+    if isinstance(rounds, list):
+        return sum(rounds)
+    arguments = config["data"]["stream"].get("init_args") or {}
+    tasks = arguments.get("num_tasks") or len(arguments.get("sources") or [])
+    return rounds * tasks if tasks else None

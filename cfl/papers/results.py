@@ -1,0 +1,161 @@
+"""Finished runs, and which of them belong to an experiment."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cfl.comparison import RunFolderError, read_run
+from cfl.experiment import config_hash, experiment_of
+from cfl.papers.expressions import Undefined, evaluate
+from cfl.papers.resolving import same_experiment, seedless_hash
+
+SPACE = "used_space"
+"""The column of a method's table from which used space per task and layer is read."""
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """One finished run.
+
+    Attributes:
+        experiment: what decides its results (:func:`cfl.experiment.experiment_of`).
+        summary: its ``summary.json``.
+        matrix: ``[T][T]`` in percent, row = after task, column = task; None where not evaluated.
+        space: layer -> percent of its input space used after each task but the last; empty where no method says so.
+        client_epochs: local epochs of all clients over all rounds together.
+        source: where it was read from.
+    """
+
+    experiment: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    matrix: list[list[float | None]]
+    space: Mapping[str, list[float]] = field(default_factory=dict)
+    client_epochs: int | None = None
+    source: Path | None = None
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return int(self.experiment["seed_everything"])
+
+    @property
+    def hash(self) -> str:
+        """Of the experiment, seed included."""
+        return config_hash(self.experiment)
+
+    def figure(self, expression: str) -> Any:
+        """A figure of the run: a number, or a list with one per task.
+
+        Known are all entries of ``summary.json``; ``matrix[t, i]``; ``diagonal``; ``averages``, ACC after each task;
+        ``task(i)``, the accuracy on task i after each task, null before it; ``used(layer)`` in percent after each task
+        but the last; ``layers``; ``client_epochs``; ``setting("data.num_clients")``; ``mean(list)``.
+
+        Raises:
+            Undefined: it has no value for this run.
+        """
+        return evaluate(expression, self._names())
+
+    def _names(self) -> dict[str, Any]:
+        tasks = range(len(self.matrix))
+        averages = [_mean(self.matrix[t][: t + 1]) for t in tasks]
+        return {
+            **self.summary,
+            "matrix": self.matrix,
+            "diagonal": [self.matrix[t][t] for t in tasks],
+            "averages": averages,
+            "task": lambda i: [self.matrix[t][i] if t >= i else None for t in tasks] if i < len(tasks) else None,
+            "used": lambda layer: self.space.get(layer),
+            "layers": list(self.space),
+            "client_epochs": self.client_epochs,
+            "setting": self._setting,
+            "mean": _mean,
+        }
+
+    def _setting(self, key: str) -> Any:
+        found: Any = self.experiment
+        for name in key.split("."):
+            if not isinstance(found, Mapping) or name not in found:
+                raise Undefined(f"the run has no setting {key}")
+            found = found[name]
+        return found
+
+
+def _mean(values: Iterable[float | None] | None) -> float | None:
+    found = list(values or [])
+    return None if not found or None in found else math.fsum(v for v in found if v is not None) / len(found)
+
+
+def read_result(folder: Path) -> Result:
+    """Read a finished run's folder.
+
+    Raises:
+        RunFolderError: it holds no finished run, or one whose configuration is not there.
+    """
+    run = read_run(folder)
+    try:
+        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        experiment = experiment_of(config)
+        local_epochs = experiment["schedule"]["local_epochs"]
+    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+        raise RunFolderError(f"{folder / 'config.yaml'}: not the configuration of a run: {error}") from None
+    matrix = [[None if math.isnan(x) else x for x in row] for row in run.matrix.tolist()]
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    space: dict[str, list[float]] = {}
+    for name in config.get("methods") or {}:
+        for row in _rows(folder / f"{name}.csv"):
+            if SPACE in row and "layer" in row:
+                space.setdefault(row["layer"], []).append(float(row[SPACE]))
+    rounds = _rows(folder / "rounds.csv")
+    epochs = sum(int(row["clients"]) for row in rounds) * local_epochs if rounds else None
+    return Result(experiment, summary, matrix, space, epochs, folder)
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+class Results:
+    """A collection of finished runs that is asked for those of an experiment.
+
+    Args:
+        results: in order of preference, where two are of one experiment and seed.
+    """
+
+    def __init__(self, results: Iterable[Result]) -> None:
+        self.all = list(results)
+        self._by_hash: dict[str, list[Result]] = {}
+        for result in self.all:
+            self._by_hash.setdefault(seedless_hash(result.experiment), []).append(result)
+
+    def of(self, experiment: Mapping[str, Any]) -> dict[int, Result]:
+        """Seed -> run, for all seeds of an experiment; seeds ascend."""
+        found: dict[int, Result] = {}
+        for result in self._by_hash.get(seedless_hash(experiment), []):
+            found.setdefault(result.seed, result)
+        for group in self._by_hash.values():
+            if same_experiment(experiment, group[0].experiment):
+                for result in group:
+                    found.setdefault(result.seed, result)
+        return dict(sorted(found.items()))
+
+
+def read_results(root: Path) -> Results:
+    """All finished runs below a folder; what is not finished or not readable is left out."""
+    found = []
+    for path in sorted(root.rglob("summary.json")):
+        try:
+            found.append(read_result(path.parent))
+        except RunFolderError:
+            continue
+    return Results(found)

@@ -1,0 +1,219 @@
+"""Run experiments as processes, several at a time: resume what was interrupted, survive what fails."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from cfl.errors import ConfigError
+from cfl.papers.missing_data import MissingData, find_missing, sources_of
+from cfl.papers.resolving import num_rounds
+
+LOG, LOCK, SUMMARY, CHECKPOINT = "log.txt", ".lock", "summary.json", "last.ckpt"
+LAST_LINES = 6
+"""Lines of a failed run's log that are repeated."""
+
+State = Literal["finished", "failed", "cannot run here", "interrupted", "runs elsewhere"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to be made.
+
+    Attributes:
+        name: for the user.
+        arguments: of ``cfl fit``, seed included, run folder not.
+        folder: the run folder. One that holds an interrupted run is continued.
+        config: the resolved configuration.
+        experiment: what decides the results.
+    """
+
+    name: str
+    arguments: Sequence[str]
+    folder: Path
+    config: dict[str, Any]
+    experiment: dict[str, Any]
+
+    @property
+    def command(self) -> list[str]:
+        """The whole command line."""
+        own = [f"--run.dir={self.folder}", "--ckpt_path=last"]
+        return [sys.executable, "-m", "cfl", "fit", *self.arguments, *own]
+
+
+@dataclass
+class Outcome:
+    """What became of a job."""
+
+    job: Job
+    state: State
+    reason: str = ""
+
+
+@dataclass
+class _Running:
+    job: Job
+    process: subprocess.Popen[bytes]
+    bar: TaskID
+    started: float = field(default_factory=time.monotonic)
+
+
+class Runner:
+    """Runs jobs, ``jobs`` of them at a time.
+
+    Every run is a process ``cfl fit`` with the cores divided by ``jobs`` as its number of math threads, unless
+    ``OMP_NUM_THREADS`` is set; its output goes to ``log.txt`` in its folder. A file lock that the process inherits
+    keeps two runners from one folder, and is gone with the process, however it dies.
+
+    SIGINT and SIGTERM are passed on: runs write their checkpoint after the round and end, and no other is started. The
+    same signal again ends them at once.
+
+    Args:
+        jobs: runs at a time.
+        missing: where missing data sets are remembered; a job that needs one that was found missing is not started.
+        console: where progress is shown: live bars on a terminal, a line per start and end elsewhere.
+
+    Raises:
+        ConfigError: ``jobs`` is below 1.
+    """
+
+    def __init__(self, jobs: int, missing: MissingData, console: Console | None = None) -> None:
+        if jobs < 1:
+            raise ConfigError("--jobs", jobs, "an integer of at least 1")
+        self.jobs = jobs
+        self.missing = missing
+        self.console = console or Console()
+        self.interrupted_by: int | None = None
+        self._running: list[_Running] = []
+        self._absent: set[str] = set()  # found missing by this runner; what earlier ones found may be there by now
+
+    def run(self, jobs: Sequence[Job]) -> list[Outcome]:
+        """Run all, in order; what became of each, in the order in which they ended."""
+        outcomes: list[Outcome] = []
+        waiting = list(jobs)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        progress = Progress(*columns, console=self.console, disable=not self.console.is_terminal)
+        with self._signals(), progress:
+            everything = progress.add_task("runs", total=len(waiting))
+            while waiting or self._running:
+                while waiting and len(self._running) < self.jobs:
+                    job = waiting.pop(0)
+                    outcome = self._start(job, progress)
+                    outcomes += [outcome] if outcome else []
+                for entry in [entry for entry in self._running if entry.process.poll() is not None]:
+                    self._running.remove(entry)
+                    progress.remove_task(entry.bar)
+                    outcomes.append(self._ended(entry))
+                    self._say(progress, outcomes[-1], time.monotonic() - entry.started)
+                for entry in self._running:
+                    progress.update(entry.bar, completed=rounds_done(entry.job.folder))
+                progress.update(everything, completed=len(outcomes))
+                if self._running:
+                    time.sleep(0.2)
+        return outcomes
+
+    def _start(self, job: Job, progress: Progress) -> Outcome | None:
+        """Start a job's process; an outcome where it is not started."""
+        if self.interrupted_by is not None:
+            return Outcome(job, "interrupted", "not started")
+        absent = [name for name in sources_of(job.experiment) if name in self._absent]
+        if absent:
+            return Outcome(job, "cannot run here", f"needs {', '.join(absent)}")
+        job.folder.mkdir(parents=True, exist_ok=True)
+        with (job.folder / LOCK).open("w") as lock, (job.folder / LOG).open("ab") as log:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return Outcome(job, "runs elsewhere", f"another process is at work in {job.folder}")
+            threads = max(1, len(os.sched_getaffinity(0)) // self.jobs)
+            process = subprocess.Popen(
+                job.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=[lock.fileno()],
+                start_new_session=True,  # a terminal's Ctrl-C comes once, through this process
+                env={"OMP_NUM_THREADS": str(threads), **os.environ},
+            )
+        continued = " (continued)" if (job.folder / CHECKPOINT).exists() else ""
+        bar = progress.add_task(job.name + continued, total=num_rounds(job.config))
+        self._running.append(_Running(job, process, bar))
+        if not self.console.is_terminal:
+            self.console.print(f"started  {job.name}{continued}", highlight=False, soft_wrap=True)
+        return None
+
+    def _ended(self, entry: _Running) -> Outcome:
+        job, status = entry.job, entry.process.returncode
+        if status == 0 and (job.folder / SUMMARY).exists():
+            self.missing.remove(sources_of(job.experiment))
+            return Outcome(job, "finished")
+        if self.interrupted_by is not None and status in (128 + signal.SIGTERM, -signal.SIGTERM):
+            return Outcome(job, "interrupted", "the same command continues it")
+        if status == 2 and (absent := find_missing(job.experiment)):
+            self._absent |= set(absent)
+            self.missing.add(absent)
+            return Outcome(job, "cannot run here", f"needs {', '.join(absent)}")
+        return Outcome(job, "failed", f"exit status {status}, see {job.folder / LOG}\n{last_lines(job.folder / LOG)}")
+
+    def _say(self, progress: Progress, outcome: Outcome, seconds: float) -> None:
+        text = f"{outcome.state:<8} {outcome.job.name}, {seconds:.0f} s{': ' if outcome.reason else ''}{outcome.reason}"
+        progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        def passed_on(number: int, frame: FrameType | None) -> None:
+            self.interrupted_by = number
+            for entry in self._running:
+                with contextlib.suppress(ProcessLookupError):
+                    entry.process.send_signal(signal.SIGTERM)
+
+        before: dict[signal.Signals, Any] = {}
+        with contextlib.suppress(ValueError):  # signals belong to the main thread
+            for number in (signal.SIGINT, signal.SIGTERM):
+                before[number] = signal.signal(number, passed_on)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def rounds_done(folder: Path) -> int:
+    """Rounds that a run has behind it, read off its table."""
+    try:
+        with (folder / "rounds.csv").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+            lines = file.read().decode(errors="replace").splitlines()
+        return int(next(csv.reader([lines[-1]]))[0]) + 1
+    except (OSError, IndexError, ValueError, StopIteration):
+        return 0
+
+
+def last_lines(path: Path) -> str:
+    """The last lines of a log that say anything, indented."""
+    try:
+        lines = [line.rstrip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        lines = []
+    return "\n".join(f"    {line}" for line in lines[-LAST_LINES:])
+
+
+def exit_status(outcomes: Sequence[Outcome], interrupted_by: int | None) -> int:
+    """0; 1 where a run failed; 128 plus the signal where one came."""
+    if interrupted_by is not None:
+        return 128 + interrupted_by
+    return 1 if any(outcome.state == "failed" for outcome in outcomes) else 0

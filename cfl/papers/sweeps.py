@@ -1,0 +1,266 @@
+"""Choose settings that a paper does not publish: a grid or a search, and the rule by which one value wins."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from cfl.errors import ConfigError
+from cfl.experiment import config_hash
+from cfl.papers import expressions
+from cfl.papers.cells import Spread
+from cfl.papers.definition import CHOSEN, SCALE, Recipe, Rule, papers, recipe, setting
+from cfl.papers.report import shown
+from cfl.papers.resolving import Resolver
+from cfl.papers.results import Results
+from cfl.papers.running import Job
+
+Values = tuple[tuple[str, Any], ...]
+"""One candidate: config keys with their values."""
+_KEYS = ("paper", "point", "scale", "configs", "set", "grid", "search", "seeds", "select")
+
+
+@dataclass(frozen=True)
+class Search:
+    """Steps by a factor up and down from the best value so far, as long as that is better; then by the next factor.
+
+    The search of FedCurv (Shoham et al., 2019): factors of 10, then 2. Every factor begins at the best value found.
+
+    Attributes:
+        key: config key.
+        start: first value, above 0.
+        factor: factors above 1, the coarse one first.
+        steps: steps at most in each direction for each factor.
+    """
+
+    key: str
+    start: float
+    factor: Sequence[float] = (10.0, 2.0)
+    steps: int = 3
+
+    def run(self, score: Callable[[float], float | None]) -> float | None:
+        """The best value found; None where a value's score is None (not known yet).
+
+        Args:
+            score: of a value, higher is better.
+        """
+        best, best_score = self.start, score(self.start)
+        if best_score is None:
+            return None
+        for factor in self.factor:
+            centre = best
+            for step in (factor, 1 / factor):
+                value = centre
+                for _ in range(self.steps):
+                    value = self._clean(value * step)
+                    found = score(value)
+                    if found is None:
+                        return None
+                    if found <= best_score:
+                        break
+                    best, best_score = value, found
+        return best
+
+    def _clean(self, value: float) -> float:
+        """Without rounding errors: 0.1 / 10 is 0.010000000000000002, which would be another experiment."""
+        rounded = float(f"{value:.6g}")
+        return int(rounded) if isinstance(self.start, int) and rounded.is_integer() else rounded
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep's file.
+
+    Attributes:
+        path: the file.
+        paper: below whose folder the runs lie, and whose rules make the experiment of ``point``.
+        base: arguments of every candidate.
+        point: axis values, scale included; empty where ``configs`` alone make the experiment.
+        grid: config key -> values.
+        search: instead of a grid.
+        seeds: seeds 0 .. seeds - 1 for each candidate.
+        value: what is compared, an expression over a run's figures.
+        best: which end of it wins; of equal candidates the first.
+    """
+
+    path: Path
+    paper: str
+    base: Recipe
+    point: Mapping[str, str]
+    grid: Mapping[str, Sequence[Any]]
+    search: Search | None
+    seeds: int
+    value: str
+    best: Literal["highest", "lowest"]
+
+    @property
+    def name(self) -> str:
+        """Of the file."""
+        return self.path.stem
+
+    def candidates(self, score: Callable[[Values], float | None]) -> tuple[list[Values], Values | None]:
+        """All candidates that have to be run as far as is known, and the chosen one once all are.
+
+        Args:
+            score: mean over seeds of a candidate's value; None where a seed has not been run.
+        """
+        asked: list[Values] = []
+        sign = 1.0 if self.best == "highest" else -1.0
+
+        def signed(values: Values) -> float | None:
+            if values not in asked:
+                asked.append(values)
+            found = score(values)
+            return None if found is None else sign * found
+
+        if self.search is not None:
+            key = self.search.key
+            best = self.search.run(lambda value: signed(((key, value),)))
+            return asked, None if best is None else ((key, best),)
+        scores = [(values, signed(values)) for values in self._grid()]
+        known = [(values, found) for values, found in scores if found is not None]
+        chosen = max(known, key=lambda entry: entry[1])[0] if len(known) == len(scores) else None  # the first of equals
+        return asked, chosen
+
+    def _grid(self) -> Iterator[Values]:
+        for values in itertools.product(*self.grid.values()):
+            yield tuple(zip(self.grid, values, strict=True))
+
+
+def read_sweep(path: Path) -> Sweep:
+    """Read a sweep's file; ``docs/tables.md`` describes it.
+
+    Raises:
+        ConfigError: a key is unknown, missing or cannot work.
+    """
+    try:
+        entry = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError("sweep", str(path), f"a sweep's file ({error.strerror})") from None
+    if not isinstance(entry, dict):
+        raise ConfigError("sweep", str(path), "a file that holds a mapping")
+    for key in entry:
+        if key not in _KEYS:
+            raise ConfigError(f"{path}, {key}", entry[key], f"one of {', '.join(_KEYS)}")
+    by_name = {paper.name: paper for paper in papers()}
+    if entry.get("paper") not in by_name:
+        raise ConfigError(f"{path}, paper", entry.get("paper"), f"one of {', '.join(by_name)}")
+    paper = by_name[entry["paper"]]
+    if ("grid" in entry) == ("search" in entry):
+        raise ConfigError(f"{path}, grid", entry.get("grid"), "either grid or search")
+    seeds = entry.get("seeds", 1)
+    if not isinstance(seeds, int) or seeds < 1:
+        raise ConfigError(f"{path}, seeds", seeds, "an integer of at least 1")
+    point = {axis: str(value) for axis, value in entry.get("point", {}).items()}
+    scale = entry.get("scale", paper.published_scale)
+    if scale not in paper.scales:
+        raise ConfigError(f"{path}, scale", scale, f"one of {', '.join(paper.scales)}")
+    if not point and not entry.get("configs"):
+        raise ConfigError(f"{path}, point", None, "a point of the paper's tables, or configs")
+    rules = [*paper.rules] if point else []
+    rules.append(Rule(configs=tuple(entry.get("configs", ())), settings=entry.get("set", {})))
+    point = {**point, SCALE: scale} if point else {}
+    select = entry.get("select", {})
+    value, best = select.get("value", "acc"), select.get("best", "highest")
+    if best not in ("highest", "lowest"):
+        raise ConfigError(f"{path}, select.best", best, "highest or lowest")
+    try:
+        expressions.check(value)
+    except SyntaxError as error:
+        raise ConfigError(f"{path}, select.value", value, f"an expression ({error.msg})") from None
+    grid = {key: values if isinstance(values, list) else [values] for key, values in entry.get("grid", {}).items()}
+    search = _read_search(path, entry["search"]) if "search" in entry else None
+    return Sweep(path, paper.name, recipe(rules, point), point, grid, search, seeds, value, best)
+
+
+def _read_search(path: Path, entry: Mapping[str, Any]) -> Search:
+    for key in entry:
+        if key not in Search.__dataclass_fields__:
+            raise ConfigError(f"{path}, search.{key}", entry[key], f"one of {', '.join(Search.__dataclass_fields__)}")
+    search = Search(**entry)
+    if not search.start > 0:
+        raise ConfigError(f"{path}, search.start", search.start, "a number above 0")
+    if not search.factor or not all(1 < factor < math.inf for factor in search.factor):
+        raise ConfigError(f"{path}, search.factor", search.factor, "a list of numbers above 1, the largest first")
+    if search.steps < 1:
+        raise ConfigError(f"{path}, search.steps", search.steps, "an integer of at least 1")
+    return search
+
+
+class SweepState:
+    """A sweep and the finished runs.
+
+    Args:
+        sweep: the sweep.
+        resolver: resolves its configurations.
+        results: the finished runs.
+    """
+
+    def __init__(self, sweep: Sweep, resolver: Resolver, results: Results) -> None:
+        self.sweep, self.resolver, self.results = sweep, resolver, results
+        self.candidates, self.chosen = sweep.candidates(self._mean)
+
+    def _arguments(self, values: Values) -> list[str]:
+        return [*self.sweep.base.arguments, *(setting(key, value) for key, value in values)]
+
+    def spread(self, values: Values) -> Spread | None:
+        """A candidate's value over its finished seeds."""
+        runs = self.results.of(self.resolver.experiment(self._arguments(values)))
+        found = [run.figure(self.sweep.value) for seed, run in runs.items() if seed < self.sweep.seeds]
+        return Spread.over(found)
+
+    def _mean(self, values: Values) -> float | None:
+        spread = self.spread(values)
+        return None if spread is None or spread.count < self.sweep.seeds else spread.mean
+
+    def jobs(self, root: Path) -> list[Job]:
+        """The runs that are missing; a search asks for more once these are finished."""
+        found = []
+        for values in self.candidates:
+            arguments = self._arguments(values)
+            experiment = self.resolver.experiment(arguments)
+            done = self.results.of(experiment)
+            for seed in range(self.sweep.seeds):
+                if seed in done:
+                    continue
+                own = {**experiment, "seed_everything": seed}
+                folder = f"{self.sweep.point.get(SCALE, 'run')}-seed{seed}-{config_hash(own)[:8]}"
+                found.append(
+                    Job(
+                        name=f"{self.sweep.name} {named(values)} seed {seed}",
+                        arguments=[*arguments, f"--seed_everything={seed}"],
+                        folder=root / self.sweep.paper / "sweeps" / self.sweep.name / folder,
+                        config=self.resolver.config(arguments),
+                        experiment=own,
+                    )
+                )
+        return found
+
+    def markdown(self) -> str:
+        """The table of candidates, and the line that belongs into the method's config once a value is chosen."""
+        sweep = self.sweep
+        lines = [f"# Sweep {sweep.name}", "", f"| setting | {sweep.value} | seeds |", "|---|---:|---:|"]
+        for values in self.candidates:
+            spread = self.spread(values)
+            mark = " **chosen**" if values == self.chosen else ""
+            lines.append(f"| {named(values)}{mark} | {shown(spread, 2)} | {spread.count if spread else 0} |")
+        if self.chosen is None:
+            return "\n".join([*lines, "", "Not finished: nothing is chosen yet."]) + "\n"
+        scale = f", scale {sweep.point[SCALE]}" if sweep.point else ""
+        rest = "; ".join(named(values) for values in self.candidates if values != self.chosen)
+        note = (
+            f"{CHOSEN}{named(self.chosen)} by sweeps/{sweep.path.name} ({sweep.best} {sweep.value}{scale}, "
+            f"{sweep.seeds} seed{'s' if sweep.seeds > 1 else ''}); others: {rest}"
+        )
+        return "\n".join([*lines, "", "For the method's config file:", "", f"    {note}"]) + "\n"
+
+
+def named(values: Values) -> str:
+    """``threshold 0.95`` for ``methods.gpm.threshold``."""
+    return ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in values)

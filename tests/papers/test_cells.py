@@ -1,0 +1,240 @@
+"""Cells of a table: values from runs, statuses, reports."""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fabricated import MATRIX, fot, point, resolver, write_run
+
+from cfl.papers.cells import Cell, Experiments, Spread
+from cfl.papers.missing_data import MissingData
+from cfl.papers.published import Published
+from cfl.papers.report import counts, shown, write_report
+from cfl.papers.results import Results, read_result, read_results
+
+PMNIST = {"benchmark": ["pmnist"], "partition": ["shards"]}
+
+
+def experiments(root: Path, **missing: str) -> Experiments:
+    memory = MissingData(root / "missing-data.json")
+    memory.add(missing)
+    return Experiments(resolver(), read_results(root), memory)
+
+
+def arguments(table: str = "table1", scale: str = "paper", **axes: str) -> tuple[str, ...]:
+    return fot()[table].recipe(point(scale, **axes)).arguments
+
+
+def cell(seeds: dict[int, float], paper: tuple[float, float | None], scale: str = "paper", figure: str = "ACC") -> Cell:
+    return Cell(fot()["table1"], point(scale), figure, Published({}, figure, *paper), seeds)
+
+
+def test_spread_is_that_of_the_standard_library() -> None:
+    values = [85.1, 86.4, 85.9]
+    spread = Spread.over(values)
+    assert spread is not None
+    assert spread.mean == pytest.approx(statistics.fmean(values))
+    assert spread.std == pytest.approx(statistics.stdev(values))
+    assert Spread.over([1.5]) == Spread(1.5, None, 1)
+    assert Spread.over([]) is None
+
+
+@pytest.mark.parametrize(
+    ("seeds", "paper", "status"),
+    [
+        ({0: 84.0, 1: 86.0}, (87.0, 0.6), "matched"),  # 85 +- 1.414, difference 2 within 2.014
+        ({0: 84.0, 1: 86.0}, (87.1, 0.6), "off by -2.10"),
+        ({0: 85.0}, (85.5, None), "matched"),  # the column's tolerance of half a point
+        ({0: 85.0}, (85.51, None), "off by -0.51"),
+        ({0: 86.0}, (85.0, 0.9), "off by +1.00"),
+        ({}, (85.0, 0.9), "not run"),
+    ],
+)
+def test_matched_is_inside_both_spreads_or_the_tolerance(
+    seeds: dict[int, float], paper: tuple[float, float | None], status: str
+) -> None:
+    assert cell(seeds, paper).status == status
+
+
+@pytest.mark.parametrize("scale", ["short", "smoke"])
+def test_a_reduced_scale_never_matches(scale: str) -> None:
+    """Even where the number is the paper's to the last digit."""
+    assert cell({0: 85.68}, (85.68, 0.57), scale).status == f"{scale}: by order only"
+
+
+def test_values_come_from_the_runs(tmp_path: Path) -> None:
+    for seed, acc in enumerate((80.5, 79.5, 80.6)):
+        write_run(tmp_path / f"fedavg{seed}", arguments(), seed, acc)
+    write_run(tmp_path / "fot", arguments(method="fot"), 0, 85.0)
+    known = experiments(tmp_path)
+    cells = {(c.point["method"], c.figure): c for c in known.cells(fot()["table1"], "paper", PMNIST)}
+    assert cells["fedavg", "ACC"].seeds == {0: 80.5, 1: 79.5, 2: 80.6}
+    assert cells["fedavg", "ACC"].status == "matched"
+    assert cells["fedavg", "FGT"].status == "off by +3.29"  # 12.5, the paper's 9.21 +- 0.67
+    assert cells["fot", "ACC"].status == "matched"
+    assert cells["er", "ACC"].status == "not run"
+    few = known.cells(fot()["table1"], "paper", {**PMNIST, "method": ["fedavg"]}, seeds=1)
+    assert {c.figure: c.seeds for c in few} == {"ACC": {0: 80.5}, "FGT": {0: 12.5}}
+    assert all(not c.seeds for c in known.cells(fot()["table1"], "short", PMNIST))
+    assert counts([cells["fedavg", "ACC"], cells["fot", "ACC"], cells["fedavg", "FGT"]]) == "matched 2, off 1"
+
+
+def test_the_same_run_serves_several_tables(tmp_path: Path) -> None:
+    cifar = {"benchmark": "cifar100", "method": "fot"}
+    matrix = [[50.0 + t - abs(t - i) for i in range(10)] for t in range(10)]
+    write_run(tmp_path / "a", arguments(**cifar), 0, 71.0, matrix=matrix, used_space=33.1, gpse_seconds=9.0)
+    known = experiments(tmp_path)
+
+    def values(name: str, scale: str = "paper") -> dict[tuple[str, ...], object]:
+        table = fot()[name]
+        return {
+            (*table.place(c.point).values(), c.figure): c.seeds[0] for c in known.cells(table, scale) if 0 in c.seeds
+        }
+
+    assert values("table1") == {("cifar100", "shards", "fot", "ACC"): 71.0, ("cifar100", "shards", "fot", "FGT"): 12.5}
+    assert values("table3") == {("cifar100", "shards", "used space"): 33.1}
+    of_table12 = values("table12")
+    assert set(of_table12) == {("0.87", figure) for figure in fot()["table12"].figures}
+    assert of_table12["0.87", "T1"] == matrix[9][0] == 50.0
+    assert of_table12["0.87", "T10"] == 59.0
+    # (100 - 9) seconds over the 7 client epochs of rounds.csv; 9 tasks with GPSE, 25 clients each.
+    assert values("table4") == {
+        ("cifar100", "local epoch"): pytest.approx(91 / 7),
+        ("cifar100", "GPSE"): pytest.approx(9.0 / (9 * 25)),
+    }
+    assert values("figure5")["cifar100", "shards", "fot", "task 1"] == [50.0 + t - t for t in range(10)]
+    averages = values("figure4")["cifar100", "shards", "fot", "ACC"]
+    assert averages == [pytest.approx(sum(matrix[t][: t + 1]) / (t + 1)) for t in range(10)]
+    assert values("figure6")["0.87", "task 3"] == [None, None, *(50.0 + t - (t - 2) for t in range(2, 10))]
+    assert values("figure7") == {}  # the made-up layers are not AlexNet's
+
+
+def test_a_difference_of_two_runs_is_taken_seed_by_seed(tmp_path: Path) -> None:
+    cifar = {"benchmark": "cifar100"}
+    for seed, (fedavg, er) in enumerate([(10.0, 9.0), (12.0, 11.6)]):
+        write_run(tmp_path / f"fedavg{seed}", arguments(**cifar), seed, fgt=fedavg)
+        write_run(tmp_path / f"er{seed}", arguments(method="er", **cifar), seed, fgt=er)
+    write_run(tmp_path / "fedavg2", arguments(**cifar), 2, fgt=50.0)
+    centralised, federated = experiments(tmp_path).cells(fot()["table7"], "paper")
+    assert federated.seeds == {0: pytest.approx(1.0), 1: pytest.approx(0.4)}
+    assert federated.status == "matched"
+    assert centralised.status.startswith("cannot run here (the paper does not say")
+
+
+def test_single_task_is_the_diagonal(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", fot()["table11"].recipe(point(method="single-task")).arguments)
+    found = [c for c in experiments(tmp_path).cells(fot()["table11"], "paper") if c.seeds]
+    assert [c.seeds for c in found] == [{0: pytest.approx((80 + 90 + 95) / 3)}]
+
+
+def test_a_figure_that_a_run_lacks_is_said(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", arguments(method="fot"), used_space=None)
+    (found,) = experiments(tmp_path).cells(fot()["table3"], "paper", PMNIST)
+    assert found.status == "no value (used_space: the run has no used_space)"
+
+
+def test_missing_data_is_said_where_it_is_needed(tmp_path: Path) -> None:
+    known = experiments(tmp_path, SVHN="SVHN: files are missing", CIFAR10="CIFAR10: files are missing")
+    statuses = {c.point["benchmark"]: c.status for c in known.cells(fot()["table3"], "paper")}
+    assert statuses["five-datasets"] == "cannot run here (needs CIFAR10, SVHN)"
+    assert {statuses[b] for b in ("pmnist", "cifar100", "mini-imagenet")} == {"not run"}
+    assert {c.status for c in known.cells(fot()["table3"], "smoke")} == {"not run"}  # made-up data there
+
+
+def test_jobs_are_what_is_missing(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", arguments(), seed=1)
+    chosen = {**PMNIST, "method": ["fedavg", "fot", "unwritten"]}
+    table = replace(fot()["table1"], axes={**fot()["table1"].axes, "method": chosen["method"]})
+    jobs, finished, cannot = experiments(tmp_path).jobs(table, "paper", chosen, 2, tmp_path)
+    assert [job.name for job in jobs] == [
+        "pmnist shards fedavg paper seed 0",
+        "pmnist shards fot paper seed 0",
+        "pmnist shards fot paper seed 1",
+    ]
+    assert finished == 1
+    assert cannot == [("pmnist shards unwritten paper", "method unwritten not available")]
+    folder = jobs[0].folder.relative_to(tmp_path)
+    assert str(folder).startswith("fot/pmnist/shards/fedavg/paper-seed0-")
+    assert resolver().experiment(jobs[1].arguments[:-1], 0) == jobs[1].experiment
+    assert len({job.folder for job in jobs}) == 3
+
+
+def test_a_run_that_two_cells_need_is_made_once(tmp_path: Path) -> None:
+    jobs, _, _ = experiments(tmp_path).jobs(fot()["table7"], "paper", None, 1, tmp_path)
+    assert sorted(job.name.split()[2] for job in jobs) == ["er", "fedavg"]
+    jobs, _, _ = experiments(tmp_path).jobs(fot()["figure6"], "paper", {"threshold": ["0.80"]}, 2, tmp_path)
+    assert len(jobs) == 2
+
+
+def test_unfinished_and_broken_folders_are_no_runs(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", arguments())
+    (folder / "config.yaml").unlink()
+    (write_run(tmp_path / "b", arguments()) / "summary.json").write_text("{")
+    (write_run(tmp_path / "c", arguments()) / "summary.json").unlink()
+    assert read_results(tmp_path).all == []
+
+
+def test_report_text_csv_and_picture(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", arguments(), 0, 80.5)
+    write_run(tmp_path / "b", arguments(method="fot"), 0, 87.0)
+    write_run(tmp_path / "c", arguments(method="gpm"), 0, 70.0)
+    report = write_report(experiments(tmp_path), fot()["table1"], "paper", PMNIST, tmp_path)
+    assert "| Permuted MNIST | non-IID | FL | ACC | 80.06 ± 0.43 | 80.50 | 1 | +0.44 | matched |" in report.text
+    assert "| Permuted MNIST | non-IID | FOT | ACC | 85.21 ± 0.13 | 87.00 | 1 | +1.79 | off by +1.79 |" in report.text
+    assert "| GPM+FL | ACC [" in report.text
+    assert ". GPM: threshold" in report.text
+    assert "| Permuted MNIST | non-IID | FL, GPM+FL, FOT | +1.00 | yes | +6.50 | +5.15 |" in report.text
+    text, table, picture = report.files
+    assert text.read_text() == report.text
+    with table.open() as file:
+        rows = {(row["method"], row["figure"]): row for row in csv.DictReader(file)}
+    assert rows["fot", "ACC"]["ours"] == "87.0"
+    assert rows["fot", "ACC"]["paper_std"] == "0.13"
+    assert rows["er", "ACC"]["ours"] == ""
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_short_report_compares_by_order_only(tmp_path: Path) -> None:
+    for method, acc in (("fedavg", 80.06), ("gpm", 72.17), ("fot", 85.21)):  # the paper's very numbers
+        write_run(tmp_path / method, arguments(scale="short", method=method), 0, acc)
+    report = write_report(experiments(tmp_path), fot()["table1"], "short", PMNIST, tmp_path)
+    assert "| matched |" not in report.text
+    assert "off by" not in report.text
+    assert "| Permuted MNIST | non-IID | FL, GPM+FL, FOT | +1.00 | yes | +5.15 | +5.15 |" in report.text
+
+
+def test_curves_have_a_line_per_task(tmp_path: Path) -> None:
+    for seed, shift in ((0, 0.0), (1, 2.0)):
+        matrix = [[value + shift for value in row] for row in MATRIX]
+        write_run(tmp_path / str(seed), arguments(benchmark="cifar100"), seed, matrix=matrix)
+    chosen = {"benchmark": ["cifar100"], "partition": ["shards"], "method": ["fedavg", "fot"]}
+    report = write_report(experiments(tmp_path), fot()["figure4"], "paper", chosen, tmp_path)
+    with report.files[1].open() as file:
+        rows = [row for row in csv.DictReader(file) if row["method"] == "fedavg"]
+    assert [(row["after"], float(row["ours"]), row["seeds"]) for row in rows] == [
+        ("1", 81.0, "2"),
+        ("2", 81.0, "2"),
+        ("3", 81.0, "2"),
+    ]
+    assert report.files[2].read_bytes().startswith(b"\x89PNG")
+
+
+def test_nothing_run_no_picture(tmp_path: Path) -> None:
+    report = write_report(experiments(tmp_path), fot()["table3"], "paper", {}, tmp_path)
+    assert [path.suffix for path in report.files] == [".md", ".csv"]
+
+
+def test_numbers_as_they_are_shown() -> None:
+    assert shown(Spread(85.678, 0.571, 3), 2) == "85.68 ± 0.57"
+    assert shown(Spread(-0.001, None, 1), 2) == "0.00"
+    assert shown(None, 2) == "-"
+
+
+def test_a_result_keeps_what_was_not_evaluated(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", arguments(), matrix=[[1.0, float("nan")], [2.0, 3.0]])
+    assert read_result(folder).matrix == [[1.0, None], [2.0, 3.0]]
+    assert Results([read_result(folder)]).all[0].figure("diagonal") == [1.0, 3.0]

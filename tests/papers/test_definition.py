@@ -1,0 +1,222 @@
+"""Papers' data files: consistent with themselves, and refused where they are not."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from fabricated import fot, point, resolver
+
+from cfl.errors import ConfigError
+from cfl.papers.cells import each_recipe
+from cfl.papers.definition import CONFIGS, PAPERS, NotAvailable, Rule, matches, papers, read_table, recipe, table_named
+from cfl.papers.rough import rough
+
+SCALES = ("paper", "short", "smoke")
+
+
+@pytest.mark.parametrize("name", list(fot()))
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_point_has_a_recipe_or_a_reason(name: str, scale: str) -> None:
+    """The only reasons are a method that is not there, and what the table itself says."""
+    table = fot()[name]
+    points = list(table.points(scale))
+    assert points
+    for part in [part for p in points for figure in table.figures_at(p).values() for part in figure.points(p)]:
+        reasons = {f"method {part['method']} not available", *(why for _, why in table.cannot)}
+        with contextlib.suppress(NotAvailable):
+            assert table.recipe(part).arguments[0].startswith(f"--config={CONFIGS}/benchmarks/")
+            continue
+        with pytest.raises(NotAvailable) as caught:
+            table.recipe(part)
+        assert str(caught.value) in reasons
+
+
+def test_fedavg_on_permuted_mnist_has_its_own_rounds() -> None:
+    """1100 rounds for it, 2000 for all others (F.4), whatever the partition."""
+    for partition in ("iid", "shards"):
+        rounds = {}
+        for method in ("fedavg", "fot"):
+            config = resolver().config(fot()["table1"].recipe(point(partition=partition, method=method)).arguments)
+            given = config["schedule"]["rounds_per_task"]
+            rounds[method] = sum(given) if isinstance(given, list) else given * 10
+        assert rounds == {"fedavg": 1100, "fot": 2000}
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "partition", "threshold", "increment"),
+    [
+        ("pmnist", "iid", 0.94, 0.0),
+        ("pmnist", "shards", 0.96, 0.0),
+        ("cifar100", "iid", 0.87, 0.001),
+        ("five-datasets", "shards", 0.95, 0.001),
+        ("mini-imagenet", "iid", 0.90, 0.001),
+    ],
+)
+def test_thresholds_are_those_of_table_9(benchmark: str, partition: str, threshold: float, increment: float) -> None:
+    arguments = fot()["table1"].recipe(point(benchmark=benchmark, partition=partition, method="fot")).arguments
+    options = resolver().config(arguments)["methods"]["fot"]["init_args"]
+    assert (options["threshold"], options["threshold_increment"]) == (threshold, increment)
+    partition_class = resolver().config(arguments)["data"]["partition"]["class_path"]
+    assert partition_class.endswith("IID" if partition == "iid" else "Shards")
+
+
+def test_the_network_of_cifar100_has_the_papers_dropout() -> None:
+    """The default configuration's 0.0 must not survive."""
+    config = resolver().config(fot()["table1"].recipe(point(benchmark="cifar100")).arguments)
+    assert config["model"]["network"]["init_args"]["dropout"] == [0.2, 0.2, 0.5, 0.5, 0.5]
+
+
+def test_tables_share_runs() -> None:
+    """A threshold of 0.87 in Table 12 is Table 1's run, Table 3's is Table 1's, Table 7's are."""
+    table1 = resolver().experiment(fot()["table1"].recipe(point(benchmark="cifar100", method="fot")).arguments)
+    axes = {"benchmark": "cifar100", "method": "fot"}
+    assert resolver().experiment(fot()["table12"].recipe(point(threshold="0.87", **axes)).arguments) == table1
+    assert resolver().experiment(fot()["table12"].recipe(point(threshold="0.80", **axes)).arguments) != table1
+    assert resolver().experiment(fot()["table3"].recipe(point(**axes)).arguments) == table1
+
+
+def test_settings_of_the_further_tables_arrive() -> None:
+    options = {}
+    for variant in ("dp", "frozen"):
+        arguments = fot()["table6"].recipe(point(benchmark="mini-imagenet", method="fot", variant=variant)).arguments
+        options[variant] = resolver().config(arguments)["methods"]["fot"]["init_args"]
+    mechanism = options["dp"]["mechanism"]["init_args"]
+    assert (mechanism["epsilon"], mechanism["delta"], mechanism["sigma_rule"]) == (5.0, 1e-5, "paper")
+    assert options["frozen"]["freeze_first_layer"] is True
+    assert options["dp"]["freeze_first_layer"] is False
+    data = resolver().config(fot()["table10"].recipe(point(participation="share60")).arguments)["data"]
+    assert data["num_clients"] == 208
+    assert data["participation"]["init_args"]["share"] == 0.6
+
+
+@pytest.mark.parametrize("scale", ["short", "smoke"])
+def test_scales_change_what_they_say(scale: str) -> None:
+    """A short run is the published one but for its rounds."""
+    for benchmark in ("pmnist", "cifar100"):
+        configs = [
+            resolver().experiment(fot()["table1"].recipe(point(s, benchmark=benchmark, method="fot")).arguments)
+            for s in ("paper", scale)
+        ]
+        assert configs[0]["schedule"]["rounds_per_task"] > configs[1]["schedule"]["rounds_per_task"]
+        if scale == "short":
+            configs[1]["schedule"] = configs[0]["schedule"]
+            assert configs[0] == configs[1]
+
+
+def test_notes_of_what_we_chose_come_with_the_recipe() -> None:
+    assert not fot()["table1"].recipe(point(method="fot")).notes
+    (note,) = fot()["table1"].recipe(point(method="gpm")).notes
+    assert "threshold" in note
+
+
+def test_a_method_without_config_is_not_available() -> None:
+    with pytest.raises(NotAvailable, match=r"^method none not available$"):
+        recipe([Rule(configs=("papers/fot/{benchmark}/{method}.yaml",))], point(method="none"))
+
+
+def test_rules_are_laid_over_each_other_in_order() -> None:
+    rules = [
+        Rule(settings={"a": 1}),
+        Rule(when={"method": ["fot", "er"]}, settings={"b": "{method}", "c": [1, 2]}, chosen="why"),
+        Rule(when={"method": "gpm"}, settings={"a": 3}),
+        Rule(when={"absent": "x"}, settings={"a": 4}),
+    ]
+    found = recipe(rules, {"method": "er"})
+    assert found.arguments == ("--a=1", "--b=er", "--c=[1, 2]")
+    assert found.notes == ("why",)
+    with pytest.raises(ConfigError, match="no such axis"):
+        recipe([Rule(settings={"a": "{benchmark}"})], {"method": "er"})
+
+
+def test_matching() -> None:
+    assert matches({}, {"a": "1"})
+    assert matches({"a": [1, 2]}, {"a": "1"})
+    assert not matches({"a": "1", "b": "1"}, {"a": "1"})
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"benchmark": ["mnist"]}, "--benchmark = 'mnist' cannot work; valid: for fot-table1: .* pmnist,cifar100"),
+        ({"method": ["fot", "fto"]}, "--method = 'fto'"),
+        ({"threshold": ["0.87"]}, "valid: for fot-table1: benchmark, partition, method"),
+    ],
+)
+def test_what_a_table_does_not_have_is_named(chosen: dict[str, list[str]], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        list(fot()["table1"].points("paper", chosen))
+
+
+def test_unknown_scale_and_table() -> None:
+    with pytest.raises(ConfigError, match="one of paper, short, smoke"):
+        list(fot()["table1"].points("tiny"))
+    with pytest.raises(ConfigError, match=r"fot-table1, fot-table3, .*fot-table12, fot-figure4"):
+        table_named("fot-table2")
+
+
+def test_selection_keeps_the_tables_order() -> None:
+    points = list(fot()["table1"].points("paper", {"method": ["fot", "fedavg"], "benchmark": ["pmnist"]}))
+    assert [(p["partition"], p["method"]) for p in points] == [
+        ("iid", "fedavg"),
+        ("iid", "fot"),
+        ("shards", "fedavg"),
+        ("shards", "fot"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"figure": {}}, "one of title, axes"),
+        ({"figures": {"ACC": "import os"}}, "an expression"),
+        ({"figures": {"ACC": {"value": "acc", "tolerence": 1}}}, "one of value, less"),
+        ({"lines": "methods"}, "one of the axes"),
+        ({"rules": [{"set": {}, "wen": {}}]}, "one of when, configs, set, chosen"),
+    ],
+)
+def test_bad_table_files_are_refused(change: dict[str, object], message: str, tmp_path: Path) -> None:
+    entry = yaml.safe_load((PAPERS / "fot" / "table1.yaml").read_text())
+    path = tmp_path / "table1.yaml"
+    path.write_text(yaml.safe_dump({**entry, **change}))
+    with pytest.raises(ConfigError, match=message):
+        read_table(fot()["table1"].paper, path)
+
+
+def test_a_paper_is_a_folder(tmp_path: Path) -> None:
+    """Nothing in the code knows FOT: the same files under another name make another paper."""
+    shutil.copytree(PAPERS / "fot", tmp_path / "other", ignore=shutil.ignore_patterns("results"))
+    for path in (tmp_path / "other" / "published").iterdir():
+        path.write_text(path.read_text().replace("fot,table", "other,table"))
+    (paper,) = papers(tmp_path)
+    assert paper.tables()[0].full_name == "other-table1"
+    assert len(paper.tables()[0].published) == 128
+
+
+def test_the_quick_look_never_misses_a_run() -> None:
+    """For a sample of recipes: what a configuration resolves to passes the quick look at it; others mostly do not."""
+    recipes = [r for name in ("table1", "table10") for _, r in each_recipe(fot()[name], "short")][::25]
+    recipes += [r for _, r in each_recipe(fot()["table1"], "paper")][::30]
+    experiments = [resolver().experiment(r.arguments) for r in recipes]
+    passed = 0
+    for r in recipes:
+        for other, experiment in zip(recipes, experiments, strict=True):
+            may_be = rough(r.arguments).may_be(experiment)
+            passed += may_be
+            if r is other:
+                assert may_be, r.arguments
+    assert passed < len(recipes) ** 2 / 2
+
+
+def test_the_quick_look_sees_data_sets() -> None:
+    assert {"SVHN", "CIFAR10"} <= rough(fot()["table1"].recipe(point(benchmark="five-datasets")).arguments).words
+    assert "SVHN" not in rough(fot()["table1"].recipe(point("smoke", benchmark="five-datasets")).arguments).words
+
+
+@pytest.mark.parametrize("names", [("fot", "fedavg"), ("fedavg", "fot"), ("fot", "er")])
+def test_the_quick_look_knows_that_a_later_file_may_drop_methods(names: tuple[str, str]) -> None:
+    arguments = [f"--config={CONFIGS}/methods/{name}.yaml" for name in names]
+    assert rough(arguments).may_be(resolver().experiment(arguments))

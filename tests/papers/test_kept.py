@@ -1,0 +1,131 @@
+"""Kept runs, the reproducibility page, and runs adopted from elsewhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from fabricated import fot, point, resolver, write_run
+
+from cfl.comparison import RunFolderError
+from cfl.errors import ConfigError
+from cfl.papers.adopting import adopt
+from cfl.papers.command import main
+from cfl.papers.definition import PAPERS, papers
+from cfl.papers.kept import as_text, keep, read_kept
+from cfl.papers.reproducibility import page
+from cfl.papers.resolving import Resolver
+from cfl.papers.results import read_result, read_results
+
+ROOT = PAPERS.parent.parent
+PAPER = fot()["table1"].paper
+
+
+def arguments(scale: str = "paper", **axes: str) -> tuple[str, ...]:
+    return fot()["table1"].recipe(point(scale, **axes)).arguments
+
+
+def runs(root: Path) -> None:
+    fedavg = root / "fot" / "pmnist" / "shards" / "fedavg"
+    write_run(fedavg / "paper-seed0-00000000", arguments(), 0, 80.1234567891)
+    write_run(fedavg / "short-seed0-00000000", arguments("short"), 0, 50.0)
+    write_run(fedavg / "smoke-seed0-00000000", arguments("smoke"), 0, 10.0)
+    write_run(root / "fot" / "pmnist" / "shards" / "fot" / "short-seed1-00000000", arguments("short", method="fot"), 1)
+    (root / "missing-data.json").write_text('{"SVHN": "SVHN: files are missing"}')
+
+
+def test_kept_runs_are_small_and_whole(tmp_path: Path) -> None:
+    runs(tmp_path / "runs")
+    written = keep(PAPER, tmp_path / "runs", ["paper", "short"], tmp_path / "kept")
+    assert sorted(path.name for path in written) == [
+        "missing-data.json",
+        "pmnist-shards-fedavg-paper-seed0-00000000.json",
+        "pmnist-shards-fedavg-short-seed0-00000000.json",
+        "pmnist-shards-fot-short-seed1-00000000.json",
+    ]
+    assert all(path.stat().st_size < 6000 for path in written)
+    kept = read_kept(PAPER, tmp_path / "kept")
+    assert [len(kept[scale]) for scale in ("paper", "short", "smoke")] == [1, 2, 0]
+    original = read_result(tmp_path / "runs/fot/pmnist/shards/fot/short-seed1-00000000")
+    (copied,) = [result for result in kept["short"] if result.seed == 1]
+    assert (copied.experiment, copied.matrix, copied.space) == (
+        original.experiment,
+        original.matrix,
+        original.space,
+    )
+    assert kept["paper"][0].figure("acc") == 80.123457
+    assert {"machine", "versions", "seconds", "rounds"} <= set(copied.summary)
+    assert [path.read_text() for path in keep(PAPER, tmp_path / "runs", ["paper", "short"], tmp_path / "kept")] == [
+        path.read_text() for path in written
+    ]
+
+
+def test_a_changed_kept_file_is_refused(tmp_path: Path) -> None:
+    runs(tmp_path / "runs")
+    path = keep(PAPER, tmp_path / "runs", ["paper"], tmp_path / "kept")[0]
+    entry = json.loads(path.read_text())
+    entry["experiment"]["schedule"]["batch_size"] = 1
+    path.write_text(json.dumps(entry))
+    with pytest.raises(RunFolderError, match="has hash"):
+        read_kept(PAPER, tmp_path / "kept")
+    path.write_text("{}")
+    with pytest.raises(RunFolderError, match="not a kept run"):
+        read_kept(PAPER, tmp_path / "kept")
+    with pytest.raises(ConfigError, match="paper,short,smoke"):
+        keep(PAPER, tmp_path, ["tiny"], tmp_path / "kept")
+
+
+def test_the_page_is_made_of_kept_runs_alone(tmp_path: Path) -> None:
+    runs(tmp_path / "runs")
+    keep(PAPER, tmp_path / "runs", ["paper", "short"], tmp_path / "kept")
+    text = page([PAPER], resolver(), {"fot": tmp_path / "kept"})
+    assert "| Permuted MNIST | non-IID | FL | ACC | 80.06 ± 0.43 | 80.12 | 1 | +0.06 | matched |" in text
+    assert "| Permuted MNIST | non-IID | FOT | ACC | 85.21 ± 0.13 | 80.00 | 1 | - | short: by order only |" in text
+    assert "| Permuted MNIST | IID | FL | ACC | 85.68 ± 0.57 | - | - | - | not run |" in text
+    assert (
+        "| 5-Datasets | non-IID | 45.64 | - | - | - | cannot run here (needs SVHN) |".replace(
+            "non-IID |", "non-IID | used space |"
+        )
+        in text
+    )
+    assert text == page([PAPER], Resolver(), {"fot": tmp_path / "kept"})
+
+
+def test_the_projects_page_is_what_the_kept_runs_say() -> None:
+    """Else: python -m cfl.papers reproducibility."""
+    assert (ROOT / "docs" / "reproducibility.md").read_text() == page(papers(), resolver())
+
+
+def test_every_table_is_on_the_projects_page() -> None:
+    text = (ROOT / "docs" / "reproducibility.md").read_text()
+    for table in fot().values():
+        assert f"### {table.full_name}: {table.title}" in text
+
+
+def test_adopted_runs_are_found_afterwards(tmp_path: Path) -> None:
+    """Into the place where the table's own run would lie, without the checkpoint."""
+    elsewhere = write_run(tmp_path / "elsewhere" / "my-run", arguments(method="fot"), 4, 85.0)
+    (elsewhere / "last.ckpt").write_text("large")
+    target = adopt(elsewhere, papers(), tmp_path / "runs", resolver())
+    assert target.parent == tmp_path / "runs/fot/pmnist/shards/fot"
+    assert target.name.startswith("paper-seed4-")
+    assert not (target / "last.ckpt").exists()
+    assert read_results(tmp_path / "runs").of(resolver().experiment(arguments(method="fot")))[4].figure("acc") == 85.0
+    assert adopt(target, papers(), tmp_path / "runs", resolver()) == target  # itself
+
+
+def test_runs_of_no_table_are_not_adopted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stranger = write_run(tmp_path / "a", [*arguments(), "--schedule.batch_size=63"])
+    with pytest.raises(RunFolderError, match="fills no table"):
+        adopt(stranger, papers(), tmp_path / "runs", resolver())
+    assert main(["adopt", str(tmp_path / "none"), "--runs", str(tmp_path / "runs")]) == 2
+    assert "no such folder" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_text_of_a_kept_run_is_json_line_by_line(tmp_path: Path) -> None:
+    result = read_result(write_run(tmp_path / "a", arguments()))
+    text = as_text(result, "paper")
+    assert json.loads(text)["config_hash"] == result.hash
+    assert len(text.splitlines()) == 9

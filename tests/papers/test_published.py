@@ -1,0 +1,115 @@
+"""The published numbers: their shape, their range, and a sample typed anew from the paper."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fabricated import fot
+
+from cfl.errors import ConfigError
+from cfl.papers.published import Published, read_published
+
+COUNTS = {"table1": 128, "table3": 8, "table4": 6, "table5": 6, "table6": 8, "table7": 2}
+COUNTS |= {"table10": 96, "table11": 8, "table12": 72}
+
+
+def number(table: str, figure: str, **place: str) -> Published:
+    (found,) = [p for p in fot()[table].published if p.figure == figure and dict(p.place) == place]
+    return found
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_every_cell_has_its_number_and_every_number_its_cell(name: str) -> None:
+    table = fot()[name]
+    published = {(tuple(p.place[axis] for axis in table.axes), p.figure) for p in table.published}
+    cells = {
+        (tuple(point[axis] for axis in table.axes), figure)
+        for point in table.points("paper")
+        for figure in table.figures_at(point)
+    }
+    assert len(published) == COUNTS[name]
+    assert published == cells
+
+
+def test_pictures_have_no_numbers() -> None:
+    assert {name for name, table in fot().items() if not table.published} == {f"figure{i}" for i in range(4, 8)}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_figures_are_in_their_range(name: str) -> None:
+    """ACC and used space are percentages, FGT may be slightly negative; times and sizes are positive."""
+    for p in fot()[name].published:
+        if p.figure == "FGT":
+            assert -1 < p.mean < 50, p
+        elif name in ("table4", "table5") or name == "table7":
+            assert 0 < p.mean < 3, p
+        else:
+            assert 25 < p.mean < 95, p
+        assert (p.std is not None and p.std < 10) if name == "table1" else p.std is None, p
+
+
+def test_some_numbers_typed_from_the_paper() -> None:
+    def of_table1(figure: str, partition: str, method: str, benchmark: str) -> tuple[float, float | None]:
+        found = number("table1", figure, partition=partition, method=method, benchmark=benchmark)
+        return found.mean, found.std
+
+    assert of_table1("ACC", "iid", "fedavg", "pmnist") == (85.68, 0.57)
+    assert of_table1("FGT", "iid", "glfc", "cifar100") == (11.74, 0.59)
+    assert of_table1("FGT", "iid", "fedcil", "mini-imagenet") == (28.90, 1.84)
+    assert of_table1("ACC", "shards", "fedavg", "five-datasets") == (67.71, 7.75)
+    assert of_table1("FGT", "shards", "gpm", "mini-imagenet") == (40.73, 4.20)
+    assert of_table1("ACC", "shards", "fot", "pmnist") == (85.21, 0.13)
+    assert number("table3", "used space", benchmark="cifar100", partition="shards").mean == 32.96
+    assert number("table4", "GPSE", benchmark="mini-imagenet").mean == 0.215
+    assert number("table5", "bases", network="alexnet").mean == 0.048
+    assert number("table6", "ACC", variant="frozen", partition="shards").mean == 62.72
+    assert number("table7", "improvement", setting="federated").mean == 0.48
+    assert number("table10", "ACC", partition="shards", method="rgo", benchmark="cifar100").mean == 45.54
+    assert number("table10", "FGT", partition="shards", method="fot", benchmark="mini-imagenet").mean == 0.19
+    assert number("table11", "ACC", partition="iid", benchmark="five-datasets").mean == 87.74
+    assert number("table12", "T4", threshold="0.93").mean == 59.3
+    assert number("table12", "FGT", threshold="0.96").mean == -0.1
+
+
+@pytest.mark.parametrize("name", ["table1", "table10"])
+@pytest.mark.parametrize("benchmark", ["pmnist", "cifar100", "five-datasets", "mini-imagenet"])
+@pytest.mark.parametrize("partition", ["iid", "shards"])
+def test_fot_leads_where_the_paper_says_so(name: str, benchmark: str, partition: str) -> None:
+    """Highest ACC of all, but for one cell of Table 10, and lowest FGT of all."""
+    here = [p for p in fot()[name].published if (p.place["benchmark"], p.place["partition"]) == (benchmark, partition)]
+    acc = {p.place["method"]: p.mean for p in here if p.figure == "ACC"}
+    fgt = {p.place["method"]: p.mean for p in here if p.figure == "FGT"}
+    others = max(value for method, value in acc.items() if method != "fot")
+    exceptions = [("table10", "five-datasets", "iid"), ("table10", "five-datasets", "shards")]  # RGO
+    assert (acc["fot"] > others) == ((name, benchmark, partition) not in exceptions)
+    assert fgt["fot"] == min(fgt.values())
+
+
+def test_the_mean_of_table_12_is_its_acc() -> None:
+    """An arithmetical check of 72 numbers: ACC is the mean over tasks, to the paper's rounding."""
+    published = fot()["table12"].published
+    for threshold in fot()["table12"].axes["threshold"]:
+        row = {p.figure: p.mean for p in published if p.place["threshold"] == threshold}
+        assert sum(row[f"T{i}"] for i in range(1, 11)) / 10 == pytest.approx(row["ACC"], abs=0.11)
+
+
+HEADER = "paper,table,method,figure,mean,std,note\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("paper,table,benchmark,figure,mean,std,note\n", "the columns paper,table,method,figure"),
+        (HEADER + "other,t,a,ACC,1,,\n", "rows of p, t"),
+        (HEADER + "p,t,a,ACC,1,,\np,t,a,ACC,2,,\n", "every cell once"),
+        (HEADER + "p,t,a,ACC,nan,,\n", "a finite number"),
+        (HEADER + "p,t,a,ACC,much,,\n", "a finite number"),
+        (HEADER + "p,t,a,ACC,1,-1,\n", "at least 0"),
+    ],
+)
+def test_bad_files_are_refused(text: str, word: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=word):
+        read_published(path, "p", "t", ["method"])

@@ -1,0 +1,225 @@
+"""The runner: several processes at a time, failures, signals, missing data, and a real run that is interrupted."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_cli
+from fabricated import fot, point, resolver
+from rich.console import Console
+
+from cfl.errors import ConfigError
+from cfl.papers.missing_data import MissingData
+from cfl.papers.running import Job, Runner, exit_status, rounds_done
+
+TINY_DATA = {
+    "class_path": "cfl.data.streams.Permuted",
+    "init_args": {"num_tasks": 2, "source": {"class_path": "cfl.data.sources.Synthetic", "init_args": {}}},
+}
+CONFIG: dict[str, Any] = {"schedule": {"rounds_per_task": 3}, "data": {"stream": TINY_DATA}}
+
+
+@dataclass(frozen=True)
+class Scripted(Job):
+    """A job whose process is a few lines of Python; they find their run folder in ``folder``."""
+
+    script: str = ""
+
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, "-S", "-c", f"import os, pathlib, signal, sys, time\n{self.script}", str(self.folder)]
+
+
+HEAD = "folder = pathlib.Path(sys.argv[1])\n"
+FINISH = HEAD + "(folder / 'summary.json').write_text('{}')\n"
+
+
+def job(folder: Path, script: str, experiment: dict[str, Any] | None = None) -> Scripted:
+    return Scripted(folder.name, (), folder, CONFIG, experiment or CONFIG, script)
+
+
+def runner(tmp_path: Path, jobs: int = 1) -> tuple[Runner, io.StringIO]:
+    out = io.StringIO()
+    return Runner(jobs, MissingData(tmp_path / "missing.json"), Console(file=out, width=300)), out
+
+
+def test_a_failed_run_does_not_stop_the_rest(tmp_path: Path) -> None:
+    """It is reported with the last lines that it said, and makes the exit status 1."""
+    noise = "print('\\n'.join(f'line {i}' for i in range(20)))\nsys.exit(3)"
+    jobs = [job(tmp_path / "a", FINISH), job(tmp_path / "b", noise), job(tmp_path / "c", FINISH)]
+    used, out = runner(tmp_path)
+    outcomes = used.run(jobs)
+    assert [(o.job.name, o.state) for o in outcomes] == [("a", "finished"), ("b", "failed"), ("c", "finished")]
+    assert "exit status 3" in outcomes[1].reason
+    assert outcomes[1].reason.endswith("\n".join(f"    line {i}" for i in range(14, 20)))
+    assert "line 19" in out.getvalue()
+    assert "line 13" not in out.getvalue()
+    assert exit_status(outcomes, None) == 1
+    assert exit_status(outcomes[:1], None) == 0
+
+
+def test_a_process_that_ends_well_without_a_summary_has_failed(tmp_path: Path) -> None:
+    used, _ = runner(tmp_path)
+    assert [o.state for o in used.run([job(tmp_path / "a", "")])] == ["failed"]
+
+
+def test_two_at_a_time(tmp_path: Path) -> None:
+    """The first waits for the second, so one after the other would never end; a third starts when one has ended."""
+    wait = HEAD + "while not (folder.parent / 'b' / 'here').exists(): time.sleep(0.02)\n" + FINISH
+    here = HEAD + "(folder / 'here').touch()\n" + FINISH
+    used, _ = runner(tmp_path, jobs=2)
+    jobs = [job(tmp_path / "a", wait), job(tmp_path / "b", here), job(tmp_path / "c", here)]
+    assert sorted((o.job.name, o.state) for o in used.run(jobs)) == [(name, "finished") for name in "abc"]
+
+
+@pytest.mark.parametrize(("jobs", "given", "expected"), [(1, None, None), (2, None, None), (2, "5", "5")])
+def test_math_threads_are_shared_out(
+    jobs: int, given: str | None, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if given is None:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    script = HEAD + "(folder / 'threads').write_text(os.environ['OMP_NUM_THREADS'])\n" + FINISH
+    used, _ = runner(tmp_path, jobs)
+    used.run([job(tmp_path / "a", script)])
+    cores = len(os.sched_getaffinity(0))
+    assert (tmp_path / "a" / "threads").read_text() == (expected or str(max(1, cores // jobs)))
+
+
+def when(condition: Callable[[], bool], action: Callable[[], None]) -> threading.Thread:
+    """Do something as soon as a condition holds."""
+
+    def watch() -> None:
+        deadline = time.monotonic() + 120
+        while not condition() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        action()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_reach_the_runs(number: int, tmp_path: Path) -> None:
+    """Both running ones get SIGTERM and end as ``cfl fit`` does; the third is not started."""
+    script = (
+        HEAD + "signal.signal(signal.SIGTERM, lambda *_: ((folder / 'last.ckpt').touch(), sys.exit(143)))\n"
+        "(folder / 'here').touch()\ntime.sleep(100)"
+    )
+    jobs = [job(tmp_path / name, script) for name in "abc"]
+    used, _ = runner(tmp_path, jobs=2)
+    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    both = lambda: all((tmp_path / name / "here").exists() for name in "ab")  # noqa: E731
+    thread = when(both, lambda: os.kill(os.getpid(), number))
+    outcomes = used.run(jobs)
+    thread.join()
+    assert {o.job.name: o.state for o in outcomes} == dict.fromkeys("abc", "interrupted")
+    assert (tmp_path / "a" / "last.ckpt").exists()
+    assert (tmp_path / "b" / "last.ckpt").exists()
+    assert not (tmp_path / "c").exists()
+    assert exit_status(outcomes, used.interrupted_by) == 128 + number
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def test_a_folder_in_which_another_process_is_at_work_is_left_alone(tmp_path: Path) -> None:
+    """Also when its runner is gone; and free once that process is gone."""
+    slow = HEAD + "(folder / 'here').touch()\nwhile not (folder / 'go').exists(): time.sleep(0.02)\n" + FINISH
+    first, _ = runner(tmp_path)
+    second, _ = runner(tmp_path)
+    found: list[str] = []
+
+    def try_it() -> None:
+        found.extend(o.state for o in second.run([job(tmp_path / "a", FINISH)]))
+        (tmp_path / "a" / "go").touch()
+
+    thread = when((tmp_path / "a" / "here").exists, try_it)
+    assert [o.state for o in first.run([job(tmp_path / "a", slow)])] == ["finished"]
+    thread.join()
+    assert found == ["runs elsewhere"]
+    assert [o.state for o in second.run([job(tmp_path / "a", FINISH)])] == ["finished"]
+
+
+def test_missing_data_are_found_out_and_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first run that needs them says so, others are not started; and forgotten once a run has read them."""
+    monkeypatch.setenv("CFL_DATA_ROOT", str(tmp_path / "nothing"))
+    monkeypatch.setattr("cfl.data.sources.files.NETWORK_TIMEOUT", 0.01)
+    monkeypatch.setattr("socket.socket.connect", lambda *_: (_ for _ in ()).throw(OSError("no network")))
+    source = {"class_path": "cfl.data.sources.USPS"}
+    needs = {"data": {"stream": {"class_path": "cfl.data.streams.Sequence", "init_args": {"sources": [source]}}}}
+    memory = MissingData(tmp_path / "missing.json")
+    used, _ = runner(tmp_path)
+    fails = "sys.exit(2)"
+    outcomes = used.run(
+        [job(tmp_path / "a", fails, needs), job(tmp_path / "b", fails, needs), job(tmp_path / "c", fails)]
+    )
+    assert [(o.job.name, o.state, o.reason.partition(",")[0]) for o in outcomes] == [
+        ("a", "cannot run here", "needs USPS"),
+        ("b", "cannot run here", "needs USPS"),
+        ("c", "failed", "exit status 2"),
+    ]
+    assert not (tmp_path / "b").exists()
+    assert exit_status(outcomes[:2], None) == 0
+    memory = MissingData(tmp_path / "missing.json")
+    assert memory.reason({"USPS", "MNIST"}) == "needs USPS"
+    assert memory.reason({"MNIST"}) is None
+    used, _ = runner(tmp_path)  # another day the files are there: it is tried again
+    assert [o.state for o in used.run([job(tmp_path / "a", FINISH, needs)])] == ["finished"]
+    assert MissingData(tmp_path / "missing.json").known == {}
+
+
+def test_rounds_are_read_off_the_runs_table(tmp_path: Path) -> None:
+    assert rounds_done(tmp_path) == 0
+    (tmp_path / "rounds.csv").write_text("round,task\n")
+    assert rounds_done(tmp_path) == 0
+    (tmp_path / "rounds.csv").write_text("round,task\n" + "".join(f"{r},{'x' * 100}\n" for r in range(300)))
+    assert rounds_done(tmp_path) == 300
+
+
+def test_jobs_below_one_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--jobs = 0"):
+        runner(tmp_path, jobs=0)
+
+
+def test_the_command_is_cfl_fit(tmp_path: Path) -> None:
+    recipe = fot()["table1"].recipe(point("smoke"))
+    config = resolver().config(recipe.arguments)
+    found = Job("x", recipe.arguments, tmp_path, config, config).command
+    assert found[:4] == [sys.executable, "-m", "cfl", "fit"]
+    assert found[-2:] == [f"--run.dir={tmp_path}", "--ckpt_path=last"]
+
+
+def real(folder: Path, options: Sequence[str]) -> Job:
+    arguments = [f"--config={tiny_cli.TINY}", *options]
+    return Job("real", arguments, folder, resolver().config(arguments), resolver().experiment(arguments))
+
+
+def test_an_interrupted_run_is_continued_to_the_same_result(tmp_path: Path) -> None:
+    """``cfl fit`` itself, stopped by a signal to the runner in the middle of it, then run again."""
+    options = ["--schedule.rounds_per_task=250", "--trainer.accelerator=cpu"]
+    folder = tmp_path / "killed"
+    used, _ = runner(tmp_path)
+    thread = when(lambda: rounds_done(folder) >= 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    (stopped,) = used.run([real(folder, options)])
+    thread.join()
+    assert stopped.state == "interrupted"
+    assert 5 <= rounds_done(folder) < 500
+    used, out = runner(tmp_path)
+    (continued,) = used.run([real(folder, options)])
+    assert continued.state == "finished"
+    assert "real (continued)" in out.getvalue()
+    assert tiny_cli.fit(tmp_path / "straight", *options) == 0
+    matrices = [(tmp_path / name / "accuracy_matrix.csv").read_text() for name in ("killed", "straight")]
+    assert matrices[0] == matrices[1]
+    assert len(tiny_cli.rows(folder / "rounds.csv")) == 500

@@ -1,0 +1,151 @@
+"""Sweeps: grids, the coarse-then-fine search, and what is chosen."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fabricated import resolver, write_run
+
+from cfl.errors import ConfigError
+from cfl.papers.definition import CONFIGS
+from cfl.papers.results import Results, read_results
+from cfl.papers.sweeps import Search, SweepState, read_sweep
+
+ENTRY: dict[str, Any] = {
+    "paper": "fot",
+    "point": {"benchmark": "pmnist", "partition": "shards", "method": "fot"},
+    "scale": "short",
+    "seeds": 2,
+    "grid": {"methods.fot.threshold": [0.8, 0.9, 0.95]},
+}
+
+
+def sweep_file(folder: Path, **changes: Any) -> Path:
+    path = folder / "sweep.yaml"
+    entry = {key: value for key, value in {**ENTRY, **changes}.items() if value is not None}
+    path.write_text(yaml.safe_dump(entry))
+    return path
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "papers").glob("*/sweeps/*.yaml")), ids=lambda path: path.name)
+def test_the_projects_sweeps_can_be_run(path: Path) -> None:
+    state = SweepState(read_sweep(path), resolver(), Results([]))
+    assert state.jobs(Path("runs"))
+    assert state.chosen is None
+
+
+def test_a_grid_runs_what_is_missing_and_chooses_the_highest_mean(tmp_path: Path) -> None:
+    sweep = read_sweep(sweep_file(tmp_path))
+    state = SweepState(sweep, resolver(), Results([]))
+    jobs = state.jobs(tmp_path)
+    assert [job.name for job in jobs] == [f"sweep threshold {v} seed {s}" for v in (0.8, 0.9, 0.95) for s in (0, 1)]
+    assert state.chosen is None
+    assert "nothing is chosen" in state.markdown()
+    scores = {0.8: (70.0, 72.0), 0.9: (60.0, 90.0), 0.95: (75.0, 75.0)}  # means 71, 75, 75: of equals the first
+    for job in jobs[:-1]:
+        threshold, seed = float(job.name.split()[2]), int(job.name.split()[-1])
+        write_run(job.folder, job.arguments, seed, scores[threshold][seed])
+    state = SweepState(sweep, resolver(), read_results(tmp_path))
+    assert [job.folder for job in state.jobs(tmp_path)] == [jobs[-1].folder]
+    assert state.chosen is None
+    write_run(jobs[-1].folder, jobs[-1].arguments, 1, 75.0)
+    state = SweepState(sweep, resolver(), read_results(tmp_path))
+    assert state.jobs(tmp_path) == []
+    assert state.chosen == (("methods.fot.threshold", 0.9),)
+    assert "# chosen: threshold 0.9 by sweeps/sweep.yaml (highest acc, scale short, 2 seeds)" in state.markdown()
+    assert "| threshold 0.9 **chosen** | 75.00 ± 21.21 | 2 |" in state.markdown()
+
+
+def test_lowest_of_another_figure(tmp_path: Path) -> None:
+    sweep = read_sweep(sweep_file(tmp_path, seeds=1, select={"value": "fgt", "best": "lowest"}))
+    for job, fgt in zip(SweepState(sweep, resolver(), Results([])).jobs(tmp_path), (3.0, 1.0, 2.0), strict=True):
+        write_run(job.folder, job.arguments, 0, fgt=fgt)
+    assert SweepState(sweep, resolver(), read_results(tmp_path)).chosen == (("methods.fot.threshold", 0.9),)
+
+
+def test_a_candidate_that_is_a_tables_run_is_shared(tmp_path: Path) -> None:
+    """The threshold 0.96 is Table 1's own, so its experiment is that of the table's cell."""
+    sweep = read_sweep(sweep_file(tmp_path, grid={"methods.fot.threshold": [0.96]}, seeds=1))
+    base = list(sweep.base.arguments)
+    (job,) = SweepState(sweep, resolver(), Results([])).jobs(tmp_path)
+    assert job.experiment == resolver().experiment(base)
+
+
+@pytest.mark.parametrize("optimum", [0.003, 0.02, 1.0, 5.0, 37.0, 450.0])
+def test_search_finds_the_best_power_then_the_best_double(optimum: float) -> None:
+    """On a curve with one top, the value found is at most a factor of sqrt(2) from the top."""
+    tried: list[float] = []
+
+    def score(value: float) -> float:
+        tried.append(value)
+        return -abs(math.log(value / optimum))
+
+    best = Search("key", 1.0, (10, 2), steps=4).run(score)
+    assert best is not None
+    assert max(best / optimum, optimum / best) <= math.sqrt(2) * 1.001
+    assert len(tried) < 20
+    assert best == min(list(tried), key=lambda value: abs(math.log(value / optimum)))
+
+
+def test_search_stops_where_a_value_is_not_known_yet() -> None:
+    known = {1.0: 5.0, 10.0: 6.0}
+    asked: list[float] = []
+
+    def score(value: float) -> float | None:
+        asked.append(value)
+        return known.get(value)
+
+    assert Search("key", 1.0).run(score) is None
+    assert asked == [1.0, 10.0, 100.0]
+
+
+def test_a_search_goes_on_until_it_is_over(tmp_path: Path) -> None:
+    """As the command does: run what is asked for, ask again."""
+    search = {"key": "schedule.batch_size", "start": 8, "factor": [2], "steps": 2}
+    sweep = read_sweep(sweep_file(tmp_path, grid=None, search=search, seeds=1))
+    scores = {8: 60.0, 16: 70.0, 32: 65.0, 4: 50.0}
+    asked = []
+    for _ in range(6):
+        state = SweepState(sweep, resolver(), read_results(tmp_path))
+        jobs = state.jobs(tmp_path)
+        if not jobs:
+            break
+        for job in jobs:
+            value = int(job.name.split()[-3])
+            asked.append(value)
+            write_run(job.folder, job.arguments, 0, scores[value])
+    assert asked == [8, 16, 32, 4]
+    assert state.chosen == (("schedule.batch_size", 16),)
+
+
+def test_a_sweep_of_files_alone(tmp_path: Path) -> None:
+    path = sweep_file(
+        tmp_path, point=None, configs=["benchmarks/pmnist.yaml"], set={"schedule.rounds_per_task": 2}, grid={"a": [1]}
+    )
+    assert read_sweep(path).base.arguments[1:] == ("--schedule.rounds_per_task=2",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"gird": {}}, "one of paper, point"),
+        ({"paper": "none"}, "one of fot"),
+        ({"scale": "tiny"}, "one of paper, short, smoke"),
+        ({"seeds": 0}, "at least 1"),
+        ({"search": {"key": "a", "start": 1}}, "either grid or search"),
+        ({"grid": None}, "either grid or search"),
+        ({"grid": None, "search": {"key": "a", "start": 0}}, "above 0"),
+        ({"grid": None, "search": {"key": "a", "start": 1, "factor": [1]}}, "above 1"),
+        ({"grid": None, "search": {"key": "a", "start": 1, "by": 2}}, "one of key, start"),
+        ({"select": {"value": "import os"}}, "an expression"),
+        ({"select": {"best": "nicest"}}, "highest or lowest"),
+        ({"point": None}, "or configs"),
+    ],
+)
+def test_bad_files_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_sweep(sweep_file(tmp_path, **changes))
