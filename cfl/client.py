@@ -25,6 +25,7 @@ from cfl.engines.updates import plain_sgd
 from cfl.errors import BadUpdate, ConfigError
 from cfl.federation import Federation
 from cfl.methods.base import Method
+from cfl.methods.right_factors import RightMultiplication
 from cfl.models.base import Network
 from cfl.models.batchnorm import convert_batchnorm, unmaskable_layers
 from cfl.models.dropout import convert_dropout
@@ -158,15 +159,20 @@ class Client(LightningModule):
 
         That is so for plain SGD, unless a method, clipping or a callback wants to see the gradients.
         """
-        for method in self.methods.values():
-            kind = type(method)
-            if kind.penalty is not Method.penalty or kind.adjust_gradients is not Method.adjust_gradients:
-                return None
+        if any(_looks_at_gradients(m) and not self._multiplied_by_engine(m) for m in self.methods.values()):
+            return None
         trainer: Any = self.trainer
         looks = ("on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
         if trainer.gradient_clip_val or any(is_overridden(hook, c) for c in trainer.callbacks for hook in looks):
             return None
         return plain_sgd(optimizer)
+
+    def _multiplied_by_engine(self, method: Method) -> bool:
+        """Whether the engine does what a method wants of gradients; only where no other method wants anything."""
+        engine = self.engine
+        alone = not any(_looks_at_gradients(other) for other in self.methods.values() if other is not method)
+        plain = type(method).adjust_gradients is RightMultiplication.adjust_gradients
+        return plain and alone and engine is not None and engine.multiplies
 
     @property
     def _federation(self) -> Federation:
@@ -191,7 +197,9 @@ class Client(LightningModule):
         if batch.opens:
             optimizer = cast(Optimizer, self.optimizers(use_pl_optimizer=False))
             at_once = self._at_once(optimizer) if self._engine.steps_at_once else None
-            self._step_context = StepContext(self.seed, at_once, self._objective)
+            multiplier = next((m for m in self.methods.values() if self._multiplied_by_engine(m)), None)
+            factors = {} if multiplier is None else cast(RightMultiplication, multiplier).right_factors
+            self._step_context = StepContext(self.seed, at_once, self._objective, factors)
         try:
             for method in self.methods.values():
                 batch = method.extend_batch(cohort, batch)
@@ -271,7 +279,8 @@ class Client(LightningModule):
         """
         try:
             for method in self.methods.values():
-                method.adjust_gradients(self._cohort)
+                if not self._multiplied_by_engine(method):
+                    method.adjust_gradients(self._cohort)
         except (BadUpdate, ConfigError):
             raise
         except Exception as error:
@@ -370,3 +379,8 @@ class Client(LightningModule):
             raise ConfigError("ckpt_path", "a checkpoint without a federation", "a last.ckpt written by cfl fit")
         self._federation.load_state_dict(checkpoint["federation"])
         self._resumed_choice = checkpoint.get("engine")
+
+
+def _looks_at_gradients(method: Method) -> bool:
+    kind = type(method)
+    return kind.penalty is not Method.penalty or kind.adjust_gradients is not Method.adjust_gradients

@@ -96,7 +96,9 @@ class Objective:
             return weighted_cross_entropy_with_gradient(logits, samples)
         with torch.enable_grad():
             leaf = logits.detach().requires_grad_()
-            loss = self(leaf, samples) if logits.ndim == 2 else torch.vmap(self)(leaf, samples)
+            loss = (
+                self(leaf, samples) if logits.ndim == 2 else torch.vmap(self, in_dims=(0, samples.axes))(leaf, samples)
+            )
             (gradient,) = torch.autograd.grad(loss.sum(), leaf)
         return loss.detach(), gradient
 

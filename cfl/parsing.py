@@ -14,6 +14,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser
 
 from cfl.client import ELEMENTWISE_OPTIMIZERS
+from cfl.data.augmentation import Augmentation
 from cfl.data.participation import Participation
 from cfl.data.partitions import Partition
 from cfl.data.sources import Source
@@ -30,6 +31,7 @@ _PLUGINS: dict[str, type] = {
     "sources": Source,
     "partition": Partition,
     "participation": Participation,
+    "augmentation": Augmentation,
 }
 _SAID_IN_FULL = (ConfigError, DataFilesMissing, BadUpdate, MisconfigurationException)
 _TYPES = {"NoneType": "null", "int": "an integer", "float": "a number", "bool": "true or false", "str": "text"}

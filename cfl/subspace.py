@@ -90,7 +90,7 @@ def layer_inputs(layer: nn.Module, x: Tensor, with_bias: bool = False, max_rows:
 
 def _patches(layer: nn.Conv2d, x: Tensor, max_rows: int) -> Iterator[Tensor]:
     """Patches of ``x`` [B, C, H, W] as rows ``[n, C * kh * kw]``, channel-major like the weight."""
-    windows = F.pad(x, _padding(layer))
+    windows = F.pad(x, conv_padding(layer))
     for axis in (0, 1):
         kernel, dilation = layer.kernel_size[axis], layer.dilation[axis]
         extent = dilation * (kernel - 1) + 1
@@ -107,7 +107,7 @@ def _patches(layer: nn.Conv2d, x: Tensor, max_rows: int) -> Iterator[Tensor]:
                 yield windows[b : b + step_b, h : h + step_h, w : w + step_w].flatten(0, 2).flatten(1)
 
 
-def _padding(layer: nn.Conv2d) -> list[int]:
+def conv_padding(layer: nn.Conv2d) -> list[int]:
     """Zeros on the (left, right, top, bottom) of a convolution's input."""
     sides = []
     for axis in (1, 0):
@@ -126,6 +126,8 @@ class Sketch:
     normal. ``E[A A^T] = s X* X*^T``, so the principal directions of ``A`` approximate those of the data, and the sum
     of several clients' ``A`` is the sketch of their pooled data: the server needs only sums. That holds if every
     client and piece has its own ``G``; shared draws would sketch the sum of the clients' inputs instead.
+
+    :func:`cfl.input_covariance.draw_sketch` gives a sketch of the same distribution from the inputs' covariance alone.
 
     Float32 products must be true float32 here: with TF32 the residual of an input inside the basis is up to
     1e-3 of it instead of 1e-7. Autocast is switched off inside.
@@ -149,7 +151,8 @@ class Sketch:
     ) -> None:
         if d < 1 or s < 1:
             raise ValueError(f"a sketch needs d >= 1 and s >= 1, got d={d}, s={s}")
-        self.A = torch.zeros(d, s, dtype=dtype, device=device)
+        # No memory yet: a wide sketch takes longer to be filled with zeros than its first piece to be multiplied.
+        self.A = torch.zeros((), dtype=dtype, device=device).expand(d, s)
         self.input_energy = torch.zeros((), dtype=torch.float64, device=device)
         self.residual_energy = torch.zeros((), dtype=torch.float64, device=device)
         self.rows = 0
@@ -166,7 +169,8 @@ class Sketch:
         with torch.autocast(self.A.device.type, enabled=False):
             rows = rows.to(self.A.dtype)
             residual = rows if basis is None else project(rows, basis.to(self.A.dtype))
-            self.A.addmm_(residual.T, gaussian.to(self.A.dtype))
+            gaussian = gaussian.to(self.A.dtype)
+            self.A = residual.T @ gaussian if self.rows == 0 else self.A.addmm_(residual.T, gaussian)
             self.input_energy += _energy(rows)
             self.residual_energy += _energy(residual)
         self.rows += len(rows)

@@ -1,6 +1,7 @@
 """FOT's extraction (GPSE) as its equations say it: float64, one image, one patch and one client after another.
 
-Nothing of the engine is used except the data and the documented keys of the Gaussian draws.
+Nothing of the engine is used except the data, the documented keys of the Gaussian draws, and the choice between the two
+ways of drawing.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from tiny import weights
 from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
+from cfl.input_covariance import covariance_is_cheaper
 from cfl.methods import FOT
 from cfl.randomness import torch_generator
 
@@ -94,18 +96,32 @@ def sketch(
     batch: int,
     with_bias: bool,
 ) -> Sketched:
-    """``A_i = X_i* G_i`` (eq 8, 9); ``number`` is the layer's among the protected ones."""
+    """``A_i = X_i* G_i`` (eq 8, 9), or ``L Z`` with L the covariance's root; ``number`` is the layer's among the
+    protected ones.
+    """
     own = data.indices[task][client].tolist()
     generator = torch_generator(data.seed, "sketch", task, client, number)
     result = Sketched(np.zeros((len(basis), columns)), 0.0, 0.0, len(own))
-    for start in range(0, len(own), batch):
-        rows = layer_rows(network, name, train_images(data, task, own[start : start + batch]), with_bias)
-        gaussian = torch.randn(len(rows), columns, generator=generator).double().numpy()
-        for x, g in zip(rows, gaussian, strict=True):
-            outside = x - basis @ (basis.T @ x)
-            result.a += np.outer(outside, g)
-            result.energy += float(x @ x)
-            result.residual += float(outside @ outside)
+    pieces = [
+        layer_rows(network, name, train_images(data, task, own[start : start + batch]), with_bias)
+        for start in range(0, len(own), batch)
+    ]
+    layer, count = network.get_submodule(name), sum(map(len, pieces))
+    from_covariance = covariance_is_cheaper(layer, count, len(basis), columns)
+    covariance = np.zeros((len(basis), len(basis)))
+    for rows in pieces:
+        outside = np.array([x - basis @ (basis.T @ x) for x in rows])
+        if from_covariance:
+            covariance += sum(np.outer(x, x) for x in outside)
+        else:
+            gaussian = torch.randn(len(rows), columns, generator=generator).double().numpy()
+            result.a += sum(np.outer(x, g) for x, g in zip(outside, gaussian, strict=True))
+        result.energy += float((rows**2).sum())
+        result.residual += float((outside**2).sum())
+    if from_covariance:
+        _, lengths, directions = np.linalg.svd(covariance)
+        gaussian = torch.randn(len(basis), columns, generator=generator).double().numpy()
+        result.a = directions.T @ np.diag(np.sqrt(lengths)) @ directions @ gaussian
     return result
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from cfl.client import Client
 from cfl.cohort import Cohort
+from cfl.data.augmentation import CropFlip
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import EvaluationBatch
 from cfl.data.participation import Joining
@@ -104,7 +105,8 @@ VARIANTS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
     ),
     "all personal": (mlp, lambda: {"own": PersonalLayers(["*"])}, {"schedule": {"clients_per_round": 3}}, {}),
     "batchnorm": (norm_net, dict, {"eval_batch_size": 7}, {"batchnorm": "average"}),
-    "batch statistics": (norm_net, dict, {"eval_batch_size": 7}, {"batchnorm": "drop"}),
+    "batch statistics": (norm_net, dict, {"eval_batch_size": 7, "eval_shuffle": True}, {"batchnorm": "drop"}),
+    "augmentation": (ConvNet, dict, {"augmentation": CropFlip(1), "schedule": {"local_epochs": 2}}, {}),
     "class-incremental": (
         mlp,
         dict,

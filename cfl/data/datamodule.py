@@ -14,7 +14,9 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
 from cfl import processes
+from cfl.data.augmentation import Augmentation, augmentation_words
 from cfl.data.cohorts import CohortBatch, RoundLoader, check_every_client_trains, deal_clients, local_steps
+from cfl.data.exposure import Exposure, Places, exposed
 from cfl.data.participation import AllClients, Participation
 from cfl.data.partitions import IID, Partition, client_indices
 from cfl.data.scenarios import OutputMap, Scenario, output_map
@@ -22,6 +24,7 @@ from cfl.data.sources.root import data_root
 from cfl.data.streams import Stream
 from cfl.data.types import ImageSet, Task
 from cfl.errors import ConfigError
+from cfl.randomness import numpy_generator
 from cfl.schedule import BoundSchedule, Schedule
 
 
@@ -98,6 +101,13 @@ class FederatedDataModule(LightningDataModule):
         root: folder with the data sets' files; null takes the environment variable CFL_DATA_ROOT, else ``data``.
         eval_batch_size: test samples per evaluation step. Matters only for networks that normalise with the test
             batch's own statistics.
+        eval_shuffle: evaluate each test set in a random order, the same in every round of a run, instead of its stored
+            one. Matters for the same networks: a stored order is often one class after another.
+        exposure: what clients train on during a task: ``sequential``, its samples alone; ``cumulative``, those of all
+            tasks so far (they forget nothing); ``joint``, those of all tasks of the stream from the first round on.
+            The latter two are no continual learning but its upper bounds.
+        augmentation: random change of the images in local training, none if not given. Neither tests nor extra
+            communication rounds see changed images.
         seed: the run's seed (in YAML ``seed_everything``).
     """
 
@@ -113,6 +123,9 @@ class FederatedDataModule(LightningDataModule):
         class_loss: str = "all",
         root: str | None = None,
         eval_batch_size: int = 1000,
+        eval_shuffle: bool = False,
+        augmentation: Augmentation | None = None,
+        exposure: Exposure = "sequential",
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -122,6 +135,9 @@ class FederatedDataModule(LightningDataModule):
             raise ConfigError("data.eval_batch_size", eval_batch_size, "an integer of at least 1")
         if class_loss not in ("all", "seen"):
             raise ConfigError("data.class_loss", class_loss, "all or seen")
+        if exposure not in ("sequential", "cumulative", "joint"):
+            raise ConfigError("data.exposure", exposure, "sequential, cumulative or joint")
+        self.exposure: Exposure = exposure
         self.stream = stream
         self.schedule = schedule
         self.partition = IID() if partition is None else partition
@@ -132,6 +148,8 @@ class FederatedDataModule(LightningDataModule):
         self.class_loss = class_loss
         self.root: Path = data_root(root)
         self.eval_batch_size = eval_batch_size
+        self.eval_shuffle = eval_shuffle
+        self.augmentation = augmentation
         self.seed = seed
         self.next_round = 0
         self.all_batches_everywhere = False
@@ -140,6 +158,8 @@ class FederatedDataModule(LightningDataModule):
         self._unread: Exception | None = None
         self._on_device: dict[tuple[int, torch.device], ImageSet] = {}
         self._mapped: tuple[tuple[int, torch.device], ImageSet] | None = None
+        self._test_orders: dict[tuple[int, torch.device], Tensor] = {}
+        self._exposed: tuple[int, Mapping[int, np.ndarray]] | None = None
         self._lock = threading.Lock()
 
     # Known without reading a file, so that a network can be sized and a schedule checked before loading.
@@ -193,6 +213,20 @@ class FederatedDataModule(LightningDataModule):
         check_every_client_trains(dealt, self.schedule)
         return dealt
 
+    @cached_property
+    def places(self) -> Places:
+        """Numbers the training samples of all tasks."""
+        return Places([len(task.train) for task in self.tasks])
+
+    def trained_on(self, task: int) -> Mapping[int, np.ndarray]:
+        """Client -> what it trains on during a task: indices into its training set, or :attr:`places` where clients
+        are exposed to other tasks too."""
+        if self.exposure == "sequential":
+            return self.indices[task]
+        if self._exposed is None or self._exposed[0] != task:
+            self._exposed = task, exposed(task, self.exposure, self.indices, self.places)
+        return self._exposed[1]
+
     def prepare_data(self) -> None:
         """Where several processes share a machine, one of them downloads what is missing before all read."""
         if processes.count() > 1:
@@ -226,14 +260,14 @@ class FederatedDataModule(LightningDataModule):
         """
         if processes.count() == 1:
             return sorted(clients)
-        held = self.indices[task]
+        held = self.trained_on(task)
         steps = {client: local_steps(len(held[client]), self.schedule) for client in clients}
         return deal_clients(steps, processes.count())[processes.rank()]
 
     def train_dataloader(self) -> RoundLoader:
         """This process's cohort batches of the next round (set by whoever runs the rounds)."""
         plan = self.rounds.round(min(self.next_round, self.num_rounds - 1))
-        held = self.indices[plan.task]
+        held = self.trained_on(plan.task)
         return RoundLoader(plan, held, self.schedule, self.seed, processes.rank(), processes.count())
 
     def val_dataloader(self) -> list[EvaluationLoader | NothingToEvaluate]:
@@ -278,39 +312,92 @@ class FederatedDataModule(LightningDataModule):
                 self._mapped = (task, device), ImageSet(self.tasks[task].transform.mapped(data.images), data.labels)
             return self._mapped[1]
 
-    def gather(self, task: int, index: Tensor) -> tuple[Tensor, Tensor]:
+    def gather(self, task: int, index: Tensor, moment: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
         """Training samples of a task as network input.
 
         Args:
             task: from 0.
             index: ``[...]`` int64 into the task's training set.
+            moment: round and local step in which they are trained on, for the augmentation; None leaves them alone.
 
         Returns:
             ``[..., C, H, W]`` float32 inputs and ``[...]`` int64 output indices, on the index's device.
         """
-        data = self._training_set(task, index.device)
         flat = index.reshape(-1)
-        x = self.tasks[task].transform.normalised(data.images.index_select(0, flat))
-        y = data.labels.index_select(0, flat) + self.outputs.offsets[task]
+        if self.augmentation is None or moment is None:
+            data = self._training_set(task, index.device)
+            x = self.tasks[task].transform.normalised(data.images.index_select(0, flat))
+            y = data.labels.index_select(0, flat) + self.outputs.offsets[task]
+        else:
+            x, y = self._gathered(task, flat, moment)
         return x.view(*index.shape, *x.shape[1:]), y.view(index.shape)
+
+    def gather_mixed(
+        self, tasks: Tensor, index: Tensor, moment: tuple[int, int] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Training samples of several tasks as network input.
+
+        Args:
+            tasks: ``[...]`` int64.
+            index: ``[...]`` int64 into each sample's task's training set.
+            moment: as for :meth:`gather`.
+
+        Returns:
+            As :meth:`gather`.
+        """
+        flat, of = index.reshape(-1), tasks.reshape(-1)
+        x = torch.empty((len(flat), *self.input_shape), device=index.device)
+        y = torch.empty_like(flat)
+        for task in of.unique().tolist():
+            rows = (of == task).nonzero().squeeze(1)
+            x[rows], y[rows] = self._gathered(task, flat[rows], moment)
+        return x.view(*index.shape, *x.shape[1:]), y.view(index.shape)
+
+    def _gathered(self, task: int, index: Tensor, moment: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
+        """As :meth:`gather` for ``[n]`` indices, without keeping a task's mapped images."""
+        data = self._resident(self.tasks[task].train, index.device)
+        images = data.images.index_select(0, index)
+        if self.augmentation is not None and moment is not None:
+            images = self.augmentation(images, augmentation_words(self.seed, *moment, task, index))
+        return self.tasks[task].transform(images), data.labels.index_select(0, index) + self.outputs.offsets[task]
+
+    def _gather_places(self, places: Tensor, moment: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
+        """As :meth:`gather_mixed`, of :attr:`places`."""
+        return self.gather_mixed(*self.places.split(places), moment)
 
     def on_after_batch_transfer(
         self, batch: CohortBatch | EvaluationBatch, dataloader_idx: int
     ) -> CohortBatch | EvaluationBatch:
         """Say where the samples come from (training) or fill them in (evaluation), on the device."""
         if isinstance(batch, CohortBatch):
-            return replace(batch, gather=partial(self.gather, batch.task))
+            # The next round to close is the one that is running.
+            moment = (self.next_round, batch.step)
+            if self.exposure != "sequential":
+                return replace(
+                    batch, gather=partial(self._gather_places, moment=moment), tasks_of_own=self.places.tasks
+                )
+            return replace(batch, gather=partial(self.gather, batch.task, moment=moment))
         if batch.start == batch.stop:
             return batch
         device = self.trainer.strategy.root_device if self.trainer is not None else torch.device("cpu")
         return self.evaluation_batch(batch, device)
 
+    def _test_order(self, task: int, device: torch.device) -> Tensor:
+        """``[N]`` int64 on ``device``: a random order of a task's test set, keyed by (seed, task)."""
+        if (task, device) not in self._test_orders:
+            order = numpy_generator(self.seed, "evaluate", task).permutation(len(self.tasks[task].test))
+            self._test_orders[task, device] = torch.from_numpy(order).to(device)
+        return self._test_orders[task, device]
+
     def evaluation_batch(self, batch: EvaluationBatch, device: torch.device) -> EvaluationBatch:
         """``batch`` with ``x`` and ``y`` on ``device``."""
         task = self.tasks[batch.task]
         data = self._resident(task.test, device)
-        x = task.transform(data.images[batch.start : batch.stop])
-        return replace(batch, x=x, y=data.labels[batch.start : batch.stop] + self.outputs.offsets[batch.task])
+        part: Tensor | slice = slice(batch.start, batch.stop)
+        if self.eval_shuffle:
+            part = self._test_order(batch.task, device)[part]
+        x, y = task.transform(data.images[part]), data.labels[part] + self.outputs.offsets[batch.task]
+        return replace(batch, x=x, y=y)
 
     def client_batches(
         self, task: int, client: int, batch_size: int, device: torch.device

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,6 +67,12 @@ class Samples(NamedTuple):
     source: Tensor
     allowed: Tensor | None
     extras: dict[str, Tensor]
+
+    @property
+    def axes(self) -> Any:
+        """``in_dims`` of several clients' samples for ``torch.vmap``, which asks for the same structure."""
+        named: Any = Samples
+        return named(0, 0, 0, 0, 0, None if self.allowed is None else 0, dict.fromkeys(self.extras, 0))
 
     def row(self, row: int) -> Samples:
         """Those of one client, ``[N]``, of several clients' ``[k, N]``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.errors import ConfigError
+from cfl.layer_projections import RightFactor
 from cfl.models.dropout import DropoutMasks
 from cfl.objective import Objective
 from cfl.randomness import seed_for
@@ -69,11 +70,14 @@ class StepContext:
         at_once: learning rate and weight decay of plain SGD, where nothing but the optimizer wants the gradients: the
             engine then may take the optimizer's step itself. None: gradients are to be left on the parameters.
         objective: what a client minimises, given its logits.
+        right_factors: weight name -> what clients' gradients are multiplied with from the right; only for engines that
+            say that they do so (:attr:`Engine.multiplies`).
     """
 
     seed: int
     at_once: tuple[float, float] | None = None
     objective: Objective = field(default_factory=Objective)
+    right_factors: Mapping[str, RightFactor] = field(default_factory=dict)
 
 
 class Engine(ABC):
@@ -85,6 +89,9 @@ class Engine(ABC):
 
     steps_at_once = False
     """Whether the engine takes the optimizer's step itself where it may (:attr:`StepContext.at_once`)."""
+
+    multiplies = False
+    """Whether the engine applies :attr:`StepContext.right_factors`, which is cheaper for it than for methods."""
 
     @abstractmethod
     def losses(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> Tensor:

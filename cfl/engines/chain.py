@@ -17,6 +17,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from cfl.engines.layers import Conv2d, Dropout, Flatten, Layer, Linear, MaxPool2d, Pass, Relu
 from cfl.engines.updates import Update
+from cfl.layer_projections import ClientFactor
 from cfl.models.dropout import CountedDropout, CountedDropout2d
 
 Head = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -87,6 +88,7 @@ class Chain:
         masks: Mapping[str, Tensor],
         update: Update,
         head: Head | None = None,
+        factors: Mapping[str, ClientFactor] | None = None,
     ) -> Tensor:
         """One training step: gradients of the mean cross-entropy, handed to ``update`` layer by layer.
 
@@ -99,11 +101,12 @@ class Chain:
             masks: dropout layer name -> ``[B, ...]`` or ``[m, B, ...]``.
             update: takes the gradients.
             head: another loss than the mean cross-entropy of ``y``: logits to loss and its gradient.
+            factors: weight name -> what its gradient is multiplied with from the right; of one client only.
 
         Returns:
             The loss, ``[]`` or ``[m]``.
         """
-        run = Pass(weights, masks, update, y.ndim)
+        run = Pass(weights, masks, update, y.ndim, factors)
         h = x.contiguous(memory_format=torch.channels_last) if self.has_convolutions else x
         for layer in self.layers:
             h = layer.forward(run, h)

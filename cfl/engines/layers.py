@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cfl.engines.updates import Update
+from cfl.layer_projections import ClientFactor
 
 _aten = torch.ops.aten
 
@@ -23,13 +24,27 @@ class Pass:
         masks: dropout layer name -> ``[B, ...]``, or ``[m, B, ...]``.
         update: takes the gradients.
         batch_dims: 1 for one client, whose tensors are ``[B, ...]``; 2 for a stack, ``[m, B, ...]``.
+        factors: weight name -> what its gradient is multiplied with from the right; of one client only.
     """
 
     def __init__(
-        self, weights: Mapping[str, Tensor], masks: Mapping[str, Tensor], update: Update, batch_dims: int
+        self,
+        weights: Mapping[str, Tensor],
+        masks: Mapping[str, Tensor],
+        update: Update,
+        batch_dims: int,
+        factors: Mapping[str, ClientFactor] | None = None,
     ) -> None:
         self.weights, self.masks, self.update, self.batch_dims = weights, masks, update, batch_dims
+        self.factors = factors or {}
         self.saved: list[Any] = []
+
+    def multiplied(self, name: str, gradient: Tensor) -> Tensor:
+        """A parameter's gradient ``[o, ...]`` times its factor, if it has one."""
+        factor = self.factors.get(name)
+        if factor is None:
+            return gradient
+        return factor.times(gradient.reshape(len(gradient), -1)).view(gradient.shape)
 
 
 class Layer(ABC):
@@ -64,9 +79,15 @@ class Linear(Layer):
         """``dH = dZ W``, ``dW = dZ^T H``, ``db`` the sum over samples."""
         h = run.saved.pop()
         inner = torch.matmul(g, run.weights[self.weight]) if wanted else None
-        run.update.product(self.weight, g.mT, h)
+        factor = run.factors.get(self.weight)
+        if factor is None:
+            run.update.product(self.weight, g.mT, h)
+        elif len(h) < g.shape[-1]:  # dW F = dZ^T (H F): whichever of H and dW has fewer rows
+            run.update.product(self.weight, g.mT, factor.times(h))
+        else:
+            run.update.gradient(self.weight, factor.times(g.mT @ h))
         if self.bias is not None:
-            run.update.gradient(self.bias, g.sum(-2))
+            run.update.gradient(self.bias, run.multiplied(self.bias, g.sum(-2)))
         return inner
 
 
@@ -102,9 +123,9 @@ class Conv2d(Layer):
             self.groups,
             outputs,
         )
-        run.update.gradient(self.weight, gradient)
+        run.update.gradient(self.weight, run.multiplied(self.weight, gradient))
         if self.bias is not None:
-            run.update.gradient(self.bias, of_bias)
+            run.update.gradient(self.bias, run.multiplied(self.bias, of_bias))
         return inner if wanted else None
 
 

@@ -86,9 +86,7 @@ class VmapEngine(Engine):
 
         if k == 1:
             return loss(*_first(cohort.parameters, cohort.buffers, dropped), x[0], samples.row(0)).view(1)
-        named: Any = Samples  # vmap wants axes in the same structure
-        axes = named(0, 0, 0, 0, 0, None if samples.allowed is None else 0, dict.fromkeys(samples.extras, 0))
-        mapped = vmap(loss, in_dims=(0, 0, 0, 0, axes), randomness="different")
+        mapped = vmap(loss, in_dims=(0, 0, 0, 0, samples.axes), randomness="different")
         losses: Tensor = mapped(cohort.parameters, cohort.buffers, dropped, x, samples)
         return losses
 

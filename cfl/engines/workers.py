@@ -21,6 +21,7 @@ from cfl.engines.chain import Chain
 from cfl.engines.recorded import RecordedSteps, Recording, arguments
 from cfl.engines.threads import Threads
 from cfl.engines.updates import KeepGradients, StepAtOnce, Update
+from cfl.layer_projections import ClientFactor, RightFactor
 from cfl.models.dropout import DropoutMasks, dropout_masks
 
 
@@ -49,6 +50,7 @@ class WorkerEngine(Engine):
         self.masks = DropoutMasks(network, input_shape)
         recordable = self.chain is not None and not self.chain.has_convolutions and self.stack == 1
         self._recorded = RecordedSteps(self.chain) if self.chain is not None and recordable else None
+        self.multiplies = self.chain is not None
         self._threads = Threads(threads)
         self._replicas = [] if self.chain is not None else [_Replica(network) for _ in range(max(threads, 1))]
         self._gradients: dict[str, Tensor] = {}
@@ -72,12 +74,16 @@ class WorkerEngine(Engine):
 
         # Joined here for all clients at once: what many small operations cost, threads would wait for one by one.
         joined = self._join(cohort, batch, context, used) if context.objective.joins(batch) else None
-        recordings = {} if joined else self._recordings(cohort, batch, context, used, outputs)
-        if joined is not None and context.objective.plain:
+        factors = context.right_factors
+        stack = 1 if factors else self.stack
+        recordings: dict[int, Recording | None] = {}
+        if joined is None and not factors:
+            recordings = self._recordings(cohort, batch, context, used, outputs)
+        elif joined is not None and not factors and context.objective.plain:
             recordings = self._joined_recordings(cohort, batch, context, joined)
 
         def body(thread: int, start: int) -> None:
-            rows = min(self.stack, k - start)
+            rows = min(stack, k - start)
             update = self._update(cohort, start, rows, context)
             if joined is not None:
                 losses[start : start + rows] = self._joined_step(
@@ -97,14 +103,15 @@ class WorkerEngine(Engine):
                             *arguments(x, y, outputs, [*weights.values()], [*dropped.values()], [*rows_of.values()])
                         )
                 elif self.chain is not None:
-                    losses[start] = self.chain.step(x, y, None, outputs, weights, dropped, update)
+                    own = _of_client(factors, start)
+                    losses[start] = self.chain.step(x, y, None, outputs, weights, dropped, update, factors=own)
                 else:
                     buffers = {n: b[start] for n, b in cohort.buffers.items()}
                     losses[start] = self._replicas[thread].step(
                         partial(_mean_cross_entropy, x, y, outputs), weights, buffers, dropped, update
                     )
 
-        starts = [s for s in range(0, k, self.stack) if any(used[s : s + self.stack])]
+        starts = [s for s in range(0, k, stack) if any(used[s : s + stack])]
         self._threads.run(body, starts)
         return losses
 
@@ -242,7 +249,8 @@ class WorkerEngine(Engine):
                     return recording(*given)
         if self.chain is not None:
             head = partial(context.objective.with_gradient, samples=samples)
-            return self.chain.step(x, samples.y, None, None, weights, dropped, update, head)
+            factors = _of_client(context.right_factors, start)
+            return self.chain.step(x, samples.y, None, None, weights, dropped, update, head, factors)
         buffers = {n: b[start] for n, b in cohort.buffers.items()}
         return self._replicas[thread].step(
             lambda network: context.objective.of_network(network, x, samples), weights, buffers, dropped, update
@@ -343,6 +351,11 @@ class _Replica:
                 else:
                     update.gradient(name, leaf.grad)
         return loss.detach()
+
+
+def _of_client(factors: Mapping[str, RightFactor], row: int) -> dict[str, ClientFactor]:
+    found = {name: factor.of_client(row) for name, factor in factors.items()}
+    return {name: factor for name, factor in found.items() if factor is not None}
 
 
 def _mean_cross_entropy(x: Tensor, y: Tensor, outputs: Tensor | None, network: nn.Module) -> Tensor:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal
 
@@ -15,17 +16,20 @@ from torch.func import functional_call
 
 from cfl import processes
 from cfl.channel import payload_bytes
+from cfl.client_inputs import decode_inputs, encode_inputs
 from cfl.cohort import Cohort
 from cfl.data.scenarios import Scenario
 from cfl.errors import ConfigError
 from cfl.federation import Federation
 from cfl.gaussian import GaussianMechanism
+from cfl.in_order import in_order
+from cfl.layer_sketch import LayerSketch
 from cfl.methods.base import Method
-from cfl.randomness import torch_generator
+from cfl.models.dropout import DropoutMasks, dropout_masks
+from cfl.randomness import seed_for, torch_generator
 from cfl.schedule import RoundPlan
 from cfl.subspace import (
     RankRule,
-    Sketch,
     choose_rank,
     grow_basis,
     layer_dim,
@@ -34,7 +38,6 @@ from cfl.subspace import (
     project,
     project_with_bias,
     residual_share,
-    sketch_rows,
     used_share,
 )
 
@@ -53,9 +56,13 @@ class FOT(Method):
     Differs from the paper: eq 12 cannot be used as printed, see ``rank_rule``; GPSE is an extra round as in the paper,
     where the authors' code folds it into the last training round (``gpse_model: local``).
 
+    A layer with many more inputs than dimensions is sketched by way of its covariance on a CPU, which is several times
+    cheaper and has the same distribution (:class:`cfl.layer_sketch.LayerSketch`).
+
     Sends: down, for GPSE, the new global model and the bases (float32); up the sketches (float32) and two float64
-    scalars per layer, all of them as sums. Extra memory per client: none between rounds. Scenarios: task- and
-    domain-incremental. A layer whose basis has become its whole input space is frozen.
+    scalars per layer, all of them as sums. Extra memory per client: none between rounds. Extra compute per client and
+    task: a forward pass over its samples, and the products of the sketches. Scenarios: task- and domain-incremental. A
+    layer whose basis has become its whole input space is frozen.
 
     Args:
         threshold: epsilon, share of the inputs' energy that the basis shall cover, in (0, 1].
@@ -76,6 +83,11 @@ class FOT(Method):
             at the end of the task's last round.
         gpse_clients: ``sampled`` in the task's last round, or ``all`` that hold the task.
         gpse_batch_size: samples per forward pass in GPSE.
+        gpse_dropout: keep dropout active in GPSE, as the authors' code does on Permuted MNIST. Its noise then fills the
+            hidden layers' bases.
+        sketch_sharing: clients that draw the same Gaussian numbers; 1 is the paper's. The authors' code seeds its MPI
+            workers alike, so that probably the p-th client of each of its 5 (Permuted MNIST) or 8 workers did: the
+            sum of sketches is then that of sums over clients, in which the common mean weighs more, and ranks fall.
         protect_bias: treat the bias as the weight of an input that is always 1, which makes old outputs exactly
             invariant; the paper leaves biases free.
         freeze_first_layer: train the first layer in the first task only, and keep it out of GPSE (FRZ, Table 6).
@@ -96,6 +108,8 @@ class FOT(Method):
         gpse_model: Literal["global", "local"] = "global",
         gpse_clients: Literal["sampled", "all"] = "sampled",
         gpse_batch_size: int = 500,
+        gpse_dropout: bool = False,
+        sketch_sharing: int = 1,
         protect_bias: bool = False,
         freeze_first_layer: bool = False,
         mechanism: GaussianMechanism | None = None,
@@ -121,6 +135,8 @@ class FOT(Method):
             raise ConfigError("methods.fot.minimum_rank", minimum_rank, "0 or 1")
         if gpse_batch_size < 1:
             raise ConfigError("methods.fot.gpse_batch_size", gpse_batch_size, "an integer of at least 1")
+        if sketch_sharing < 1:
+            raise ConfigError("methods.fot.sketch_sharing", sketch_sharing, "an integer of at least 1")
         if gpse_model == "local" and gpse_clients == "all":
             raise ConfigError(
                 "methods.fot.gpse_clients", gpse_clients, "sampled: with gpse_model=local only they have a local model"
@@ -136,6 +152,8 @@ class FOT(Method):
         self.gpse_model = gpse_model
         self.gpse_clients = gpse_clients
         self.gpse_batch_size = gpse_batch_size
+        self.gpse_dropout = gpse_dropout
+        self.sketch_sharing = sketch_sharing
         self.protect_bias = protect_bias
         self.freeze_first_layer = freeze_first_layer
         self.mechanism = mechanism
@@ -173,6 +191,8 @@ class FOT(Method):
         self._protected: dict[str, nn.Module] = chosen
         self._with_bias = {n: self.protect_bias and m.bias is not None for n, m in chosen.items()}
         self._dims = {n: layer_dim(m, self._with_bias[n]) for n, m in chosen.items()}
+        self._dropout = DropoutMasks(federation.network, federation.data.input_shape) if self.gpse_dropout else None
+        self._positions = inputs_per_sample(federation.network, chosen, federation.data.input_shape)
 
     # FedProject.
 
@@ -212,8 +232,8 @@ class FOT(Method):
         clients = [cohort.clients[p] for p in positions]
         self._send_bases(len(clients))
         trained = cohort.rows(positions, {**cohort.parameters, **cohort.buffers})
-        for row, client in enumerate(clients):
-            self._sketch(plan, client, len(plan.clients), {name: values[row] for name, values in trained.items()})
+        local = ({name: values[row] for name, values in trained.items()} for row in range(len(clients)))
+        self._sketch_clients(plan, clients, plan.clients, local)
         self._started = self._started or started
 
     def end_task(self, plan: RoundPlan) -> None:
@@ -227,8 +247,7 @@ class FOT(Method):
             own = self.federation.own_clients(plan.task, clients)
             self.federation.channel.downlink("model", self.federation.shared_tensors(), len(own))
             self._send_bases(len(own))
-            for client in own:
-                self._sketch(plan, client, len(clients), {})
+            self._sketch_clients(plan, own, sorted(clients), None)
         self._grow(plan.task, started)
         self._started = 0.0
 
@@ -239,64 +258,138 @@ class FOT(Method):
         if self.bases:
             self.federation.channel.downlink("fot bases", self.bases, clients)
 
-    @torch.no_grad()
-    def _sketch(self, plan: RoundPlan, client: int, senders: int, own: Mapping[str, Tensor]) -> None:
-        """One client's part: sketch its layer inputs under its ``own`` tensors, those it keeps, and the global ones."""
+    def _sketch_clients(
+        self,
+        plan: RoundPlan,
+        clients: Sequence[int],
+        senders: Sequence[int],
+        local: Iterable[dict[str, Tensor]] | None,
+    ) -> None:
+        """Some of the ``senders``: each sketches its inputs under its ``local`` model or the global one, and sends.
+
+        On a CPU, as many clients at a time as there are math threads, each with one of them and with a copy of the
+        network to watch; their messages are summed in the clients' order all the same.
+        """
         federation = self.federation
-        device = next(federation.network.parameters()).device
-        sketches = {n: Sketch(d, self._columns(n), device=device) for n, d in self._dims.items()}
-        seed = federation.data.seed
-        generators = {
-            n: torch_generator(seed, "sketch", plan.task, client, number, device=device)
-            for number, n in enumerate(self._protected)
+        network = federation.network
+        device = next(network.parameters()).device
+        bases = {name: basis for name in self.bases if (basis := self._basis(name, device)) is not None}
+        bases = self._turned(encode_inputs, plan.task, bases)
+
+        def jobs() -> Iterator[tuple[int, dict[str, Tensor]]]:
+            shared = federation.encode(plan.task, federation.state_tensors())
+            if local is not None:
+                yield from zip(clients, ({**shared, **own} for own in local), strict=True)
+                return
+            for client in clients:
+                kept = {n: values[0] for n, values in federation.own_tensors((client,)).items()}
+                yield client, {**shared, **federation.encode(plan.task, kept)}
+
+        def compute(network: nn.Module, job: tuple[int, dict[str, Tensor]]) -> dict[str, Tensor]:
+            return self._sketch(network, plan.task, *job, senders, bases)
+
+        # BatchNorm uses the batch's own statistics where clients have none: kept, or just trained.
+        none_kept = federation.batchnorm == "drop" and local is None
+        statistics = federation.evaluation_statistics() if none_kept else nullcontext()
+        with evaluation_mode(network), statistics:
+            networks = [network]
+            on_cpu = next(network.parameters()).device.type == "cpu"
+            if on_cpu and (at_once := min(torch.get_num_threads(), len(clients))) > 1:
+                networks = [_sharing_tensors(network) for _ in range(at_once)]
+            for client, payload in zip(clients, in_order(compute, jobs(), networks), strict=True):
+                federation.channel.uplink("fot sketch", payload, [1.0], [client])
+
+    def _turned(
+        self,
+        turn: Callable[[Federation, int, Mapping[str, Tensor]], dict[str, Tensor]],
+        task: int,
+        columns: Mapping[str, Tensor],
+    ) -> dict[str, Tensor]:
+        """Layer -> ``[d, n]`` vectors between the server's coordinates and those of a task; a 1 for the bias stays."""
+        rows = {name: values[: len(values) - self._with_bias[name]].mT for name, values in columns.items()}
+        turned = turn(self.federation, task, rows)
+        return {name: torch.cat([turned[name].mT, values[len(turned[name].mT) :]]) for name, values in columns.items()}
+
+    @torch.no_grad()
+    def _sketch(
+        self,
+        network: nn.Module,
+        task: int,
+        client: int,
+        model: dict[str, Tensor],
+        senders: Sequence[int],
+        bases: Mapping[str, Tensor],
+    ) -> dict[str, Tensor]:
+        """One client's message: sketches of the layer inputs of ``network`` with the tensors of ``model``.
+
+        Model and bases are in the task's coordinates, the message is in the server's.
+        """
+        data = self.federation.data
+        device = next(network.parameters()).device
+        samples = len(data.indices[task][client])
+        layers = {name: network.get_submodule(name) for name in self._protected}
+        sketches = {
+            name: LayerSketch(
+                layer,
+                self._with_bias[name],
+                self._columns(name),
+                bases.get(name),
+                self._generator(task, client, senders, number, device),
+                samples * self._positions[name],
+                self.sketch_sharing > 1,
+            )
+            for number, (name, layer) in enumerate(layers.items())
         }
-        samples = 0
-        with evaluation_mode(federation.network), self._statistics(own), self._capture(sketches, generators):
-            kept = {n: values[0] for n, values in federation.own_tensors((client,)).items()}
-            model = {**federation.state_tensors(), **kept, **own}
-            for x, _ in federation.data.client_batches(plan.task, client, self.gpse_batch_size, device):
-                functional_call(federation.network, model, (x,))
-                samples += len(x)
+        hooks = {layer: sketches[name].add for name, layer in layers.items()}
+        with inputs_watched(hooks):
+            for batch, (x, _) in enumerate(data.client_batches(task, client, self.gpse_batch_size, device)):
+                with self._dropped(network, task, client, batch, x):
+                    functional_call(network, model, (x,))
         payload: dict[str, Tensor] = {}
-        for number, (name, sketch) in enumerate(sketches.items()):
-            a = sketch.A
+        for number, name in enumerate(layers):
+            a, *both = sketches.pop(name).finish()
             if self.mechanism is not None:
-                noise = torch_generator(seed, "sketch noise", plan.task, client, number, device=device)
-                a = self.mechanism.privatise(a, noise, senders)
-            payload[name] = a[None]
-            energies = torch.stack([sketch.input_energy, sketch.residual_energy])
+                noise = torch_generator(data.seed, "sketch noise", task, client, number, device=device)
+                a = self.mechanism.privatise(a, noise, len(senders))
+            payload[name] = self._turned(decode_inputs, task, {name: a})[name][None]
+            energies = torch.stack(both)
             if self.residual_share == "client_mean":
                 share = residual_share(energies[0], energies[1])
                 energies = energies.new_tensor([samples, samples * share])
             payload[f"{name} energies"] = energies[None]
-        federation.channel.uplink("fot sketch", payload, [1.0], [client])
+        return payload
 
-    def _statistics(self, own: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-        """BatchNorm uses the batch's own statistics where a client has none: kept, or just trained."""
-        none_kept = self.federation.batchnorm == "drop" and not own
-        return self.federation.evaluation_statistics() if none_kept else nullcontext()
+    def _generator(
+        self, task: int, client: int, senders: Sequence[int], number: int, device: torch.device
+    ) -> torch.Generator:
+        """Of a client's numbers for a layer; shared by the clients at one place of the senders' equal parts."""
+        seed = self.federation.data.seed
+        if self.sketch_sharing == 1:
+            return torch_generator(seed, "sketch", task, client, number, device=device)
+        place = senders.index(client) % -(-len(senders) // self.sketch_sharing)
+        return torch_generator(seed, "shared sketch", task, place, number, device=device)
+
+    @contextmanager
+    def _dropped(self, network: nn.Module, task: int, client: int, batch: int, x: Tensor) -> Iterator[None]:
+        """With ``gpse_dropout``, dropout is active within the context, in a network that is otherwise evaluated."""
+        if self._dropout is None:
+            yield
+            return
+        key = torch.tensor([seed_for(self.federation.data.seed, "gpse dropout", task, client, batch)], device=x.device)
+        masks = {name: mask[0] for name, mask in self._dropout.draw(key, len(x), x.dtype).items()}
+        layers = [network.get_submodule(name) for name in masks]
+        for layer in layers:
+            layer.training = True
+        try:
+            with dropout_masks(network, masks):
+                yield
+        finally:
+            for layer in layers:
+                layer.training = False
 
     def _columns(self, name: str) -> int:
         kind = "conv" if isinstance(self._protected[name], nn.Conv2d) else "linear"
         return max(1, math.ceil(self._multiples[kind] * self._dims[name]))
-
-    @contextmanager
-    def _capture(self, sketches: dict[str, Sketch], generators: dict[str, torch.Generator]) -> Iterator[None]:
-        """Within the context, every forward pass adds the protected layers' inputs to the sketches."""
-
-        def hook(name: str) -> Any:
-            def add(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-                rows = layer_inputs(layer, inputs[0], self._with_bias[name])
-                sketch_rows(sketches[name], rows, self._basis(name, inputs[0].device), generators[name])
-
-            return add
-
-        handles = [layer.register_forward_pre_hook(hook(name)) for name, layer in self._protected.items()]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _grow(self, task: int, started: float) -> None:
         """The server's part: rank rule and basis growth from the summed sketches."""
@@ -391,3 +484,42 @@ def evaluation_mode(network: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+@contextmanager
+def inputs_watched(watchers: Mapping[nn.Module, Callable[[nn.Module, Tensor], None]]) -> Iterator[None]:
+    """Within the context, every layer tells its watcher, as ``watcher(layer, x)``, what it is about to be given."""
+
+    def hook(watcher: Callable[[nn.Module, Tensor], None]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        return lambda layer, inputs: watcher(layer, inputs[0])
+
+    handles = [layer.register_forward_pre_hook(hook(watcher)) for layer, watcher in watchers.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@torch.no_grad()
+def inputs_per_sample(
+    network: nn.Module, layers: Mapping[str, nn.Module], input_shape: Sequence[int]
+) -> dict[str, int]:
+    """How often a layer's weight is applied to one sample: 1, or a convolution's output positions; 0 if never used."""
+    found = dict.fromkeys(layers, 0)
+    some = next(network.parameters())
+
+    def count(name: str) -> Callable[[nn.Module, Tensor], None]:
+        def add(layer: nn.Module, x: Tensor) -> None:
+            found[name] += sum(len(rows) for rows in layer_inputs(layer, x)) // 2
+
+        return add
+
+    with evaluation_mode(network), inputs_watched({layer: count(name) for name, layer in layers.items()}):
+        network(torch.zeros(2, *input_shape, dtype=some.dtype, device=some.device))
+    return found
+
+
+def _sharing_tensors(network: nn.Module) -> nn.Module:
+    """A copy of the network's modules that holds the same tensors."""
+    return copy.deepcopy(network, {id(t): t for t in (*network.parameters(), *network.buffers())})

@@ -1,5 +1,6 @@
 """Networks, with the sizes and parameter counts of the papers."""
 
+from cfl.models.acgan import ACGAN
 from cfl.models.alexnet import AlexNet
 from cfl.models.base import Network, num_parameters
 from cfl.models.batchnorm import (
@@ -15,6 +16,7 @@ from cfl.models.mlp import MLP
 from cfl.models.resnet import ResNet18
 
 __all__ = [
+    "ACGAN",
     "MLP",
     "AlexNet",
     "DropoutCNN",

@@ -17,48 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from cfl.random_words import random_words
+
 _Module = TypeVar("_Module", bound=nn.Module)
 
 _ROUND_UP = 8  # random bytes per 64-bit word
-
-
-def _signed(value: int) -> int:
-    """A 64-bit pattern as torch's int64 holds it."""
-    return value - (1 << 64) if value >= 1 << 63 else value
-
-
-# SplitMix64 (Steele, Lea, Flood, 2014): step of the counter, the two multipliers of the finaliser.
-_STEP = _signed(0x9E3779B97F4A7C15)
-_FIRST, _SECOND = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
-
-
-_counters: dict[tuple[int, torch.device], Tensor] = {}
-
-
-def _counter(count: int, device: torch.device) -> Tensor:
-    """``[count]`` int64: 1 .. count times the step. The same few sizes are asked for again and again."""
-    key = (count, device)
-    if key not in _counters:
-        if len(_counters) >= 64:
-            _counters.clear()
-        _counters[key] = torch.arange(1, count + 1, device=device).mul_(_STEP)
-    return _counters[key]
-
-
-def random_words(keys: Tensor, count: int) -> Tensor:
-    """``[k]`` int64 keys to ``[k, count]`` int64 words of 64 random bits: words 1 .. count of SplitMix64 from each key.
-
-    Word j of a key is the same whatever ``count`` and the other keys are.
-    """
-    words = _counter(count, keys.device) + keys[:, None]
-    scratch = torch.empty_like(words)
-    for shift, factor in ((30, _FIRST), (27, _SECOND), (31, None)):
-        # Torch shifts signed numbers arithmetically: the bits that come in from the left are taken away again.
-        torch.bitwise_right_shift(words, shift, out=scratch)
-        words.bitwise_xor_(scratch.bitwise_and_((1 << (64 - shift)) - 1))
-        if factor is not None:
-            words.mul_(factor)
-    return words
 
 
 class _CountedDropout(_DropoutNd):

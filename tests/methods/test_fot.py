@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -27,10 +28,13 @@ from tiny import (
 )
 from torch import Tensor, nn
 
+from cfl import input_covariance, layer_sketch
+from cfl.channel import Channel
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import IID, Dirichlet, Partition, Shards
 from cfl.data.sources import Synthetic
 from cfl.data.streams import Permuted, Stream
+from cfl.layer_sketch import LayerSketch
 from cfl.methods import FOT
 from cfl.models import MLP
 from cfl.schedule import RoundPlan
@@ -133,7 +137,10 @@ CASES: dict[str, tuple[NetworkFactory, Callable[[int], Stream], dict[str, int], 
 
 @pytest.mark.parametrize("name", CASES)
 def test_two_extractions_are_those_of_a_plain_loop(name: str) -> None:
-    """Three tasks, hence two extractions, the second behind the basis of the first; clients of unequal sizes."""
+    """Three tasks, hence two extractions, the second behind the basis of the first; clients of unequal sizes.
+
+    Linear layers are sketched row by row here, first convolutions by way of the covariance.
+    """
     make, stream, layers, options, naive = CASES[name]
     data = tiny_data(stream(3), partition=UNEQUAL, schedule={"rounds_per_task": 2, "clients_per_round": 3})
     assert len({len(own) for own in data.indices[0].values()}) > 1
@@ -343,21 +350,115 @@ def test_gpse_changes_neither_weights_nor_statistics_nor_modes(gpse_model: Any) 
     assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
 
 
-def test_patches_are_never_all_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("by_covariance", [False, True])
+def test_patches_are_never_all_in_memory(by_covariance: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sketch gets its rows in pieces, also where one batch has many more patches than fit into one."""
     data = tiny_data(
         Permuted(Synthetic(2, [1, 32, 32], 48, 4), 2), num_clients=2, schedule={"rounds_per_task": 1, "batch_size": 24}
     )
     counts: list[int] = []
-    add = Sketch.add
+    add, pieces = Sketch.add, input_covariance.layer_inputs
 
     def count(self: Sketch, rows: Tensor, basis: Tensor | None, gaussian: Tensor) -> None:
         counts.append(len(rows))
         assert rows.untyped_storage().nbytes() <= rows.numel() * rows.element_size()
         add(self, rows, basis, gaussian)
 
+    def counted(*arguments: Any) -> Iterator[Tensor]:
+        for rows in pieces(*arguments):
+            counts.append(len(rows))
+            assert rows.untyped_storage().nbytes() <= rows.numel() * rows.element_size()
+            yield rows
+
+    lines_of = input_covariance._image_lines
+
+    def counted_lines(layer: nn.Conv2d, x: Tensor) -> Iterator[Tensor]:
+        for lines in lines_of(layer, x):
+            counts.append((len(lines) - layer.kernel_size[0] + 1) * lines.shape[1])
+            yield lines
+
     monkeypatch.setattr(Sketch, "add", count)
+    monkeypatch.setattr(input_covariance, "layer_inputs", counted)
+    monkeypatch.setattr(input_covariance, "_image_lines", counted_lines)
+    monkeypatch.setattr(layer_sketch, "covariance_is_cheaper", lambda *_: by_covariance)
     fit(tiny_client(data, partial(StridedNet), sgd, {"fot": FOT(layers=["conv*"])}), data)
-    assert max(counts) <= 2048
+    assert max(counts) <= (4096 if by_covariance else 2048)
     assert sum(counts) == 48 * (16 * 16 + 16 * 8)
     assert len(counts) > 4
+
+
+# Several clients at a time
+
+
+@pytest.mark.parametrize(("gpse_model", "batchnorm"), [("global", "average"), ("global", "drop"), ("local", "average")])
+def test_threads_change_neither_messages_nor_their_order(
+    gpse_model: Any, batchnorm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit: a client is computed by one math thread, whoever is beside it."""
+    messages: list[tuple[list[int], dict[str, Tensor]]] = []
+    uplink = Channel.uplink
+
+    def listen(self: Channel, topic: str, payload: dict[str, Tensor], weights: Any, clients: Any) -> None:
+        if topic == "fot sketch":
+            messages.append((list(clients), {name: value.clone() for name, value in payload.items()}))
+        uplink(self, topic, payload, weights, clients)
+
+    monkeypatch.setattr(Channel, "uplink", listen)
+    before, found = torch.get_num_threads(), []
+    sketched_in: set[int] = set()
+    start = LayerSketch.__init__
+
+    def note(*arguments: Any, **named: Any) -> None:
+        sketched_in.add(threading.get_ident())
+        start(*arguments, **named)
+
+    monkeypatch.setattr(LayerSketch, "__init__", note)
+    for threads in (1, 3):
+        # Local models are sketched together where clients finish together; batch statistics would depend on the number
+        # of threads in training.
+        partition, make = (UNEQUAL, norm_net) if gpse_model == "global" else (IID(), partial(StridedNet))
+        data = tiny_data(num_clients=7, partition=partition, schedule={"rounds_per_task": 1, "cohort_width": 4})
+        fot = FOT(threshold=0.9, gpse_model=gpse_model)
+        # A network that does not move is the same for any number of threads in training.
+        client = tiny_client(data, make, partial(torch.optim.SGD, lr=0.0), {"fot": fot})
+        messages.clear()
+        sketched_in.clear()
+        try:
+            torch.set_num_threads(threads)
+            fit(client, data, {"batchnorm": batchnorm})
+            assert torch.get_num_threads() == threads
+        finally:
+            torch.set_num_threads(before)
+        assert (sketched_in == {threading.get_ident()}) == (threads == 1)
+        found.append((list(messages), fot.bases))
+        assert not any(module._forward_pre_hooks for module in client.network.modules())
+    (alone, bases), (together, bases_together) = found
+    order = [clients for clients, _ in alone]
+    assert order == [clients for clients, _ in together]
+    assert sorted(order) == [[c] for c in range(7)]
+    assert gpse_model == "local" or order == sorted(order)
+    for (_, one), (_, other) in zip(alone, together, strict=True):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    assert all(torch.equal(bases[name], bases_together[name]) for name in bases)
+
+
+def test_a_client_that_fails_in_a_thread_stops_the_run() -> None:
+    data, before = tiny_data(schedule={"rounds_per_task": 1}), torch.get_num_threads()
+    fot = FOT()
+    client = tiny_client(data, mlp, sgd, {"fot": fot})
+    batches = data.client_batches
+
+    def broken(task: int, client: int, *rest: Any) -> Any:
+        if client == 2:
+            raise RuntimeError("no such samples")
+        return batches(task, client, *rest)
+
+    data.client_batches = broken  # type: ignore[method-assign]
+    try:
+        torch.set_num_threads(2)
+        with pytest.raises(RuntimeError, match="no such samples"):
+            fit(client, data)
+    finally:
+        torch.set_num_threads(before)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("in-order")]

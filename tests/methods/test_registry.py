@@ -12,14 +12,16 @@ import pkgutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import torch
+import yaml
 from jsonargparse import ArgumentParser
 from lightning.pytorch import Callback, LightningModule, Trainer
-from tiny import fit, norm_net, permuted, sgd, split, tiny_client, tiny_data, weights
+from tiny import NetworkFactory, fit, norm_net, permuted, sgd, split, tiny_client, tiny_data, weights
 from torch import Tensor
 
 import cfl.methods
@@ -29,6 +31,7 @@ from cfl.data.streams import Stream
 from cfl.errors import ConfigError
 from cfl.federation import Federation
 from cfl.methods import Method
+from cfl.models import ACGAN
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "methods"
 
@@ -42,15 +45,31 @@ class Entry:
         config: its file in ``configs/methods``.
         neutral: options under which it is federated averaging, bit for bit, or None if there are none.
         plain_in_first_task: whether it is federated averaging, bit for bit, until the first task is over.
+        network: what it is tried on.
     """
 
     active: Mapping[str, Any]
     config: str
     neutral: Mapping[str, Any] | None = None
     plain_in_first_task: bool = True
+    network: NetworkFactory = norm_net
 
+
+adversarial_net = partial(ACGAN, classifier=norm_net, widths=[6], noise_dim=4)
 
 ENTRIES: dict[str, Entry] = {
+    "ER": Entry(active={"size": 2}, config="er.yaml", neutral={"weight": 0.0}),
+    "GradientCompensation": Entry(active={"size": 2}, config="glfc.yaml", neutral={"weight": 0.0}),
+    "SingleTask": Entry(active={}, config="single-task.yaml"),
+    "GPM": Entry(active={"threshold": 0.9}, config="gpm.yaml", neutral={"layers": []}),
+    "RGO": Entry(active={"share": 1.0}, config="rgo.yaml", neutral={"share": 0.0, "feature_encoding": False}),
+    "EWC": Entry(active={"strength": 20.0}, config="ewc.yaml", neutral={"strength": 0.0}),
+    "FedCIL": Entry(
+        active={"consolidation_steps": 2},
+        config="fedcil.yaml",
+        plain_in_first_task=False,
+        network=adversarial_net,
+    ),
     "FOT": Entry(active={"threshold": 0.9}, config="fot.yaml", neutral={"layers": []}),
     "PersonalLayers": Entry(
         active={"layers": ["head.*"]}, config="local.yaml", neutral={"layers": []}, plain_in_first_task=False
@@ -105,7 +124,7 @@ def run(method: type[Method], options: Mapping[str, Any] | None, tasks: int = 2)
     """The global model after every round; with ``options`` None that of federated averaging on the same data."""
     data, watch = data_for(method, tasks), AfterRounds()
     methods = {} if options is None else {"tried": method(**options)}
-    fit(tiny_client(data, norm_net, sgd, methods), data, None, [watch])
+    fit(tiny_client(data, ENTRIES[method.__name__].network, sgd, methods), data, None, [watch])
     return watch.models
 
 
@@ -185,7 +204,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
 
     def start(callbacks: list[Callback], ckpt_path: Path | None = None) -> Federation:
         data = data_for(method, 3)
-        client = tiny_client(data, norm_net, sgd, {"tried": method(**options)})
+        client = tiny_client(data, ENTRIES[name].network, sgd, {"tried": method(**options)})
         return fit(client, data, {"server_momentum": 0.5}, callbacks, ckpt_path)
 
     whole = everything(start([SaveAfter([1, 2, 3], tmp_path)]))
@@ -198,7 +217,7 @@ def test_its_state_is_complete(name: str) -> None:
     """What ``state_dict`` gives, another instance takes and gives back."""
     data = data_for(METHODS[name], 3)
     method = METHODS[name](**ENTRIES[name].active)
-    federation = fit(tiny_client(data, norm_net, sgd, {"tried": method}), data)
+    federation = fit(tiny_client(data, ENTRIES[name].network, sgd, {"tried": method}), data)
     state = method.state_dict()
     other = METHODS[name](**ENTRIES[name].active)
     other.setup(federation)
@@ -216,7 +235,7 @@ def test_its_state_is_complete(name: str) -> None:
 def test_its_reports_are_plain_values(name: str, tasks: int) -> None:
     data = data_for(METHODS[name], tasks)
     method = METHODS[name](**ENTRIES[name].active)
-    fit(tiny_client(data, norm_net, sgd, {"tried": method}), data)
+    fit(tiny_client(data, ENTRIES[name].network, sgd, {"tried": method}), data)
     for report in (method.summary(), method.task_rows()):
         assert json.loads(json.dumps(report, allow_nan=False)) == report
     columns = {tuple(row) for row in method.task_rows()}
@@ -228,7 +247,7 @@ def test_its_reports_are_plain_values(name: str, tasks: int) -> None:
 def test_its_scenarios_are_those_it_declares(name: str, scenario: Scenario) -> None:
     stream = permuted(2) if scenario == "domain" else split(2)
     data = tiny_data(stream, scenario=scenario, schedule={"rounds_per_task": 1})
-    client = tiny_client(data, norm_net, sgd, {"tried": METHODS[name](**ENTRIES[name].active)})
+    client = tiny_client(data, ENTRIES[name].network, sgd, {"tried": METHODS[name](**ENTRIES[name].active)})
     if scenario in METHODS[name].scenarios:
         assert fit(client, data).finished
         return
@@ -241,12 +260,13 @@ def test_its_scenarios_are_those_it_declares(name: str, scenario: Scenario) -> N
 
 
 def methods_of(path: Path) -> dict[str, Method]:
-    """The methods that a config file makes."""
+    """The methods that a config file makes; it may also say which network they need."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--methods", type=dict[str, Method])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # newer releases of jsonargparse rename the method
-        methods: dict[str, Method] = parser.instantiate_classes(parser.parse_path(str(path))).methods
+        given = parser.parse_object({"methods": yaml.safe_load(path.read_text())["methods"]})
+        methods: dict[str, Method] = parser.instantiate_classes(given).methods
     return methods
 
 

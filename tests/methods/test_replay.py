@@ -179,6 +179,21 @@ def test_dropout_of_own_samples_does_not_depend_on_the_memory() -> None:
 
 
 @pytest.mark.parametrize("scenario", ["domain", "task"])
+@pytest.mark.parametrize("stack", [1, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_hand_written_steps_agree_with_autograd(name: str, stack: int, scenario: str) -> None:
+    """In single precision, because networks that convert to double are not trained by hand-written steps."""
+    found = []
+    for engine in (ENGINES[0], EngineOptions("workers", 2, stack)):
+        data = tiny_data(permuted(2, train=70) if scenario == "domain" else split(2, train=70))
+        client = tiny_client(data, partial(MLP, hidden=[8], dropout=0.25), sgd, {"replay": CASES[name][0]()}, engine)
+        found.append(weights(fit(client, data)))
+        assert engine is ENGINES[0] or client.engine.chain is not None  # type: ignore[union-attr]
+    for key, tensor in found[0].items():
+        torch.testing.assert_close(tensor, found[1][key], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("scenario", ["domain", "task"])
 @pytest.mark.parametrize("optimizer", [sgd, partial(torch.optim.SGD, lr=0.1, momentum=0.5)], ids=["plain", "momentum"])
 def test_recorded_steps_give_the_same_bits(scenario: str, optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found, made = [], []

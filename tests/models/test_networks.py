@@ -3,6 +3,7 @@ import inspect
 import pkgutil
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch.nn.functional import avg_pool2d, conv2d, max_pool2d, relu
 
 import cfl.models
 from cfl.errors import ConfigError
-from cfl.models import MLP, AlexNet, DropoutCNN, LeNet, MnistCNN, Network, ResNet18, SmallCNN, num_parameters
+from cfl.models import ACGAN, MLP, AlexNet, DropoutCNN, LeNet, MnistCNN, Network, ResNet18, SmallCNN, num_parameters
 from cfl.models.lenet import LocalResponseNorm, same_max_pool2d
 
 # (class, options, input shape, outputs): small ones, every class and every option value that changes the computation.
@@ -30,6 +31,8 @@ CASES: list[tuple[type[Network], dict[str, Any], tuple[int, int, int], int]] = [
     (MnistCNN, {}, (1, 17, 16), 10),
     (DropoutCNN, {}, (3, 6, 9), 5),
     (LeNet, {}, (3, 8, 11), 10),
+    (ACGAN, {"classifier": partial(MLP, hidden=[7]), "widths": [5]}, (1, 4, 6), 4),
+    (ACGAN, {"classifier": SmallCNN, "generator_kind": "conv", "noise_dim": 3, "bound": 2.0}, (2, 17, 19), 5),
 ]
 IDS = [f"{case[0].__name__}-{index}" for index, case in enumerate(CASES)]
 
@@ -138,9 +141,11 @@ def test_stacked_networks_equal_separate_ones(
     separate = torch.stack([network(each) for network, each in zip(networks, x, strict=True)])
     torch.testing.assert_close(stacked, separate, rtol=1e-5, atol=1e-5)
     weight = torch.randn(stacked.shape)
-    gradients = torch.autograd.grad((stacked * weight).sum(), list(parameters.values()))
+    # An AC-GAN's generator and its judgement of images have no part in the logits.
+    classifying = [name for name in parameters if not name.startswith(("generator.", "realness."))]
+    gradients = torch.autograd.grad((stacked * weight).sum(), [parameters[name] for name in classifying])
     (separate * weight).sum().backward()
-    for name, gradient in zip(parameters, gradients, strict=True):
+    for name, gradient in zip(classifying, gradients, strict=True):
         expected = torch.stack([network.get_parameter(name).grad for network in networks])
         torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
 

@@ -4,6 +4,7 @@ from cfl.data.sources.arrays import Arrays
 from cfl.data.sources.base import Source
 from cfl.data.sources.digits import Digits
 from cfl.data.sources.folder import ImageFolder
+from cfl.data.sources.mini_imagenet import MiniImageNet
 from cfl.data.sources.notmnist import NotMNIST
 from cfl.data.sources.root import data_root
 from cfl.data.sources.synthetic import Synthetic
@@ -22,6 +23,7 @@ __all__ = [
     "EMNISTLetters",
     "FashionMNIST",
     "ImageFolder",
+    "MiniImageNet",
     "NotMNIST",
     "Source",
     "Synthetic",

@@ -1,0 +1,117 @@
+"""Losses of an AC-GAN, routed so that one backward pass trains critic and generator, each by its own."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from cfl.models.acgan import ACGAN
+
+_NEVER = -1e9
+"""Logit of an output that takes no part. Finite, because a difference of two log-probabilities is wanted of it."""
+
+
+def acgan_loss(
+    network: ACGAN,
+    x: Tensor,
+    y: Tensor,
+    weights: Tensor,
+    noise: Tensor,
+    fake_weights: Tensor,
+    allowed: Tensor | None = None,
+) -> Tensor:
+    """Critic's and generator's losses ``[]`` of samples and of one generated image for each, of the same class.
+
+    With the critic's real-or-not logit r and class probabilities p, sample ``x_i`` of class ``y_i`` and generated
+    ``x'_i = G(z_i, y_i)``::
+
+        critic:     sum_i w_i (-log s(r(x_i)) - log p_y(x_i)) + v_i (-log(1 - s(r(x'_i))) - log p_y(x'_i))
+        generator:  sum_i v_i (-log s(r(x'_i)) - log p_y(x'_i))
+
+    where s is the logistic function. The critic's loss does not see the generator's parameters, nor the generator's
+    loss the critic's: the gradient of the sum is each one's gradient of its own loss.
+
+    Args:
+        network: holds the parameters.
+        x: ``[N, C, H, W]``.
+        y: ``[N]`` int64.
+        weights: ``[N]`` w.
+        noise: ``[N, Z]`` z.
+        fake_weights: ``[N]`` v.
+        allowed: ``[N, O]`` bool, the outputs that take part in each sample's p, or None for all.
+    """
+    fake = network.generate(noise, y)
+    real = network.judge(x)
+    seen = network.judge(fake.detach())
+    judged = _frozen_judge(network, fake)
+    critic = weights * (F.softplus(-real[0]) + class_losses(real[1], y, allowed))
+    critic = critic + fake_weights * (F.softplus(seen[0]) + class_losses(seen[1], y, allowed))
+    generator = fake_weights * (F.softplus(-judged[0]) + class_losses(judged[1], y, allowed))
+    return (critic + generator).sum()
+
+
+def divergences(target: Tensor, found: Tensor, allowed: Tensor | None = None) -> Tensor:
+    """``[N]`` ``KL(softmax(target) || softmax(found))``; both ``[N, O]`` logits are differentiated."""
+    log_p, log_q = (F.log_softmax(_masked(logits, allowed), -1) for logits in (target, found))
+    return (log_p.exp() * (log_p - log_q)).sum(-1)
+
+
+def class_losses(logits: Tensor, y: Tensor, allowed: Tensor | None = None) -> Tensor:
+    """``[N]`` ``-log softmax(logits)_y``."""
+    return -F.log_softmax(_masked(logits, allowed), -1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
+
+
+def _masked(logits: Tensor, allowed: Tensor | None) -> Tensor:
+    return logits if allowed is None else logits.masked_fill(~allowed, _NEVER)
+
+
+def _frozen_judge(network: ACGAN, x: Tensor) -> tuple[Tensor, Tensor]:
+    """What the critic says, differentiable by the images alone."""
+    tensors = {f"network.{name}": tensor.detach() for name, tensor in network.named_parameters()}
+    judged: tuple[Tensor, Tensor] = functional_call(_Judge(network), tensors, (x,))
+    return judged
+
+
+class _Judge(nn.Module):
+    """``network.judge`` as a module's forward pass, so that ``functional_call`` can put tensors in."""
+
+    def __init__(self, network: ACGAN) -> None:
+        super().__init__()
+        self.network = network
+        self.training = network.training
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.network.judge(x)
+
+
+class Generation(nn.Module):
+    """Images by given generators, without gradients and some at a time.
+
+    Args:
+        network: the architecture; its own generator is not used.
+        at_once: images generated together, which bounds memory.
+    """
+
+    def __init__(self, network: ACGAN, at_once: int = 512) -> None:
+        super().__init__()
+        self.network, self.at_once = network, at_once
+
+    def forward(self, noise: Tensor, y: Tensor) -> Tensor:
+        """``network.generate``, so that ``functional_call`` can put parameters in."""
+        return self.network.generate(noise, y)
+
+    @torch.no_grad()
+    def images(self, parameters: dict[str, Tensor], noise: Tensor, y: Tensor) -> Tensor:
+        """``[..., Z]`` noise and ``[...]`` outputs to ``[..., C, H, W]`` images.
+
+        Args:
+            parameters: the generator's, under the network's names.
+            noise: standard normal.
+            y: int64.
+        """
+        tensors = {f"network.{name}": tensor for name, tensor in parameters.items()}
+        parts = zip(noise.flatten(0, -2).split(self.at_once), y.flatten().split(self.at_once), strict=True)
+        made = [functional_call(self, tensors, (z.to(next(iter(parameters.values())).dtype), c)) for z, c in parts]
+        return torch.cat(made).unflatten(0, y.shape)

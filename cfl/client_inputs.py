@@ -1,0 +1,139 @@
+"""What a client's samples look like to the layers of the global model, for statistics taken after a task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from cfl.randomness import numpy_generator
+from cfl.subspace import layer_inputs
+from cfl.weighted_layers import WeightedLayer
+
+if TYPE_CHECKING:
+    from cfl.federation import Federation
+
+See = Callable[[str, Tensor], None]
+
+
+def some_samples(
+    federation: Federation, task: int, client: int, most: int, purpose: str, batch_size: int
+) -> Iterator[Tensor]:
+    """Network inputs ``[b, C, H, W]``, ``b <= batch_size``, of at most ``most`` of a client's training samples.
+
+    Which ones is drawn by a generator named ``purpose``, task and client.
+    """
+    data = federation.data
+    own = data.indices[task][client]
+    if len(own) > most:
+        chosen = numpy_generator(data.seed, purpose, task, client).choice(len(own), most, replace=False)
+        chosen.sort()
+        own = own[chosen]
+    device = next(federation.network.parameters()).device
+    for part in torch.from_numpy(own).to(device).split(batch_size):
+        yield data.gather(task, part)[0]
+
+
+def client_model(federation: Federation, task: int, client: int) -> dict[str, Tensor]:
+    """Parameters and buffers with which a client computes in a task before it trains: the global ones and its own."""
+    own = {name: values[0] for name, values in federation.own_tensors((client,)).items()}
+    model = federation.encode(task, {**federation.state_tensors(), **own})
+    return {name: tensor.detach() for name, tensor in model.items()}
+
+
+@contextmanager
+def evaluating(federation: Federation) -> Iterator[None]:
+    """The network without dropout, and with the batch's own statistics where nobody keeps any."""
+    modules = [(module, module.training) for module in federation.network.modules()]
+    federation.network.eval()
+    nobody_keeps = federation.batchnorm == "drop"
+    try:
+        with federation.evaluation_statistics() if nobody_keeps else nullcontext():
+            yield
+    finally:
+        for module, training in modules:
+            module.training = training
+
+
+@contextmanager
+def seen_inputs(layers: Mapping[str, WeightedLayer], see: See) -> Iterator[None]:
+    """Within the context, every forward pass shows ``see`` the layers' names and inputs, in pieces ``[n, d]``."""
+
+    def hook(name: str) -> Any:
+        def show(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            for rows in layer_inputs(layer, inputs[0].detach()):
+                see(name, rows)
+
+        return show
+
+    handles = [layer.register_forward_pre_hook(hook(name)) for name, layer in layers.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def probed_outputs(layers: Mapping[str, WeightedLayer]) -> Iterator[dict[str, list[Tensor]]]:
+    """Within the context, zeros that want gradients are added to the layers' outputs.
+
+    Their gradients are those by the outputs, whatever happens to the outputs in place later.
+
+    Yields:
+        name -> the zeros, one tensor ``[b, o, ...]`` per time the layer was used; to be emptied between passes.
+    """
+    probes: dict[str, list[Tensor]] = {name: [] for name in layers}
+
+    def hook(name: str) -> Any:
+        def add(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            probe = torch.zeros_like(output, requires_grad=True)
+            probes[name].append(probe)
+            return output + probe
+
+        return add
+
+    handles = [layer.register_forward_hook(hook(name)) for name, layer in layers.items()]
+    try:
+        yield probes
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def run_model(federation: Federation, model: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """Logits ``[b, O]`` of the network with these parameters and buffers."""
+    logits: Tensor = functional_call(federation.network, dict(model), (x,))
+    return logits
+
+
+def encode_inputs(federation: Federation, task: int, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Vectors that layers multiply their weights with, from the server's coordinates to those of a task's clients.
+
+    Args:
+        federation: whose methods may permute a weight's columns from task to task, see ``Method.encode``.
+        task: from 0.
+        rows: layer name -> ``[..., n, d]``.
+    """
+    return _permuted(federation.encode, federation, task, rows)
+
+
+def decode_inputs(federation: Federation, task: int, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Undo :func:`encode_inputs`."""
+    return _permuted(federation.decode, federation, task, rows)
+
+
+def _permuted(
+    permute: Callable[[int, dict[str, Tensor]], dict[str, Tensor]],
+    federation: Federation,
+    task: int,
+    rows: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    shapes = {name: federation.network.get_parameter(f"{name}.weight").shape[1:] for name in rows}
+    as_weights = {f"{name}.weight": r.reshape(*r.shape[:-1], *shapes[name]) for name, r in rows.items()}
+    permuted = permute(task, as_weights)
+    return {name: permuted[f"{name}.weight"].reshape(r.shape) for name, r in rows.items()}

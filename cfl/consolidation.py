@@ -1,0 +1,76 @@
+"""Training a model at the server on images that generators have made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from cfl.adversarial import acgan_loss
+from cfl.models.acgan import ACGAN
+from cfl.models.dropout import dropout_masks
+
+
+class MadeBatch(NamedTuple):
+    """What one step is taken on; see :func:`cfl.adversarial.acgan_loss`.
+
+    Attributes:
+        x: ``[N, C, H, W]``.
+        y: ``[N]`` int64.
+        weights: ``[N]``, of the images and of the ones generated against them.
+        noise: ``[N, Z]``.
+        allowed: ``[N, O]`` bool or None.
+        dropped: dropout layer name -> ``[N, ...]``, see :class:`cfl.models.dropout.DropoutMasks`.
+    """
+
+    x: Tensor
+    y: Tensor
+    weights: Tensor
+    noise: Tensor
+    allowed: Tensor | None
+    dropped: dict[str, Tensor]
+
+
+def consolidated(
+    network: ACGAN, tensors: Mapping[str, Tensor], batches: Iterable[MadeBatch], lr: float
+) -> dict[str, Tensor]:
+    """Parameters after AC-GAN steps of Adam with betas 0.5 and 0.999, one on each batch.
+
+    Args:
+        network: the architecture; its own parameters are not touched.
+        tensors: parameters and buffers by name, to start from. Buffers are left as they are.
+        batches: what to take the steps on.
+        lr: learning rate.
+    """
+    trained = {name: tensors[name].detach().clone().requires_grad_() for name, _ in network.named_parameters()}
+    buffers = {name: tensors[name].detach().clone() for name, _ in network.named_buffers()}
+    optimizer = torch.optim.Adam(trained.values(), lr=lr, betas=(0.5, 0.999))
+    loss_of = _Loss(network)
+    modes = [(module, module.training) for module in network.modules()]
+    network.train()
+    try:
+        for batch in batches:
+            with torch.enable_grad(), dropout_masks(network, batch.dropped):
+                named = {f"network.{name}": tensor for name, tensor in {**trained, **buffers}.items()}
+                loss = functional_call(loss_of, named, (batch,))
+                optimizer.zero_grad()
+                loss.backward()
+            optimizer.step()
+    finally:
+        for module, training in modes:
+            module.training = training
+    return {name: tensor.detach() for name, tensor in trained.items()}
+
+
+class _Loss(nn.Module):
+    """The loss as a module, so that ``functional_call`` can put parameters in."""
+
+    def __init__(self, network: ACGAN) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, batch: MadeBatch) -> Tensor:
+        return acgan_loss(self.network, batch.x, batch.y, batch.weights, batch.noise, batch.weights, batch.allowed)

@@ -1,0 +1,91 @@
+"""Random changes of training images, drawn anew every time a sample is trained on."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from cfl.errors import ConfigError
+from cfl.random_words import random_words_at
+from cfl.randomness import seed_for
+
+_BITS = 24
+_OFFSET_MASK = (1 << _BITS) - 1
+
+
+def augmentation_words(seed: int, round: int, step: int, task: int, samples: Tensor) -> Tensor:
+    """``[...]`` int64: 64 random bits for each sample of a local step.
+
+    They are a hash of (seed, round, local step, task, place of the sample in the task's training set), so that neither
+    cohort width nor engine, processes, device or a resumed run change what a sample becomes. A client trains on it once
+    per epoch, at another step each time. Clients that share a sample and train on it at the same step share its bits.
+
+    Args:
+        seed: the run's seed.
+        round: the round.
+        step: the client's local step, from 0.
+        task: whose training set it is, from 0.
+        samples: ``[...]`` int64 places in the task's training set.
+    """
+    return random_words_at(seed_for(seed, "augment", round, step, task), samples)
+
+
+class Augmentation(ABC):
+    """A random change of an image that keeps its size and its label.
+
+    It works on images as they are stored, before a stream's permutation or rotation and before normalisation, and only
+    in local training: neither tests nor extra communication rounds see changed images.
+    """
+
+    @abstractmethod
+    def __call__(self, images: Tensor, words: Tensor) -> Tensor:
+        """``[n, C, H, W]`` uint8 to new images of the same shape, as ``[n]`` int64 words of 64 random bits decide."""
+
+
+class CropFlip(Augmentation):
+    """Pads with black, cuts the old size out at a random place, and mirrors every other image left to right.
+
+    Both offsets are uniform on ``0 .. 2 * padding`` (to within 2^-24), a mirror image has probability 1/2, all three
+    independent of each other. That is ``RandomCrop(size, padding)`` and ``RandomHorizontalFlip()`` of torchvision on
+    images that are not normalised yet: black is the stored value 0.
+
+    Sources: split mini-ImageNet in FOT (Bakman et al., ICLR 2024) and CIFAR-100 in Fed-A-GEM (Dai et al., 2024), both
+    with padding 4.
+
+    Args:
+        padding: pixels on each side, at least 0.
+        flip: whether images are mirrored.
+
+    Raises:
+        ConfigError: ``data.augmentation.padding`` is negative, or nothing would change.
+    """
+
+    def __init__(self, padding: int = 4, flip: bool = True) -> None:
+        if padding < 0:
+            raise ConfigError("data.augmentation.padding", padding, "an integer of at least 0")
+        if padding == 0 and not flip:
+            raise ConfigError("data.augmentation.padding", 0, "at least 1 without flip, or data.augmentation null")
+        self.padding, self.flip = padding, flip
+
+    def draws(self, words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """``[n]`` words to ``[n]`` int64 first row and first column of the cut, and ``[n]`` bool, whether mirrored."""
+        places = 2 * self.padding + 1
+        top, left = ((words >> shift & _OFFSET_MASK) * places >> _BITS for shift in (0, _BITS))
+        return top, left, (words < 0) if self.flip else torch.zeros_like(words, dtype=torch.bool)
+
+    def __call__(self, images: Tensor, words: Tensor) -> Tensor:
+        """See :meth:`Augmentation.__call__`."""
+        n, channels, height, width = images.shape
+        top, left, mirrored = self.draws(words)
+        device, across = images.device, width + 2 * self.padding
+        padded = pad(images, (self.padding,) * 4).view(-1, across)
+        # Whole rows first, then the pixels within them: much cheaper than every pixel by four coordinates.
+        first_rows = torch.arange(n * channels, device=device).mul_(height + 2 * self.padding).view(n, channels)
+        rows = (first_rows + top[:, None])[..., None] + torch.arange(height, device=device)
+        columns = torch.arange(width, device=device).expand(n, width)
+        columns = left[:, None] + torch.where(mirrored[:, None], width - 1 - columns, columns)
+        cut = padded.index_select(0, rows.view(-1)).view(n, channels * height, across)
+        return cut.gather(2, columns[:, None].expand(n, channels * height, width)).view(images.shape)

@@ -1,0 +1,386 @@
+"""FedCIL (Qi, Zhao and Li, ICLR 2023, "Better Generative Replay for Continual Federated Learning")."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from cfl.adversarial import Generation, acgan_loss, class_losses, divergences
+from cfl.channel import payload_bytes
+from cfl.cohort import Cohort
+from cfl.consolidation import MadeBatch, consolidated
+from cfl.data.cohorts import CohortBatch
+from cfl.data.samples import Added, Samples
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.methods.base import Method
+from cfl.models.acgan import ACGAN
+from cfl.models.dropout import DropoutMasks
+from cfl.random_normals import choices, normals
+from cfl.randomness import seed_for, torch_generator
+from cfl.schedule import RoundPlan
+
+
+class FedCIL(Method):
+    """Clients train an AC-GAN, whose generator of the task before replays the tasks before.
+
+    **Client.** The network is a critic, which tells real images from generated ones and names their class, and a
+    generator (:class:`cfl.models.ACGAN`); the critic's class outputs are the classifier that is tested. From the second
+    task on every local step adds images of the replay generator, the global model's as the last task left it, with
+    classes drawn uniformly from the outputs of all earlier tasks. With the AC-GAN losses of real and replayed images
+    (:func:`cfl.adversarial.acgan_loss`; class probabilities over the outputs of the sample's own task)::
+
+        L = (1 - replay_share) L(real batch) + replay_share L(replayed batch)
+
+    **Server.** After averaging, *model consolidation*: ``consolidation_steps`` AC-GAN steps of Adam on class-balanced
+    images of the current task from all of the round's clients' generators and, from the second task on, of the earlier
+    ones from the replay generator, weighted in the same way.
+
+    *Consistency enforcement* adds ``consistency`` times three terms to the critic's loss, from a task's second round
+    on, with images ``u_i`` of the received global generator: ``KL(p(u_i) || p(x_i))`` for images of the class of sample
+    ``x_i``; and ``KL(p(u_i) || p(G(z_i, c_i)))`` and ``-log p_c(u_i)`` for classes ``c_i`` drawn uniformly from all
+    outputs seen. The default is 0, because the authors' published code multiplies all three by 0.
+
+    Differs from the paper's code: critic and generator take their steps at once, from the same weights, under the
+    client's one optimizer, where there the critic steps first and either has an Adam of its own that lives on from
+    round to round. The images to be told from real ones have the classes of the real ones; there they are drawn
+    uniformly from the client's classes so far. The replay generator is the global one and replays the outputs of all
+    earlier tasks; there every client replays its own classes with its own copy. Consolidation's optimizer is fresh in
+    every round. The networks: see :class:`cfl.models.ACGAN`. Samples that other methods add are real to the critic.
+
+    Sends: the generator as a part of the model; the replay generator down, once per client and task, when it is first
+    sampled. With ``consolidation_source: clients`` the server must see single clients' generators and which classes
+    they have of the task, which rules out secure aggregation; sums do not show them, so they are sent, and counted,
+    once more. Storage per client: the replay generator (``replay_generator_bytes`` of the summary). Extra compute:
+    three passes of the critic and one of the generator where a classifier takes one of the critic, over twice the
+    samples from the second task on, and the replay generator's forward pass. At the server: ``consolidation_steps``
+    such steps per round. Scenarios: all. Optimizers: any; the authors' is Adam with betas 0.5 and 0.999.
+
+    Args:
+        replay_share: weight of the replayed images' loss, in [0, 1); 0 does without.
+        replay_batch_size: replayed images per local step; null takes ``schedule.batch_size``.
+        consistency: factor of the consistency terms, at least 0.
+        consolidation_steps: per round; 0 is averaging alone. The authors take 100.
+        consolidation_source: whose images of the current task: the ``clients``' generators, or the ``average``, for
+            which sums are enough.
+        consolidation_batch_size: images of the current task per step, and as many of earlier tasks.
+        consolidation_lr: Adam's learning rate at the server.
+    """
+
+    def __init__(
+        self,
+        replay_share: float = 0.5,
+        replay_batch_size: int | None = None,
+        consistency: float = 0.0,
+        consolidation_steps: int = 100,
+        consolidation_source: Literal["clients", "average"] = "clients",
+        consolidation_batch_size: int = 32,
+        consolidation_lr: float = 1e-4,
+    ) -> None:
+        if not 0 <= replay_share < 1:
+            raise ConfigError("methods.fedcil.replay_share", replay_share, "a number in [0, 1)")
+        if replay_batch_size is not None and replay_batch_size < 1:
+            raise ConfigError(
+                "methods.fedcil.replay_batch_size", replay_batch_size, "an integer of at least 1, or null"
+            )
+        if not consistency >= 0:
+            raise ConfigError("methods.fedcil.consistency", consistency, "a number of at least 0")
+        if consolidation_steps < 0:
+            raise ConfigError("methods.fedcil.consolidation_steps", consolidation_steps, "an integer of at least 0")
+        if consolidation_source not in ("clients", "average"):
+            raise ConfigError("methods.fedcil.consolidation_source", consolidation_source, "clients or average")
+        if consolidation_batch_size < 1:
+            key = "methods.fedcil.consolidation_batch_size"
+            raise ConfigError(key, consolidation_batch_size, "an integer of at least 1")
+        if not consolidation_lr > 0:
+            raise ConfigError("methods.fedcil.consolidation_lr", consolidation_lr, "a number above 0")
+        self.replay_share, self.replay_batch_size = replay_share, replay_batch_size
+        self.consistency = consistency
+        self.consolidation_steps, self.consolidation_source = consolidation_steps, consolidation_source
+        self.consolidation_batch_size, self.consolidation_lr = consolidation_batch_size, consolidation_lr
+        self.individual_uplinks = consolidation_steps > 0 and consolidation_source == "clients"  # type: ignore[misc]
+        self.name = "fedcil"
+        self._replay: dict[str, Tensor] = {}
+        self._replayed_task = -1
+        self._receivers: set[int] = set()
+
+    def setup(self, federation: Federation) -> None:
+        """Look at the network.
+
+        Raises:
+            ConfigError: if it has no generator, or clients keep parts of it to themselves that the method needs.
+        """
+        super().setup(federation)
+        names = [name for name, method in federation.methods.items() if method is self]
+        self.name = names[0] if names else self.name
+        self.source = 1 + list(federation.methods.values()).index(self) if names else 1
+        network = federation.network
+        if not isinstance(network, ACGAN):
+            valid = f"ACGAN, with {type(network).__name__} as its classifier, while methods.{self.name} is used"
+            raise ConfigError("model.network", type(network).__name__, valid)
+        kept = {name for name, _ in network.named_parameters()} & federation.personal
+        if not self.consolidation_steps:
+            kept &= set(network.generator_names)
+        if kept:
+            valid = "no parameters that clients keep" if self.consolidation_steps else "a generator that clients share"
+            raise ConfigError(f"methods.{self.name}", f"with {sorted(kept)} kept local", valid)
+        self._generation = Generation(network)
+        self._noise = f"{self.name} noise"
+        self._masks = DropoutMasks(network, federation.data.input_shape)
+
+    @property
+    def _network(self) -> ACGAN:
+        network = self.federation.network
+        assert isinstance(network, ACGAN)
+        return network
+
+    # Which outputs there are.
+
+    def _outputs_of(self, first: int, last: int) -> Tensor:
+        """``[n]`` int64, the outputs of the tasks ``first .. last - 1``."""
+        return self.federation.data.outputs.own[first:last].any(0).nonzero().squeeze(1)
+
+    def _task_of(self, y: Tensor, task: int) -> Tensor:
+        """The task whose outputs compete with each ``y``: ``task`` where it trains ``y``, else the first to have it."""
+        outputs = self.federation.data.outputs
+        first = outputs.own[: task + 1].int().argmax(0)
+        if outputs.train is None:
+            return torch.full_like(y, task)
+        return torch.where(outputs.train[task], torch.full_like(first, task), first).to(y.device)[y]
+
+    def _allowed(self, y: Tensor, task: int) -> Tensor | None:
+        """``[..., O]`` bool, the outputs that compete with ``y``, or None for all."""
+        train = self.federation.data.outputs.train
+        return None if train is None else train.to(y.device)[self._task_of(y, task)]
+
+    # Local training.
+
+    def open_cohort(self, cohort: Cohort) -> None:
+        """Clients that are sampled for the first time in a task are sent the replay generator."""
+        if self._replays:
+            new = [client for client in cohort.clients if client not in self._receivers]
+            self.federation.channel.downlink(f"{self.name} replay generator", self._replay, len(new))
+
+    @property
+    def _replays(self) -> bool:
+        return bool(self._replay) and self.replay_share > 0
+
+    def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+        """Add replayed images, and noise for the images to be generated in this step."""
+        k, count = batch.mask.shape
+        extended = batch.with_extras({self._noise: self._drawn_noise("noise", cohort, batch, count)})
+        if self.consistency > 0 and self.federation.schedule.round(cohort.round).round_in_task > 0:
+            extended = extended.with_extras(self._consistency_images(cohort, batch, count))
+        if not self._replays:
+            return extended
+        device, task = batch.index.device, cohort.task
+        size = self.replay_batch_size or self.federation.data.schedule.batch_size
+        y = choices(self._keys("replayed outputs", cohort, batch), self._outputs_of(0, task).to(device), size)
+        x = self._replayed(self._drawn_noise("replay", cohort, batch, size), y)
+        share = self.replay_share
+        return extended.with_added(
+            Added(
+                x,
+                y,
+                self._task_of(y, task),
+                mask=torch.ones_like(y, dtype=torch.bool),
+                weights=torch.full(y.shape, share / size, dtype=torch.float64, device=device),
+                source=self.source,
+                extras={self._noise: self._drawn_noise("noise against replay", cohort, batch, size)},
+                own_factor=torch.full((k,), 1.0 - share, dtype=torch.float64, device=device),
+            )
+        )
+
+    def local_loss(self, network: nn.Module, x: Tensor, samples: Samples) -> Tensor:
+        """Critic's and generator's losses of one client's step."""
+        assert isinstance(network, ACGAN)
+        dtype = network.head.weight.dtype
+        x, noise = x.to(dtype), samples.extras[self._noise].to(dtype)
+        weights = torch.where(samples.mask, samples.weights, torch.zeros_like(samples.weights)).to(dtype)
+        # An image is generated against every real or replayed one; where other methods have added samples too, these
+        # images stand against all.
+        ours = torch.where((samples.source == 0) | (samples.source == self.source), weights, torch.zeros_like(weights))
+        against = ours * (weights.sum() / ours.sum().clamp(min=torch.finfo(dtype).tiny))
+        loss = acgan_loss(network, x, samples.y, weights, noise, against, samples.allowed)
+        if self._of_own in samples.extras:
+            loss = loss + self.consistency * self._consistency_loss(network, x, noise, samples)
+        return loss
+
+    def _drawn_noise(self, purpose: str, cohort: Cohort, batch: CohortBatch, count: int) -> Tensor:
+        """``[K, count, Z]`` standard normal; a sample's is the same however far its batch is padded."""
+        size = self._network.noise_dim
+        return normals(self._keys(purpose, cohort, batch), count * size).unflatten(1, (count, size))
+
+    def _keys(self, purpose: str, cohort: Cohort, batch: CohortBatch) -> Tensor:
+        """``[K]`` int64, a key for each client's step."""
+        seed, purpose = self.federation.data.seed, f"fedcil {purpose}"
+        keys = [seed_for(seed, purpose, cohort.round, client, batch.step) for client in cohort.clients]
+        return torch.tensor(keys, dtype=torch.int64).to(batch.index.device)
+
+    def _replayed(self, noise: Tensor, y: Tensor) -> Tensor:
+        """Images of the replay generator, which computes as its task's clients did."""
+        tensors = {name: tensor.to(noise.device) for name, tensor in self._replay.items()}
+        return self._generation.images(self.federation.encode(self._replayed_task, tensors), noise, y)
+
+    # Consistency enforcement.
+
+    @property
+    def _of_own(self) -> str:
+        return f"{self.name} images of own classes"
+
+    @property
+    def _of_any(self) -> str:
+        return f"{self.name} images of any class"
+
+    def _consistency_images(self, cohort: Cohort, batch: CohortBatch, count: int) -> dict[str, Tensor]:
+        """Images of the received generator, of the samples' own classes and of any."""
+        received = {name: cohort.received[name] for name in self._network.generator_names}
+        seen = self._outputs_of(0, cohort.task + 1).to(batch.index.device)
+        y = choices(self._keys("outputs", cohort, batch), seen, count)
+        noises = [self._drawn_noise(purpose, cohort, batch, count) for purpose in ("own classes", "any class")]
+        found = {
+            self._of_own: self._generation.images(received, noises[0], batch.y),
+            self._of_any: self._generation.images(received, noises[1], y),
+            f"{self._of_any}: outputs": y,
+        }
+        allowed = self._allowed(y, cohort.task)
+        return found if allowed is None else {**found, f"{self._of_any}: allowed": allowed}
+
+    def _consistency_loss(self, network: ACGAN, x: Tensor, noise: Tensor, samples: Samples) -> Tensor:
+        """The mean of the three terms over the step's own samples."""
+        extras, own = samples.extras, samples.mask & (samples.source == 0)
+        any_y, any_allowed = extras[f"{self._of_any}: outputs"], extras.get(f"{self._of_any}: allowed")
+        _, of_real = network.judge(x)
+        _, of_own = network.judge(extras[self._of_own].to(x.dtype))
+        _, of_any = network.judge(extras[self._of_any].to(x.dtype))
+        with torch.no_grad():
+            generated = network.generate(noise, any_y)
+        _, of_generated = network.judge(generated)
+        terms = (
+            divergences(of_own, of_real, samples.allowed)
+            + divergences(of_any, of_generated, any_allowed)
+            + class_losses(of_any, any_y, any_allowed)
+        )
+        return torch.where(own, terms, torch.zeros_like(terms)).sum() / own.sum().clamp(min=1)
+
+    # The server.
+
+    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        """Clients send their generators, and which classes they have of the task."""
+        if not self.individual_uplinks:
+            return
+        clients = [cohort.clients[position] for position in positions]
+        network = self._network
+        generators = cohort.rows(positions, {name: cohort.parameters[name] for name in network.generator_names})
+        message = self.federation.decode(cohort.task, generators)
+        held = torch.stack([self._outputs_held(cohort.task, client) for client in clients])
+        message["outputs held"] = held.to(next(iter(generators.values())).device)
+        self.federation.channel.uplink_individually(f"{self.name} generators", message, clients)
+
+    def _outputs_held(self, task: int, client: int) -> Tensor:
+        """``[O]`` bool, outputs that a client has samples of in a task."""
+        data = self.federation.data
+        labels = data.tasks[task].train.labels.cpu()[torch.from_numpy(data.indices[task][client])]
+        held = torch.zeros(data.num_outputs, dtype=torch.bool)
+        held[labels + data.outputs.offsets[task]] = True
+        return held
+
+    def end_round(self, plan: RoundPlan) -> None:
+        """Consolidate the model."""
+        self._receivers.update(plan.clients)
+        if self.consolidation_steps > 0:
+            self._consolidate(plan)
+
+    @torch.no_grad()
+    def _consolidate(self, plan: RoundPlan) -> None:
+        federation = self.federation
+        tensors = federation.encode(plan.task, federation.state_tensors())
+        if self.consolidation_source == "clients":
+            messages = list(federation.channel.collect_individually(f"{self.name} generators").values())
+            held = torch.stack([message.pop("outputs held") for message in messages]).cpu()
+            generators = [federation.encode(plan.task, message) for message in messages]
+        else:
+            generators = [{name: tensors[name].clone() for name in self._network.generator_names}]
+            held = federation.data.outputs.own[plan.task].unsqueeze(0)
+        batches = self._made_batches(plan, generators, held, next(iter(tensors.values())).device)
+        trained = consolidated(self._network, tensors, batches, self.consolidation_lr)
+        server = federation.state_tensors()
+        for name, tensor in federation.decode(plan.task, trained).items():
+            server[name].copy_(tensor)
+
+    def _made_batches(
+        self, plan: RoundPlan, generators: list[dict[str, Tensor]], held: Tensor, device: torch.device
+    ) -> Iterator[MadeBatch]:
+        """What consolidation trains on.
+
+        Args:
+            plan: the round.
+            generators: name -> tensor, of those who make images of the current task.
+            held: ``[len(generators), O]`` bool, the outputs that each has samples of.
+            device: of the tensors.
+        """
+        steps, size, network = self.consolidation_steps, self.consolidation_batch_size, self._network
+        generator = torch_generator(self.federation.data.seed, "fedcil consolidation", plan.round)
+        dtype = network.head.weight.dtype
+
+        def noise() -> Tensor:
+            return torch.randn(steps, size, network.noise_dim, generator=generator).to(device)
+
+        def drawn(options: Tensor) -> Tensor:
+            return options[torch.randint(len(options), (steps, size), generator=generator)]
+
+        # Classes first, then one of the generators that know the class.
+        y = drawn(held.any(0).nonzero().squeeze(1))
+        who = torch.multinomial(held.T[y.flatten()].float(), 1, generator=generator).view(steps, size)
+        given = noise()
+        x = torch.empty(steps, size, *network.input_shape, dtype=dtype, device=device)
+        y_there, who_there = y.to(device), who.to(device)
+        for number, tensors in enumerate(generators):
+            rows = who_there == number
+            if rows.any():
+                x[rows] = self._generation.images(tensors, given[rows], y_there[rows]).to(dtype)
+        xs, ys, share = [x], [y_there], 0.0
+        if self._replays:
+            share = self.replay_share
+            old = drawn(self._outputs_of(0, plan.task)).to(device)
+            xs.append(self._replayed(noise(), old).to(dtype))
+            ys.append(old)
+        x, y = torch.cat(xs, 1), torch.cat(ys, 1)
+        against = torch.cat([noise() for _ in xs], 1).to(dtype)
+        weights = torch.cat([torch.full((size,), w / size, dtype=dtype) for w in (1.0 - share, share)][: len(xs)])
+        weights = weights.to(device)
+        for step in range(steps):
+            key = seed_for(self.federation.data.seed, "fedcil consolidation dropout", plan.round, step)
+            masks = self._masks.draw(torch.tensor([key], device=device), len(weights), dtype)
+            dropped = {name: mask[0] for name, mask in masks.items()}
+            yield MadeBatch(x[step], y[step], weights, against[step], self._allowed(y[step], plan.task), dropped)
+
+    def end_task(self, plan: RoundPlan) -> None:
+        """The global generator becomes the next task's replay generator."""
+        self._receivers = set()
+        if plan.task + 1 < self.federation.data.num_tasks:
+            tensors = self.federation.state_tensors()
+            self._replay = {name: tensors[name].detach().clone() for name in self._network.generator_names}
+            self._replayed_task = plan.task
+
+    def summary(self) -> dict[str, Any]:
+        """Size of what a client keeps for replay."""
+        size = payload_bytes(self._replay) if self._replays else 0
+        return {"replay_generator_bytes": size, "replay_share": self.replay_share}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The replay generator, and who has it."""
+        return {
+            "replay": {name: tensor.clone() for name, tensor in self._replay.items()},
+            "replayed_task": self._replayed_task,
+            "receivers": sorted(self._receivers),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        self._replay = dict(state["replay"])
+        self._replayed_task = state["replayed_task"]
+        self._receivers = set(state["receivers"])

@@ -1,0 +1,320 @@
+"""Recursive Gradient Optimization (Liu and Liu, ICLR 2022), with projections kept by some of the clients."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from cfl import processes
+from cfl.client_inputs import (
+    client_model,
+    decode_inputs,
+    encode_inputs,
+    evaluating,
+    probed_outputs,
+    run_model,
+    seen_inputs,
+    some_samples,
+)
+from cfl.cohort import Cohort
+from cfl.errors import ConfigError
+from cfl.feature_permutation import FeaturePermutations
+from cfl.federation import Federation
+from cfl.layer_projections import RightFactor
+from cfl.methods.right_factors import RightMultiplication
+from cfl.randomness import numpy_generator, torch_generator
+from cfl.recursive_inverse import inverse_with, normalised
+from cfl.schedule import RoundPlan
+from cfl.weighted_layers import choose_layers, input_dim, weighted_layers
+
+
+class RGO(RightMultiplication):
+    """Gradients preconditioned by the inverse curvature of earlier tasks; features permuted anew in every task.
+
+    From the paper's abstract: an iteratively updated optimizer modifies the gradient so that a quadratic estimate of
+    the old tasks' loss grows least, without replayed data, and a virtual feature encoding layer gives every task a
+    structure of its own from nothing but the task's number. The authors have published no code. The formulas below are
+    a reading of that idea, not theirs.
+
+    **Optimizer**: the gradient ``G [o, d]`` of a layer becomes ``G P`` between backward and the optimizer. After tasks
+    ``1 .. t`` is ``P = d S^-1 / trace(S^-1)`` with ``S = sum_i (c_i A_i + damping trace(c_i A_i) / d I)``. ``A = E[x
+    x^T]`` are the second moments of the layer's inputs (patches for convolutions, added up over positions), ``c`` is
+    the mean square of the loss gradients by the layer's outputs, with labels drawn from the model's own predictions:
+    the Kronecker approximation of the Gauss-Newton matrix, ``trace(D A D^T) c`` for a change ``D``, with the outputs'
+    side reduced to its mean. ``S`` is ``t`` times the running mean, which does not show in ``P``: its trace stays
+    ``d``, so that the mean step is that of plain SGD. ``S^-1`` follows from the last task's ``P`` and a factor by
+    Woodbury's identity; no ``S``, input or sample is kept.
+
+    **Feature encoding**: before every layer but the network's first the features are permuted (channels before a
+    convolution), in another fixed way for every task, in order for the first. That is a permutation of the weights'
+    columns when the model is handed out, undone when updates come back (``Method.encode``). ``P`` belongs to the
+    server's order of features.
+
+    Clients: as in FOT's comparison (Bakman et al., 2024, F.2, F.4) a random ``share`` of the clients keeps a ``P`` of
+    its own, from its own samples under the global model after a task; the others train plainly.
+
+    Sends: the new global model down to the clients that look at their samples after a task; nothing up. Keeps, per
+    client of the share: ``sum d^2`` numbers and one more per layer. Extra compute: ``2 o d^2`` operations per local
+    step, client of the share and layer, where a plain step takes ``6 o d`` per sample; after a task a forward and a
+    backward pass and about ``6 d^3`` float64 operations per layer. Biases and normalisation layers train plainly.
+
+    Args:
+        share: of all clients, in [0, 1], that keep a ``P``; drawn once.
+        damping: above 0; what is added to the curvature in all directions, as a share of its mean.
+        curvature: ``gauss_newton``, or ``inputs`` for ``c = 1``.
+        feature_encoding: whether features are permuted.
+        samples: of a client and task, at most; drawn at random if there are more.
+        memory_clients: who updates its ``P`` after a task: ``all`` of the share that hold it, or those ``sampled`` in
+            its last round.
+        layers: patterns over module names; null takes all Linear and Conv2d layers, except the output layer where
+            every task has outputs of its own.
+        batch_size: samples per pass after a task.
+    """
+
+    optimizers: ClassVar[frozenset[str] | None] = frozenset({"SGD"})
+
+    def __init__(
+        self,
+        share: float = 0.4,
+        damping: float = 1e-2,
+        curvature: Literal["gauss_newton", "inputs"] = "gauss_newton",
+        feature_encoding: bool = True,
+        samples: int = 300,
+        memory_clients: Literal["all", "sampled"] = "all",
+        layers: list[str] | None = None,
+        batch_size: int = 500,
+    ) -> None:
+        if not 0 <= share <= 1:
+            raise ConfigError("methods.rgo.share", share, "a number in [0, 1]")
+        if not 0 < damping < float("inf"):
+            raise ConfigError("methods.rgo.damping", damping, "a number above 0")
+        for key, count in (("samples", samples), ("batch_size", batch_size)):
+            if count < 1:
+                raise ConfigError(f"methods.rgo.{key}", count, "an integer of at least 1")
+        for key, choice, valid in (
+            ("curvature", curvature, ("gauss_newton", "inputs")),
+            ("memory_clients", memory_clients, ("all", "sampled")),
+        ):
+            if choice not in valid:
+                raise ConfigError(f"methods.rgo.{key}", choice, " or ".join(valid))
+        self.share = share
+        self.damping = damping
+        self.curvature = curvature
+        self.feature_encoding = feature_encoding
+        self.samples = samples
+        self.memory_clients = memory_clients
+        self.layers = layers
+        self.batch_size = batch_size
+        self.keepers: frozenset[int] = frozenset()
+        self.memory_seconds = 0.0
+        self._rows: list[dict[str, Any]] = []
+        self._permutations: FeaturePermutations | None = None
+
+    def setup(self, federation: Federation) -> None:
+        """Find the layers, draw the clients that keep a ``P``.
+
+        Raises:
+            ConfigError: if a pattern matches no layer, or the share is less than half a client.
+        """
+        super().setup(federation)
+        data = federation.data
+        free = federation.network.head if data.scenario != "domain" else None
+        self._layers = choose_layers(federation.network, self.layers, "methods.rgo.layers", free)
+        self._dims = {name: input_dim(layer) for name, layer in self._layers.items()}
+        keep = round(self.share * data.num_clients)
+        if self.share > 0 and keep == 0:
+            valid = (
+                f"0, or at least {0.5 / data.num_clients:g}, so that one of {data.num_clients} clients keeps a matrix"
+            )
+            raise ConfigError("methods.rgo.share", self.share, valid)
+        order = numpy_generator(data.seed, "rgo share").permutation(data.num_clients)
+        self.keepers = frozenset(order[:keep].tolist())
+        if self.feature_encoding:
+            first = next(iter(weighted_layers(federation.network)))
+            inner = {f"{name}.weight": layer.weight for name, layer in self._layers.items() if name != first}
+            self._permutations = FeaturePermutations(
+                {name: weight.shape[1] for name, weight in inner.items()},
+                {name: weight.ndim - 2 for name, weight in inner.items()},
+                data.seed,
+            )
+
+    # Feature encoding.
+
+    def encode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Permute the columns of the layers' weights."""
+        return tensors if self._permutations is None else self._permutations.apply(task, tensors)
+
+    def decode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Put them back."""
+        return tensors if self._permutations is None else self._permutations.apply(task, tensors, undo=True)
+
+    # Training.
+
+    def factors_of(self, cohort: Cohort) -> dict[str, RightFactor]:
+        """``P`` of the clients that have one, in the task's order of features."""
+        holders = self.keepers & set(self.federation.clients.holders("rgo"))
+        places = [place for place, client in enumerate(cohort.clients) if client in holders]
+        if not places:
+            return {}
+        device = next(iter(cohort.parameters.values())).device
+        held = self._held([cohort.clients[place] for place in places], device)
+        positions = None if len(places) == len(cohort.clients) else torch.tensor(places, device=device)
+        both = _both_sides(encode_inputs, self.federation, cohort.task, {n: held[n] for n in self._dims})
+        return {f"{name}.weight": RightFactor(matrix, positions=positions) for name, matrix in both.items()}
+
+    def _held(self, clients: list[int], device: torch.device) -> dict[str, Tensor]:
+        """Layer -> ``P [k, d, d]``, ``<layer> scale`` -> ``[k]`` with ``S^-1 = scale P``, 0 where there is no ``S``."""
+        default: dict[str, Tensor] = {}
+        for name, d in self._dims.items():
+            dtype = torch.promote_types(self._layers[name].weight.dtype, torch.float32)
+            default[name] = torch.eye(d, dtype=dtype, device=device)
+            default[f"{name} scale"] = torch.zeros((), dtype=torch.float64, device=device)
+        return self.federation.clients.gather("rgo", clients, default)
+
+    # The recursion.
+
+    def end_task(self, plan: RoundPlan) -> None:
+        """Let the clients of the share take the task's curvature into their ``P``."""
+        federation = self.federation
+        if plan.task + 1 >= federation.data.num_tasks or not self._dims or not self.keepers:
+            return
+        started = time.perf_counter()
+        sampled = self.memory_clients == "sampled"
+        clients = plan.clients if sampled else federation.data.members[plan.task].tolist()
+        own = federation.own_clients(plan.task, [client for client in clients if client in self.keepers])
+        federation.channel.downlink("model", federation.shared_tensors(), len(own))
+        with evaluating(federation):
+            found = {client: self._update(plan.task, client) for client in own}
+        everyones = {client: figures for part in processes.gather(found) for client, figures in part.items()}
+        self._record(plan.task, [everyones[client] for client in sorted(everyones)])
+        self.memory_seconds += processes.from_first(time.perf_counter() - started)
+
+    @torch.no_grad()
+    def _update(self, task: int, client: int) -> list[tuple[float, float]]:
+        """One client's part. Per layer: the task's mean curvature ``trace(c A) / d``, the free share of its ``P``."""
+        device = next(self.federation.network.parameters()).device
+        held = self._held([client], device)
+        figures = []
+        for name, curvature in self._curvatures(task, client).items():
+            mean = curvature.diagonal().mean()
+            if bool(mean > 0):
+                p, scale = held[name][0], held[f"{name} scale"][0]
+                added = curvature + self.damping * mean * torch.eye(len(curvature)).to(curvature)
+                new, scale = normalised(inverse_with(scale * p.double() if bool(scale > 0) else None, added))
+                held[name][0].copy_(new)
+                held[f"{name} scale"][0] = scale
+            figures.append((float(mean), len(curvature) / float(held[name][0].double().square().sum())))
+        self.federation.clients.scatter("rgo", [client], held)
+        return figures
+
+    def _curvatures(self, task: int, client: int) -> dict[str, Tensor]:
+        """Layer -> ``c A [d, d]`` float64 of a client's samples, in the server's order of features."""
+        federation = self.federation
+        model = client_model(federation, task, client)
+        device = next(federation.network.parameters()).device
+        moments = {n: torch.zeros(d, d, dtype=torch.float64, device=device) for n, d in self._dims.items()}
+        squares = dict.fromkeys(self._dims, 0.0)
+        elements = dict.fromkeys(self._dims, 0)
+        weigh = self.curvature == "gauss_newton"
+
+        def see(name: str, rows: Tensor) -> None:
+            rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+            moments[name] += rows.T @ rows
+
+        allowed = federation.data.outputs.train
+        generator = torch_generator(federation.data.seed, "rgo labels", task, client)
+        samples = 0
+        with seen_inputs(self._layers, see), probed_outputs(self._layers if weigh else {}) as probes:
+            for x in some_samples(federation, task, client, self.samples, "rgo samples", self.batch_size):
+                samples += len(x)
+                with torch.set_grad_enabled(weigh):
+                    logits = run_model(federation, model, x)
+                    if not weigh:
+                        continue
+                    loss = drawn_label_loss(logits, None if allowed is None else allowed[task].to(device), generator)
+                used = [(name, probe) for name, ones in probes.items() for probe in ones]
+                gradients = torch.autograd.grad(loss, [probe for _, probe in used], materialize_grads=True)
+                for (name, _), gradient in zip(used, gradients, strict=True):
+                    squares[name] += float(gradient.double().square().sum())
+                    elements[name] += gradient.numel()
+                for ones in probes.values():
+                    ones.clear()
+        weighted = {
+            name: moment * ((squares[name] / max(elements[name], 1) if weigh else 1.0) / max(samples, 1))
+            for name, moment in moments.items()
+        }
+        return _both_sides(decode_inputs, federation, task, weighted)
+
+    # Reports and checkpoints.
+
+    def _record(self, task: int, clients: list[list[tuple[float, float]]]) -> None:
+        for number, (name, d) in enumerate(self._dims.items()):
+            curvatures, shares = zip(*(found[number] for found in clients), strict=True) if clients else ((), ())
+            self._rows.append(
+                {
+                    "task": task,
+                    "layer": name,
+                    "input_dim": d,
+                    "clients": len(clients),
+                    "curvature": sum(curvatures) / max(len(clients), 1),
+                    "free_space": 100 * sum(shares) / max(len(clients), 1),
+                }
+            )
+
+    def task_rows(self) -> list[dict[str, Any]]:
+        """Per task and layer, means over the clients that updated their ``P``.
+
+        ``curvature`` is ``trace(c A) / d`` of the task, ``free_space`` is ``trace(P)^2 / (d ||P||_F^2)`` in percent:
+        100 for plain SGD, ``100 r / d`` if only r directions were left.
+        """
+        return list(self._rows)
+
+    def summary(self) -> dict[str, Any]:
+        """Clients that keep a ``P``, bytes each keeps, and seconds spent on curvatures."""
+        kept = sum(
+            d * d * torch.promote_types(self._layers[name].weight.dtype, torch.float32).itemsize + 8
+            for name, d in self._dims.items()
+        )
+        return {"keepers": len(self.keepers), "memory_bytes": kept, "memory_seconds": self.memory_seconds}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The record; the matrices are the clients'."""
+        return {"rows": [dict(row) for row in self._rows], "memory_seconds": self.memory_seconds}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        self._rows = [dict(row) for row in state["rows"]]
+        self.memory_seconds = state["memory_seconds"]
+
+
+def drawn_label_loss(logits: Tensor, allowed: Tensor | None, generator: torch.Generator) -> Tensor:
+    """Sum over samples of the cross-entropy with a label drawn from the model's own prediction.
+
+    The mean square of its gradient by anything is, over draws, the diagonal mean of the Gauss-Newton matrix there.
+
+    Args:
+        logits: ``[b, O]``.
+        allowed: ``[O]`` bool, outputs of the task, or None for all.
+        generator: on the CPU; one number is drawn per sample, so the draws do not depend on the batch size.
+    """
+    if allowed is not None:
+        logits = logits.masked_fill(~allowed, -torch.inf)
+    reached = logits.detach().double().softmax(1).cumsum(1)
+    drawn = torch.rand(len(logits), 1, generator=generator, dtype=torch.float64).to(logits.device)
+    labels = (reached <= drawn * reached[:, -1:]).sum(1)
+    return torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+
+
+def _both_sides(
+    permute: Callable[[Federation, int, Mapping[str, Tensor]], dict[str, Tensor]],
+    federation: Federation,
+    task: int,
+    matrices: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """Symmetric matrices ``[..., d, d]`` with rows and columns permuted alike."""
+    columns = permute(federation, task, matrices)
+    return permute(federation, task, {name: matrix.mT for name, matrix in columns.items()})

@@ -1,0 +1,160 @@
+"""A classifier that also judges whether images are real, and a generator of images of given classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cfl.errors import ConfigError
+from cfl.models.base import Network, at_least_one
+from cfl.models.mlp import MLP
+
+
+class ACGAN(Network):
+    """AC-GAN (Odena et al., 2017): critic and generator, the critic's trunk and class outputs being any classifier.
+
+    The critic has two outputs on one trunk: real against generated, one logit, and the classes (:attr:`head`). As a
+    classifier the network is the trunk with the classes alone, so that it is tested, masked and compared like the plain
+    classifier of the same name. What is behind the classifier's own options is the generator's. Generated images are
+    ``bound * tanh(h / bound)`` of the last layer's ``h``, in the units of the network's input (standardised pixels).
+
+    FedCIL (Qi et al., 2023) has convolutional critics of its own, for 32 x 32 images only, transposed convolutions and
+    BatchNorm in the generator. Here the trunk is the classifier that other methods train, convolutions follow
+    nearest-neighbour enlargements by 2, cut to size, so that any image size works, and the generator normalises
+    nothing: all that is sent are weights, which average as they are.
+
+    Args:
+        input_shape: ``(C, H, W)`` of one image.
+        num_outputs: outputs of all tasks together.
+        classifier: class and options of the critic's trunk and class outputs; null is the MLP with its defaults.
+        generator_kind: ``mlp``: fully connected layers; ``conv``: a linear layer to small maps, then enlargement and
+            3 x 3 convolution in turn.
+        widths: of the generator's hidden layers, units or maps, each >= 1; default ``[256, 512]`` (``mlp``) or
+            ``[256, 128, 64]`` (``conv``: three enlargements, 4-8-16-32 or 11-21-42-84 pixels).
+        noise_dim: numbers that a generated image depends on, beside its class.
+        bound: greatest absolute value of a generated pixel, > 0; 3 suits standardised images.
+
+    Raises:
+        ConfigError: an option is out of range, or the classifier is none that the trunk could be.
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, int, int],
+        num_outputs: int,
+        classifier: Callable[[tuple[int, int, int], int], Network] | None = None,
+        generator_kind: Literal["mlp", "conv"] = "mlp",
+        widths: list[int] | None = None,
+        noise_dim: int = 100,
+        bound: float = 3.0,
+    ) -> None:
+        super().__init__(input_shape, num_outputs)
+        if generator_kind not in ("mlp", "conv"):
+            raise ConfigError("model.network.generator_kind", generator_kind, "mlp or conv")
+        at_least_one("noise_dim", noise_dim)
+        if not bound > 0:
+            raise ConfigError("model.network.bound", bound, "a number above 0")
+        default = [256, 512] if generator_kind == "mlp" else [256, 128, 64]
+        self.widths = default if widths is None else list(widths)
+        for width in self.widths:
+            at_least_one("widths", width)
+        if generator_kind == "conv" and not self.widths:
+            raise ConfigError(
+                "model.network.widths", self.widths, "at least one number of maps with generator_kind: conv"
+            )
+        self.classifier, self.generator_kind, self.noise_dim = classifier, generator_kind, noise_dim
+        self.bound = float(bound)
+
+        self.trunk: Network = (MLP if classifier is None else classifier)(self.input_shape, num_outputs)
+        if isinstance(self.trunk, ACGAN):
+            raise ConfigError("model.network.classifier", "ACGAN", "a network without generator")
+        # One name for the class outputs, whatever the trunk is: those that earlier tasks' masks protect.
+        self.head = self.trunk.head
+        del self.trunk.head
+        self.realness = nn.Linear(self.head.in_features, 1)
+        inputs = num_outputs + noise_dim
+        self.generator: nn.Module = (MLPGenerator if generator_kind == "mlp" else ConvGenerator)(
+            inputs, self.widths, self.input_shape
+        )
+
+    def features(self, x: Tensor) -> Tensor:
+        """Images ``[B, C, H, W]`` to what enters both outputs of the critic, ``[B, d]``."""
+        return self.trunk.features(x)
+
+    def judge(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Images ``[B, C, H, W]`` to logits of being real ``[B]`` and of the classes ``[B, num_outputs]``."""
+        features = self.features(x)
+        return self.realness(features).squeeze(-1), self.head(features)
+
+    def generate(self, noise: Tensor, y: Tensor) -> Tensor:
+        """``[B, noise_dim]`` numbers, standard normal, and ``[B]`` int64 outputs to images ``[B, C, H, W]``."""
+        classes = F.one_hot(y, self.num_outputs).to(noise.dtype)
+        h: Tensor = self.generator(torch.cat([classes, noise], 1))
+        return self.bound * torch.tanh(h / self.bound)
+
+    @property
+    def generator_names(self) -> list[str]:
+        """Names of the generator's parameters."""
+        return [name for name, _ in self.named_parameters() if name.startswith("generator.")]
+
+
+class MLPGenerator(nn.Module):
+    """Linear layers with ReLU between them.
+
+    Args:
+        inputs: length of the input.
+        widths: of the hidden layers.
+        shape: ``(C, H, W)`` of an image.
+    """
+
+    def __init__(self, inputs: int, widths: list[int], shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.shape = shape
+        sizes = [inputs, *widths, shape[0] * shape[1] * shape[2]]
+        self.layers = nn.ModuleList(nn.Linear(d, o) for d, o in pairwise(sizes))
+
+    def forward(self, z: Tensor) -> Tensor:
+        """``[B, inputs]`` to ``[B, C, H, W]``."""
+        for layer in self.layers[:-1]:
+            z = torch.relu(layer(z))
+        image: Tensor = self.layers[-1](z)
+        return image.unflatten(1, self.shape)
+
+
+class ConvGenerator(nn.Module):
+    """A linear layer to the smallest maps, then enlargement by 2 and a 3 x 3 convolution in turn, ReLU between them.
+
+    Args:
+        inputs: length of the input.
+        widths: numbers of maps, from the smallest maps on; there are as many enlargements.
+        shape: ``(C, H, W)`` of an image; sides are halved, rounded up, to find those of the maps before.
+    """
+
+    def __init__(self, inputs: int, widths: list[int], shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        channels, height, width = shape
+        sides = [(height, width)]
+        for _ in widths:
+            sides.insert(0, ((sides[0][0] + 1) // 2, (sides[0][1] + 1) // 2))
+        self.start, self.sides = (widths[0], *sides[0]), sides[1:]
+        self.fc = nn.Linear(inputs, widths[0] * sides[0][0] * sides[0][1])
+        self.convs = nn.ModuleList(nn.Conv2d(c, o, 3, padding=1) for c, o in pairwise([*widths, channels]))
+
+    def forward(self, z: Tensor) -> Tensor:
+        """``[B, inputs]`` to ``[B, C, H, W]``."""
+        h: Tensor = self.fc(z).unflatten(1, self.start)
+        for conv, (height, width) in zip(self.convs, self.sides, strict=True):
+            h = conv(enlarged(torch.relu(h))[..., :height, :width])
+        return h
+
+
+def enlarged(maps: Tensor) -> Tensor:
+    """``[B, C, h, w]`` to ``[B, C, 2 h, 2 w]``: every pixel becomes a square of four."""
+    batch, channels, height, width = maps.shape
+    wide = maps[..., :, None, :, None].expand(batch, channels, height, 2, width, 2)
+    return wide.reshape(batch, channels, 2 * height, 2 * width)

@@ -1,0 +1,63 @@
+"""Random bits that are a hash of a counter: the same on every device, in any order, whoever asks for them beside whom.
+
+The hash is SplitMix64 (Steele, Lea, Flood, 2014): word j of a key is ``mix(key + j * step)``, modulo 2^64.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def _signed(value: int) -> int:
+    """A 64-bit pattern as torch's int64 holds it."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_STEP = _signed(0x9E3779B97F4A7C15)
+_FIRST, _SECOND = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
+
+
+_counters: dict[tuple[int, torch.device], Tensor] = {}
+
+
+def _counter(count: int, device: torch.device) -> Tensor:
+    """``[count]`` int64: 1 .. count times the step. The same few sizes are asked for again and again."""
+    key = (count, device)
+    if key not in _counters:
+        if len(_counters) >= 64:
+            _counters.clear()
+        _counters[key] = torch.arange(1, count + 1, device=device).mul_(_STEP)
+    return _counters[key]
+
+
+def _mixed(words: Tensor) -> Tensor:
+    """The finaliser, in place."""
+    scratch = torch.empty_like(words)
+    for shift, factor in ((30, _FIRST), (27, _SECOND), (31, None)):
+        # Torch shifts signed numbers arithmetically: the bits that come in from the left are taken away again.
+        torch.bitwise_right_shift(words, shift, out=scratch)
+        words.bitwise_xor_(scratch.bitwise_and_((1 << (64 - shift)) - 1))
+        if factor is not None:
+            words.mul_(factor)
+    return words
+
+
+def random_words(keys: Tensor, count: int) -> Tensor:
+    """``[k]`` int64 keys to ``[k, count]`` int64 words of 64 random bits: words 1 .. count of each key.
+
+    Word j of a key is the same whatever ``count`` and the other keys are.
+    """
+    return _mixed(_counter(count, keys.device) + keys[:, None])
+
+
+def random_words_at(key: int | Tensor, places: Tensor) -> Tensor:
+    """Some words of one key: ``[...]`` int64 places from 0 to ``[...]`` int64, word ``place + 1`` each.
+
+    Args:
+        key: any 64-bit integer that int64 holds; or int64 keys that broadcast to ``[...]``.
+        places: on any device.
+    """
+    if isinstance(key, Tensor):
+        return _mixed(places.add(1).mul_(_STEP) + key)
+    return _mixed(places.mul(_STEP).add_(_signed((key + _STEP) % (1 << 64))))

@@ -1,0 +1,52 @@
+"""Which layers of a network a method is about: those that multiply input vectors with a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from cfl.errors import ConfigError
+
+WeightedLayer = nn.Linear | nn.Conv2d
+
+
+def weighted_layers(network: nn.Module) -> dict[str, WeightedLayer]:
+    """All Linear and Conv2d layers by module name, in the network's order."""
+    return {name: m for name, m in network.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
+
+
+def choose_layers(
+    network: nn.Module, patterns: Sequence[str] | None, key: str, without: object = None
+) -> dict[str, WeightedLayer]:
+    """The layers that patterns over module names choose.
+
+    Args:
+        network: where to look.
+        patterns: as in file names; None chooses all but ``without``.
+        key: the patterns' config key, for errors.
+        without: a layer that is left out unless a pattern names it, such as outputs that every task has of its own.
+
+    Raises:
+        ConfigError: if a pattern matches nothing, or a chosen convolution does not multiply whole patches padded with
+            zeros.
+    """
+    found = weighted_layers(network)
+    if patterns is None:
+        chosen = {name: layer for name, layer in found.items() if layer is not without}
+    else:
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in found):
+                raise ConfigError(key, pattern, f"patterns that match one of {list(found)}")
+        chosen = {name: layer for name, layer in found.items() if any(fnmatchcase(name, p) for p in patterns)}
+    for name, layer in chosen.items():
+        if isinstance(layer, nn.Conv2d) and (layer.groups != 1 or layer.padding_mode != "zeros"):
+            valid = "Linear layers and Conv2d layers with groups=1 and padding_mode='zeros'"
+            raise ConfigError(key, f"{name}: {layer}", valid)
+    return chosen
+
+
+def input_dim(layer: WeightedLayer) -> int:
+    """Length d of the vectors that a layer multiplies its weight with, the weight viewed as ``[o, d]``."""
+    return layer.weight[0].numel()

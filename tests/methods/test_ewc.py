@@ -1,0 +1,502 @@
+"""EWC's penalty against the quadratic written out, with Fishers from a loop over samples, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny import (
+    NetworkFactory,
+    SaveAfter,
+    double,
+    fit,
+    mlp,
+    norm_net,
+    permuted,
+    sgd,
+    split,
+    tiny_client,
+    tiny_data,
+    weights,
+)
+from tiny_parallel import Crew, several
+from torch import Tensor
+from torch.func import functional_call
+
+from cfl.cohort import Cohort
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.participation import Joining
+from cfl.data.partitions import Dirichlet
+from cfl.errors import BadUpdate, ConfigError
+from cfl.federation import Federation
+from cfl.fisher import diagonal_fisher
+from cfl.methods import EWC, FOT, Method, PersonalLayers
+from cfl.randomness import torch_generator
+from cfl.schedule import RoundPlan
+
+MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+ADAM = partial(torch.optim.Adam, lr=0.01)
+
+
+def data_of(width: int = 2, tasks: int = 3, **options: Any) -> FederatedDataModule:
+    """Five unequal clients, two of them in the first task, three per round, tasks of two rounds."""
+    schedule = {"rounds_per_task": 2, "clients_per_round": 3, "cohort_width": width, **options.pop("schedule", {})}
+    settings = {"num_clients": 5, "partition": Dirichlet(1.0, 3), "participation": Joining(4, 1), **options}
+    return tiny_data(settings.pop("stream", permuted(tasks)), schedule=schedule, **settings)
+
+
+def run(
+    methods: dict[str, Method],
+    data: FederatedDataModule | None = None,
+    network: NetworkFactory = mlp,
+    optimizer: Any = sgd,
+    **options: Any,
+) -> Federation:
+    data = data_of() if data is None else data
+    return fit(tiny_client(data, double(network), optimizer, methods), data, **options)
+
+
+def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], atol: float = 1e-12) -> None:
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-9, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+
+
+# The quadratic, written out.
+
+
+def fisher_by_loop(federation: Federation, task: int, client: int, model: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The empirical Fisher of one client's samples of a task at ``model``, one autograd call per sample."""
+    names = [n for n, _ in federation.network.named_parameters()]
+    mask = federation.data.outputs.train
+    total = {n: torch.zeros_like(model[n]) for n in names}
+    count = 0
+    federation.network.eval()
+    for x, y in federation.data.client_batches(task, client, 1, torch.device("cpu")):
+        leaves = {n: model[n].detach().clone().requires_grad_() for n in names}
+        with torch.enable_grad():
+            logits = functional_call(federation.network, {**model, **leaves}, (x,))
+            if mask is not None:
+                logits = logits.masked_fill(~mask[task], -torch.inf)
+            gradients = torch.autograd.grad(F.cross_entropy(logits, y), list(leaves.values()))
+        for name, gradient in zip(names, gradients, strict=True):
+            total[name] += gradient**2
+        count += 1
+    federation.network.train()
+    return {n: value / count for n, value in total.items()}
+
+
+class Before(Method):
+    """Stands before EWC: what the gradients were."""
+
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        self.gradients = {n: g.clone() for n, g in cohort.gradients.items()}
+
+
+class After(Method):
+    """Stands behind EWC: computes anew what it must have added, by autograd of the quadratic.
+
+    Attributes:
+        terms: client -> one (Fisher, anchor) per task that it has one for, in the server's coordinates.
+        checked: how many clients' steps had a penalty.
+    """
+
+    def __init__(self, ewc: EWC, before: Before) -> None:
+        self.ewc, self.before = ewc, before
+        self.terms: dict[int, list[tuple[dict[str, Tensor], dict[str, Tensor]]]] = {}
+        self.checked = self.free = 0
+
+    def end_task(self, plan: RoundPlan) -> None:
+        federation = self.federation
+        members = federation.data.members[plan.task].tolist()
+        clients = list(plan.clients) if self.ewc.fisher_clients == "sampled" else members
+        fishers, models = {}, {}
+        for client in clients:
+            kept = {n: v[0] for n, v in federation.own_tensors((client,)).items()}
+            models[client] = {n: t.detach().clone() for n, t in {**federation.state_tensors(), **kept}.items()}
+            encoded = federation.encode(plan.task, models[client])
+            fishers[client] = federation.decode(plan.task, fisher_by_loop(federation, plan.task, client, encoded))
+        mean = {n: sum(fishers[c][n] for c in clients) / len(clients) for n, _ in federation.network.named_parameters()}
+        for client in range(federation.data.num_clients):
+            fisher = dict(fishers.get(client, {}))
+            if self.ewc.scope == "server":
+                fisher |= {n: mean[n] for n in federation.shared_parameters}
+            if fisher:
+                model = models.get(client, {n: t.detach().clone() for n, t in federation.state_tensors().items()})
+                self.terms.setdefault(client, []).append((fisher, model))
+
+    def penalty_of(self, client: int, parameters: dict[str, Tensor]) -> Tensor:
+        """The penalty of one client's parameters, in the server's coordinates."""
+        terms = self.terms.get(client, [])
+        total = torch.zeros((), dtype=torch.float64)
+        for age, (fisher, anchor) in enumerate(reversed(terms)):
+            factor = 1.0
+            if self.ewc.consolidation == "online":
+                factor, anchor = self.ewc.gamma**age, terms[-1][1]
+            for name, f in fisher.items():
+                total = total + factor * (f * (parameters[name] - anchor[name]) ** 2).sum()
+        return (0.5 if self.ewc.half else 1.0) * self.ewc.strength * total
+
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        for row, client in enumerate(cohort.clients):
+            leaves = {n: p[row].detach().clone().requires_grad_() for n, p in cohort.parameters.items()}
+            with torch.enable_grad():
+                value = self.penalty_of(client, self.federation.decode(cohort.task, leaves))
+            wanted = dict.fromkeys(leaves, 0.0)
+            if value.requires_grad:
+                found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+                wanted = {n: 0.0 if g is None else g for n, g in zip(leaves, found, strict=True)}
+                self.checked += value.item() > 1e-6
+            else:
+                self.free += 1
+            for name, gradient in cohort.gradients.items():
+                added = gradient[row] - self.before.gradients[name][row]
+                expected = torch.zeros_like(added) + wanted[name]
+                torch.testing.assert_close(added, expected, rtol=1e-9, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
+
+
+class Flip(Method):
+    """From the second task on, clients compute with the head's columns in reverse order."""
+
+    def encode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {n: t.flip(-1) if n == "head.weight" and task > 0 else t for n, t in tensors.items()}
+
+    decode = encode
+
+
+def check(ewc: EWC, data: FederatedDataModule | None = None, network: NetworkFactory = mlp, **others: Method) -> After:
+    before = Before()
+    after = After(ewc, before)
+    run({**others, "before": before, "ewc": ewc, "after": after}, data, network)
+    assert after.checked > 10
+    return after
+
+
+@pytest.mark.parametrize("scope", ["client", "server"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"half": False, "fisher_batch_size": 3},
+        {"consolidation": "online", "gamma": 0.7},
+        {"consolidation": "online"},
+        {"fisher_clients": "sampled"},
+    ],
+    ids=lambda options: ", ".join(map(str, options)) or "defaults",
+)
+def test_it_adds_the_gradient_of_the_quadratic_over_all_tasks(options: dict[str, Any], scope: Any) -> None:
+    check(EWC(5.0, scope=scope, **options))
+
+
+@pytest.mark.parametrize("scope", ["client", "server"])
+@pytest.mark.parametrize("scenario", ["task", "class"])
+def test_it_does_so_where_tasks_have_outputs_of_their_own(scenario: Any, scope: Any) -> None:
+    data = data_of(stream=split(3, classes=6, train=150), scenario=scenario)
+    after = check(EWC(5.0, scope=scope), data)
+    others = ~data.outputs.own[0]
+    first = [after.terms[client][0][0]["head.weight"] for client in data.members[0]]
+    assert all((f[others] == 0).all() == (scenario == "task") for f in first)
+
+
+@pytest.mark.parametrize("scope", ["client", "server"])
+def test_personal_parameters_are_held_to_their_clients_own_values(scope: Any) -> None:
+    ewc, head = EWC(5.0, scope=scope), PersonalLayers(["head.*"])
+    check(ewc, None, mlp, personal=head)
+    kept = ewc.federation.clients.get("ewc", 0)
+    assert kept is not None
+    assert {n.split(" ")[1].split(".")[0] for n in kept} == ({"head"} if scope == "server" else {"head", "layers"})
+
+
+@pytest.mark.parametrize("scope", ["client", "server"])
+def test_it_computes_in_the_servers_coordinates(scope: Any) -> None:
+    check(EWC(5.0, scope=scope), flip=Flip())
+
+
+def test_with_fot_behind_it() -> None:
+    check(EWC(5.0), fot=FOT(0.9))
+
+
+def test_a_client_without_a_fisher_has_no_penalty() -> None:
+    """The fifth client joins with the second task, those that were not sampled last have none either."""
+    assert check(EWC(5.0, fisher_clients="sampled")).free > check(EWC(5.0)).free > 0
+
+
+@pytest.mark.parametrize("batchnorm", ["average", "local", "drop"])
+@pytest.mark.parametrize("kind", ["expected", "weighted"])
+def test_every_clients_fisher_is_that_of_the_model_it_computes_with(batchnorm: Any, kind: Any) -> None:
+    """Running statistics: the global ones, the client's own, or the batch's."""
+    data = data_of(tasks=2, schedule={"rounds_per_task": [2, 1]})
+    models: dict[int, dict[str, Tensor]] = {}
+
+    class Copy(Method):
+        def end_task(self, plan: RoundPlan) -> None:
+            for client in data.members[0].tolist() if plan.task == 0 else ():
+                own = {n: v[0] for n, v in self.federation.own_tensors((client,)).items()}
+                tensors = {**self.federation.state_tensors(), **own}
+                models[client] = {n: t.detach().clone() for n, t in tensors.items()}
+
+    ewc = EWC(1.0, fisher=kind, fisher_batch_size=6)
+    federation = run({"ewc": ewc, "copy": Copy()}, data, norm_net, federated={"batchnorm": batchnorm})
+    assert federation.clients.holders("ewc") == data.members[0].tolist()
+    for client, model in models.items():
+        batches = data.client_batches(0, client, 6, torch.device("cpu"))
+        expected = diagonal_fisher(federation.network, model, batches, kind, batch_statistics=batchnorm == "drop")
+        kept = federation.clients.get("ewc", client)
+        assert kept is not None
+        assert_close({n: kept[f"curvature {n}"] for n in expected}, expected)
+        assert_close({n: kept[f"anchor {n}"] for n in expected}, {n: model[n] for n in expected})
+
+
+# What follows from it.
+
+
+class ConstantGradients(Method):
+    """From the second task on, every gradient is 0.01: before EWC adds its own."""
+
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        for gradient in cohort.gradients.values() if cohort.task > 0 else ():
+            gradient.fill_(0.01)
+
+
+@pytest.mark.parametrize("scope", ["client", "server"])
+def test_one_client_walks_down_the_quadratic(scope: Any) -> None:
+    """Gradient descent with a constant pull g has a closed form, whose distance falls with the curvature S:
+
+    ``w_n = A - g / S (1 - (1 - lr S)^n)``.
+    """
+    data = tiny_data(permuted(2), num_clients=1, schedule={"rounds_per_task": [3, 4], "clients_per_round": 1})
+    ewc, strength, lr = EWC(30.0, scope=scope), 30.0, 0.1
+    anchors: dict[str, Tensor] = {}
+
+    class Copy(Method):
+        def end_task(self, plan: RoundPlan) -> None:
+            if plan.task == 0:
+                anchors.update(weights(self.federation))
+
+    federation = run({"constant": ConstantGradients(), "ewc": ewc, "copy": Copy()}, data)
+    steps = 4 * -(-len(data.indices[1][0]) // 8)
+    fisher = fisher_by_loop(federation, 0, 0, anchors)
+    found = weights(federation)
+    moved, curvature = [], []
+    for name, anchor in anchors.items():
+        s = strength * fisher[name]
+        free = s < 1e-9  # dead units: no curvature, nothing holds them
+        way = torch.where(free, lr * steps, (1 - (1 - lr * s) ** steps) / s.clamp(min=1e-9))
+        torch.testing.assert_close(found[name], anchor - 0.01 * way, rtol=1e-9, atol=1e-11)
+        moved.append((found[name] - anchor).abs().flatten())
+        curvature.append(s.flatten())
+    order = torch.cat(curvature).argsort()
+    distances = torch.cat(moved)[order]
+    assert (distances.diff() <= 1e-9).all(), "the greater the Fisher information, the shorter the way"
+    assert distances[-1] < 0.8 * distances[0]
+
+
+@pytest.mark.parametrize("scope", ["client", "server"])
+def test_a_greater_strength_keeps_the_model_nearer_to_the_old_one(scope: Any) -> None:
+    def way(strength: float) -> float:
+        models: list[dict[str, Tensor]] = []
+
+        class Copy(Method):
+            def end_task(self, plan: RoundPlan) -> None:
+                models.append(weights(self.federation))
+
+        run({"ewc": EWC(strength, scope=scope), "copy": Copy()}, data_of(tasks=2))
+        return float(sum((models[1][n] - models[0][n]).square().sum() for n in models[0]))
+
+    ways = [way(strength) for strength in (0.0, 2.0, 8.0)]
+    assert ways[0] > 1.01 * ways[1] > 1.01**2 * ways[2]
+
+
+# The federation.
+
+
+def test_the_server_has_the_mean_of_what_clients_would_keep() -> None:
+    one = [run({"ewc": EWC(1.0, scope=scope)}, data_of(tasks=2)) for scope in ("client", "server")]  # type: ignore[arg-type]
+    local, central = one
+    members = local.data.members[0].tolist()
+    kept = [local.clients.get("ewc", client) for client in members]
+    ewc = central.methods["ewc"]
+    assert isinstance(ewc, EWC)
+    assert central.clients.holders("ewc") == []
+    for name, value in ewc.curvature.items():
+        mean = torch.stack([own[f"curvature {name}"] for own in kept if own is not None]).mean(0)
+        torch.testing.assert_close(value, mean, rtol=1e-9, atol=1e-14)
+        assert float((kept[0][f"curvature {name}"] - mean).abs().max()) > 1e-6  # type: ignore[index]
+
+
+def test_bytes_are_counted() -> None:
+    """Two extra rounds with four and five clients; the penalty goes to three clients in each of four rounds."""
+    model = sum(p.numel() for p in tiny_client(data_of()).network.parameters()) * 8
+    local = run({"ewc": EWC(1.0)}).channel
+    assert local.downlink_bytes == {"model": (6 * 3 + 4 + 5) * model}
+    assert local.uplink_bytes == {"update": 6 * 3 * model}
+    sampled = run({"ewc": EWC(1.0, fisher_clients="sampled")}).channel
+    assert sampled.downlink_bytes == {"model": (6 * 3 + 3 + 3) * model}
+    central = run({"ewc": EWC(1.0, scope="server")})
+    assert central.channel.downlink_bytes == {"model": (6 * 3 + 4 + 5) * model, "ewc": 4 * 3 * 2 * model}
+    assert central.channel.uplink_bytes == {"update": 6 * 3 * model, "ewc fisher": (4 + 5) * model}
+
+
+def test_reports() -> None:
+    ewc = EWC(1.0)
+    federation = run({"ewc": ewc})
+    model = sum(p.numel() for p in federation.network.parameters()) * 8
+    rows = ewc.task_rows()
+    assert [(row["task"], row["clients"]) for row in rows] == [(0, 4), (1, 5)]
+    curvature = [federation.clients.get("ewc", 4)]  # joined with the second task: its only Fisher is that one's
+    greatest = max(float(v.max()) for n, v in curvature[0].items() if n.startswith("curvature"))  # type: ignore[union-attr]
+    assert 0 < rows[1]["fisher_mean"] < greatest <= rows[1]["fisher_max"]
+    summary = ewc.summary()
+    assert summary.pop("fisher_seconds") == sum(row["fisher_seconds"] for row in rows) > 0
+    assert summary == {"client_bytes": 2 * model, "fisher_bytes": 0, "penalty_bytes": 0}
+    assert federation.clients.bytes() == 5 * summary["client_bytes"]
+    central = EWC(1.0, scope="server")
+    run({"ewc": central})
+    assert central.summary()["fisher_bytes"] == model
+    assert central.summary()["penalty_bytes"] == 2 * model
+
+
+def test_nothing_is_computed_after_the_last_task_or_without_strength() -> None:
+    single = run({"ewc": EWC(1.0)}, data_of(tasks=1))
+    idle = run({"ewc": EWC(0.0)})
+    for federation in (single, idle):
+        assert federation.clients.holders("ewc") == []
+        assert set(federation.channel.downlink_bytes) == {"model"}
+        assert federation.methods["ewc"].task_rows() == []
+    assert all(torch.equal(value, weights(idle)[name]) for name, value in weights(run({})).items())
+
+
+def test_drawn_labels_come_from_a_generator_of_each_client() -> None:
+    """Named by task and client, whether all compute a Fisher or only some."""
+    options = {"tasks": 2, "schedule": {"rounds_per_task": [2, 1]}}
+    federation = run({"ewc": EWC(1.0, fisher="sampled")}, data_of(**options))
+    every = federation.clients
+    some = run({"ewc": EWC(1.0, fisher="sampled", fisher_clients="sampled")}, data_of(**options)).clients
+    assert 0 < len(some.holders("ewc")) < len(every.holders("ewc"))
+    for client in every.holders("ewc"):
+        kept = every.get("ewc", client) or {}
+        model = {n.removeprefix("anchor "): value for n, value in kept.items() if n.startswith("anchor ")}
+        batches = federation.data.client_batches(0, client, 1000, torch.device("cpu"))
+        generator = torch_generator(federation.data.seed, "fisher labels", 0, client)
+        expected = diagonal_fisher(federation.network, model, batches, "sampled", generator=generator)
+        assert_close({n: kept[f"curvature {n}"] for n in expected}, expected)
+        if client in some.holders("ewc"):
+            assert_close(some.get("ewc", client) or {}, kept)
+
+
+@pytest.mark.parametrize(
+    ("network", "optimizer"),
+    # Not Adam with BatchNorm: a bias before BatchNorm has gradients of pure rounding, which Adam takes for large ones.
+    [(norm_net, MOMENTUM), (mlp, ADAM)],
+    ids=["momentum", "adam"],
+)
+@pytest.mark.parametrize("scope", ["client", "server"])
+def test_width_does_not_matter(scope: Any, network: NetworkFactory, optimizer: Any) -> None:
+    def at(width: int) -> dict[str, Tensor]:
+        methods: dict[str, Method] = {"ewc": EWC(5.0, scope=scope), "own": PersonalLayers(["head.*"])}
+        return weights(run(methods, data_of(width), network, optimizer))
+
+    one = at(1)
+    assert_close(at(2), one, 1e-9)
+    assert_close(at(3), one, 1e-9)
+
+
+@pytest.mark.parametrize("options", [{}, {"scope": "server", "consolidation": "online", "gamma": 0.5}], ids=str)
+def test_a_resumed_run_is_the_same(options: dict[str, Any], tmp_path: Path) -> None:
+    def go(callbacks: Sequence[Any] = (), ckpt_path: Path | None = None) -> Federation:
+        methods: dict[str, Method] = {"ewc": EWC(5.0, **options), "own": PersonalLayers(["head.bias"])}
+        return run(methods, callbacks=callbacks, ckpt_path=ckpt_path)
+
+    whole = go([SaveAfter(r, tmp_path / f"{r}.ckpt") for r in (2, 3)])
+    for r in (2, 3):
+        again = go(ckpt_path=tmp_path / f"{r}.ckpt")
+        assert all(torch.equal(value, weights(again)[name]) for name, value in weights(whole).items())
+        assert again.channel.state_dict() == whole.channel.state_dict()
+
+
+def of_process(size: int, scope: Any) -> dict[str, Any]:
+    """One of ``size`` processes: the model, everybody's state and the record it ends with."""
+    methods: dict[str, Method] = {"ewc": EWC(5.0, scope=scope, fisher="sampled"), "own": PersonalLayers(["head.*"])}
+    federation = run(methods, **(several(size) if size > 1 else {}))
+    kept = {client: federation.clients.get("ewc", client) or {} for client in federation.clients.holders("ewc")}
+    rows = [{k: v for k, v in row.items() if "seconds" not in k} for row in methods["ewc"].task_rows()]
+    return {
+        "weights": {n: t.numpy() for n, t in weights(federation).items()},
+        "kept": {client: {n: t.numpy() for n, t in own.items()} for client, own in kept.items()},
+        "bytes": (federation.channel.uplink_bytes, federation.channel.downlink_bytes),
+        "rows": rows,
+    }
+
+
+@pytest.mark.parametrize("scope", ["client", "server"])
+def test_two_processes_are_the_same_as_one(scope: str) -> None:
+    crew = Crew(2)
+    try:
+        results = crew.run(of_process, 2, scope)
+    finally:
+        crew.close()
+    one = of_process(1, scope)
+    for result in results:
+        assert result["bytes"] == one["bytes"]
+        assert set(result["kept"]) == set(one["kept"])
+        pairs = [(result["weights"], one["weights"]), *((result["kept"][c], one["kept"][c]) for c in one["kept"])]
+        for found, expected in pairs:
+            for name, value in expected.items():
+                torch.testing.assert_close(torch.tensor(found[name]), torch.tensor(value), rtol=1e-9, atol=1e-10)
+        for found, expected in zip(result["rows"], one["rows"], strict=True):
+            assert found == pytest.approx(expected, rel=1e-9)
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"strength": -1.0}, "strength"),
+        ({"strength": float("nan")}, "strength"),
+        ({"strength": float("inf")}, "strength"),
+        ({"gamma": 1.5, "consolidation": "online"}, "gamma"),
+        ({"gamma": 0.9}, "gamma"),
+        ({"consolidation": "both"}, "consolidation"),
+        ({"fisher": "exact"}, "fisher"),
+        ({"scope": "global"}, "scope"),
+        ({"fisher_clients": "some"}, "fisher_clients"),
+        ({"fisher_batch_size": 0}, "fisher_batch_size"),
+    ],
+    ids=str,
+)
+def test_refused_options(options: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EWC(**options)
+    assert caught.value.key == f"methods.ewc.{key}"
+
+
+def test_two_of_them_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"methods = \['a', 'b'\]"):
+        run({"a": EWC(1.0), "b": EWC(2.0)})
+
+
+class Overflow(Method):
+    """After the first task, one client's own head is infinite."""
+
+    def end_task(self, plan: RoundPlan) -> None:
+        own = self.federation.own_tensors((0,))
+        own["head.bias"][0, 0] = torch.inf
+        self.federation.clients.scatter("model", [0], own)
+
+
+def test_a_client_whose_fisher_is_not_finite_is_caught() -> None:
+    def methods() -> dict[str, Method]:
+        return {"own": PersonalLayers(["head.*"]), "overflow": Overflow(), "ewc": EWC(1.0)}
+
+    with pytest.raises(BadUpdate, match="client 0"):
+        run(methods(), data_of(tasks=2))
+    federation = run(methods(), data_of(tasks=2), federated={"on_bad_update": "skip"})
+    assert 0 not in federation.clients.holders("ewc")
+    assert federation.clients.holders("ewc") == [1, 2, 3]

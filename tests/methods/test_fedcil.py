@@ -1,0 +1,499 @@
+"""FedCIL against its losses and rounds written out in float64, and what it does for forgetting."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_parallel import several
+from tiny import Rounds, double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
+from tiny_parallel import Crew
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from cfl.adversarial import acgan_loss, class_losses, divergences
+from cfl.client import Client
+from cfl.consolidation import MadeBatch, consolidated
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.samples import Samples
+from cfl.engines import EngineOptions
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.methods import ER, FedCIL, Method, PersonalLayers
+from cfl.models import ACGAN, MLP
+from cfl.random_normals import choices, normals
+from cfl.randomness import seed_for
+from cfl.schedule import RoundPlan
+
+ENGINES = [EngineOptions("vmap"), EngineOptions("workers", workers=2)]
+NOISE = 3
+acgan = partial(ACGAN, classifier=mlp, widths=[6], noise_dim=NOISE)
+dropping = partial(ACGAN, classifier=partial(MLP, hidden=[8], dropout=0.5), widths=[6], noise_dim=NOISE)
+
+
+def network_in_double(seed: int = 0) -> ACGAN:
+    torch.manual_seed(seed)
+    return acgan((1, 3, 3), 4).double()
+
+
+# The loss, and whom it trains.
+
+
+def critic_loss(network: ACGAN, image: Tensor, real: bool, y: int, allowed: list[int]) -> Tensor:
+    """One image before the critic, written out."""
+    logit, classes = network.judge(image.unsqueeze(0))
+    probability = logit.sigmoid().squeeze()
+    said = probability if real else 1 - probability
+    return -said.log() - classes[0, allowed].softmax(0)[allowed.index(y)].log()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_critic_and_generator_each_follow_their_own_loss(masked: bool) -> None:
+    network = network_in_double()
+    n = 5
+    x, noise = torch.randn(n, 1, 3, 3).double(), torch.randn(n, NOISE).double()
+    w, v = torch.rand(n).double(), torch.rand(n).double()
+    w[2] = v[2] = 0.0
+    y = torch.tensor([0, 3, 1, 2, 2])
+    allowed = torch.tensor([[True, True, False, False], [False, False, True, True]])[y // 2] if masked else None
+    sets = [torch.arange(4)[allowed[i]].tolist() if allowed is not None else list(range(4)) for i in range(n)]
+    names = [name for name, _ in network.named_parameters()]
+
+    loss = acgan_loss(network, x, y, w, noise, v, allowed)
+    found = dict(zip(names, torch.autograd.grad(loss, list(network.parameters())), strict=True))
+
+    fakes = network.generate(noise, y)
+    critic = x.new_zeros(())
+    for i in range(n):
+        critic = critic + w[i] * critic_loss(network, x[i], True, int(y[i]), sets[i])
+        critic = critic + v[i] * critic_loss(network, fakes[i].detach(), False, int(y[i]), sets[i])
+    frozen = copy.deepcopy(network).requires_grad_(False)
+    generator = sum(v[i] * critic_loss(frozen, fakes[i], True, int(y[i]), sets[i]) for i in range(n))
+    assert isinstance(generator, Tensor)
+    torch.testing.assert_close(loss, critic + generator, rtol=1e-12, atol=1e-12)
+    of_critic = [name for name in names if not name.startswith("generator.")]
+    expected = dict(
+        zip(of_critic, torch.autograd.grad(critic, [network.get_parameter(n) for n in of_critic]), strict=True)
+    )
+    of_generator = network.generator_names
+    expected |= dict(
+        zip(of_generator, torch.autograd.grad(generator, [network.get_parameter(n) for n in of_generator]), strict=True)
+    )
+    for name in names:
+        assert float(expected[name].abs().max()) > 1e-6
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-10, atol=1e-12)
+
+
+def test_divergences_and_class_losses_over_the_allowed_outputs() -> None:
+    torch.manual_seed(0)
+    a, b = torch.randn(4, 5).double().requires_grad_(), torch.randn(4, 5).double().requires_grad_()
+    allowed = torch.tensor([[True, True, False, True, False]] * 3 + [[True] * 5])
+    y = torch.tensor([0, 1, 3, 4])
+    found = divergences(a, b, allowed)
+    for i in range(4):
+        p, q = a[i][allowed[i]].softmax(0), b[i][allowed[i]].softmax(0)
+        torch.testing.assert_close(found[i], (p * (p / q).log()).sum())
+        place = int(allowed[i][: y[i]].sum())
+        torch.testing.assert_close(class_losses(a, y, allowed)[i], -p[place].log())
+    gradients = torch.autograd.grad(found.sum(), [a, b])
+    for gradient in gradients:
+        assert torch.isfinite(gradient).all()
+        assert (gradient[:3][~allowed[:3]] == 0).all()
+        assert (gradient.abs().sum(1) > 0).all()
+    torch.testing.assert_close(divergences(a, b)[3], found[3])
+
+
+# Whole rounds.
+
+
+class Loop:
+    """Rounds, clients and steps one after another, in float64; data, orders and draws are those of the run."""
+
+    def __init__(self, client: Client, data: FederatedDataModule, share: float, consistency: float) -> None:
+        self.network, self.data, self.share, self.consistency = client.network, data, share, consistency
+        self.model = {n: t.detach().clone() for n, t in client.network.state_dict().items()}
+        self.replay: dict[str, Tensor] = {}
+
+    def run(self) -> dict[str, Tensor]:
+        for number in range(self.data.num_rounds):
+            plan = self.data.rounds.round(number)
+            trained = [self.local(plan, client) for client in plan.clients]
+            self.model = {n: torch.stack([t[n] for t in trained]).mean(0) for n in self.model}
+            if plan.last_of_task:
+                self.replay = self.model
+        return self.model
+
+    def draws(self, purpose: str, plan: RoundPlan, client: int, step: int) -> Tensor:
+        return torch.tensor([seed_for(self.data.seed, f"fedcil {purpose}", plan.round, client, step)])
+
+    def noise(self, purpose: str, count: int, *place: Any) -> Tensor:
+        return normals(self.draws(purpose, *place), count * NOISE).view(count, NOISE).double()
+
+    def local(self, plan: RoundPlan, client: int) -> dict[str, Tensor]:
+        model = {n: t.clone().requires_grad_() for n, t in self.model.items()}
+        self.data.next_round = plan.round
+        for batch in self.data.train_dataloader():
+            if client not in batch.clients:
+                continue
+            row = batch.clients.index(client)
+            index = batch.index[row][batch.mask[row]]
+            if not len(index):
+                continue
+            place = (plan, client, batch.step)
+            x, y = self.data.gather(plan.task, index)
+            parts = [(1.0, x.double(), y, self.noise("noise", len(y), *place))]
+            if self.replay and self.share:
+                size = self.data.schedule.batch_size
+                old = self.data.outputs.own[: plan.task].any(0).nonzero().squeeze(1)
+                old_y = choices(self.draws("replayed outputs", *place), old, size)[0]
+                made = self.call(self.replay, "generate", self.noise("replay", size, *place), old_y)
+                parts = [(1.0 - self.share, *parts[0][1:])]
+                parts.append((self.share, made, old_y, self.noise("noise against replay", size, *place)))
+            loss = sum(share * self.of_part(model, *rest, plan.task) for share, *rest in parts)
+            if self.consistency and plan.round_in_task:
+                loss = loss + self.consistency * self.consistent(model, x.double(), y, place)
+            gradients = torch.autograd.grad(loss, list(model.values()))  # type: ignore[arg-type]
+            with torch.no_grad():
+                for tensor, gradient in zip(model.values(), gradients, strict=True):
+                    tensor -= 0.1 * gradient
+        return {n: t.detach() for n, t in model.items()}
+
+    def call(self, model: Mapping[str, Tensor], what: str, *arguments: Tensor) -> Any:
+        class Called(nn.Module):
+            def __init__(self, network: nn.Module) -> None:
+                super().__init__()
+                self.network = network
+
+            def forward(self, *arguments: Tensor) -> Any:
+                return getattr(self.network, what)(*arguments)
+
+        return functional_call(Called(self.network), {f"network.{n}": t for n, t in model.items()}, arguments)
+
+    def masked(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Over the outputs of the task that has each output; streams here share all outputs, or none."""
+        own = self.data.outputs.own
+        allowed = own[[int(own[:, label].int().argmax()) for label in y]]
+        return logits.masked_fill(~allowed, -torch.inf)
+
+    def of_part(self, model: Any, x: Tensor, y: Tensor, noise: Tensor, task: int) -> Tensor:
+        fake = self.call(model, "generate", noise, y)
+        real, classes = self.call(model, "judge", x)
+        loss = F.binary_cross_entropy_with_logits(real, torch.ones_like(real))
+        loss = loss + F.cross_entropy(self.masked(classes, y), y)
+        real, classes = self.call(model, "judge", fake.detach())
+        loss = loss + F.binary_cross_entropy_with_logits(real, torch.zeros_like(real))
+        loss = loss + F.cross_entropy(self.masked(classes, y), y)
+        real, classes = self.call({n: t.detach() for n, t in model.items()}, "judge", fake)
+        loss = loss + F.binary_cross_entropy_with_logits(real, torch.ones_like(real))
+        return loss + F.cross_entropy(self.masked(classes, y), y)
+
+    def consistent(self, model: Any, x: Tensor, y: Tensor, place: Any) -> Tensor:
+        seen = self.data.outputs.own[: place[0].task + 1].any(0).nonzero().squeeze(1)
+        labels = choices(self.draws("outputs", *place), seen, len(y))[0]
+        sent_own = self.call(self.model, "generate", self.noise("own classes", len(y), *place), y).detach()
+        sent_any = self.call(self.model, "generate", self.noise("any class", len(y), *place), labels).detach()
+        made = self.call(model, "generate", self.noise("noise", len(y), *place), labels).detach()
+
+        def p(images: Tensor, of: Tensor) -> Tensor:
+            own = self.data.outputs.own
+            logits = self.call(model, "judge", images)[1]
+            firsts = [int(own[:, label].int().argmax()) for label in of]
+            rows = [row[own[task]].softmax(0) for row, task in zip(logits, firsts, strict=True)]
+            return torch.stack(rows)
+
+        p_own, p_real, p_any, p_made = p(sent_own, y), p(x, y), p(sent_any, labels), p(made, labels)
+        loss = (p_own * (p_own / p_real).log()).sum() + (p_any * (p_any / p_made).log()).sum()
+        classes = self.masked(self.call(model, "judge", sent_any)[1], labels)
+        return (loss + F.cross_entropy(classes, labels, reduction="sum")) / len(y)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=["vmap", "workers"])
+@pytest.mark.parametrize("scenario", ["domain", "task"])
+@pytest.mark.parametrize(("share", "consistency"), [(0.5, 0.0), (0.3, 0.7), (0.0, 0.0)])
+def test_a_run_is_what_the_equations_say(
+    share: float, consistency: float, scenario: str, engine: EngineOptions
+) -> None:
+    stream = permuted(3, train=50) if scenario == "domain" else split(3, classes=6, train=50)
+    data = tiny_data(stream, schedule={"rounds_per_task": 2, "clients_per_round": 3, "cohort_width": 2})
+    method = FedCIL(share, consistency=consistency, consolidation_steps=0)
+    client = tiny_client(data, double(acgan), sgd, {"cil": method}, engine)
+    loop = Loop(client, data, share, consistency)
+    federation = fit(client, data)
+    for name, expected in loop.run().items():
+        torch.testing.assert_close(weights(federation)[name], expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("scenario", ["domain", "task", "class"])
+def test_width_and_engine_do_not_matter(scenario: str) -> None:
+    """With dropout, clients of unequal batches, the server's part, and every loss term."""
+    found = []
+    for engine, width in ((ENGINES[0], 1), (ENGINES[0], 4), (ENGINES[1], 3)):
+        stream = permuted(2, train=70) if scenario == "domain" else split(2, train=70)
+        data = tiny_data(stream, scenario=scenario, schedule={"rounds_per_task": 2, "cohort_width": width})
+        method = FedCIL(consistency=0.5, consolidation_steps=2, consolidation_batch_size=4)
+        found.append(weights(fit(tiny_client(data, double(dropping), sgd, {"cil": method}, engine), data)))
+    for other in found[1:]:
+        for name, tensor in other.items():
+            torch.testing.assert_close(tensor, found[0][name], rtol=0, atol=1e-9)
+
+
+def test_classes_compete_within_their_task_or_with_all_seen() -> None:
+    for scenario, options, expected in (
+        ("task", {}, [True, True, False, False, False, False]),
+        ("class", {"class_loss": "seen"}, [True, True, True, True, False, False]),
+    ):
+        data = tiny_data(split(3, classes=6), scenario=scenario, schedule={"rounds_per_task": 1}, **options)
+        method = FedCIL(consolidation_steps=0)
+        fit(tiny_client(data, acgan, sgd, {"cil": method}), data)
+        allowed = method._allowed(torch.tensor([[0], [1]]), 1)
+        assert allowed is not None
+        assert allowed[:, 0].tolist() == [expected, expected]
+
+
+# Replay.
+
+
+def test_there_is_no_replay_in_the_first_task() -> None:
+    """Nor, with one task, anything sent for it; from the second task on its share matters."""
+    watched = []
+    for share in (0.0, 0.5):
+        data, watch = tiny_data(), Rounds()
+        fit(tiny_client(data, acgan, sgd, {"cil": FedCIL(share, consolidation_steps=0)}), data, None, [watch])
+        watched.append(watch.models)
+    for number, (left, right) in enumerate(zip(*watched, strict=True)):
+        assert all(torch.equal(left[n], right[n]) for n in left) == (number < 3)
+    data = tiny_data(permuted(1))
+    federation = fit(tiny_client(data, acgan, sgd, {"cil": FedCIL(consolidation_steps=0)}), data)
+    assert set(federation.channel.downlink_bytes) == {"model"}
+
+
+def test_bytes_of_the_replay_generator_once_per_client_and_task() -> None:
+    data = tiny_data(permuted(3), num_clients=6, schedule={"rounds_per_task": 4, "clients_per_round": 2})
+    network = acgan((1, 4, 4), 4)
+    size = 4 * sum(network.get_parameter(name).numel() for name in network.generator_names)
+    method = FedCIL(consolidation_steps=2, consolidation_batch_size=4)
+    federation = fit(tiny_client(data, acgan, sgd, {"cil": method}), data)
+    plans = [data.rounds.round(number) for number in range(data.num_rounds)]
+    sampled = [{client for plan in plans if plan.task == task for client in plan.clients} for task in range(3)]
+    assert 2 < len(sampled[1]) < 8
+    down, up = federation.channel.downlink_bytes, federation.channel.uplink_bytes
+    assert down["cil replay generator"] == size * (len(sampled[1]) + len(sampled[2]))
+    assert up["cil generators"] == (size + 4) * 2 * data.num_rounds  # and a byte for each output
+    assert method.summary() == {"replay_generator_bytes": size, "replay_share": 0.5}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_replay_forgets_less(seed: int) -> None:
+    """Less than federated averaging of the same network, and less than the AC-GAN without replay."""
+    larger = partial(ACGAN, classifier=partial(MLP, hidden=[32], dropout=0.0), widths=[32], noise_dim=4)
+    forgotten = []
+    for methods in ({}, {"cil": FedCIL(0.0, consolidation_steps=0)}, {"cil": FedCIL(consolidation_steps=0)}):
+        schedule = {"rounds_per_task": 8, "local_epochs": 5, "batch_size": 10, "cohort_width": 4}
+        data = tiny_data(permuted(2, train=200, test=200), seed=seed, schedule=schedule)
+        matrix = fit(tiny_client(data, larger, sgd, dict(methods)), data).accuracy.compute()
+        forgotten.append(float(matrix[0, 0] - matrix[1, 0]))
+    assert forgotten[2] < forgotten[0] - 10
+    assert forgotten[2] < forgotten[1] - 5
+
+
+# The server's part.
+
+
+def test_consolidation_is_adam_on_the_loss() -> None:
+    network = network_in_double().eval()
+    before = copy.deepcopy(network.state_dict())
+    torch.manual_seed(1)
+    batches = []
+    for step in range(3):
+        x, noise = torch.randn(6, 1, 3, 3).double(), torch.randn(6, NOISE).double()
+        allowed = torch.ones(6, 4, dtype=torch.bool) if step else None
+        batches.append(MadeBatch(x, torch.randint(4, (6,)), torch.rand(6).double(), noise, allowed, {}))
+    found = consolidated(network, network.state_dict(), batches, lr=0.01)
+    assert not network.training
+    for name, tensor in network.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.01, betas=(0.5, 0.999))
+    for batch in batches:
+        optimizer.zero_grad()
+        acgan_loss(network, *batch[:4], batch.weights, batch.allowed).backward()
+        optimizer.step()
+    for name, tensor in network.named_parameters():
+        torch.testing.assert_close(found[name], tensor.detach(), rtol=0, atol=1e-12)
+
+
+def served(source: Any, steps: int = 3, **options: Any) -> tuple[FedCIL, Federation, Rounds]:
+    data = tiny_data(split(2, classes=8), num_clients=4, schedule={"rounds_per_task": 2, "clients_per_round": 3})
+    method = FedCIL(consolidation_steps=steps, consolidation_source=source, consolidation_lr=0.01, **options)
+    watch = Rounds()
+    return method, fit(tiny_client(data, double(dropping), sgd, {"cil": method}), data, None, [watch]), watch
+
+
+@pytest.mark.parametrize("source", ["clients", "average"])
+def test_consolidation_changes_the_model_and_repeats_exactly(source: Any) -> None:
+    (method, federation, watch), (_, _, again) = served(source), served(source)
+    plain = served(source, steps=0)[2]
+    for left, right in zip(watch.models, again.models, strict=True):
+        assert all(torch.equal(left[name], right[name]) for name in left)
+    assert max(float((watch.models[0][n] - plain.models[0][n]).abs().max()) for n in plain.models[0]) > 1e-3
+    assert method.individual_uplinks == (source == "clients")
+    assert ("cil generators" in federation.channel.uplink_bytes) == (source == "clients")
+    assert not FedCIL(consolidation_steps=0).individual_uplinks
+    assert not Method.individual_uplinks
+
+
+def test_made_batches_are_balanced_and_come_from_generators_that_know_the_class() -> None:
+    method, federation, _ = served("clients", consolidation_batch_size=50)
+    plan = federation.schedule.round(3)  # of the second task: outputs 4 to 7, after 0 to 3
+    network = federation.network
+    assert isinstance(network, ACGAN)
+    generators = []
+    for value in (-1.0, 0.0, 1.0):  # images of one colour each
+        tensors = {n: torch.zeros_like(network.get_parameter(n)) for n in network.generator_names}
+        tensors[network.generator_names[-1]].fill_(value)
+        generators.append(tensors)
+    held = torch.zeros(3, 8, dtype=torch.bool)
+    held[0, 4], held[1, 4:6], held[2, 7] = True, True, True
+    method.consolidation_steps = 40
+    batches = list(method._made_batches(plan, generators, held, torch.device("cpu")))
+    assert len(batches) == 40
+    x, y = torch.stack([b.x[:50] for b in batches]).flatten(0, 1), torch.stack([b.y[:50] for b in batches]).flatten()
+    counts = y.bincount(minlength=8)
+    assert counts[:4].sum() == counts[6] == 0
+    for count in counts[[4, 5, 7]].tolist():
+        assert abs(count - 2000 / 3) < 5 * (2000 * 2 / 9) ** 0.5
+    makers = x.flatten(1).mean(1).sign().long() + 1
+    for image, label, maker in zip(x, y, makers, strict=True):
+        assert float(image.std()) < 1e-9
+        assert held[maker, label]
+    of_first = (makers[y == 4] == 0).double().mean()
+    assert abs(float(of_first) - 0.5) < 5 * 0.5 / int(counts[4]) ** 0.5
+    old = torch.stack([b.y[50:] for b in batches]).flatten()
+    assert sorted(old.unique().tolist()) == [0, 1, 2, 3]
+    torch.testing.assert_close(batches[0].weights, torch.full((100,), 0.5 / 50).double())
+    noises = torch.stack([b.noise for b in batches])
+    assert noises.shape == (40, 100, NOISE)
+    assert abs(float(noises.std()) - 1) < 0.05
+    assert all(not torch.equal(*pair) for pair in pairwise(noises))
+    dropped = [b.dropped["trunk.dropouts.0"] for b in batches]
+    assert dropped[0].shape == (100, 8)
+    assert not torch.equal(dropped[0], dropped[1])
+
+
+def test_clients_say_which_classes_they_have() -> None:
+    method, federation, _ = served("clients")
+    data = federation.data
+    for task in (0, 1):
+        for client in range(4):
+            labels = data.tasks[task].train.labels[torch.from_numpy(data.indices[task][client])] + 4 * task
+            assert method._outputs_held(task, client).nonzero().flatten().tolist() == sorted(set(labels.tolist()))
+
+
+# With other methods, other processes.
+
+
+def test_generated_images_stand_against_all_real_ones() -> None:
+    """With as much weight in all, however many of the real ones have a generated one of their own."""
+    network, method = network_in_double(), FedCIL()
+    method.source, method._noise = 2, "noise"
+    torch.manual_seed(3)
+    x, noise, y = torch.randn(6, 1, 3, 3).double(), torch.randn(6, NOISE).double(), torch.randint(4, (6,))
+    source = torch.tensor([0, 0, 2, 1, 1, 0])
+    mask = torch.tensor([True, True, True, True, True, False])
+    w = torch.tensor([0.2, 0.2, 0.6, 0.4, 0.6, 0.0]).double()
+    samples = Samples(y, mask, w, torch.zeros_like(y), source, None, {"noise": noise})
+    against = torch.tensor([0.4, 0.4, 1.2, 0.0, 0.0, 0.0]).double()  # the sums are both 2
+    found = method.local_loss(network, x, samples)
+    torch.testing.assert_close(found, acgan_loss(network, x, y, w, noise, against))
+    finished = Samples(y, mask & False, 0 * w, torch.zeros_like(y), source, None, {"noise": noise})
+    loss = method.local_loss(network, x, finished)
+    gradients = torch.autograd.grad(loss, list(network.parameters()))
+    assert float(loss.detach()) == 0
+    assert all((gradient == 0).all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("order", [("er", "cil"), ("cil", "er")])
+def test_with_samples_of_other_methods(order: tuple[str, str]) -> None:
+    """They are real ones; what is generated stands against them too, in any order of the methods."""
+    found = []
+    for engine in ENGINES:
+        made: dict[str, Method] = {"er": ER(size=3), "cil": FedCIL(consolidation_steps=0)}
+        data = tiny_data(permuted(2, train=70), schedule={"cohort_width": 3})
+        client = tiny_client(data, double(acgan), sgd, {name: made[name] for name in order}, engine)
+        found.append(weights(fit(client, data)))
+    alone = tiny_data(permuted(2, train=70), schedule={"cohort_width": 3})
+    without = weights(fit(tiny_client(alone, double(acgan), sgd, {"cil": FedCIL(consolidation_steps=0)}), alone))
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(tensor, found[1][name], rtol=0, atol=1e-9)
+    assert max(float((found[0][n] - without[n]).abs().max()) for n in without) > 1e-3
+
+
+def of_process(size: int) -> dict[str, Any]:
+    data = tiny_data(permuted(2, train=70), schedule={"rounds_per_task": 2, "clients_per_round": 3})
+    method = FedCIL(consistency=0.3, consolidation_steps=2, consolidation_batch_size=6)
+    client = tiny_client(data, double(dropping), sgd, {"cil": method})
+    federation = fit(client, data, **(several(size) if size > 1 else {}))
+    channel = federation.channel
+    return {
+        "weights": {n: t.numpy() for n, t in weights(federation).items()},
+        "bytes": (dict(channel.uplink_bytes), dict(channel.downlink_bytes)),
+    }
+
+
+def test_two_processes_are_the_same_as_one() -> None:
+    crew = Crew(2)
+    try:
+        results = crew.run(of_process, 2)
+    finally:
+        crew.close()
+    one = of_process(1)
+    for result in results:
+        assert result["bytes"] == one["bytes"]
+        for name, value in one["weights"].items():
+            torch.testing.assert_close(torch.tensor(result["weights"][name]), torch.tensor(value), rtol=0, atol=1e-9)
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"replay_share": 1.0}, "replay_share"),
+        ({"replay_share": -0.1}, "replay_share"),
+        ({"replay_batch_size": 0}, "replay_batch_size"),
+        ({"consistency": -1.0}, "consistency"),
+        ({"consistency": float("nan")}, "consistency"),
+        ({"consolidation_steps": -1}, "consolidation_steps"),
+        ({"consolidation_source": "server"}, "consolidation_source"),
+        ({"consolidation_batch_size": 0}, "consolidation_batch_size"),
+        ({"consolidation_lr": 0.0}, "consolidation_lr"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        FedCIL(**options)
+    assert caught.value.key == f"methods.fedcil.{key}"
+
+
+def test_a_network_without_generator_is_refused() -> None:
+    data = tiny_data()
+    with pytest.raises(ConfigError, match=r"model\.network = 'MLP'.*ACGAN, with MLP as its classifier.*methods\.cil"):
+        fit(tiny_client(data, mlp, sgd, {"cil": FedCIL()}), data)
+
+
+def test_parts_that_clients_keep_are_refused_where_the_server_needs_them() -> None:
+    for layers, steps, good in ((["head.*"], 0, True), (["head.*"], 1, False), (["generator.*"], 0, False)):
+        data = tiny_data(schedule={"rounds_per_task": 1})
+        methods = {"cil": FedCIL(consolidation_steps=steps), "own": PersonalLayers(layers)}
+        if good:
+            assert fit(tiny_client(data, acgan, sgd, methods), data).finished
+            continue
+        with pytest.raises(ConfigError) as caught:
+            fit(tiny_client(data, acgan, sgd, methods), data)
+        assert caught.value.key == "methods.cil"

@@ -1,0 +1,313 @@
+"""GPM on every client, against the paper's equations in a plain float64 loop."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from naive_fot import Watch, projector
+from naive_memories import chosen_samples, inputs_of, multiply, run_rounds
+from tiny import NetworkFactory, StridedNet, double, fit, mlp, norm_net, permuted, sgd, split, tiny_client, tiny_data
+from torch import Tensor, nn
+
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.participation import Joining
+from cfl.data.partitions import IID, Dirichlet
+from cfl.data.streams import Stream
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.methods import GPM, Method
+from cfl.models import MLP
+
+deep_mlp: NetworkFactory = partial(MLP, hidden=[10, 7], dropout=0.0)
+UNEQUAL = Dirichlet(alpha=1.0, min_samples=3)
+MLP_LAYERS = ["layers.0", "layers.1", "head"]
+CONV_LAYERS = ["conv1", "conv2", "fc", "head"]
+
+
+class PlainGPM:
+    """Memories ``M [d, r]`` by client and layer, grown and used as eq 5, 6, 8 and 9 say."""
+
+    def __init__(
+        self,
+        data: FederatedDataModule,
+        layers: Sequence[str],
+        threshold: float | dict[str, float],
+        increment: float = 0.0,
+        samples: int = 10**6,
+        one_fewer: bool = False,
+        everyone: bool = True,
+        frozen: Sequence[str] = (),
+    ) -> None:
+        self.data, self.layers, self.increment, self.samples = data, layers, increment, samples
+        self.threshold = threshold if isinstance(threshold, dict) else {"*": threshold}
+        self.one_fewer, self.everyone, self.frozen = one_fewer, everyone, frozen
+        self.memories: dict[int, dict[str, np.ndarray]] = {}
+
+    def epsilon(self, layer: str, task: int) -> float:
+        first = next(number for pattern, number in self.threshold.items() if fnmatchcase(layer, pattern))
+        return min(1.0, first + task * self.increment)
+
+    def remember(self, network: nn.Module, task: int, sampled: Sequence[int]) -> None:
+        clients = self.data.members[task].tolist() if self.everyone else sampled
+        for client in clients:
+            images = chosen_samples(self.data, task, client, self.samples, "gpm samples")
+            own = self.memories.get(client)
+            grown = {}
+            for layer in self.layers:
+                r = inputs_of(network, layer, images)
+                m = np.zeros((len(r), 0)) if own is None else own[layer]
+                outside = r - m @ (m.T @ r)
+                u, sigma, _ = np.linalg.svd(outside, full_matrices=False)
+                total, covered, count = (r**2).sum(), (r**2).sum() - (outside**2).sum(), 0
+                left = (sigma > 1e-6 * sigma[0]) & (sigma[0] > 1e-6 * total**0.5)  # the others are rounding
+                while count < left.sum() and covered < self.epsilon(layer, task) * total:
+                    covered += sigma[count] ** 2
+                    count += 1
+                count -= int(own is None and self.one_fewer and count > 0)
+                grown[layer] = np.concatenate([m, u[:, :count]], 1)
+            self.memories[client] = grown
+
+    def change(self, network: nn.Module, client: int) -> None:
+        for layer, m in self.memories.get(client, {}).items():
+            multiply(network, layer, np.eye(len(m)) - m @ m.T)
+        if client in self.memories:
+            for name in self.frozen:
+                network.get_parameter(name).grad.zero_()
+
+
+def vectors(*names: str) -> list[str]:
+    return [f"{name}.{kind}" for name in names for kind in ("weight", "bias")]
+
+
+# Networks and options: (network, stream, GPM's options, the same for the plain loop)
+CASES: dict[str, tuple[NetworkFactory, Callable[[int], Stream], dict[str, Any], dict[str, Any]]] = {
+    "mlp": (
+        deep_mlp,
+        permuted,
+        {"threshold": 0.9},
+        {"layers": MLP_LAYERS, "threshold": 0.9, "frozen": [f"{n}.bias" for n in MLP_LAYERS]},
+    ),
+    "only those sampled remember": (
+        deep_mlp,
+        permuted,
+        {"threshold": 0.9, "memory_clients": "sampled"},
+        {"layers": MLP_LAYERS, "threshold": 0.9, "everyone": False, "frozen": [f"{n}.bias" for n in MLP_LAYERS]},
+    ),
+    "few samples, thresholds by layer, as the authors' code": (
+        deep_mlp,
+        permuted,
+        {
+            "threshold": {"layers.1": 0.7, "lay*": 0.8, "*": 0.6},
+            "threshold_increment": 0.1,
+            "samples": 7,
+            "batch_size": 3,
+            "rank_rule": "code",
+            "memory_clients": "sampled",
+            "freeze_affine": False,
+        },
+        {
+            "layers": MLP_LAYERS,
+            "threshold": {"layers.0": 0.8, "layers.1": 0.7, "head": 0.6},
+            "increment": 0.1,
+            "samples": 7,
+            "one_fewer": True,
+            "everyone": False,
+        },
+    ),
+    "convolutions, task-incremental": (
+        partial(StridedNet),
+        lambda tasks: split(tasks, classes=6, train=120),
+        {"threshold": 0.85},
+        {"layers": CONV_LAYERS[:3], "threshold": 0.85, "frozen": ["conv1.bias", "fc.bias"]},
+    ),
+    "batchnorm, chosen layers": (
+        norm_net,
+        permuted,
+        {"threshold": 0.8, "layers": ["fc"]},
+        {"layers": ["fc"], "threshold": 0.8, "frozen": ["fc.bias", *vectors("conv_norm", "fc_norm")]},
+    ),
+}
+# BatchNorm does not train on a single sample; and only clients of equal sizes, some with a memory, share a cohort.
+EQUAL = {"batchnorm, chosen layers", "only those sampled remember"}
+MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+
+
+def memories_of(gpm: GPM, federation: Federation, client: int) -> dict[str, Tensor]:
+    """A client's bases ``[d, r]``."""
+    state = federation.clients.get("gpm", client)
+    if state is None:
+        return {}
+    ranks = dict(zip(gpm._dims, state["ranks"].tolist(), strict=True))
+    return {n: gpm._directions(n, [client], r, torch.device("cpu"))[0].T for n, r in ranks.items()}
+
+
+@pytest.mark.parametrize("optimizer", [sgd, MOMENTUM], ids=["sgd", "momentum"])
+@pytest.mark.parametrize("name", CASES)
+def test_every_round_is_that_of_a_plain_loop(name: str, optimizer: Any) -> None:
+    """Three tasks, unequal clients, not all of them sampled: memories of two tasks, of one, of none."""
+    make, stream, options, naive = CASES[name]
+    data = tiny_data(
+        stream(3),
+        partition=IID() if name in EQUAL else UNEQUAL,
+        schedule={"rounds_per_task": 2, "clients_per_round": 3, "cohort_width": 3},
+    )
+    gpm = GPM(**options)
+    client = tiny_client(data, double(make), optimizer, {"gpm": gpm})
+    watch, initial = Watch(), copy.deepcopy(client.network.state_dict())
+    federation = fit(client, data, None, [watch])
+    plain = PlainGPM(data, **naive)
+    models = run_rounds(data, double(make), initial, optimizer, plain.change, plain.remember)
+    for number, (found, expected) in enumerate(zip(watch.models[1:], models, strict=True)):
+        for tensor, value in expected.items():
+            torch.testing.assert_close(found[tensor], value, rtol=0, atol=1e-7, msg=f"{tensor}, round {number}")
+    assert plain.memories
+    for who in range(data.num_clients):
+        found = memories_of(gpm, federation, who)
+        expected = plain.memories.get(who, {})
+        assert {n: m.shape for n, m in found.items()} == {n: m.shape for n, m in expected.items()}
+        for layer, m in expected.items():
+            np.testing.assert_allclose(projector(found[layer]), projector(m), rtol=0, atol=1e-6)
+    assert any(0 < m.shape[1] < len(m) for own in plain.memories.values() for m in own.values())
+
+
+def test_old_inputs_see_no_change_of_a_client_that_remembers_them() -> None:
+    """The guarantee, for one client whose memory holds all of its inputs: old outputs stay, to the last layer."""
+    data = tiny_data(
+        permuted(2, train=8), num_clients=1, schedule={"rounds_per_task": 2, "clients_per_round": 1, "local_epochs": 3}
+    )
+    drift = {}
+    for label, methods in (("gpm", {"gpm": GPM(threshold=1.0)}), ("fedavg", {})):
+        client = tiny_client(data, double(partial(MLP, hidden=[12], dropout=0.0)), sgd, dict[str, Method](methods))
+        watch = Watch()
+        fit(client, data, None, [watch])
+        images = chosen_samples(data, 0, 0, 8, "gpm samples")
+        outputs = []
+        for state in (watch.models[2], watch.models[-1]):
+            client.network.load_state_dict(state)
+            with torch.no_grad():
+                outputs.append(client.network.eval()(images))
+        drift[label] = float((outputs[1] - outputs[0]).abs().max())
+        assert float((watch.models[-1]["layers.0.weight"] - watch.models[2]["layers.0.weight"]).abs().max()) > 1e-4
+    assert drift["gpm"] < 1e-10 < 1e-2 < drift["fedavg"]
+
+
+def test_thresholds_grow_with_the_tasks_up_to_one() -> None:
+    data = tiny_data(permuted(4), schedule={"rounds_per_task": 1})
+    gpm = GPM(threshold={"head": 0.5, "*": 0.6}, threshold_increment=0.25)
+    fit(tiny_client(data, mlp, sgd, {"gpm": gpm}), data)
+    found = {name: [row["threshold"] for row in gpm.task_rows() if row["layer"] == name] for name in gpm._dims}
+    assert found == {"layers.0": pytest.approx([0.6, 0.85, 1.0]), "head": pytest.approx([0.5, 0.75, 1.0])}
+    assert gpm.task_rows()[-2]["basis_size"] == 16  # with 1 it takes all that these data span
+
+
+def test_a_memory_that_suffices_does_not_grow() -> None:
+    """The same task twice, hardly trained: the second time there is nothing to add."""
+    data = tiny_data(permuted(3), num_clients=2, schedule={"rounds_per_task": 1}, repartition=False)
+    data.tasks[1] = data.tasks[0]
+    gpm = GPM(threshold=0.9)
+    fit(tiny_client(data, mlp, partial(torch.optim.SGD, lr=1e-6), {"gpm": gpm}), data)
+    rows = gpm.task_rows()
+    assert [row["added"] > 0 for row in rows] == [True, True, False, False]
+    assert [row["residual_share"] == 1 for row in rows] == [True, True, False, False]
+
+
+def test_clients_that_join_late_remember_and_freeze_nothing() -> None:
+    """In a round of late clients only, the model moves as by federated averaging."""
+    data = tiny_data(permuted(2), num_clients=4, participation=Joining(2, 2), schedule={"rounds_per_task": 1})
+    late = sorted(set(data.members[1].tolist()) - set(data.members[0].tolist()))
+    assert late
+    found = {}
+    for label, methods in (("gpm", {"gpm": GPM(threshold=0.9)}), ("fedavg", {})):
+        data = tiny_data(permuted(2), num_clients=4, participation=Joining(2, 2), schedule={"rounds_per_task": 1})
+        plan = data.rounds.round(1)
+        data.rounds._plan = {0: data.rounds._plan(0), 1: replace(plan, clients=tuple(late))}.__getitem__  # type: ignore[method-assign]
+        watch = Watch()
+        federation = fit(tiny_client(data, mlp, sgd, dict[str, Method](methods)), data, None, [watch])
+        found[label] = watch.models[-1]
+        assert federation.clients.holders("gpm") == (data.members[0].tolist() if methods else [])
+    assert all(torch.equal(found["gpm"][name], found["fedavg"][name]) for name in found["fedavg"])
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_cohort_width_changes_nothing(width: int) -> None:
+    found = {}
+    for k in (width, 5):
+        data = tiny_data(
+            permuted(3), num_clients=5, partition=UNEQUAL, schedule={"rounds_per_task": 2, "cohort_width": k}
+        )
+        watch = Watch()
+        fit(tiny_client(data, double(deep_mlp), sgd, {"gpm": GPM(threshold=0.9)}), data, None, [watch])
+        found[k] = watch.models[-1]
+    for name, value in found[5].items():
+        torch.testing.assert_close(found[width][name], value, rtol=0, atol=1e-10)
+
+
+def test_directions_are_kept_in_blocks_over_their_borders(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {}
+    for block in (3, 32):
+        monkeypatch.setattr("cfl.methods.gpm.BLOCK", block)
+        data = tiny_data(permuted(3), schedule={"rounds_per_task": 1})
+        gpm = GPM(threshold=0.9)
+        watch = Watch()
+        federation = fit(tiny_client(data, double(mlp), sgd, {"gpm": gpm}), data, None, [watch])
+        found[block] = watch.models[-1], memories_of(gpm, federation, 2)
+    assert found[3][1]["layers.0"].shape[1] > 6
+    for small, large in zip(*found.values(), strict=True):
+        for name, value in large.items():
+            torch.testing.assert_close(small[name], value, rtol=0, atol=1e-12)
+
+
+def test_what_is_sent_and_kept() -> None:
+    data = tiny_data(permuted(2), num_clients=4, schedule={"rounds_per_task": 1, "clients_per_round": 2})
+    runs = {}
+    for label, methods in (
+        ("plain", {}),
+        ("all", {"gpm": GPM()}),
+        ("sampled", {"gpm": GPM(memory_clients="sampled")}),
+    ):
+        runs[label] = fit(tiny_client(data, mlp, sgd, dict[str, Method](methods)), data)
+    model = sum(p.numel() * 4 for p in runs["plain"].network.parameters())
+    extra = {n: r.channel.total_downlink_bytes - runs["plain"].channel.total_downlink_bytes for n, r in runs.items()}
+    assert extra == {"plain": 0, "all": 4 * model, "sampled": 2 * model}
+    assert len({r.channel.total_uplink_bytes for r in runs.values()}) == 1
+    assert len(runs["sampled"].clients.holders("gpm")) == 2
+    gpm = runs["all"].methods["gpm"]
+    assert gpm.summary()["memory_bytes"] == 32 * 4 * (16 + 8)  # one block for either layer
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"threshold": 0.0}, "threshold"),
+    ({"threshold": 1.1}, "threshold"),
+    ({"threshold": {}}, "threshold"),
+    ({"threshold": {"*": 2}}, "threshold"),
+    ({"threshold_increment": 1.0}, "threshold_increment"),
+    ({"samples": 0}, "samples"),
+    ({"batch_size": 0}, "batch_size"),
+    ({"rank_rule": "fot"}, "rank_rule"),
+    ({"memory_clients": "none"}, "memory_clients"),
+    ({"layers": ["fc"]}, "layers"),
+    ({"threshold": {"head": 0.9}}, "threshold"),
+    ({"threshold": {"*": 0.9, "conv*": 0.8}}, "threshold"),
+]
+
+
+@pytest.mark.parametrize(("options", "key"), BAD, ids=[str(options) for options, _ in BAD])
+def test_bad_settings_are_refused_before_training(options: dict[str, Any], key: str) -> None:
+    data = tiny_data(schedule={"rounds_per_task": 1})
+    with pytest.raises(ConfigError) as caught:
+        fit(tiny_client(data, mlp, sgd, {"gpm": GPM(**options)}), data)
+    assert caught.value.key == f"methods.gpm.{key}"
+
+
+def test_optimizers_that_undo_the_projection_are_refused() -> None:
+    data = tiny_data(schedule={"rounds_per_task": 1})
+    with pytest.raises(ConfigError, match=r"methods\.gpm"):
+        fit(tiny_client(data, mlp, partial(torch.optim.Adam, lr=0.01), {"gpm": GPM()}), data)

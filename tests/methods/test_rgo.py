@@ -1,0 +1,397 @@
+"""RGO on some clients, against closed forms in a plain float64 loop with permutations between the layers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from naive_fot import Watch, layer_rows
+from naive_memories import chosen_samples, multiply, run_rounds
+from tiny import NetworkFactory, StridedNet, double, fit, mlp, norm_net, permuted, sgd, split, tiny_client, tiny_data
+from torch import Tensor, nn
+
+from cfl.client_inputs import decode_inputs, encode_inputs
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.partitions import IID, Dirichlet
+from cfl.data.streams import Stream
+from cfl.errors import ConfigError
+from cfl.methods import GPM, RGO, Method
+from cfl.methods.rgo import drawn_label_loss
+from cfl.models import MLP
+from cfl.randomness import numpy_generator, torch_generator
+
+deep_mlp: NetworkFactory = partial(MLP, hidden=[10, 7], dropout=0.0)
+UNEQUAL = Dirichlet(alpha=1.0, min_samples=3)
+MLP_LAYERS = ["layers.0", "layers.1", "head"]
+CONV_LAYERS = ["conv1", "conv2", "fc", "head"]
+NORM_LAYERS = ["conv", "fc", "head"]
+
+
+class PlainRGO:
+    """Everything in the server's order of features: networks with a permutation in front of every inner layer."""
+
+    def __init__(
+        self,
+        data: FederatedDataModule,
+        layers: Sequence[str],
+        share: float = 0.4,
+        damping: float = 1e-2,
+        weigh: bool = True,
+        encode: bool = True,
+        samples: int = 10**6,
+        everyone: bool = True,
+    ) -> None:
+        self.data, self.layers, self.damping, self.weigh, self.encode = data, layers, damping, weigh, encode
+        self.samples, self.everyone = samples, everyone
+        clients = data.num_clients
+        order = numpy_generator(data.seed, "rgo share").permutation(clients).tolist()
+        self.keepers = set(order[: round(share * clients)])
+        self.sums: dict[int, dict[str, np.ndarray]] = {}
+
+    def prepare(self, network: nn.Module, task: int) -> None:
+        """Put the permutations in."""
+        if not self.encode or task == 0:
+            return
+        for number, name in enumerate(self.layers[1:]):
+            layer = network.get_submodule(name)
+            order = numpy_generator(self.data.seed, "feature permutation", task, number).permutation(
+                layer.weight.shape[1]
+            )
+            layer.register_forward_pre_hook(partial(self._reorder, torch.from_numpy(order)))
+
+    @staticmethod
+    def _reorder(order: Tensor, layer: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+        reordered = torch.empty_like(inputs[0])
+        reordered[:, order] = inputs[0]
+        return reordered
+
+    def remember(self, network: nn.Module, task: int, sampled: Sequence[int]) -> None:
+        members = self.data.members[task].tolist() if self.everyone else sampled
+        for client in self.keepers & set(members):
+            images = chosen_samples(self.data, task, client, self.samples, "rgo samples")
+            squares = self.output_gradients(network, task, client, images)
+            for layer in self.layers:
+                rows = layer_rows(network, layer, images)
+                curvature = squares[layer] * rows.T @ rows / len(images)
+                d = len(curvature)
+                own = self.sums.setdefault(client, {})
+                added = curvature + self.damping * np.trace(curvature) / d * np.eye(d)
+                own[layer] = own.get(layer, 0.0) + added
+
+    def output_gradients(self, network: nn.Module, task: int, client: int, images: Tensor) -> dict[str, float]:
+        """Mean square of the gradients by the layers' outputs, one sample after another."""
+        if not self.weigh:
+            return dict.fromkeys(self.layers, 1.0)
+        outputs: dict[str, Tensor] = {}
+        found: dict[str, list[np.ndarray]] = {layer: [] for layer in self.layers}
+
+        def look(layer: str, module: nn.Module, inputs: Any, output: Tensor) -> None:
+            outputs[layer] = output
+
+        handles = [network.get_submodule(n).register_forward_hook(partial(look, n)) for n in self.layers]
+        generator = torch_generator(self.data.seed, "rgo labels", task, client)
+        train = self.data.outputs.train
+        allowed = torch.arange(self.data.num_outputs) if train is None else train[task].nonzero().flatten()
+        for image in images:
+            log_p = network(image[None])[0, allowed].log_softmax(0)
+            drawn = float(torch.rand(1, generator=generator, dtype=torch.float64))
+            label = int(np.searchsorted(np.cumsum(log_p.detach().double().exp().numpy()), drawn, side="right"))
+            for layer, gradient in zip(
+                self.layers, torch.autograd.grad(-log_p[label], [outputs[n] for n in self.layers]), strict=True
+            ):
+                found[layer].append(gradient.double().numpy() ** 2)
+        for handle in handles:
+            handle.remove()
+        return {layer: float(np.mean(squares)) for layer, squares in found.items()}
+
+    def projection(self, client: int, layer: str) -> np.ndarray:
+        inverse = np.linalg.inv(self.sums[client][layer])
+        return inverse * len(inverse) / np.trace(inverse)
+
+    def change(self, network: nn.Module, client: int) -> None:
+        for layer in self.sums.get(client, {}):
+            multiply(network, layer, self.projection(client, layer))
+
+
+# Networks and options: (network, stream, RGO's options, the same for the plain loop)
+CASES: dict[str, tuple[NetworkFactory, Callable[[int], Stream], dict[str, Any], dict[str, Any]]] = {
+    "mlp": (deep_mlp, permuted, {"share": 0.5}, {"layers": MLP_LAYERS, "share": 0.5}),
+    "few samples, inputs alone": (
+        deep_mlp,
+        permuted,
+        {"share": 0.75, "curvature": "inputs", "samples": 7, "batch_size": 3, "memory_clients": "sampled"},
+        {"layers": MLP_LAYERS, "share": 0.75, "weigh": False, "samples": 7, "everyone": False},
+    ),
+    "few samples, little damping, plain features": (
+        deep_mlp,
+        permuted,
+        {"share": 1.0, "damping": 1e-3, "samples": 7, "batch_size": 3, "feature_encoding": False},
+        {"layers": MLP_LAYERS, "share": 1.0, "damping": 1e-3, "samples": 7, "encode": False},
+    ),
+    "convolutions, task-incremental": (
+        partial(StridedNet),
+        lambda tasks: split(tasks, classes=6, train=120),
+        {"share": 0.5},
+        {"layers": CONV_LAYERS[:3], "share": 0.5},
+    ),
+    "batchnorm": (norm_net, permuted, {"share": 1.0}, {"layers": NORM_LAYERS, "share": 1.0}),
+    "features alone": (deep_mlp, permuted, {"share": 0.0}, {"layers": MLP_LAYERS, "share": 0.0}),
+}
+# BatchNorm does not train on a single sample; and only clients of equal sizes, some with a matrix, share a cohort.
+EQUAL = {"batchnorm", "few samples, inputs alone", "features alone"}
+MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+
+
+@pytest.mark.parametrize("optimizer", [sgd, MOMENTUM], ids=["sgd", "momentum"])
+@pytest.mark.parametrize("name", CASES)
+def test_every_round_is_that_of_a_plain_loop(name: str, optimizer: Any) -> None:
+    """Four tasks: what the recursion has after three is the closed form over three, in the server's coordinates."""
+    make, stream, options, naive = CASES[name]
+    data = tiny_data(
+        stream(4 if naive["layers"] == MLP_LAYERS else 3),
+        partition=IID() if name in EQUAL else UNEQUAL,
+        schedule={"rounds_per_task": 2, "clients_per_round": 3, "cohort_width": 3},
+    )
+    rgo = RGO(**options)
+    client = tiny_client(data, double(make), optimizer, {"rgo": rgo})
+    watch, initial = Watch(), copy.deepcopy(client.network.state_dict())
+    federation = fit(client, data, None, [watch])
+    plain = PlainRGO(data, **naive)
+    models = run_rounds(data, double(make), initial, optimizer, plain.change, plain.remember, plain.prepare)
+    for number, (found, expected) in enumerate(zip(watch.models[1:], models, strict=True)):
+        for tensor, value in expected.items():
+            torch.testing.assert_close(found[tensor], value, rtol=0, atol=1e-8, msg=f"{tensor}, round {number}")
+    assert rgo.keepers == plain.keepers
+    assert federation.clients.holders("rgo") == sorted(plain.sums)
+    for who in plain.sums:
+        held = federation.clients.get("rgo", who)
+        assert held is not None
+        for layer in naive["layers"]:
+            np.testing.assert_allclose(held[layer], plain.projection(who, layer), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_projections_are_symmetric_positive_definite_and_of_fixed_trace(dtype: torch.dtype) -> None:
+    data = tiny_data(permuted(4), schedule={"rounds_per_task": 1})
+    make: NetworkFactory = double(mlp) if dtype == torch.float64 else mlp
+    federation = fit(tiny_client(data, make, sgd, {"rgo": RGO(share=1.0, damping=1e-3)}), data)
+    for client in range(data.num_clients):
+        held = federation.clients.get("rgo", client)
+        assert held is not None
+        for name, d in {"layers.0": 16, "head": 8}.items():
+            p = held[name].double()
+            assert held[name].dtype == dtype
+            torch.testing.assert_close(p, p.T, rtol=0, atol=1e-6)
+            assert float(p.trace()) == pytest.approx(d, rel=1e-6)
+            assert float(torch.linalg.eigvalsh(p)[0]) > 0
+            assert float(torch.linalg.eigvalsh(p)[-1]) > 1.5  # not the identity
+
+
+def test_the_old_loss_grows_less_than_by_plain_descent() -> None:
+    """Softmax regression, one client that keeps everything: the old task's loss after the new one was learned."""
+    data_of = partial(
+        tiny_data,
+        permuted(2, train=64),
+        num_clients=1,
+        schedule={"rounds_per_task": 4, "clients_per_round": 1, "local_epochs": 2},
+    )
+    grown, learned = {}, {}
+    regression: NetworkFactory = partial(MLP, hidden=[], dropout=0.0)
+    for label, methods in (("rgo", {"rgo": RGO(share=1.0, samples=64)}), ("fedavg", {})):
+        data = data_of()
+        client, watch = tiny_client(data, regression, sgd, dict[str, Method](methods)), Watch()
+        fit(client, data, None, [watch])
+        losses = {}
+        for moment in (4, 8):
+            client.network.load_state_dict(watch.models[moment])
+            for task in (0, 1):
+                x, y = next(data.client_batches(task, 0, 64, torch.device("cpu")))
+                with torch.no_grad():
+                    losses[moment, task] = float(nn.functional.cross_entropy(client.network.eval()(x), y))
+        grown[label] = losses[8, 0] - losses[4, 0]
+        learned[label] = losses[4, 1] - losses[8, 1]
+    assert 0 < grown["rgo"] < 0.8 * grown["fedavg"]
+    assert learned["rgo"] > 0.3 * learned["fedavg"]
+
+
+def test_drawn_labels_give_the_gauss_newton_curvature() -> None:
+    """The mean square of the gradient by the logits, over many draws: that of ``p_k (1 - p_k)``; none from outside."""
+    torch.manual_seed(0)
+    logits = torch.randn(5, dtype=torch.float64)
+    allowed = torch.tensor([True, False, True, True, False])
+    many = logits.expand(200_000, 5).clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(drawn_label_loss(many, allowed, torch_generator(0, "test")), many)
+    p = logits.masked_fill(~allowed, -torch.inf).softmax(0)
+    torch.testing.assert_close(gradient.square().mean(0), p * (1 - p), rtol=0.02, atol=0)
+
+
+# Feature encoding
+
+
+@pytest.mark.parametrize("make", [deep_mlp, StridedNet], ids=["mlp", "convolutions"])
+@pytest.mark.parametrize("leading", [(), (3,), (2, 3)])
+def test_encoding_and_decoding_undo_each_other(make: NetworkFactory, leading: tuple[int, ...]) -> None:
+    data = tiny_data(permuted(3), schedule={"rounds_per_task": 1})
+    federation = fit(tiny_client(data, make, sgd, {"rgo": RGO()}), data)
+    rgo = federation.methods["rgo"]
+    tensors = {n: torch.randn(*leading, *t.shape) for n, t in federation.state_tensors().items()}
+    for task in range(3):
+        encoded = rgo.encode(task, dict(tensors))
+        back = rgo.decode(task, encoded)
+        forth = rgo.encode(task, rgo.decode(task, dict(tensors)))
+        assert list(encoded) == list(tensors)
+        assert all(torch.equal(back[n], t) and torch.equal(forth[n], t) for n, t in tensors.items())
+        first, *inner = (n for n in tensors if n.endswith("weight"))
+        moved = {n for n, t in tensors.items() if not torch.equal(encoded[n], t)}
+        assert first not in moved
+        assert moved | {"conv2.weight"} >= set(inner) if task else not moved  # of 3 channels the order may be the old
+
+
+def test_an_encoded_model_computes_what_permuted_features_give() -> None:
+    data = tiny_data(permuted(3), schedule={"rounds_per_task": 1})
+    for make, layers in ((deep_mlp, MLP_LAYERS), (StridedNet, CONV_LAYERS)):
+        client = tiny_client(data, double(make), sgd, {"rgo": RGO()})
+        federation = fit(client, data)
+        network = federation.network.eval()
+        explicit = copy.deepcopy(network)
+        PlainRGO(data, layers).prepare(explicit, 2)
+        x = torch.randn(6, *data.input_shape)
+        model = federation.encode(2, federation.state_tensors())
+        with torch.no_grad():
+            logits = torch.func.functional_call(network, model, (x,))
+            torch.testing.assert_close(logits, explicit(x), rtol=0, atol=1e-12)
+            assert float((logits - network(x)).abs().max()) > 1e-2
+
+
+def test_input_vectors_follow_the_weights() -> None:
+    """``W x`` is the same number in both orders of features."""
+    data = tiny_data(permuted(3), schedule={"rounds_per_task": 1})
+    federation = fit(tiny_client(data, double(StridedNet), sgd, {"rgo": RGO()}), data)
+    for name in CONV_LAYERS:
+        weight = federation.network.get_submodule(name).weight.detach()
+        x = torch.randn(5, weight[0].numel(), dtype=torch.float64)
+        encoded = encode_inputs(federation, 2, {name: x})[name]
+        other = federation.encode(2, {f"{name}.weight": weight})[f"{name}.weight"]
+        torch.testing.assert_close(encoded @ other.flatten(1).T, x @ weight.flatten(1).T)
+        assert torch.equal(decode_inputs(federation, 2, {name: encoded})[name], x)
+        assert torch.equal(encoded, x) == (name == "conv1")
+
+
+def test_evaluation_uses_every_tasks_own_order() -> None:
+    """What a task's row of the matrix says is what the encoded model scores."""
+    data = tiny_data(permuted(3), schedule={"rounds_per_task": 2})
+    federation = fit(tiny_client(data, deep_mlp, sgd, {"rgo": RGO()}), data)
+    network = federation.network.eval()
+    for task in range(3):
+        test = data.tasks[task].test
+        with torch.no_grad():
+            logits = torch.func.functional_call(
+                network, federation.encode(task, federation.state_tensors()), (data.tasks[task].transform(test.images),)
+            )
+        correct = int((logits.argmax(1) == test.labels).sum())
+        assert float(federation.accuracy.compute()[2, task]) == pytest.approx(100 * correct / len(test), abs=1e-3)
+
+
+@pytest.mark.parametrize("order", [["gpm", "rgo"], ["rgo", "gpm"]])
+def test_memories_of_another_method_follow_the_features(order: list[str]) -> None:
+    """GPM under permuted features protects the outputs of both old tasks: its memory has the server's order."""
+    data = tiny_data(
+        permuted(3, train=4), num_clients=1, schedule={"rounds_per_task": 2, "clients_per_round": 1, "local_epochs": 3}
+    )
+    methods: dict[str, Method] = {"gpm": GPM(threshold=1.0), "rgo": RGO(share=0.0)}
+    wide: NetworkFactory = double(partial(MLP, hidden=[16], dropout=0.0))
+    client, watch = tiny_client(data, wide, sgd, {name: methods[name] for name in order}), Watch()
+    federation = fit(client, data, None, [watch])
+    for task in (0, 1):
+        outputs = []
+        for state in (watch.models[2 * task + 2], watch.models[-1]):
+            client.network.load_state_dict(state)
+            model = federation.encode(task, federation.state_tensors())
+            with torch.no_grad():
+                images = chosen_samples(data, task, 0, 4, "gpm samples")
+                outputs.append(torch.func.functional_call(client.network.eval(), model, (images,)))
+        torch.testing.assert_close(outputs[1], outputs[0], rtol=0, atol=1e-10)
+    for name in ("layers.0.weight", "head.weight"):
+        assert float((watch.models[-1][name] - watch.models[4][name]).abs().max()) > 1e-4
+
+
+# Clients, widths, settings
+
+
+@pytest.mark.parametrize("share", [0.2, 0.4, 1.0])
+def test_the_share_of_clients_that_keep_a_projection(share: float) -> None:
+    data = tiny_data(permuted(2), num_clients=10, schedule={"rounds_per_task": 1, "clients_per_round": 5})
+    rgo = RGO(share=share)
+    federation = fit(tiny_client(data, mlp, sgd, {"rgo": rgo}), data)
+    assert federation.clients.holders("rgo") == sorted(rgo.keepers)
+    assert len(rgo.keepers) == round(10 * share)
+    model = sum(p.numel() * 4 for p in federation.network.parameters())
+    assert federation.channel.total_downlink_bytes == (10 + len(rgo.keepers)) * model
+    assert rgo.summary()["memory_bytes"] == 4 * (16**2 + 8**2) + 2 * 8
+    assert federation.clients.bytes() == len(rgo.keepers) * rgo.summary()["memory_bytes"]
+
+
+def test_the_clients_of_the_share_depend_on_the_seed_alone() -> None:
+    def keepers(seed: int, **options: Any) -> frozenset[int]:
+        data = tiny_data(permuted(2), num_clients=10, seed=seed, schedule={"rounds_per_task": 1})
+        rgo = RGO(**options)
+        fit(tiny_client(data, mlp, sgd, {"rgo": rgo}), data)
+        return rgo.keepers
+
+    assert keepers(0) == keepers(0, damping=0.1) == keepers(0, feature_encoding=False)
+    assert keepers(0) != keepers(1)
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_cohort_width_changes_nothing(width: int) -> None:
+    found = {}
+    for k in (width, 5):
+        data = tiny_data(
+            permuted(3), num_clients=5, partition=UNEQUAL, schedule={"rounds_per_task": 2, "cohort_width": k}
+        )
+        watch = Watch()
+        fit(tiny_client(data, double(deep_mlp), sgd, {"rgo": RGO(share=0.6)}), data, None, [watch])
+        found[k] = watch.models[-1]
+    for name, value in found[5].items():
+        torch.testing.assert_close(found[width][name], value, rtol=0, atol=1e-10)
+
+
+def test_a_layer_without_curvature_is_left_as_it_is() -> None:
+    """Inputs that are all zero say nothing; the identity stays, and nothing divides by zero."""
+    data = tiny_data(permuted(2), schedule={"rounds_per_task": 1})
+    client = tiny_client(data, mlp, partial(torch.optim.SGD, lr=1e-9), {"rgo": RGO(share=1.0)})
+    with torch.no_grad():
+        client.network.layers[0].weight.zero_()
+        client.network.layers[0].bias.fill_(-1.0)
+    federation = fit(client, data)
+    held = federation.clients.get("rgo", 0)
+    assert held is not None
+    assert torch.equal(held["head"], torch.eye(8))
+    assert float(held["head scale"]) == 0
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"share": -0.1}, "share"),
+    ({"share": 1.1}, "share"),
+    ({"share": 0.05}, "share"),
+    ({"damping": 0.0}, "damping"),
+    ({"damping": float("inf")}, "damping"),
+    ({"samples": 0}, "samples"),
+    ({"batch_size": 0}, "batch_size"),
+    ({"curvature": "fisher"}, "curvature"),
+    ({"memory_clients": "none"}, "memory_clients"),
+    ({"layers": ["fc"]}, "layers"),
+]
+
+
+@pytest.mark.parametrize(("options", "key"), BAD, ids=[str(options) for options, _ in BAD])
+def test_bad_settings_are_refused_before_training(options: dict[str, Any], key: str) -> None:
+    data = tiny_data(schedule={"rounds_per_task": 1})
+    with pytest.raises(ConfigError) as caught:
+        fit(tiny_client(data, mlp, sgd, {"rgo": RGO(**options)}), data)
+    assert caught.value.key == f"methods.rgo.{key}"
