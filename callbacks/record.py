@@ -209,6 +209,8 @@ class RunRecord(Callback):
             "skipped_clients": len(channel.skipped),
             "processes": processes.count(),
             "engine": federation.engine,
+            "client_storage_bytes": federation.client_storage(),
+            "extra_local_computation": any(m.computes_locally for m in federation.methods.values()),
             "used_space": None,
             "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
             "device": str(next(federation.network.parameters()).device),

@@ -22,7 +22,7 @@ from cfl.client import Client
 from cfl.data.datamodule import FederatedDataModule
 from cfl.engines import EngineOptions
 from cfl.errors import ConfigError
-from cfl.experiment import benchmark_name, config_hash, differences, experiment_of, method_name
+from cfl.experiment import benchmark_name, completed, config_hash, differences, experiment_of, method_name
 from cfl.methods import Method
 from cfl.metrics import FORMULAS
 from cfl.parallel import check_strategy
@@ -35,6 +35,16 @@ SUBCOMMANDS = ("fit", "validate", "test")
 FORMULAS_HELP = "With a[t, i] the accuracy on task i after task t, b[i] before training: " + "; ".join(
     f"{key.upper()}: {formula}" for key, formula in FORMULAS.items()
 )
+
+
+SECTIONS: Mapping[str, type] = {
+    "model": Client,
+    "data": FederatedDataModule,
+    "schedule": Schedule,
+    "federated": FederatedOrchestrator,
+    "trainer": Trainer,
+}
+"""The class whose signature has the defaults of a section's options."""
 
 
 class FederatedCLI(LightningCLI):
@@ -200,7 +210,9 @@ def check_checkpoint(path: Path, experiment: Mapping[str, Any]) -> None:
         raise ConfigError("ckpt_path", str(path), f"a whole checkpoint written by cfl fit ({reason})") from error
     if not isinstance(checkpoint, dict) or "federation" not in checkpoint:
         raise ConfigError("ckpt_path", str(path), "a checkpoint written by cfl fit")
-    found = differences(experiment, checkpoint["experiment"]) if checkpoint["experiment"] else []
+    held = checkpoint["experiment"]
+    # A checkpoint from before an option existed goes on with the option at its default.
+    found = differences(experiment, completed(held, experiment, SECTIONS)) if held else []
     if found:
         shown = "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
         raise ConfigError("ckpt_path", str(path), f"a checkpoint of this configuration; they differ in {shown}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from cfl.channel import Channel
+from cfl.channel import Channel, payload_bytes
 from cfl.client_states import ClientStates
 from cfl.data.datamodule import FederatedDataModule
 from cfl.errors import ConfigError
@@ -118,6 +118,12 @@ class Federation:
         """Let all processes, which must all call it, know what each other's clients have sent, received and kept."""
         self.channel.synchronise()
         self.clients.synchronise()
+
+    def client_storage(self) -> int:
+        """Bytes that a client has to keep between rounds, at most: for methods, and what it never sends of a model."""
+        tensors = self.state_tensors()
+        own = payload_bytes({name: tensors[name] for name in self.personal})
+        return own + sum(method.client_storage() for method in self.methods.values())
 
     def state_tensors(self) -> dict[str, Tensor]:
         """The global model's parameters and buffers by name (not copied)."""

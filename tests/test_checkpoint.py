@@ -264,3 +264,16 @@ def test_checkpoint_cannot_run_code(tmp_path: Path, capsys: pytest.CaptureFixtur
     torch.save({"federation": Trap(), "experiment": {}}, tmp_path / "trap.ckpt")
     refused(capsys, tmp_path / "trap.ckpt", tmp_path / "run")
     assert not (tmp_path / "trap").exists()
+
+
+def test_a_checkpoint_older_than_an_option_is_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the option at its default; not with another value."""
+    assert tiny_cli.fit(tmp_path / "run") == 0
+    path = tmp_path / "run" / "last.ckpt"
+    checkpoint = torch.load(path, weights_only=True)
+    for section, option in (("data", "exposure"), ("schedule", "drop_last"), ("federated", "server_momentum")):
+        del checkpoint["experiment"][section][option]
+    torch.save(checkpoint, path)
+    assert tiny_cli.fit(tmp_path / "run", "--ckpt_path", "last") == 0
+    assert tiny_cli.fit(tmp_path / "run", "--ckpt_path", "last", "--data.exposure", "joint") == 2
+    assert "data.exposure: 'joint', in the checkpoint 'sequential'" in capsys.readouterr().err

@@ -135,6 +135,19 @@ class Method:
     def end_task(self, plan: RoundPlan) -> None:
         """A task's last round is over."""
 
+    def client_storage(self) -> int:
+        """Bytes that a client has to keep for this method between rounds, at most, as things are at the end of a run.
+
+        What is kept in another form here (places instead of pixels) counts as what it stands for.
+        """
+        return 0
+
+    @property
+    def computes_locally(self) -> bool:
+        """Whether local steps cost more than those of federated averaging."""
+        hooks = ("extend_batch", "weigh", "sample_loss", "local_loss", "penalty", "adjust_gradients")
+        return any(getattr(type(self), hook) is not getattr(Method, hook) for hook in hooks)
+
     def task_rows(self) -> list[dict[str, Any]]:
         """Rows for the method's own table in the run folder, all tasks so far."""
         return []

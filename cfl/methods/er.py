@@ -158,7 +158,11 @@ class ER(Method):
         seed, purpose = self.federation.data.seed, f"{self._source_name} {purpose}"
         return torch.tensor([seed_for(seed, purpose, client, *indices) for client in clients], dtype=torch.int64)
 
-    def summary(self) -> dict[str, Any]:
-        """Samples that a client can keep, and the bytes of their raw pixels."""
+    def client_storage(self) -> int:
+        """Pixels of a full memory, a byte each, with label and task."""
         channels, height, width = self.federation.data.input_shape
-        return {"memory_samples": self.memory.size, "memory_bytes": self.memory.size * channels * height * width}
+        return self.memory.size * (channels * height * width + 2)
+
+    def summary(self) -> dict[str, Any]:
+        """Samples that a client can keep."""
+        return {"memory_samples": self.memory.size}

@@ -251,6 +251,10 @@ class EWC(Method):
         """Per task: clients that computed a Fisher, mean and greatest of its entries, seconds of the extra round."""
         return [dict(row) for row in self._rows]
 
+    def client_storage(self) -> int:
+        """Two numbers per parameter, once there is a Fisher."""
+        return int(self.summary()["client_bytes"])
+
     def summary(self) -> dict[str, Any]:
         """Seconds for Fishers, and bytes: what one client keeps, sends after a task, and receives every round."""
         tensors = self.federation.state_tensors()

@@ -366,6 +366,10 @@ class FedCIL(Method):
             self._replay = {name: tensors[name].detach().clone() for name in self._network.generator_names}
             self._replayed_task = plan.task
 
+    def client_storage(self) -> int:
+        """The last task's generator."""
+        return int(self.summary()["replay_generator_bytes"])
+
     def summary(self) -> dict[str, Any]:
         """Size of what a client keeps for replay."""
         size = payload_bytes(self._replay) if self._replays else 0

@@ -273,6 +273,10 @@ class GPM(RightMultiplication):
         """Per task and layer, means over the clients that grew their memories: sizes, used space (%), shares, bytes."""
         return list(self._rows)
 
+    def client_storage(self) -> int:
+        """The directions, a mean over clients."""
+        return round(self.summary()["memory_bytes"])
+
     def summary(self) -> dict[str, Any]:
         """Used space (%) and bytes of a client's memory, means over clients at the end; seconds spent on memories."""
         last = [row for row in self._rows if row["task"] == self._rows[-1]["task"]] if self._rows else []

@@ -273,6 +273,10 @@ class RGO(RightMultiplication):
         """
         return list(self._rows)
 
+    def client_storage(self) -> int:
+        """A matrix per layer, at clients that keep them."""
+        return int(self.summary()["memory_bytes"]) * bool(self.keepers)
+
     def summary(self) -> dict[str, Any]:
         """Clients that keep a ``P``, bytes each keeps, and seconds spent on curvatures."""
         kept = sum(

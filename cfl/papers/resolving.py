@@ -8,24 +8,12 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from lightning.pytorch import Trainer
-
 from cfl import cli
 from cfl.client import Client
 from cfl.data.datamodule import FederatedDataModule
 from cfl.errors import ConfigError
 from cfl.experiment import completed, config_hash, experiment_of
 from cfl.parsing import Parser
-from cfl.schedule import Schedule
-
-SECTIONS: Mapping[str, type] = {
-    "model": Client,
-    "data": FederatedDataModule,
-    "schedule": Schedule,
-    "federated": cli.FederatedOrchestrator,
-    "trainer": Trainer,
-}
-"""The class whose signature has the defaults of a section's options."""
 
 
 class _Ready(Exception):
@@ -113,7 +101,7 @@ def same_experiment(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> bool
     if set(wanted["methods"]) != set(found["methods"]):  # most runs that are asked about, and quick
         return False
     ours, theirs = without_seed(wanted), without_seed(found)
-    return ours == theirs or ours == completed(theirs, ours, SECTIONS)
+    return ours == theirs or ours == completed(theirs, ours, cli.SECTIONS)
 
 
 def seedless_hash(experiment: Mapping[str, Any]) -> str:

@@ -56,7 +56,8 @@ class Result:
 
         Known are all entries of ``summary.json``; ``matrix[t, i]``; ``diagonal``; ``averages``, ACC after each task;
         ``task(i)``, the accuracy on task i after each task, null before it; ``used(layer)`` in percent after each task
-        but the last; ``layers``; ``client_epochs``; ``setting("data.num_clients")``; ``mean(list)``.
+        but the last; ``layers``; ``client_epochs``; ``setting("data.num_clients")``; ``mean(list)``; ``yes(value)``,
+        1 above 0 and else 0.
 
         Raises:
             Undefined: it has no value for this run.
@@ -77,6 +78,7 @@ class Result:
             "client_epochs": self.client_epochs,
             "setting": self._setting,
             "mean": _mean,
+            "yes": lambda value: float(value > 0),
         }
 
     def _setting(self, key: str) -> Any:

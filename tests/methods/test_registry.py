@@ -282,3 +282,16 @@ def test_every_config_of_a_method_can_be_read(path: Path) -> None:
     named = methods_of(path)
     assert bool(named) != (path.stem == "fedavg")
     assert all(type(method).__name__ in ENTRIES for method in named.values())
+
+
+@each_method
+def test_what_it_asks_of_clients_is_declared(name: str) -> None:
+    """Storage is 0 or more; extra local computation is claimed by those methods that have a hook in local steps."""
+    data = data_for(METHODS[name], 2)
+    method = METHODS[name](**ENTRIES[name].active)
+    client = tiny_client(data, ENTRIES[name].network, sgd, {"tried": method})
+    federation = fit(client, data)
+    assert isinstance(method.client_storage(), int)
+    kept = {topic for topic in federation.clients.state_dict() if topic != "model"}
+    assert method.client_storage() > 0 or not kept  # what clients hold, they are said to hold
+    assert federation.client_storage() >= method.client_storage() >= 0
