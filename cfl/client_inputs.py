@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from cfl.models.evaluation import evaluation_mode
 from cfl.randomness import numpy_generator
 from cfl.subspace import layer_inputs
 from cfl.weighted_layers import WeightedLayer
@@ -48,15 +49,10 @@ def client_model(federation: Federation, task: int, client: int) -> dict[str, Te
 @contextmanager
 def evaluating(federation: Federation) -> Iterator[None]:
     """The network without dropout, and with the batch's own statistics where nobody keeps any."""
-    modules = [(module, module.training) for module in federation.network.modules()]
-    federation.network.eval()
     nobody_keeps = federation.batchnorm == "drop"
-    try:
-        with federation.evaluation_statistics() if nobody_keeps else nullcontext():
-            yield
-    finally:
-        for module, training in modules:
-            module.training = training
+    statistics = federation.evaluation_statistics() if nobody_keeps else nullcontext()
+    with evaluation_mode(federation.network), statistics:
+        yield
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from cfl.layer_squares import chunks, convolution_squares, linear_squares, normalisation_squares
 from cfl.models.batchnorm import MaskedBatchNorm1d, MaskedBatchNorm2d
+from cfl.models.evaluation import evaluation_mode
 
 Signals = Callable[[Tensor], Iterable[Tensor]]
 
@@ -63,18 +64,6 @@ def squared_gradient_sums(
             if others:
                 _add_sample_by_sample(network, given, x, v, others, sums)
     return sums
-
-
-@contextmanager
-def evaluation_mode(network: nn.Module) -> Iterator[None]:
-    """Dropout off and running statistics in use within the context; each module's own mode afterwards."""
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def _output_gradients(logits: Tensor, layers: Sequence[_Seen], v: Tensor) -> Sequence[Tensor | None]:

@@ -26,6 +26,7 @@ from cfl.in_order import in_order
 from cfl.layer_sketch import LayerSketch
 from cfl.methods.base import Method
 from cfl.models.dropout import DropoutMasks, dropout_masks
+from cfl.models.evaluation import evaluation_mode
 from cfl.randomness import seed_for, torch_generator
 from cfl.schedule import RoundPlan
 from cfl.subspace import (
@@ -472,18 +473,6 @@ class FOT(Method):
         self.bases = dict(state["bases"])
         self.gpse_seconds = list(state["gpse_seconds"])
         self._rows = [dict(row) for row in state["rows"]]
-
-
-@contextmanager
-def evaluation_mode(network: nn.Module) -> Iterator[None]:
-    """Dropout off and running statistics in use within the context; each module's own mode afterwards."""
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 @contextmanager
