@@ -156,7 +156,7 @@ class RGO(RightMultiplication):
 
     def factors_of(self, cohort: Cohort) -> dict[str, RightFactor]:
         """``P`` of the clients that have one, in the task's order of features."""
-        holders = self.keepers & set(self.federation.clients.holders("rgo"))
+        holders = set(self.federation.clients.holders("rgo"))
         places = [place for place, client in enumerate(cohort.clients) if client in holders]
         if not places:
             return {}
