@@ -174,7 +174,7 @@ def arrays(tree: Any) -> Any:
     if isinstance(tree, Tensor):
         return tree.detach().cpu().numpy()
     if isinstance(tree, Mapping):
-        return {key: arrays(value) for key, value in tree.items() if not key.endswith("seconds")}
+        return {key: arrays(value) for key, value in tree.items() if not str(key).endswith("seconds")}
     return [arrays(value) for value in tree] if isinstance(tree, list | tuple) else tree
 
 

@@ -39,7 +39,7 @@ def test_a_smoke_table_from_nothing_to_report(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "fot-table9"], "table = 'fot-table9' cannot work; valid: one of fot-table1, fot-table3"),
+        (["run", "fot-table9"], "table = 'fot-table9' cannot work; valid: one of fot-table1, fot-table2"),
         (["run", "fot-table1", "--bench", "mnist"], "--benchmark = 'mnist' cannot work; valid: for fot-table1"),
         (["run", "fot-table1", "--methods", "fot,x"], "--method = 'x' cannot work"),
         (["run", "fot-table1", "--scale", "huge"], "--scale = 'huge' cannot work; valid: one of paper, short, smoke"),

@@ -10,9 +10,10 @@ import pytest
 import tiny_cli
 from fabricated import fot, point, resolver, write_run
 
+from cfl.cli import SECTIONS
 from cfl.errors import ConfigError
 from cfl.experiment import completed, config_hash
-from cfl.papers.resolving import SECTIONS, num_rounds, same_experiment
+from cfl.papers.resolving import num_rounds, same_experiment
 from cfl.papers.results import Results, read_result
 
 
