@@ -17,7 +17,7 @@ from tiny import weights
 from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
-from cfl.input_covariance import covariance_is_cheaper
+from cfl.layer_inputs.covariance import covariance_is_cheaper
 from cfl.methods import FOT
 from cfl.randomness import torch_generator
 

@@ -12,13 +12,13 @@ from tiny import ConvNet, StridedNet
 from torch import Tensor, nn
 from torch.func import functional_call
 
-import cfl.layer_squares
-import cfl.sample_gradients
-from cfl.fisher import FISHER_KINDS, FisherKind, diagonal_fisher
+import cfl.curvature.layer_squares
+import cfl.curvature.sample_gradients
+from cfl.curvature.fisher import FISHER_KINDS, FisherKind, diagonal_fisher
+from cfl.curvature.sample_gradients import squared_gradient_sums
 from cfl.models import MLP, LeNet
 from cfl.models.batchnorm import convert_batchnorm
 from cfl.randomness import torch_generator
-from cfl.sample_gradients import squared_gradient_sums
 
 SHAPE, OUTPUTS, SAMPLES = (2, 6, 6), 5, 7
 
@@ -197,7 +197,7 @@ def test_layers_that_are_known_take_the_short_way(name: str, monkeypatch: pytest
     def refuse(*_: object) -> None:
         raise AssertionError("sample by sample")
 
-    monkeypatch.setattr(cfl.sample_gradients, "_add_sample_by_sample", refuse)
+    monkeypatch.setattr(cfl.curvature.sample_gradients, "_add_sample_by_sample", refuse)
     x, y = samples()
     diagonal_fisher(made(name), {}, [(x, y)])
 
@@ -205,13 +205,13 @@ def test_layers_that_are_known_take_the_short_way(name: str, monkeypatch: pytest
 def test_others_are_differentiated_sample_by_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is used twice, by others, or in a way that nobody wrote down; and nothing else."""
     asked: list[str] = []
-    whole = cfl.sample_gradients._add_sample_by_sample
+    whole = cfl.curvature.sample_gradients._add_sample_by_sample
 
     def note(network: Any, tensors: Any, x: Any, v: Any, names: list[str], sums: Any) -> None:
         asked.extend(names)
         whole(network, tensors, x, v, names, sums)
 
-    monkeypatch.setattr(cfl.sample_gradients, "_add_sample_by_sample", note)
+    monkeypatch.setattr(cfl.curvature.sample_gradients, "_add_sample_by_sample", note)
     x, y = samples()
     diagonal_fisher(made("shared"), {}, [(x, y)])
     assert {name.split(".")[0] for name in asked} == {"inner", "mirrored", "norm", "twice", "borrowed", "scale"}
@@ -222,7 +222,7 @@ def test_chunks_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     network = made(name)
     x, y = samples()
     whole = diagonal_fisher(network, {}, [(x, y)])
-    monkeypatch.setattr(cfl.layer_squares, "CHUNK", 1)
+    monkeypatch.setattr(cfl.curvature.layer_squares, "CHUNK", 1)
     assert_close(diagonal_fisher(network, {}, [(x, y)]), whole)
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cfl import input_covariance
-from cfl.input_covariance import InputCovariance, by_lines, covariance_is_cheaper, draw_sketch
-from cfl.layer_sketch import LayerSketch
+from cfl.layer_inputs import covariance as module
+from cfl.layer_inputs.covariance import InputCovariance, by_lines, covariance_is_cheaper, draw_sketch
+from cfl.layer_inputs.sketch import LayerSketch
 from cfl.randomness import torch_generator
 from cfl.subspace import choose_rank, layer_dim, layer_inputs, principal_directions, residual_share
 
@@ -54,7 +54,7 @@ def test_the_matrix_is_the_sum_over_all_rows(
 ) -> None:
     if with_bias and layer.bias is None:
         return
-    monkeypatch.setattr(input_covariance, "_MAX_ROWS", max_rows)
+    monkeypatch.setattr(module, "_MAX_ROWS", max_rows)
     assert by_lines(layer) == (layer in BY_LINES)
     covariance = InputCovariance(layer, with_bias)
     expected, count = np.zeros((layer_dim(layer, with_bias),) * 2), 0

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from cfl.layer_projections import RightFactor, multiply_gradients, removing
-from cfl.recursive_inverse import factor, inverse_with, normalised
-from cfl.residual_inputs import ResidualInputs
+from cfl.layer_inputs.recursive_inverse import factor, inverse_with, normalised
+from cfl.layer_inputs.residual import ResidualInputs
+from cfl.layer_inputs.right_factors import RightFactor, multiply_gradients, removing
 
 
 def orthonormal(m: int, d: int, r: int, seed: int = 0) -> Tensor:

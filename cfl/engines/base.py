@@ -13,7 +13,7 @@ from torch import Tensor
 from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.errors import ConfigError
-from cfl.layer_projections import RightFactor
+from cfl.layer_inputs.right_factors import RightFactor
 from cfl.models.dropout import DropoutMasks
 from cfl.objective import Objective
 from cfl.randomness import seed_for

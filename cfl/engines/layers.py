@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cfl.engines.updates import Update
-from cfl.layer_projections import ClientFactor
+from cfl.layer_inputs.right_factors import ClientFactor
 
 _aten = torch.ops.aten
 

@@ -21,7 +21,7 @@ from cfl.engines.chain import Chain
 from cfl.engines.recorded import RecordedSteps, Recording, arguments
 from cfl.engines.threads import Threads
 from cfl.engines.updates import KeepGradients, StepAtOnce, Update
-from cfl.layer_projections import ClientFactor, RightFactor
+from cfl.layer_inputs.right_factors import ClientFactor, RightFactor
 from cfl.models.dropout import DropoutMasks, dropout_masks
 
 

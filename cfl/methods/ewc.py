@@ -13,9 +13,9 @@ from torch import Tensor
 from cfl import processes
 from cfl.channel import payload_bytes
 from cfl.cohort import Cohort
+from cfl.curvature.fisher import FISHER_KINDS, FisherKind, diagonal_fisher
 from cfl.errors import ConfigError
 from cfl.federation import Federation
-from cfl.fisher import FISHER_KINDS, FisherKind, diagonal_fisher
 from cfl.methods.base import Method
 from cfl.randomness import torch_generator
 from cfl.schedule import RoundPlan
@@ -29,8 +29,8 @@ class EWC(Method):
         strength / 2 * sum_t sum_i F_t,i (w_i - w*_t,i)^2                    (Kirkpatrick et al., 2017, eq 3)
 
     with ``w*_t``, the global model after the last round of task t, and ``F_t``, the diagonal Fisher information of the
-    task's data there (:func:`cfl.fisher.diagonal_fisher`; mean over samples). A sum of quadratics is one quadratic:
-    kept are ``S = sum_t F_t`` and its centre ``A = sum_t F_t w*_t / S``, and every local step adds
+    task's data there (:func:`cfl.curvature.fisher.diagonal_fisher`; mean over samples). A sum of quadratics is one
+    quadratic: kept are ``S = sum_t F_t`` and its centre ``A = sum_t F_t w*_t / S``, and every local step adds
     ``strength S (w - A)`` to the gradient, before clipping and the optimizer. The reported training loss is without the
     penalty, as for all methods.
 

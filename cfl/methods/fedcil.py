@@ -8,14 +8,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from cfl.adversarial import Generation, acgan_loss, class_losses, divergences
 from cfl.channel import payload_bytes
 from cfl.cohort import Cohort
-from cfl.consolidation import MadeBatch, consolidated
 from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Added, Samples
 from cfl.errors import ConfigError
 from cfl.federation import Federation
+from cfl.gan.consolidation import MadeBatch, consolidated
+from cfl.gan.losses import Generation, acgan_loss, class_losses, divergences
 from cfl.methods.base import Method
 from cfl.models.acgan import ACGAN
 from cfl.models.dropout import DropoutMasks
@@ -31,7 +31,7 @@ class FedCIL(Method):
     generator (:class:`cfl.models.ACGAN`); the critic's class outputs are the classifier that is tested. From the second
     task on every local step adds images of the replay generator, the global model's as the last task left it, with
     classes drawn uniformly from the outputs of all earlier tasks. With the AC-GAN losses of real and replayed images
-    (:func:`cfl.adversarial.acgan_loss`; class probabilities over the outputs of the sample's own task)::
+    (:func:`cfl.gan.losses.acgan_loss`; class probabilities over the outputs of the sample's own task)::
 
         L = (1 - replay_share) L(real batch) + replay_share L(replayed batch)
 

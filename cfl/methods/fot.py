@@ -16,14 +16,14 @@ from torch.func import functional_call
 
 from cfl import processes
 from cfl.channel import payload_bytes
-from cfl.client_inputs import decode_inputs, encode_inputs
 from cfl.cohort import Cohort
 from cfl.data.scenarios import Scenario
 from cfl.errors import ConfigError
 from cfl.federation import Federation
 from cfl.gaussian import GaussianMechanism
 from cfl.in_order import in_order
-from cfl.layer_sketch import LayerSketch
+from cfl.layer_inputs.of_clients import decode_inputs, encode_inputs
+from cfl.layer_inputs.sketch import LayerSketch
 from cfl.methods.base import Method
 from cfl.models.dropout import DropoutMasks, dropout_masks
 from cfl.models.evaluation import evaluation_mode
@@ -58,7 +58,7 @@ class FOT(Method):
     where the authors' code folds it into the last training round (``gpse_model: local``).
 
     A layer with many more inputs than dimensions is sketched by way of its covariance on a CPU, which is several times
-    cheaper and has the same distribution (:class:`cfl.layer_sketch.LayerSketch`).
+    cheaper and has the same distribution (:class:`cfl.layer_inputs.sketch.LayerSketch`).
 
     Sends: down, for GPSE, the new global model and the bases (float32); up the sketches (float32) and two float64
     scalars per layer, all of them as sums. Extra memory per client: none between rounds. Extra compute per client and

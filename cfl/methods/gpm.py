@@ -12,7 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from cfl import processes
-from cfl.client_inputs import (
+from cfl.cohort import Cohort
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.layer_inputs.of_clients import (
     client_model,
     decode_inputs,
     encode_inputs,
@@ -21,15 +24,12 @@ from cfl.client_inputs import (
     seen_inputs,
     some_samples,
 )
-from cfl.cohort import Cohort
-from cfl.errors import ConfigError
-from cfl.federation import Federation
-from cfl.layer_projections import RightFactor, nothing, removing
+from cfl.layer_inputs.residual import ResidualInputs
+from cfl.layer_inputs.right_factors import RightFactor, nothing, removing
+from cfl.layer_inputs.weighted_layers import choose_layers, input_dim, weighted_layers
 from cfl.methods.right_factors import RightMultiplication
-from cfl.residual_inputs import ResidualInputs
 from cfl.schedule import RoundPlan
 from cfl.subspace import choose_rank, grow_basis
-from cfl.weighted_layers import choose_layers, input_dim, weighted_layers
 
 BLOCK = 32  # directions that are kept together, so that short memories take little room
 

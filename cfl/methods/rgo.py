@@ -10,7 +10,11 @@ import torch
 from torch import Tensor
 
 from cfl import processes
-from cfl.client_inputs import (
+from cfl.cohort import Cohort
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.layer_inputs.feature_permutation import FeaturePermutations
+from cfl.layer_inputs.of_clients import (
     client_model,
     decode_inputs,
     encode_inputs,
@@ -20,16 +24,12 @@ from cfl.client_inputs import (
     seen_inputs,
     some_samples,
 )
-from cfl.cohort import Cohort
-from cfl.errors import ConfigError
-from cfl.feature_permutation import FeaturePermutations
-from cfl.federation import Federation
-from cfl.layer_projections import RightFactor
+from cfl.layer_inputs.recursive_inverse import inverse_with, normalised
+from cfl.layer_inputs.right_factors import RightFactor
+from cfl.layer_inputs.weighted_layers import choose_layers, input_dim, weighted_layers
 from cfl.methods.right_factors import RightMultiplication
 from cfl.randomness import numpy_generator, torch_generator
-from cfl.recursive_inverse import inverse_with, normalised
 from cfl.schedule import RoundPlan
-from cfl.weighted_layers import choose_layers, input_dim, weighted_layers
 
 
 class RGO(RightMultiplication):

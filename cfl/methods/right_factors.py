@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from cfl.cohort import Cohort
-from cfl.layer_projections import RightFactor, multiply_gradients
+from cfl.layer_inputs.right_factors import RightFactor, multiply_gradients
 from cfl.methods.base import Method
 from cfl.schedule import RoundPlan
 
@@ -18,7 +18,7 @@ class RightMultiplication(Method, ABC):
     Attributes:
         right_factors: weight name -> the factors of the clients being trained; empty where nothing is multiplied.
             Whoever computes the gradients may apply them to the layers' inputs instead, see
-            :mod:`cfl.layer_projections`.
+            :mod:`cfl.layer_inputs.right_factors`.
     """
 
     right_factors: Mapping[str, RightFactor] = MappingProxyType({})

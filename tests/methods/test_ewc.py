@@ -29,12 +29,12 @@ from torch import Tensor
 from torch.func import functional_call
 
 from cfl.cohort import Cohort
+from cfl.curvature.fisher import diagonal_fisher
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining
 from cfl.data.partitions import Dirichlet
 from cfl.errors import BadUpdate, ConfigError
 from cfl.federation import Federation
-from cfl.fisher import diagonal_fisher
 from cfl.methods import EWC, FOT, Method, PersonalLayers
 from cfl.randomness import torch_generator
 from cfl.schedule import RoundPlan

@@ -17,14 +17,14 @@ from tiny_parallel import Crew
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cfl.adversarial import acgan_loss, class_losses, divergences
 from cfl.client import Client
-from cfl.consolidation import MadeBatch, consolidated
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.samples import Samples
 from cfl.engines import EngineOptions
 from cfl.errors import ConfigError
 from cfl.federation import Federation
+from cfl.gan.consolidation import MadeBatch, consolidated
+from cfl.gan.losses import acgan_loss, class_losses, divergences
 from cfl.methods import ER, FedCIL, Method, PersonalLayers
 from cfl.models import ACGAN, MLP
 from cfl.random_normals import choices, normals

@@ -28,13 +28,13 @@ from tiny import (
 )
 from torch import Tensor, nn
 
-from cfl import input_covariance, layer_sketch
 from cfl.channel import Channel
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import IID, Dirichlet, Partition, Shards
 from cfl.data.sources import Synthetic
 from cfl.data.streams import Permuted, Stream
-from cfl.layer_sketch import LayerSketch
+from cfl.layer_inputs import covariance, sketch
+from cfl.layer_inputs.sketch import LayerSketch
 from cfl.methods import FOT
 from cfl.models import MLP
 from cfl.schedule import RoundPlan
@@ -357,7 +357,7 @@ def test_patches_are_never_all_in_memory(by_covariance: bool, monkeypatch: pytes
         Permuted(Synthetic(2, [1, 32, 32], 48, 4), 2), num_clients=2, schedule={"rounds_per_task": 1, "batch_size": 24}
     )
     counts: list[int] = []
-    add, pieces = Sketch.add, input_covariance.layer_inputs
+    add, pieces = Sketch.add, covariance.layer_inputs
 
     def count(self: Sketch, rows: Tensor, basis: Tensor | None, gaussian: Tensor) -> None:
         counts.append(len(rows))
@@ -370,7 +370,7 @@ def test_patches_are_never_all_in_memory(by_covariance: bool, monkeypatch: pytes
             assert rows.untyped_storage().nbytes() <= rows.numel() * rows.element_size()
             yield rows
 
-    lines_of = input_covariance._image_lines
+    lines_of = covariance._image_lines
 
     def counted_lines(layer: nn.Conv2d, x: Tensor) -> Iterator[Tensor]:
         for lines in lines_of(layer, x):
@@ -378,9 +378,9 @@ def test_patches_are_never_all_in_memory(by_covariance: bool, monkeypatch: pytes
             yield lines
 
     monkeypatch.setattr(Sketch, "add", count)
-    monkeypatch.setattr(input_covariance, "layer_inputs", counted)
-    monkeypatch.setattr(input_covariance, "_image_lines", counted_lines)
-    monkeypatch.setattr(layer_sketch, "covariance_is_cheaper", lambda *_: by_covariance)
+    monkeypatch.setattr(covariance, "layer_inputs", counted)
+    monkeypatch.setattr(covariance, "_image_lines", counted_lines)
+    monkeypatch.setattr(sketch, "covariance_is_cheaper", lambda *_: by_covariance)
     fit(tiny_client(data, partial(StridedNet), sgd, {"fot": FOT(layers=["conv*"])}), data)
     assert max(counts) <= (4096 if by_covariance else 2048)
     assert sum(counts) == 48 * (16 * 16 + 16 * 8)

@@ -15,11 +15,11 @@ from naive_memories import chosen_samples, multiply, run_rounds
 from tiny import NetworkFactory, StridedNet, double, fit, mlp, norm_net, permuted, sgd, split, tiny_client, tiny_data
 from torch import Tensor, nn
 
-from cfl.client_inputs import decode_inputs, encode_inputs
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import IID, Dirichlet
 from cfl.data.streams import Stream
 from cfl.errors import ConfigError
+from cfl.layer_inputs.of_clients import decode_inputs, encode_inputs
 from cfl.methods import GPM, RGO, Method
 from cfl.methods.rgo import drawn_label_loss
 from cfl.models import MLP

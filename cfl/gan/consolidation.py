@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cfl.adversarial import acgan_loss
+from cfl.gan.losses import acgan_loss
 from cfl.models.acgan import ACGAN
 from cfl.models.dropout import dropout_masks
 
 
 class MadeBatch(NamedTuple):
-    """What one step is taken on; see :func:`cfl.adversarial.acgan_loss`.
+    """What one step is taken on; see :func:`cfl.gan.losses.acgan_loss`.
 
     Attributes:
         x: ``[N, C, H, W]``.

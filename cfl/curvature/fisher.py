@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from cfl.sample_gradients import squared_gradient_sums
+from cfl.curvature.sample_gradients import squared_gradient_sums
 
 FisherKind = Literal["empirical", "expected", "sampled", "weighted"]
 FISHER_KINDS: tuple[FisherKind, ...] = ("empirical", "expected", "sampled", "weighted")
@@ -37,7 +37,7 @@ def diagonal_fisher(
       ``expected``. So does the EWC of the mammoth library.
 
     The first, third and fourth cost a forward and a backward pass over the samples and a product for every layer's
-    squares: about one epoch of training; see :mod:`cfl.sample_gradients`.
+    squares: about one epoch of training; see :mod:`cfl.curvature.sample_gradients`.
 
     Args:
         network: images ``[B, C, H, W]`` to logits ``[B, O]``, each row from its own sample alone.

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from cfl.layer_inputs.weighted_layers import WeightedLayer
 from cfl.models.evaluation import evaluation_mode
 from cfl.randomness import numpy_generator
 from cfl.subspace import layer_inputs
-from cfl.weighted_layers import WeightedLayer
 
 if TYPE_CHECKING:
     from cfl.federation import Federation

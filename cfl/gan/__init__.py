@@ -1,0 +1,1 @@
+"""An auxiliary-classifier GAN: its losses, and its training at the server."""

@@ -1,0 +1,1 @@
+"""What layers receive, and what methods make of it: sketches, memories, projections, permutations."""
