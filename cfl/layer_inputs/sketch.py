@@ -29,10 +29,10 @@ class LayerSketch:
     """``A = X* G`` (FOT eq 8, 9), piece by piece (:class:`cfl.subspace.Sketch`) or by way of the covariance.
 
     Both ways have the same distribution (:func:`cfl.layer_inputs.covariance.draw_sketch`). Which is taken depends on
-    layer, ``rows`` and ``columns`` only, so that a client's draws do not depend on how it cuts its samples into batches,
-    and is the same on every machine; on an accelerator it is always the first, since normal numbers cost nothing there and
-    float64 may cost a lot. With many more rows than inputs, as convolutions have, the covariance is several times
-    cheaper.
+    layer, ``rows`` and ``columns`` only, so that a client's draws do not depend on how it cuts its samples into
+    batches, and is the same on every machine; on an accelerator it is always the first, since normal numbers cost
+    nothing there and float64 may cost a lot. With many more rows than inputs, as convolutions have, the covariance is
+    several times cheaper.
 
     Args:
         layer: see :func:`cfl.subspace.layer_dim`.
