@@ -90,6 +90,7 @@ class Client(LightningModule):
         self._resumed_choice: dict[str, Any] | None = None
         self._objective = Objective(self.methods.values())
         self._step_context = StepContext(seed, objective=self._objective)
+        self._multiplier: Method | None = None
         self.local_step = 0
         self._loss = torch.zeros(2)
 
@@ -197,8 +198,8 @@ class Client(LightningModule):
         if batch.opens:
             optimizer = cast(Optimizer, self.optimizers(use_pl_optimizer=False))
             at_once = self._at_once(optimizer) if self._engine.steps_at_once else None
-            multiplier = next((m for m in self.methods.values() if self._multiplied_by_engine(m)), None)
-            factors = {} if multiplier is None else cast(RightMultiplication, multiplier).right_factors
+            self._multiplier = next((m for m in self.methods.values() if self._multiplied_by_engine(m)), None)
+            factors = {} if self._multiplier is None else cast(RightMultiplication, self._multiplier).right_factors
             self._step_context = StepContext(self.seed, at_once, self._objective, factors)
         try:
             for method in self.methods.values():
@@ -279,7 +280,7 @@ class Client(LightningModule):
         """
         try:
             for method in self.methods.values():
-                if not self._multiplied_by_engine(method):
+                if method is not self._multiplier:
                     method.adjust_gradients(self._cohort)
         except (BadUpdate, ConfigError):
             raise

@@ -85,11 +85,13 @@ def reservoir(table: Table, task: int, index: Tensor, keys: Tensor) -> None:
     draws = random_words_at(keys.unsqueeze(1), number).bitwise_and_(_POSITIVE)
     places = torch.where(number < size, number, draws % (number + 1))
     takes = present & (places < size)
-    # Of several samples that take one slot the last one stays.
-    for column in takes.any(0).nonzero().flatten().tolist():
-        rows = takes[:, column].nonzero().flatten()
-        table["index"][rows, places[rows, column]] = index[rows, column]
-        table["task"][rows, places[rows, column]] = task
+    # Of several samples that take one slot the last one stays. One slot more takes what finds none.
+    order = torch.arange(offered).expand_as(places)
+    last = torch.full((len(places), size + 1), -1).scatter_reduce_(1, torch.where(takes, places, size), order, "amax")
+    last = last[:, :size]
+    taken = last >= 0
+    table["index"] = torch.where(taken, index.gather(1, last.clamp(min=0)), table["index"])
+    table["task"] = torch.where(taken, task, table["task"])
     table["seen"] += present.sum(1)
 
 

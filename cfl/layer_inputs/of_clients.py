@@ -56,22 +56,33 @@ def evaluating(federation: Federation) -> Iterator[None]:
 
 
 @contextmanager
-def seen_inputs(layers: Mapping[str, WeightedLayer], see: See) -> Iterator[None]:
-    """Within the context, every forward pass shows ``see`` the layers' names and inputs, in pieces ``[n, d]``."""
+def inputs_watched(watchers: Mapping[nn.Module, Callable[[nn.Module, Tensor], None]]) -> Iterator[None]:
+    """Within the context, every layer tells its watcher, as ``watcher(layer, x)``, what it is about to be given."""
 
-    def hook(name: str) -> Any:
-        def show(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            for rows in layer_inputs(layer, inputs[0].detach()):
-                see(name, rows)
+    def hook(watcher: Callable[[nn.Module, Tensor], None]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        return lambda layer, inputs: watcher(layer, inputs[0])
 
-        return show
-
-    handles = [layer.register_forward_pre_hook(hook(name)) for name, layer in layers.items()]
+    handles = [layer.register_forward_pre_hook(hook(watcher)) for layer, watcher in watchers.items()]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def seen_inputs(layers: Mapping[str, WeightedLayer], see: See) -> Iterator[None]:
+    """Within the context, every forward pass shows ``see`` the layers' names and inputs, in pieces ``[n, d]``."""
+
+    def watcher(name: str) -> Callable[[nn.Module, Tensor], None]:
+        def show(layer: nn.Module, x: Tensor) -> None:
+            for rows in layer_inputs(layer, x.detach()):
+                see(name, rows)
+
+        return show
+
+    with inputs_watched({layer: watcher(name) for name, layer in layers.items()}):
+        yield
 
 
 @contextmanager

@@ -6,8 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from fnmatch import fnmatchcase
+from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -22,8 +21,9 @@ from cfl.errors import ConfigError
 from cfl.federation import Federation
 from cfl.gaussian import GaussianMechanism
 from cfl.in_order import in_order
-from cfl.layer_inputs.of_clients import decode_inputs, encode_inputs
+from cfl.layer_inputs.of_clients import client_model, decode_inputs, encode_inputs, evaluating, inputs_watched
 from cfl.layer_inputs.sketch import LayerSketch
+from cfl.layer_inputs.weighted_layers import choose_layers, weighted_layers
 from cfl.methods.base import Method
 from cfl.models.dropout import DropoutMasks, dropout_masks
 from cfl.models.evaluation import evaluation_mode
@@ -170,26 +170,16 @@ class FOT(Method):
             ConfigError: if a pattern matches no layer, or a protected layer does not go through the server.
         """
         super().setup(federation)
-        candidates: dict[str, nn.Module] = {
-            n: m for n, m in federation.network.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)
-        }
-        if self.layers is None:
-            own_outputs = federation.data.scenario != "domain"
-            chosen = {n: m for n, m in candidates.items() if not (own_outputs and m is federation.network.head)}
-        else:
-            for pattern in self.layers:
-                if not any(fnmatchcase(name, pattern) for name in candidates):
-                    raise ConfigError("methods.fot.layers", pattern, f"patterns that match one of {list(candidates)}")
-            chosen = {n: m for n, m in candidates.items() if any(fnmatchcase(n, p) for p in self.layers)}
-        self._first = next(iter(candidates))
+        free = federation.network.head if federation.data.scenario != "domain" else None
+        chosen = choose_layers(federation.network, self.layers, "methods.fot.layers", free)
+        self._first = next(iter(weighted_layers(federation.network)))
         if self.freeze_first_layer:
             chosen.pop(self._first, None)
         for name, layer in chosen.items():
-            layer_dim(layer)
             projected = [f"{name}.weight"] + [f"{name}.bias"] * (self.protect_bias and layer.bias is not None)
             if not set(projected) <= set(federation.shared_parameters):
                 raise ConfigError("methods.fot.layers", name, "layers whose weights are not kept local by a method")
-        self._protected: dict[str, nn.Module] = chosen
+        self._protected = chosen
         self._with_bias = {n: self.protect_bias and m.bias is not None for n, m in chosen.items()}
         self._dims = {n: layer_dim(m, self._with_bias[n]) for n, m in chosen.items()}
         self._dropout = DropoutMasks(federation.network, federation.data.input_shape) if self.gpse_dropout else None
@@ -278,21 +268,18 @@ class FOT(Method):
         bases = self._turned(encode_inputs, plan.task, bases)
 
         def jobs() -> Iterator[tuple[int, dict[str, Tensor]]]:
-            shared = federation.encode(plan.task, federation.state_tensors())
             if local is not None:
+                shared = federation.encode(plan.task, federation.state_tensors())
                 yield from zip(clients, ({**shared, **own} for own in local), strict=True)
                 return
             for client in clients:
-                kept = {n: values[0] for n, values in federation.own_tensors((client,)).items()}
-                yield client, {**shared, **federation.encode(plan.task, kept)}
+                yield client, client_model(federation, plan.task, client)
 
         def compute(network: nn.Module, job: tuple[int, dict[str, Tensor]]) -> dict[str, Tensor]:
             return self._sketch(network, plan.task, *job, senders, bases)
 
-        # BatchNorm uses the batch's own statistics where clients have none: kept, or just trained.
-        none_kept = federation.batchnorm == "drop" and local is None
-        statistics = federation.evaluation_statistics() if none_kept else nullcontext()
-        with evaluation_mode(network), statistics:
+        # Clients that have just trained have statistics of their own.
+        with evaluating(federation) if local is None else evaluation_mode(network):
             networks = [network]
             on_cpu = next(network.parameters()).device.type == "cpu"
             if on_cpu and (at_once := min(torch.get_num_threads(), len(clients))) > 1:
@@ -308,8 +295,10 @@ class FOT(Method):
     ) -> dict[str, Tensor]:
         """Layer -> ``[d, n]`` vectors between the server's coordinates and those of a task; a 1 for the bias stays."""
         rows = {name: values[: len(values) - self._with_bias[name]].mT for name, values in columns.items()}
-        turned = turn(self.federation, task, rows)
-        return {name: torch.cat([turned[name].mT, values[len(turned[name].mT) :]]) for name, values in columns.items()}
+        turned = {name: values.mT for name, values in turn(self.federation, task, rows).items()}
+        for name in (name for name in turned if self._with_bias[name]):  # others are not copied: sketches are large
+            turned[name] = torch.cat([turned[name], columns[name][-1:]])
+        return turned
 
     @torch.no_grad()
     def _sketch(
@@ -473,21 +462,6 @@ class FOT(Method):
         self.bases = dict(state["bases"])
         self.gpse_seconds = list(state["gpse_seconds"])
         self._rows = [dict(row) for row in state["rows"]]
-
-
-@contextmanager
-def inputs_watched(watchers: Mapping[nn.Module, Callable[[nn.Module, Tensor], None]]) -> Iterator[None]:
-    """Within the context, every layer tells its watcher, as ``watcher(layer, x)``, what it is about to be given."""
-
-    def hook(watcher: Callable[[nn.Module, Tensor], None]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        return lambda layer, inputs: watcher(layer, inputs[0])
-
-    handles = [layer.register_forward_pre_hook(hook(watcher)) for layer, watcher in watchers.items()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @torch.no_grad()
