@@ -160,7 +160,7 @@ class Client(LightningModule):
 
         That is so for plain SGD, unless a method, clipping or a callback wants to see the gradients.
         """
-        if any(_looks_at_gradients(m) and not self._multiplied_by_engine(m) for m in self.methods.values()):
+        if any(m.changes_gradients and not self._multiplied_by_engine(m) for m in self.methods.values()):
             return None
         trainer: Any = self.trainer
         looks = ("on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
@@ -171,7 +171,7 @@ class Client(LightningModule):
     def _multiplied_by_engine(self, method: Method) -> bool:
         """Whether the engine does what a method wants of gradients; only where no other method wants anything."""
         engine = self.engine
-        alone = not any(_looks_at_gradients(other) for other in self.methods.values() if other is not method)
+        alone = not any(other.changes_gradients for other in self.methods.values() if other is not method)
         plain = type(method).adjust_gradients is RightMultiplication.adjust_gradients
         return plain and alone and engine is not None and engine.multiplies
 
@@ -380,8 +380,3 @@ class Client(LightningModule):
             raise ConfigError("ckpt_path", "a checkpoint without a federation", "a last.ckpt written by cfl fit")
         self._federation.load_state_dict(checkpoint["federation"])
         self._resumed_choice = checkpoint.get("engine")
-
-
-def _looks_at_gradients(method: Method) -> bool:
-    kind = type(method)
-    return kind.penalty is not Method.penalty or kind.adjust_gradients is not Method.adjust_gradients

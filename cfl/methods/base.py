@@ -143,6 +143,16 @@ class Method:
         return 0
 
     @property
+    def changes_gradients(self) -> bool:
+        """Whether local steps must leave gradients behind for :meth:`penalty` or :meth:`adjust_gradients`.
+
+        Asked when a cohort has opened. A method that has nothing to add at the moment says no, so that the engine may
+        take plain SGD's step at once.
+        """
+        hooks = ("penalty", "adjust_gradients")
+        return any(getattr(type(self), hook) is not getattr(Method, hook) for hook in hooks)
+
+    @property
     def computes_locally(self) -> bool:
         """Whether local steps cost more than those of federated averaging."""
         hooks = ("extend_batch", "weigh", "sample_loss", "local_loss", "penalty", "adjust_gradients")

@@ -146,6 +146,11 @@ class EWC(Method):
         anchor = self.federation.encode(cohort.task, anchor)
         self._pull = {n: (value, anchor[n]) for n, value in curvature.items()}
 
+    @property
+    def changes_gradients(self) -> bool:
+        """Not before there is a penalty."""
+        return bool(self._pull)
+
     @torch.no_grad()
     def adjust_gradients(self, cohort: Cohort) -> None:
         """Add the penalty's gradient ``strength S (w - A)``."""
