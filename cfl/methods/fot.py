@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
 from cfl import processes
 from cfl.channel import payload_bytes
@@ -20,21 +17,14 @@ from cfl.data.scenarios import Scenario
 from cfl.errors import ConfigError
 from cfl.federation import Federation
 from cfl.gaussian import GaussianMechanism
-from cfl.in_order import in_order
-from cfl.layer_inputs.of_clients import client_model, decode_inputs, encode_inputs, evaluating, inputs_watched
-from cfl.layer_inputs.sketch import LayerSketch
+from cfl.layer_inputs.extraction import SubspaceExtraction
 from cfl.layer_inputs.weighted_layers import choose_layers, weighted_layers
 from cfl.methods.base import Method
-from cfl.models.dropout import DropoutMasks, dropout_masks
-from cfl.models.evaluation import evaluation_mode
-from cfl.randomness import seed_for, torch_generator
 from cfl.schedule import RoundPlan
 from cfl.subspace import (
     RankRule,
     choose_rank,
     grow_basis,
-    layer_dim,
-    layer_inputs,
     principal_directions,
     project,
     project_with_bias,
@@ -181,9 +171,18 @@ class FOT(Method):
                 raise ConfigError("methods.fot.layers", name, "layers whose weights are not kept local by a method")
         self._protected = chosen
         self._with_bias = {n: self.protect_bias and m.bias is not None for n, m in chosen.items()}
-        self._dims = {n: layer_dim(m, self._with_bias[n]) for n, m in chosen.items()}
-        self._dropout = DropoutMasks(federation.network, federation.data.input_shape) if self.gpse_dropout else None
-        self._positions = inputs_per_sample(federation.network, chosen, federation.data.input_shape)
+        self._extraction = SubspaceExtraction(
+            federation,
+            chosen,
+            self._with_bias,
+            self._multiples,
+            self.gpse_batch_size,
+            self.gpse_dropout,
+            self.sketch_sharing,
+            self.residual_share,
+            self.mechanism,
+        )
+        self._dims = self._extraction.dims
 
     # FedProject.
 
@@ -221,10 +220,9 @@ class FOT(Method):
             return
         started = time.perf_counter()
         clients = [cohort.clients[p] for p in positions]
-        self._send_bases(len(clients))
         trained = cohort.rows(positions, {**cohort.parameters, **cohort.buffers})
         local = ({name: values[row] for name, values in trained.items()} for row in range(len(clients)))
-        self._sketch_clients(plan, clients, plan.clients, local)
+        self._send_sketches(plan, clients, plan.clients, local)
         self._started = self._started or started
 
     def end_task(self, plan: RoundPlan) -> None:
@@ -237,149 +235,28 @@ class FOT(Method):
             clients = list(plan.clients) if self.gpse_clients == "sampled" else data.members[plan.task].tolist()
             own = self.federation.own_clients(plan.task, clients)
             self.federation.channel.downlink("model", self.federation.shared_tensors(), len(own))
-            self._send_bases(len(own))
-            self._sketch_clients(plan, own, sorted(clients), None)
+            self._send_sketches(plan, own, sorted(clients))
         self._grow(plan.task, started)
         self._started = 0.0
 
     def _extracts_after(self, task: int) -> bool:
         return task + 1 < self.federation.data.num_tasks and bool(self._protected)
 
-    def _send_bases(self, clients: int) -> None:
-        if self.bases:
-            self.federation.channel.downlink("fot bases", self.bases, clients)
-
-    def _sketch_clients(
+    def _send_sketches(
         self,
         plan: RoundPlan,
         clients: Sequence[int],
         senders: Sequence[int],
-        local: Iterable[dict[str, Tensor]] | None,
+        local: Iterable[dict[str, Tensor]] | None = None,
     ) -> None:
-        """Some of the ``senders``: each sketches its inputs under its ``local`` model or the global one, and sends.
-
-        On a CPU, as many clients at a time as there are math threads, each with one of them and with a copy of the
-        network to watch; their messages are summed in the clients' order all the same.
-        """
-        federation = self.federation
-        network = federation.network
-        device = next(network.parameters()).device
+        """Some of the ``senders`` receive the bases and send their sketches."""
+        device = next(self.federation.network.parameters()).device
         bases = {name: basis for name in self.bases if (basis := self._basis(name, device)) is not None}
-        bases = self._turned(encode_inputs, plan.task, bases)
-
-        def jobs() -> Iterator[tuple[int, dict[str, Tensor]]]:
-            if local is not None:
-                shared = federation.encode(plan.task, federation.state_tensors())
-                yield from zip(clients, ({**shared, **own} for own in local), strict=True)
-                return
-            for client in clients:
-                yield client, client_model(federation, plan.task, client)
-
-        def compute(network: nn.Module, job: tuple[int, dict[str, Tensor]]) -> dict[str, Tensor]:
-            return self._sketch(network, plan.task, *job, senders, bases)
-
-        # Clients that have just trained have statistics of their own.
-        with evaluating(federation) if local is None else evaluation_mode(network):
-            networks = [network]
-            on_cpu = next(network.parameters()).device.type == "cpu"
-            if on_cpu and (at_once := min(torch.get_num_threads(), len(clients))) > 1:
-                networks = [_sharing_tensors(network) for _ in range(at_once)]
-            for client, payload in zip(clients, in_order(compute, jobs(), networks), strict=True):
-                federation.channel.uplink("fot sketch", payload, [1.0], [client])
-
-    def _turned(
-        self,
-        turn: Callable[[Federation, int, Mapping[str, Tensor]], dict[str, Tensor]],
-        task: int,
-        columns: Mapping[str, Tensor],
-    ) -> dict[str, Tensor]:
-        """Layer -> ``[d, n]`` vectors between the server's coordinates and those of a task; a 1 for the bias stays."""
-        rows = {name: values[: len(values) - self._with_bias[name]].mT for name, values in columns.items()}
-        turned = {name: values.mT for name, values in turn(self.federation, task, rows).items()}
-        for name in (name for name in turned if self._with_bias[name]):  # others are not copied: sketches are large
-            turned[name] = torch.cat([turned[name], columns[name][-1:]])
-        return turned
-
-    @torch.no_grad()
-    def _sketch(
-        self,
-        network: nn.Module,
-        task: int,
-        client: int,
-        model: dict[str, Tensor],
-        senders: Sequence[int],
-        bases: Mapping[str, Tensor],
-    ) -> dict[str, Tensor]:
-        """One client's message: sketches of the layer inputs of ``network`` with the tensors of ``model``.
-
-        Model and bases are in the task's coordinates, the message is in the server's.
-        """
-        data = self.federation.data
-        device = next(network.parameters()).device
-        samples = len(data.indices[task][client])
-        layers = {name: network.get_submodule(name) for name in self._protected}
-        sketches = {
-            name: LayerSketch(
-                layer,
-                self._with_bias[name],
-                self._columns(name),
-                bases.get(name),
-                self._generator(task, client, senders, number, device),
-                samples * self._positions[name],
-                self.sketch_sharing > 1,
-            )
-            for number, (name, layer) in enumerate(layers.items())
-        }
-        hooks = {layer: sketches[name].add for name, layer in layers.items()}
-        with inputs_watched(hooks):
-            for batch, (x, _) in enumerate(data.client_batches(task, client, self.gpse_batch_size, device)):
-                with self._dropped(network, task, client, batch, x):
-                    functional_call(network, model, (x,))
-        payload: dict[str, Tensor] = {}
-        for number, name in enumerate(layers):
-            a, *both = sketches.pop(name).finish()
-            if self.mechanism is not None:
-                noise = torch_generator(data.seed, "sketch noise", task, client, number, device=device)
-                a = self.mechanism.privatise(a, noise, len(senders))
-            payload[name] = self._turned(decode_inputs, task, {name: a})[name][None]
-            energies = torch.stack(both)
-            if self.residual_share == "client_mean":
-                share = residual_share(energies[0], energies[1])
-                energies = energies.new_tensor([samples, samples * share])
-            payload[f"{name} energies"] = energies[None]
-        return payload
-
-    def _generator(
-        self, task: int, client: int, senders: Sequence[int], number: int, device: torch.device
-    ) -> torch.Generator:
-        """Of a client's numbers for a layer; shared by the clients at one place of the senders' equal parts."""
-        seed = self.federation.data.seed
-        if self.sketch_sharing == 1:
-            return torch_generator(seed, "sketch", task, client, number, device=device)
-        place = senders.index(client) % -(-len(senders) // self.sketch_sharing)
-        return torch_generator(seed, "shared sketch", task, place, number, device=device)
-
-    @contextmanager
-    def _dropped(self, network: nn.Module, task: int, client: int, batch: int, x: Tensor) -> Iterator[None]:
-        """With ``gpse_dropout``, dropout is active within the context, in a network that is otherwise evaluated."""
-        if self._dropout is None:
-            yield
-            return
-        key = torch.tensor([seed_for(self.federation.data.seed, "gpse dropout", task, client, batch)], device=x.device)
-        masks = {name: mask[0] for name, mask in self._dropout.draw(key, len(x), x.dtype).items()}
-        layers = [network.get_submodule(name) for name in masks]
-        for layer in layers:
-            layer.training = True
-        try:
-            with dropout_masks(network, masks):
-                yield
-        finally:
-            for layer in layers:
-                layer.training = False
-
-    def _columns(self, name: str) -> int:
-        kind = "conv" if isinstance(self._protected[name], nn.Conv2d) else "linear"
-        return max(1, math.ceil(self._multiples[kind] * self._dims[name]))
+        channel = self.federation.channel
+        if bases:
+            channel.downlink("fot bases", bases, len(clients))
+        for client, message in self._extraction.messages(plan.task, clients, senders, bases, local):
+            channel.uplink("fot sketch", message, [1.0], [client])
 
     def _grow(self, task: int, started: float) -> None:
         """The server's part: rank rule and basis growth from the summed sketches."""
@@ -462,27 +339,3 @@ class FOT(Method):
         self.bases = dict(state["bases"])
         self.gpse_seconds = list(state["gpse_seconds"])
         self._rows = [dict(row) for row in state["rows"]]
-
-
-@torch.no_grad()
-def inputs_per_sample(
-    network: nn.Module, layers: Mapping[str, nn.Module], input_shape: Sequence[int]
-) -> dict[str, int]:
-    """How often a layer's weight is applied to one sample: 1, or a convolution's output positions; 0 if never used."""
-    found = dict.fromkeys(layers, 0)
-    some = next(network.parameters())
-
-    def count(name: str) -> Callable[[nn.Module, Tensor], None]:
-        def add(layer: nn.Module, x: Tensor) -> None:
-            found[name] += sum(len(rows) for rows in layer_inputs(layer, x)) // 2
-
-        return add
-
-    with evaluation_mode(network), inputs_watched({layer: count(name) for name, layer in layers.items()}):
-        network(torch.zeros(2, *input_shape, dtype=some.dtype, device=some.device))
-    return found
-
-
-def _sharing_tensors(network: nn.Module) -> nn.Module:
-    """A copy of the network's modules that holds the same tensors."""
-    return copy.deepcopy(network, {id(t): t for t in (*network.parameters(), *network.buffers())})
