@@ -6,5 +6,13 @@ from callbacks.dashboards import DashboardLog
 from callbacks.federated import FederatedOrchestrator
 from callbacks.progress import RoundProgress
 from callbacks.record import RunRecord
+from callbacks.targets import AccuracyTargets
 
-__all__ = ["DashboardLog", "FederatedOrchestrator", "RoundCheckpoint", "RoundProgress", "RunRecord"]
+__all__ = [
+    "AccuracyTargets",
+    "DashboardLog",
+    "FederatedOrchestrator",
+    "RoundCheckpoint",
+    "RoundProgress",
+    "RunRecord",
+]

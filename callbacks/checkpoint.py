@@ -24,10 +24,10 @@ from cfl.experiment import config_hash
 class RoundCheckpoint(Checkpoint):
     """Writes ``last.ckpt`` into the run folder: the whole federation, between two rounds.
 
-    It is written after the first round, at every task's end, on SIGTERM and SIGINT once the running round is over, and
-    otherwise when enough time has passed that writing stays under ``share`` of the run. The file is replaced in one
-    step, so that it is whole whenever the process dies. Of several processes the first decides and writes; a signal to
-    any of them stops all.
+    It is written after the first round, at every task's end and the run's, on SIGTERM and SIGINT once the running round
+    is over, and otherwise when enough time has passed that writing stays under ``share`` of the run. The file is
+    replaced in one step, so that it is whole whenever the process dies. Of several processes the first decides and
+    writes; a signal to any of them stops all.
 
     Args:
         share: greatest share of the run's time that may go into writing, in (0, 1].
@@ -86,7 +86,7 @@ class RoundCheckpoint(Checkpoint):
         everyones = processes.gather((self._signal, self._due()))
         agreed = next((number for number, _ in everyones if number is not None), None)
         stopping = agreed is not None
-        if self.enabled and (stopping or plan.last_of_task or everyones[0][1]):
+        if self.enabled and (stopping or plan.last_of_task or federation.finished or everyones[0][1]):
             self._save(trainer, record_of(trainer).folder / LAST_CHECKPOINT)
         if stopping:
             self._signal = agreed

@@ -8,8 +8,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
 from callbacks.checkpoint import record_of
-from callbacks.federated import _federation
-from callbacks.record import mean_matrix
+from callbacks.federated import _federation, mean_matrix
 from cfl.experiment import flatten, method_name
 from cfl.federation import Federation
 from cfl.figures import accuracy_heatmap
@@ -20,9 +19,10 @@ class DashboardLog(Callback):
     """Sends figures to every logger of the Trainer, under the same names.
 
     ``round`` and ``task`` are the axes. ``cl/acc``, ``cl/fgt``, ``cl/fgt_max``, ``cl/bwt``, ``cl/fwt`` (percent and
-    points) and ``task_03/acc`` come with an evaluation, ``train/loss``, ``comm/uplink_bytes``, ``comm/downlink_bytes``
-    (so far) and ``time/seconds`` with every round, and a method's own table as ``<method>/<layer>/<column>`` with
-    every task. Wandb also gets the matrix as a table, wandb and TensorBoard get it as a picture.
+    points) and ``task_03/acc`` come with an evaluation, ``cl/rounds_to_90`` once, when that target is met;
+    ``train/loss``, ``comm/uplink_bytes``, ``comm/downlink_bytes`` (so far) and ``time/seconds`` with every round, and a
+    method's own table as ``<method>/<layer>/<column>`` with every task. Wandb also gets the matrix as a table; it and
+    TensorBoard get it as a picture.
 
     Without a logger it does nothing: the CSV files of the run folder hold everything. Of several processes the first
     logs.
@@ -67,9 +67,11 @@ class DashboardLog(Callback):
         evaluated = federation.schedule.evaluates_after(plan)
         if evaluated:
             figures |= evaluation_figures(federation, plan.task)
+            rounds_to = record_of(trainer).targets.rounds(federation.curve)
+            figures |= {f"cl/rounds_to_{name}": found for name, found in rounds_to.items() if found == federation.round}
         for logger in trainer.loggers:
             logger.log_metrics(figures, step=plan.round)
-        if plan.last_of_task:
+        if plan.last_of_task or federation.finished:
             for logger in trainer.loggers:
                 self._log_matrix(logger, federation, plan.round, plan.task)
 

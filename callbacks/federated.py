@@ -16,6 +16,7 @@ from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
 from cfl.errors import BadUpdate, ConfigError
 from cfl.federation import Federation
+from cfl.metrics import average_accuracy
 from cfl.parallel import check_strategy
 from cfl.processes import ProcessFailed
 from cfl.randomness import seed_device, seed_for
@@ -106,6 +107,7 @@ class FederatedOrchestrator(Callback):
                 Channel(self.on_bad_update, any(method.individual_uplinks for method in client.methods.values())),
                 self.batchnorm,
                 ClientStates(limit),
+                client.buffer,
             )
         # Personal models: the processes share out whose model is evaluated, not the test sets.
         data.all_batches_everywhere = client.federation.has_personal_models
@@ -131,7 +133,8 @@ class FederatedOrchestrator(Callback):
         federation.channel.enter_round(self.plan.task, self.plan.round)
         if self.plan.round_in_task == 0:
             for method in federation.methods.values():
-                method.begin_task(self.plan)
+                if method.needs_boundaries:
+                    method.begin_task(self.plan)
         receivers = federation.own_clients(self.plan.task, self.plan.clients)
         federation.channel.downlink("model", federation.shared_tensors(), len(receivers))
         trainer.check_val_every_n_epoch = 1 if federation.schedule.evaluates_after(self.plan) else NEVER
@@ -160,6 +163,9 @@ class FederatedOrchestrator(Callback):
         )
         for optimizer in trainer.optimizers:
             optimizer.state.clear()
+            client._cohort.lr = float(optimizer.param_groups[0]["lr"])
+        if federation.buffer is not None:
+            federation.buffer.open(client._cohort)
         for method in federation.methods.values():
             method.open_cohort(client._cohort)
 
@@ -178,6 +184,8 @@ class FederatedOrchestrator(Callback):
     @torch.no_grad()
     def _collect(self, client: Client, positions: tuple[int, ...]) -> None:
         cohort, federation = client._cohort, _federation(client)
+        if federation.buffer is not None:
+            federation.buffer.close(cohort, positions)
         for method in federation.methods.values():
             method.close_clients(cohort, positions)
         clients = [cohort.clients[p] for p in positions]
@@ -216,7 +224,8 @@ class FederatedOrchestrator(Callback):
             method.end_round(plan)
         if plan.last_of_task:
             for method in federation.methods.values():
-                method.end_task(plan)
+                if method.needs_boundaries:
+                    method.end_task(plan)
             check_same_model(federation)
         federation.synchronise()
 
@@ -243,8 +252,11 @@ class FederatedOrchestrator(Callback):
         return held
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Count the round's time, evaluation included."""
-        _federation(pl_module).seconds += time.perf_counter() - self._started
+        """Add ACC to the learning curve; count the round's time, evaluation included."""
+        federation, plan = _federation(pl_module), self._plan
+        evaluated = federation.schedule.evaluates_after(plan)
+        federation.curve.append(average_accuracy(mean_matrix(federation), plan.task).item() if evaluated else None)
+        federation.seconds += time.perf_counter() - self._started
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse to call a run over that ended early without anybody asking for it.
@@ -291,6 +303,8 @@ def check_trainer(trainer: Trainer, data: FederatedDataModule) -> None:
     wanted: list[tuple[str, Any, Any, str]] = [
         ("max_epochs", trainer.max_epochs, data.num_rounds, "the number of rounds, which follows from schedule"),
         ("max_steps", trainer.max_steps, -1, "unset: schedule says how long a run is"),
+        ("min_epochs", trainer.min_epochs or 0, 0, "unset: schedule and targets say how long a run is"),
+        ("min_steps", trainer.min_steps or 0, 0, "unset: schedule and targets say how long a run is"),
         ("accumulate_grad_batches", trainer.accumulate_grad_batches, 1, "a larger schedule.batch_size instead"),
         ("limit_train_batches", trainer.limit_train_batches, 1.0, "a shorter schedule or max_train of the source"),
         ("limit_val_batches", trainer.limit_val_batches, 1.0, "max_test of the source instead"),
@@ -323,6 +337,12 @@ def check_same_model(federation: Federation) -> None:
                 f"process {process} has another global model than process 0: a method changed it by what one process "
                 "alone knows, other than the channel's sums"
             )
+
+
+def mean_matrix(federation: Federation) -> torch.Tensor:
+    """The accuracy matrix ``[T, T]`` in percent; the mean over clients where models are personal."""
+    matrix = federation.accuracy.compute()
+    return matrix.nanmean(0) if federation.has_personal_models else matrix
 
 
 class Located:

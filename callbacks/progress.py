@@ -12,7 +12,6 @@ from rich.text import Text
 
 from callbacks.federated import _client, _federation
 from cfl.data.cohorts import CohortBatch
-from cfl.metrics import average_accuracy
 from cfl.schedule import RoundPlan
 
 
@@ -30,7 +29,7 @@ class RoundProgress(Callback):
 
     Args:
         enabled: show anything at all.
-        plain_seconds: without a terminal, seconds between two lines; task ends are always shown.
+        plain_seconds: without a terminal, seconds between two lines; task ends and the run's end are always shown.
         live_seconds: on a terminal, seconds between two refreshes.
     """
 
@@ -76,12 +75,11 @@ class RoundProgress(Callback):
             return
         self._done = self._clients = len(plan.clients)
         if federation.schedule.evaluates_after(plan):
-            matrix = federation.accuracy.compute()
-            matrix = matrix.nanmean(0) if federation.has_personal_models else matrix
-            self._acc = average_accuracy(matrix, plan.task).item()
+            self._acc = federation.curve[-1]
         pause = self.live_seconds if self._live is not None else self.plain_seconds
-        if plan.last_of_task or time.perf_counter() - self._shown_at >= pause:
-            self._show(pl_module, plan.last_of_task)
+        keep = plan.last_of_task or federation.finished
+        if keep or time.perf_counter() - self._shown_at >= pause:
+            self._show(pl_module, keep)
 
     def line(self, pl_module: LightningModule) -> str:
         """The line as text."""
@@ -94,7 +92,8 @@ class RoundProgress(Callback):
         left = "-"
         if run:
             per_round = (time.perf_counter() - self._started) / run
-            left = clock(per_round * (federation.schedule.num_rounds - federation.round))
+            rounds_left = 0 if federation.finished else federation.schedule.num_rounds - federation.round
+            left = clock(per_round * rounds_left)
         acc = "-" if self._acc is None else f"{self._acc:.2f}"
         return (
             f"task {plan.task + 1}/{federation.data.num_tasks}  round {plan.round_in_task + 1}/{rounds}  "

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from callbacks.federated import _client, _data, _federation
+from callbacks.federated import _client, _data, _federation, mean_matrix
+from callbacks.targets import AccuracyTargets, rounds_in_words
 from cfl import __version__, processes
 from cfl.client import Client
 from cfl.comparison import matrix_table, print_table, write_matrix_csv
@@ -21,9 +22,9 @@ from cfl.data.report import save as save_partition_report
 from cfl.errors import ConfigError
 from cfl.experiment import method_name
 from cfl.federation import Federation
-from cfl.figures import accuracy_curve, accuracy_heatmap
+from cfl.figures import accuracy_curve, accuracy_heatmap, learning_curves
 from cfl.figures import save as save_figure
-from cfl.metrics import FORMULAS, average_accuracy
+from cfl.metrics import FORMULAS
 from cfl.schedule import RoundPlan
 
 LAST_CHECKPOINT = "last.ckpt"
@@ -34,7 +35,8 @@ class RunRecord(Callback):
 
     ``config.yaml`` (resolved), ``partition.csv`` and ``.png``, ``rounds.csv`` (a row per round),
     ``accuracy_matrix.csv`` (row = after task, column = task), ``<method>.csv``, and when the last round is over
-    ``summary.json``, ``accuracy_matrix.png`` and ``accuracy_curve.png``. Accuracies and forgetting are in percent.
+    ``summary.json``, ``accuracy_matrix.png``, ``accuracy_curve.png`` and, if there were evaluations between task ends,
+    the learning curve ``accuracy_rounds.png``. Accuracies and forgetting are in percent.
     Of several processes the first writes and prints.
 
     Args:
@@ -50,6 +52,7 @@ class RunRecord(Callback):
         self.config_hash = ""
         self._prepared = False
         self.last_row: dict[str, Any] = {}
+        self.targets = AccuracyTargets()
 
     @property
     def folder(self) -> Path:
@@ -101,7 +104,9 @@ class RunRecord(Callback):
     # During a fit.
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write what is known before the first round."""
+        """Write what is known before the first round; note the targets that the run was given."""
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        self.targets = next((c for c in callbacks if isinstance(c, AccuracyTargets)), AccuracyTargets())
         if stage != "fit" or not trainer.is_global_zero:
             return
         if not self._prepared:
@@ -152,11 +157,9 @@ class RunRecord(Callback):
             "downlink_bytes": channel.total_downlink_bytes,
             "skipped_clients": sum(1 for entry in channel.skipped if entry[0] == plan.round),
             "seconds": federation.seconds,
-            "acc": "",
+            "acc": federation.curve[plan.round] if evaluated else "",
         }
         matrix = mean_matrix(federation) if evaluated else None
-        if matrix is not None:
-            row["acc"] = average_accuracy(matrix, plan.task).item()
         for task in range(federation.data.num_tasks):
             row[f"acc_task_{task}"] = "" if matrix is None else matrix[plan.task, task].item()
         return row
@@ -220,6 +223,9 @@ class RunRecord(Callback):
         if federation.accuracy_task_il is not None:
             task_il = federation.accuracy_task_il.summary()
             figures |= {f"{key}_task_il": value for key, value in task_il.items()}
+        if self.targets.accuracies:
+            figures["rounds_to_accuracy"] = self.targets.rounds(federation.curve)
+            figures["stopped_early"] = federation.stopped
         for method in federation.methods.values():
             figures |= method.summary()
         return figures
@@ -229,6 +235,9 @@ class RunRecord(Callback):
         title = f"{figures['method']} on {figures['benchmark']}"
         save_figure(accuracy_heatmap(matrix, title), self.folder / "accuracy_matrix.png")
         save_figure(accuracy_curve({figures["method"]: matrix}), self.folder / "accuracy_curve.png")
+        if federation.schedule.settings.evaluate_every:
+            curves = learning_curves({figures["method"]: federation.curve}, self.targets.accuracies)
+            save_figure(curves, self.folder / "accuracy_rounds.png")
         # Last, in one piece: a summary says that everything else is there.
         temporary = self.folder / ".summary.json"
         temporary.write_text(json.dumps(figures, indent=2) + "\n")
@@ -257,7 +266,9 @@ class RunRecord(Callback):
         """Print accuracy matrix, ACC, FGT, BWT and FWT."""
         print_table(matrix_table(mean_matrix(federation)))
         after, plan_of = federation.last_task, federation.schedule
-        if federation.round and not plan_of.round(federation.round - 1).last_of_task:
+        if federation.stopped:
+            print(f"stopped after {federation.round} of {plan_of.num_rounds} rounds: all targets are met")
+        elif federation.round and not plan_of.round(federation.round - 1).last_of_task:
             print(f"task {after} is not finished: {federation.round} of {plan_of.num_rounds} rounds")
         for name, figures in [("", federation.accuracy.summary())] + (
             [] if federation.accuracy_task_il is None else [(" (task known)", federation.accuracy_task_il.summary())]
@@ -265,12 +276,8 @@ class RunRecord(Callback):
             for key, formula in FORMULAS.items():
                 value = figures[key]
                 print(f"{key.upper() + name:<8} {'undefined' if value is None else format(value, '8.3f')}   {formula}")
-
-
-def mean_matrix(federation: Federation) -> torch.Tensor:
-    """The accuracy matrix ``[T, T]`` in percent; the mean over clients where models are personal."""
-    matrix = federation.accuracy.compute()
-    return matrix.nanmean(0) if federation.has_personal_models else matrix
+        for line in rounds_in_words(self.targets.rounds(federation.curve), federation.round):
+            print(line)
 
 
 def mean_initial(federation: Federation) -> torch.Tensor:

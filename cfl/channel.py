@@ -73,19 +73,28 @@ class Channel:
         """Say which task and round the coming messages belong to, for error messages."""
         self._task, self._round = task, round
 
-    def downlink(self, topic: str, payload: Mapping[str, Tensor], receivers: int) -> None:
+    def downlink(
+        self, topic: str, payload: Mapping[str, Tensor], receivers: int, wire_bytes: int | None = None
+    ) -> None:
         """The server sends ``payload`` to ``receivers`` clients.
 
         Args:
             topic: what it is, e.g. ``model``; bytes are counted per topic.
             payload: name -> tensor, the message to one client.
             receivers: number of clients it goes to, of those that fall to this process.
+            wire_bytes: what one message takes as it is really sent, where that is not these tensors as they are.
         """
-        self.downlink_bytes[topic] = self.downlink_bytes.get(topic, 0) + receivers * payload_bytes(payload)
+        size = payload_bytes(payload) if wire_bytes is None else wire_bytes
+        self.downlink_bytes[topic] = self.downlink_bytes.get(topic, 0) + receivers * size
 
     @torch.no_grad()
     def uplink(
-        self, topic: str, payload: Mapping[str, Tensor], weights: Sequence[float], clients: Sequence[int]
+        self,
+        topic: str,
+        payload: Mapping[str, Tensor],
+        weights: Sequence[float],
+        clients: Sequence[int],
+        wire_bytes: int | None = None,
     ) -> None:
         """k clients send one message each; their weighted sum is added to the topic's running sum.
 
@@ -94,11 +103,13 @@ class Channel:
             payload: name -> ``[k, ...]``, row j from client ``clients[j]``.
             weights: the k weights.
             clients: the k ids.
+            wire_bytes: what one client's message takes as it is really sent (values with their places, say), where
+                that is not these tensors as they are.
 
         Raises:
             BadUpdate: if a message holds NaN or infinity and ``on_bad_update`` is ``stop``.
         """
-        self._count_uplink(topic, payload, clients)
+        self._count_uplink(topic, payload, clients, wire_bytes)
         added = weighted_sums(payload, weights)
         # A sum is finite only if all its terms are: single messages are looked at when it is not.
         if not math.isfinite(float(torch.stack([total.sum(dtype=torch.float32) for total in added.values()]).sum())):
@@ -140,7 +151,9 @@ class Channel:
         sums, weight = self.sum(topic)
         return {name: total.div_(weight) for name, total in sums.items()}
 
-    def uplink_individually(self, topic: str, payload: Mapping[str, Tensor], clients: Sequence[int]) -> None:
+    def uplink_individually(
+        self, topic: str, payload: Mapping[str, Tensor], clients: Sequence[int], wire_bytes: int | None = None
+    ) -> None:
         """As :meth:`uplink`, but the server gets to see every single message.
 
         Raises:
@@ -150,7 +163,7 @@ class Channel:
             raise PermissionError(
                 f"topic {topic!r} shows the server single clients' messages; the method must declare individual_uplinks"
             )
-        self._count_uplink(topic, payload, clients)
+        self._count_uplink(topic, payload, clients, wire_bytes)
         keep = self.usable(payload, clients)
         box = self._single.setdefault(topic, {})
         for row, client in enumerate(clients):
@@ -162,11 +175,14 @@ class Channel:
         self._senders.pop(topic, None)
         return dict(sorted(processes.share_out(self._single.pop(topic, {})).items()))
 
-    def _count_uplink(self, topic: str, payload: Mapping[str, Tensor], clients: Sequence[int]) -> None:
+    def _count_uplink(
+        self, topic: str, payload: Mapping[str, Tensor], clients: Sequence[int], wire_bytes: int | None
+    ) -> None:
         rows = {len(values) for values in payload.values()}
         if rows - {len(clients)}:
             raise ValueError(f"topic {topic!r}: {len(clients)} clients but messages with {sorted(rows)} rows")
-        self.uplink_bytes[topic] = self.uplink_bytes.get(topic, 0) + payload_bytes(payload)
+        size = payload_bytes(payload) if wire_bytes is None else len(clients) * wire_bytes
+        self.uplink_bytes[topic] = self.uplink_bytes.get(topic, 0) + size
         self._senders.setdefault(topic, set()).update(clients)
 
     def usable(self, payload: Mapping[str, Tensor], clients: Sequence[int]) -> list[bool]:

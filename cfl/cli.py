@@ -15,7 +15,14 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from callbacks import DashboardLog, FederatedOrchestrator, RoundCheckpoint, RoundProgress, RunRecord
+from callbacks import (
+    AccuracyTargets,
+    DashboardLog,
+    FederatedOrchestrator,
+    RoundCheckpoint,
+    RoundProgress,
+    RunRecord,
+)
 from callbacks.federated import check_trainer
 from callbacks.record import LAST_CHECKPOINT
 from cfl.client import Client
@@ -28,6 +35,7 @@ from cfl.metrics import FORMULAS
 from cfl.parallel import check_strategy
 from cfl.parsing import Parser, debugging, reason_for_user
 from cfl.processes import cause_elsewhere
+from cfl.replay_buffer import ReplayBuffer
 from cfl.schedule import Schedule
 
 DEFAULT_CONFIG = Path(__file__).resolve().parent.parent / "configs" / "default.yaml"
@@ -41,7 +49,9 @@ SECTIONS: Mapping[str, type] = {
     "model": Client,
     "data": FederatedDataModule,
     "schedule": Schedule,
+    "buffer": ReplayBuffer,
     "federated": FederatedOrchestrator,
+    "targets": AccuracyTargets,
     "trainer": Trainer,
 }
 """The class whose signature has the defaults of a section's options."""
@@ -50,8 +60,8 @@ SECTIONS: Mapping[str, type] = {
 class FederatedCLI(LightningCLI):
     """LightningCLI with the keys of a federated experiment.
 
-    ``model``, ``data``, ``methods``, ``schedule``, ``federated`` say what is run; ``run``, ``checkpoint``, ``progress``
-    and ``trainer`` where and how.
+    ``model``, ``data``, ``methods``, ``buffer``, ``schedule``, ``federated``, ``targets`` say what is run; ``run``,
+    ``checkpoint``, ``progress`` and ``trainer`` where and how.
     """
 
     config_init: Any
@@ -71,7 +81,9 @@ class FederatedCLI(LightningCLI):
         )
         parser.add_class_arguments(Schedule, "schedule")
         parser.add_class_arguments(EngineOptions, "engine")
+        parser.add_class_arguments(ReplayBuffer, "buffer")
         parser.add_lightning_class_args(FederatedOrchestrator, "federated")
+        parser.add_lightning_class_args(AccuracyTargets, "targets")  # before the callbacks that ask if the run is over
         parser.add_lightning_class_args(RunRecord, "run")
         parser.add_lightning_class_args(DashboardLog, "dashboards")
         parser.add_lightning_class_args(RoundProgress, "progress")
@@ -81,6 +93,7 @@ class FederatedCLI(LightningCLI):
         parser.link_arguments("seed_everything", "data.seed")
         parser.link_arguments("schedule", "data.schedule", apply_on="instantiate")
         parser.link_arguments("engine", "model.engine", apply_on="instantiate")
+        parser.link_arguments("buffer", "model.buffer", apply_on="instantiate")
         parser.link_arguments("data.input_shape", "model.input_shape", apply_on="instantiate")
         parser.link_arguments("data.num_outputs", "model.num_outputs", apply_on="instantiate")
 
@@ -130,6 +143,8 @@ class FederatedCLI(LightningCLI):
         wanted = self._settings.trainer.max_epochs
         if wanted not in (None, data.num_rounds):
             raise ConfigError("trainer.max_epochs", wanted, "unset: the number of rounds follows from schedule")
+        if self.subcommand == "fit":
+            self._get(self.config_init, "targets").check(data.schedule, data.num_tasks)
         checkpoint = self._checkpoint(record)
         trainer = super().instantiate_trainer(max_epochs=data.num_rounds, **kwargs)
         if self.subcommand == "fit":

@@ -31,6 +31,7 @@ from cfl.models.batchnorm import convert_batchnorm, unmaskable_layers
 from cfl.models.dropout import convert_dropout
 from cfl.objective import Objective
 from cfl.randomness import seed_for
+from cfl.replay_buffer import ReplayBuffer
 
 ELEMENTWISE_OPTIMIZERS = frozenset(
     {"SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta", "ASGD", "Rprop"}
@@ -52,6 +53,7 @@ class Client(LightningModule):
         num_outputs: follows from the data.
         seed: the run's seed (in YAML ``seed_everything``).
         engine: how local steps are computed (in YAML the top-level key ``engine``).
+        buffer: the clients' buffers, for methods that replay (in YAML the top-level key ``buffer``).
 
     Attributes:
         engine_choice: what computes local steps, and how many clients side by side; known once training has started.
@@ -67,11 +69,13 @@ class Client(LightningModule):
         num_outputs: int = 1,
         seed: int = 0,
         engine: EngineOptions | None = None,
+        buffer: ReplayBuffer | None = None,
     ) -> None:
         super().__init__()
         self.seed = seed
         self.input_shape = input_shape
         self.engine_options = EngineOptions() if engine is None else engine
+        self.buffer = ReplayBuffer() if buffer is None else buffer
         self.methods: dict[str, Method] = dict(methods or {})
         self._make_optimizer = optimizer
         with torch.random.fork_rng():
@@ -111,6 +115,7 @@ class Client(LightningModule):
         self._federation.engine = {**choice.to_dict(), "seconds_per_client_step_in_trials": trials}
         self.engine = build_engine(choice, self.network, self.input_shape, self.engine_options)
         self.cohort = Cohort(self.network, choice.width, data.outputs.train, self.engine.channels_last)
+        self.cohort.gradients_on = self._gradients_on
         self._loss = torch.zeros(2, device=self.device)
         return self._optimizer_of(self.cohort.parameters.values())
 
@@ -123,6 +128,7 @@ class Client(LightningModule):
                 raise ConfigError(
                     "model.optimizer", name, f"one of {sorted(method.optimizers)} while methods.{key} is used"
                 )
+            method.check_optimizer(optimizer)
 
     def _optimizer_of(self, parameters: Iterable[torch.nn.Parameter]) -> Optimizer:
         try:
@@ -194,13 +200,15 @@ class Client(LightningModule):
             RuntimeError: naming round, task, clients and step, with the failure as its cause.
         """
         cohort = self._cohort
-        self.local_step = batch.step
+        self.local_step, cohort.steps = batch.step, batch.step + 1
         if batch.opens:
             optimizer = cast(Optimizer, self.optimizers(use_pl_optimizer=False))
             at_once = self._at_once(optimizer) if self._engine.steps_at_once else None
             self._multiplier = next((m for m in self.methods.values() if self._multiplied_by_engine(m)), None)
             factors = {} if self._multiplier is None else cast(RightMultiplication, self._multiplier).right_factors
-            self._step_context = StepContext(self.seed, at_once, self._objective, factors)
+            keeps_logits = any(m.observes for m in self._objective.observers)
+            keeps_logits = keeps_logits or any(m.replays_logits for m in self.methods.values())
+            self._step_context = StepContext(self.seed, at_once, self._objective, factors, keeps_logits)
         try:
             for method in self.methods.values():
                 batch = method.extend_batch(cohort, batch)
@@ -210,6 +218,12 @@ class Client(LightningModule):
                 cohort.use_outputs(added.tasks, added.mask)
             losses = self._engine.losses(cohort, batch, self._step_context)
             self._record(losses.detach(), batch)
+            logits = None if (of := self._engine.logits) is None else of[:, : batch.mask.shape[1]].detach()
+            if logits is not None:
+                for method in self._objective.observers:
+                    method.observe(cohort, batch, logits)
+            if self._federation.buffer is not None:
+                self._federation.buffer.offer(cohort, batch, logits)
             for method in self.methods.values():
                 penalty = method.penalty(cohort)
                 if penalty is not None:
@@ -219,6 +233,9 @@ class Client(LightningModule):
         except Exception as error:
             raise self._failure(error) from error
         return losses.sum()
+
+    def _gradients_on(self, batch: CohortBatch, purpose: str) -> dict[str, Tensor]:
+        return self._engine.gradients(self._cohort, batch, StepContext(self.seed, purpose=purpose))
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Gradients of the last :meth:`training_step`, by the engine."""
@@ -318,15 +335,24 @@ class Client(LightningModule):
             with federation.evaluation_statistics():
                 server = federation.state_tensors()
                 model = federation.encode(batch.task, server)
-                logits = self.network(batch.x) if model is server else functional_call(self.network, model, (batch.x,))
-                self._count(logits, batch, row, None)
+                self._count(self._scores_of(batch, model, model is server), batch, row, None)
             return
         with federation.evaluation_statistics():
             shared = federation.encode(batch.task, federation.state_tensors())
             members = federation.data.members[batch.task].tolist()
             for client in members[processes.rank() :: processes.count()]:
                 own = federation.encode(batch.task, {n: v[0] for n, v in federation.own_tensors((client,)).items()})
-                self._count(functional_call(self.network, {**shared, **own}, (batch.x,)), batch, row, client)
+                self._count(self._scores_of(batch, {**shared, **own}, False), batch, row, client)
+
+    def _scores_of(self, batch: EvaluationBatch, model: dict[str, Tensor], is_network: bool) -> Tensor:
+        """``[B, O]`` of a test batch under a model, which may be the one that the network holds."""
+        x = cast(Tensor, batch.x)
+        for method in self.methods.values():
+            found = method.classify(batch.task, model, x)
+            if found is not None:
+                return found
+        scores: Tensor = self.network(x) if is_network else functional_call(self.network, model, (x,))
+        return scores
 
     def _scores(self, row: int) -> bool:
         """Whether evaluating now gives this row; -1, before any training, stays as it is in a run that is resumed."""

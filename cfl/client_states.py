@@ -94,6 +94,11 @@ class ClientStates:
             held.move_to_disk(self.folder)
         held.write(clients, rows)
 
+    def forget(self, topic: str) -> None:
+        """From here on no client has anything of a topic. Between rounds; all processes must call this."""
+        self._topics.pop(topic, None)
+        self._changed.pop(topic, None)
+
     def holders(self, topic: str) -> list[int]:
         """The clients that have something of a topic, ascending."""
         held = self._topics.get(topic)

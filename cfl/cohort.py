@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from cfl.data.cohorts import CohortBatch
+
+
+def _no_engine(batch: CohortBatch, purpose: str) -> dict[str, Tensor]:
+    raise RuntimeError("a cohort that no engine trains")
 
 
 class Cohort:
@@ -30,6 +38,11 @@ class Cohort:
         received: name -> ``[...]``, the global parameters they started from.
         own: name -> ``[k, ...]``, what they started from instead where it is their own.
         used_outputs: ``[k, O]`` bool, outputs that had a part in each client's loss, or None for all.
+        lr: the optimizer's learning rate.
+        gradients_on: for methods, another batch of the same clients, and a name for its dropout masks, to the gradients
+            of their mean cross-entropies on it where the clients are now: name -> ``[k, ...]``, valid until the next
+            call. Nothing else changes by it, running statistics of BatchNorm neither.
+        steps: local steps since the cohort opened, the present one included; for a client that closes, all of its own.
     """
 
     def __init__(
@@ -46,7 +59,9 @@ class Cohort:
         self.own: Mapping[str, Tensor] = {}
         self.clients: tuple[int, ...] = ()
         self.sizes: tuple[int, ...] = ()
-        self.task = self.round = 0
+        self.task = self.round = self.steps = 0
+        self.lr = 0.0
+        self.gradients_on: Callable[[CohortBatch, str], dict[str, Tensor]] = _no_engine
         self.used_outputs: Tensor | None = None
 
     @torch.no_grad()
@@ -74,6 +89,7 @@ class Cohort:
         k = len(clients)
         self.clients, self.sizes, self.task, self.round = tuple(clients), tuple(sizes), task, round
         self.received, self.own = shared, own
+        self.steps = 0
         for name, parameter in self.parameters.items():
             parameter.data = self._room[name][:k]
             parameter.grad = None
@@ -123,15 +139,31 @@ class Cohort:
             positions: the clients whose tensors these are.
             trained: as :meth:`rows` gives them; the output layer's (``head.*``) are changed in place.
         """
-        if self.used_outputs is None:
-            return
-        (used,) = self.rows(positions, {"used": self.used_outputs}).values()
         for name, values in trained.items():
-            if name.startswith("head.") and values.ndim > 1 and values.shape[1] == used.shape[1]:
+            used = self.used_rows(name, positions)
+            if used is not None:
                 own = name in self.own
                 start = self.rows(positions, {name: self.own[name]})[name] if own else self.received[name]
-                keep = used.view(*used.shape, *[1] * (values.ndim - 2))
-                values.copy_(torch.where(keep, values, start))
+                values.copy_(torch.where(used, values, start))
+
+    def used_rows(self, name: str, positions: Sequence[int] | None = None) -> Tensor | None:
+        """Which rows of a parameter or buffer belong to outputs that have had a part in each client's loss so far.
+
+        Args:
+            name: of the tensor.
+            positions: the clients; all if not given.
+
+        Returns:
+            ``[k, O, 1, ...]`` bool for a tensor of the output layer (``head.*``), None for others, and where all
+            outputs have had a part.
+        """
+        shape = (self._room[name] if name in self._room else self._buffer_room[name]).shape
+        used = self.used_outputs
+        if used is None or not name.startswith("head.") or len(shape) < 2 or shape[1] != used.shape[1]:
+            return None
+        if positions is not None:
+            (used,) = self.rows(positions, {"used": used}).values()
+        return used.view(*used.shape, *[1] * (len(shape) - 2))
 
     @property
     def gradients(self) -> dict[str, Tensor]:

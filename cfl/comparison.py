@@ -4,8 +4,10 @@
 
 - ``summary.json``: an object with the keys of :data:`SUMMARY_KEYS`; ``acc``, ``fgt``, ``fgt_max``, ``bwt`` and
   ``fwt`` as in :data:`cfl.metrics.FORMULAS`, null where undefined; ``used_space`` (percent or null) may be absent;
-  other keys are ignored.
+  so may ``rounds_to_accuracy`` (target in percent -> rounds or null); other keys are ignored.
 - ``accuracy_matrix.csv``: see :func:`write_matrix_csv`.
+
+and, if there is a learning curve, ``rounds.csv``: see :func:`read_curve`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import wrap
 from typing import IO, Any
@@ -27,7 +29,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from cfl.figures import accuracy_curve, accuracy_heatmaps, cell_colours, save
+from cfl.figures import accuracy_curve, accuracy_heatmaps, cell_colours, learning_curves, save
 from cfl.metrics import FORMULAS, average_accuracy
 
 _TEXT, _COUNT, _NUMBER, _NUMBER_OR_NULL = "text", "an integer", "a number", "a number or null"
@@ -92,6 +94,10 @@ class Run:
         used_space: share of the input space that a subspace method uses up, in percent; None for other methods.
         matrix: ``[T, T]`` float64 accuracy matrix in percent, NaN where not evaluated.
         initial: ``[T]`` accuracies before training in percent, or None where the file has none.
+        curve: ACC in percent after each round, None after those without an evaluation; empty where the run was
+            evaluated at task ends only.
+        rounds_to_accuracy: the run's targets: percent -> rounds until ACC first reached it, None if never.
+        stopped_early: whether it ended once its targets were met, so that ``rounds`` is a result and no setting.
     """
 
     folder: Path
@@ -115,6 +121,14 @@ class Run:
     used_space: float | None
     matrix: Tensor
     initial: Tensor | None
+    curve: Sequence[float | None] = ()
+    rounds_to_accuracy: Mapping[str, int | None] = field(default_factory=dict)
+    stopped_early: bool = False
+
+    def rounds_to(self, target: str) -> int | None:
+        """Rounds until ACC first reached a target in percent, its own or not; None where it never did or is unknown."""
+        known = self.rounds_to_accuracy
+        return known[target] if target in known else rounds_to(self.curve, float(target))
 
 
 def write_matrix_csv(path: Path, matrix: Tensor, initial: Tensor | None = None) -> None:
@@ -188,11 +202,56 @@ def _cell(text: str, path: Path, number: int) -> float:
     return value
 
 
+def read_curve(path: Path) -> list[float | None]:
+    """Read a run's learning curve off its table of rounds.
+
+    Args:
+        path: ``rounds.csv``; of its columns ``round``, from 0, and ``acc``, in percent or empty, are read.
+
+    Returns:
+        ACC after each round, None after those without an evaluation; empty where there is no such file or column.
+
+    Raises:
+        RunFolderError: a value that cannot be; the message names the file and the line.
+    """
+    if not path.is_file():
+        return []
+    found: dict[int, float | None] = {}
+    with _open(path) as file:
+        try:
+            for number, row in enumerate(csv.DictReader(file), start=2):
+                if row.get("acc") is None:
+                    return []
+                if not (row.get("round") or "").isdecimal():
+                    raise RunFolderError(f"{path}, line {number}: {row.get('round')!r} is no round")
+                value = _cell(row["acc"], path, number)
+                found[int(row["round"])] = None if math.isnan(value) else value
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise RunFolderError(f"{path}: not a CSV file: {error}") from None
+    return [found.get(round) for round in range(max(found, default=-1) + 1)]
+
+
+def rounds_to(curve: Sequence[float | None], accuracy: float) -> int | None:
+    """Rounds until a learning curve first reaches an accuracy: the least r, from 1, with ACC of at least that after it.
+
+    Only rounds with an evaluation can be found, so the answer is as fine as these are dense. ACC is compared after
+    rounding to 6 digits behind the point, as kept runs hold it: a mean that misses by a rounding error has reached.
+
+    Args:
+        curve: ACC in percent after each round, None where not evaluated.
+        accuracy: in percent.
+
+    Returns:
+        None where the curve never gets there.
+    """
+    return next((r for r, acc in enumerate(curve, start=1) if acc is not None and round(acc, 6) >= accuracy), None)
+
+
 def read_run(folder: Path) -> Run:
     """Read one run.
 
     Args:
-        folder: holds ``summary.json`` and ``accuracy_matrix.csv``.
+        folder: holds ``summary.json`` and ``accuracy_matrix.csv``, and ``rounds.csv`` where there is a learning curve.
 
     Raises:
         RunFolderError: the folder or a file is missing or broken, or a key is missing or of the wrong type.
@@ -220,6 +279,18 @@ def read_run(folder: Path) -> Run:
     matrix, initial = read_matrix_csv(matrix_path)
     if len(matrix) != values["tasks"]:
         raise RunFolderError(f"{matrix_path}: {len(matrix)} tasks, but summary.json says tasks = {values['tasks']}")
+    targets, stopped = summary.get("rounds_to_accuracy", {}), summary.get("stopped_early", False)
+    if not isinstance(targets, dict) or not all(
+        _is_number(name) and (rounds is None or _is(rounds, _COUNT)) for name, rounds in targets.items()
+    ):
+        valid = "target in percent -> an integer or null"
+        raise RunFolderError(f"{path}: rounds_to_accuracy = {json.dumps(targets)} cannot be; valid: {valid}")
+    if not isinstance(stopped, bool):
+        raise RunFolderError(f"{path}: stopped_early = {json.dumps(stopped)} cannot be; valid: true or false")
+    curve = read_curve(folder / "rounds.csv")
+    # With at most an evaluation per task there is nothing that the accuracy matrix does not say.
+    curve = curve if targets or sum(acc is not None for acc in curve) > values["tasks"] else []
+    values |= {"curve": curve, "rounds_to_accuracy": targets, "stopped_early": stopped}
     return Run(folder=folder, matrix=matrix, initial=initial, **values)
 
 
@@ -232,6 +303,13 @@ def _open(path: Path) -> IO[str]:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON value, use null")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _is(value: Any, kind: str) -> bool:
@@ -248,11 +326,15 @@ _NAMED_SETTINGS = ("benchmark", "partition", "scenario")
 _COUNTED_SETTINGS = ("tasks", "rounds", "clients")
 
 
+def _setting(run: Run, key: str) -> Any:
+    return None if key == "rounds" and run.stopped_early else getattr(run, key)
+
+
 def comparability_notes(runs: Sequence[Run]) -> list[str]:
     """One line for each setting other than method and seed in which the runs differ; empty if they differ in none."""
     notes = []
     for key in (*_NAMED_SETTINGS, *_COUNTED_SETTINGS):
-        values = list(dict.fromkeys(str(getattr(run, key)) for run in runs))
+        values = [str(value) for value in dict.fromkeys(_setting(run, key) for run in runs) if value is not None]
         if len(values) > 1:
             what = f"{key}s" if key in _NAMED_SETTINGS else f"numbers of {key}"
             notes.append(f"NOTE: different {what} are compared: {', '.join(values)}")
@@ -265,12 +347,14 @@ def run_labels(runs: Sequence[Run]) -> list[str]:
     Where that leaves names alike, the name of the folder is added, or its whole path if those are alike too.
     """
     keys = (*_NAMED_SETTINGS, *_COUNTED_SETTINGS, "seed")
-    differing = [key for key in keys if len({getattr(run, key) for run in runs}) > 1]
+    differing = [key for key in keys if len({_setting(run, key) for run in runs} - {None}) > 1]
     labels = []
     for run in runs:
         words = []
         for key in differing:
-            value = getattr(run, key)
+            value = _setting(run, key)
+            if value is None:
+                continue
             words.append(f"{value} {key}" if key in _COUNTED_SETTINGS else f"seed {value}" if key == "seed" else value)
         labels.append(f"{run.method} ({', '.join(words)})" if words else run.method)
     named = [(label, run.folder.resolve().name) for label, run in zip(labels, runs, strict=True)]
@@ -304,6 +388,24 @@ _COLUMNS: tuple[tuple[str, Callable[[Run], str]], ...] = (
 )
 
 
+def _targets(runs: Sequence[Run]) -> list[str]:
+    """The targets of any of the runs, lowest first."""
+    return sorted({name for run in runs for name in run.rounds_to_accuracy}, key=float)
+
+
+def _columns(runs: Sequence[Run]) -> list[tuple[str, Callable[[Run], str]]]:
+    """Heading and cell text of every column; of rounds-to-accuracy there are as many as the runs have targets."""
+
+    def rounds(name: str) -> Callable[[Run], str]:
+        def text(run: Run) -> str:
+            found = run.rounds_to(name)
+            return f"> {run.rounds:,}" if found is None and run.curve else _fixed(0)(found)
+
+        return text
+
+    return [*_COLUMNS, *((f"rounds to {name} %", rounds(name)) for name in _targets(runs))]
+
+
 def comparison_table(runs: Sequence[Run]) -> Table:
     """The runs, one to a line in the order given, with notes above where they are not directly comparable.
 
@@ -318,10 +420,11 @@ def comparison_table(runs: Sequence[Run]) -> Table:
         caption_justify="left",
     )
     table.add_column("method", no_wrap=True)
-    for heading, _ in _COLUMNS:
+    columns = _columns(runs)
+    for heading, _ in columns:
         table.add_column(heading, justify="right", no_wrap=True)
     for label, run in zip(run_labels(runs), runs, strict=True):
-        table.add_row(Text(label), *(text(run) for _, text in _COLUMNS))
+        table.add_row(Text(label), *(text(run) for _, text in columns))
     return table
 
 
@@ -376,13 +479,14 @@ def comparison_markdown(runs: Sequence[Run], pictures: Sequence[str] = ()) -> st
         runs: the runs, in the order of the lines.
         pictures: file names of pictures, relative to where the text will be.
     """
-    headings = ["method", *(heading for heading, _ in _COLUMNS)]
+    columns = _columns(runs)
+    headings = ["method", *(heading for heading, _ in columns)]
     lines = ["# Comparison of runs", ""]
     for note in comparability_notes(runs):
         lines += [f"> {note}", ""]
-    lines += ["| " + " | ".join(headings) + " |", "|---" + "|---:" * len(_COLUMNS) + "|"]
+    lines += ["| " + " | ".join(headings) + " |", "|---" + "|---:" * len(columns) + "|"]
     for label, run in zip(run_labels(runs), runs, strict=True):
-        cells = [label.replace("|", "\\|"), *(text(run) for _, text in _COLUMNS)]
+        cells = [label.replace("|", "\\|"), *(text(run) for _, text in columns)]
         lines.append("| " + " | ".join(cells) + " |")
     lines += ["", CAPTION, ""]
     lines += [f"- `{key}`: {formula}" for key, formula in FORMULAS.items()]
@@ -394,7 +498,9 @@ def comparison_markdown(runs: Sequence[Run], pictures: Sequence[str] = ()) -> st
 def write_comparison(runs: Sequence[Run], out: Path) -> None:
     """Write ``comparison.csv``, ``comparison.md``, ``accuracy_curve.png`` and ``accuracy_heatmaps.png``.
 
-    The CSV has every key of ``summary.json`` unrounded, bytes as bytes; an empty cell is an undefined value.
+    If any of the runs was evaluated between task ends also ``accuracy_rounds.png``, the learning curves of those that
+    were. The CSV has every key of ``summary.json`` unrounded, bytes as bytes, and ``rounds_to_<target>`` for every
+    target of any run; an empty cell is an undefined value.
 
     Args:
         runs: at least one run.
@@ -410,14 +516,22 @@ def write_comparison(runs: Sequence[Run], out: Path) -> None:
     keys = [*SUMMARY_KEYS, "used_space"]
     with (out / "comparison.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["run", *keys, "folder"])
+        targets = _targets(runs)
+        writer.writerow(["run", *keys, *(f"rounds_to_{name}" for name in targets), "folder"])
         for label, run in zip(run_labels(runs), runs, strict=True):
             values: list[Any] = [getattr(run, key) for key in keys]
+            values += [run.rounds_to(name) for name in targets]
             writer.writerow([label, *("" if value is None else value for value in values), run.folder])
     matrices: Mapping[str, Tensor] = dict(zip(run_labels(runs), (run.matrix for run in runs), strict=True))
     save(accuracy_curve(matrices), out / "accuracy_curve.png")
     save(accuracy_heatmaps(matrices), out / "accuracy_heatmaps.png")
-    text = comparison_markdown(runs, ["accuracy_curve.png", "accuracy_heatmaps.png"])
+    pictures = ["accuracy_curve.png", "accuracy_heatmaps.png"]
+    curves = {label: run.curve for label, run in zip(run_labels(runs), runs, strict=True) if run.curve}
+    (out / "accuracy_rounds.png").unlink(missing_ok=True)  # of an earlier comparison
+    if curves:
+        save(learning_curves(curves, [float(name) for name in targets]), out / "accuracy_rounds.png")
+        pictures.append("accuracy_rounds.png")
+    text = comparison_markdown(runs, pictures)
     (out / "comparison.md").write_text(text, encoding="utf-8")
 
 

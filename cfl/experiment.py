@@ -15,6 +15,7 @@ _ONLY_WHERE_OR_HOW_FAST = (
     ("data", "root"),
     ("schedule", "cohort_width"),
     ("model", "engine"),
+    ("model", "buffer"),
     ("federated", "client_state_memory_mb"),
 )
 
@@ -22,7 +23,9 @@ _ONLY_WHERE_OR_HOW_FAST = (
 def experiment_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a resolved configuration that decides results.
 
-    Left out are folders, logging, checkpoints, devices and the cohort width, which changes speed only.
+    Left out are folders, logging, checkpoints, devices and the cohort width, which changes speed only. ``targets`` are
+    part of it only where they may end the run: others just say what is recorded. The ``buffer`` is part of it only
+    where a method replays from it.
 
     Args:
         config: a subcommand's configuration as plain dictionaries, lists and values.
@@ -30,6 +33,13 @@ def experiment_of(config: Mapping[str, Any]) -> dict[str, Any]:
     experiment = {key: json.loads(json.dumps(config.get(key))) for key in _DECIDES_RESULTS}
     trainer = config.get("trainer") or {}
     experiment["trainer"] = {key: trainer.get(key) for key in _TRAINER_DECIDES}
+    targets = config.get("targets") or {}
+    if targets.get("accuracies") and targets.get("stop"):
+        # In one form, whatever was written: 85 or 85.0, in any order.
+        experiment["targets"] = {**targets, "accuracies": sorted(float(a) for a in targets["accuracies"])}
+    named = [_named_class(method) for method in (config.get("methods") or {}).values()]
+    if any(getattr(method, "replays", False) for method in named):
+        experiment["buffer"] = json.loads(json.dumps(config.get("buffer") or {}))
     for section, key in _ONLY_WHERE_OR_HOW_FAST:
         if isinstance(experiment[section], dict):
             experiment[section].pop(key, None)

@@ -14,6 +14,7 @@ from cfl.client_states import ClientStates
 from cfl.data.datamodule import FederatedDataModule
 from cfl.errors import ConfigError
 from cfl.metrics import AccuracyMatrix
+from cfl.replay_buffer import ReplayBuffer
 from cfl.schedule import BoundSchedule
 from cfl.server import Server
 
@@ -34,11 +35,15 @@ class Federation:
             like weights. ``local``: every client keeps its own and they are never sent. ``drop``: nobody keeps them.
             Where the global model has none, it is evaluated with the statistics of the test batch.
         clients: where clients keep what stays with them; all of it in memory if not given.
+        buffer: the settings of the clients' buffers; the defaults if not given.
 
     Attributes:
         round: the next round to run, from 0.
         seconds: wall-clock seconds of all finished rounds, evaluation included.
         clients: what clients keep between rounds.
+        buffer: samples that clients keep for replay, or None where no method asks for them.
+        curve: ACC in percent after each finished round, None after those without an evaluation.
+        stopped: whether the run ended before its last round, having reached what it was asked for.
         accuracy: the accuracy matrix under the run's scenario; one per client when models are personal.
         accuracy_task_il: class-incremental runs only: the matrix when the task of a test sample is known.
         engine: for the record, how local steps are computed and what was measured to find that out; None before.
@@ -56,6 +61,7 @@ class Federation:
         channel: Channel,
         batchnorm: Literal["average", "local", "drop"] = "average",
         clients: ClientStates | None = None,
+        buffer: ReplayBuffer | None = None,
     ) -> None:
         self.network, self.data, self.methods = network, data, dict(methods)
         self.batchnorm = batchnorm
@@ -63,6 +69,8 @@ class Federation:
         self.clients = ClientStates() if clients is None else clients
         self.round = 0
         self.seconds = 0.0
+        self.curve: list[float | None] = []
+        self.stopped = False
         self.engine: dict[str, Any] | None = None
         for name, method in self.methods.items():
             if data.scenario not in method.scenarios:
@@ -71,6 +79,9 @@ class Federation:
                     data.scenario,
                     f"one of {sorted(method.scenarios)} while methods.{name} ({type(method).__name__}) is used",
                 )
+            if data.exposure == "asynchronous" and method.needs_boundaries:
+                valid = f"another exposure while methods.{name} ({type(method).__name__}) needs to know where tasks end"
+                raise ConfigError("data.exposure", data.exposure, valid)
         parameters = [n for n, _ in network.named_parameters()]
         buffers = [n for n, _ in network.named_buffers()]
         candidates = parameters if batchnorm == "drop" else parameters + buffers
@@ -78,6 +89,10 @@ class Federation:
         self.personal = frozenset(kept | set(buffers) if batchnorm == "local" else kept)
         self.shared_parameters = tuple(n for n in parameters if n not in self.personal)
         self.shared_buffers = tuple(n for n in buffers if n not in self.personal and batchnorm == "average")
+        self.buffer: ReplayBuffer | None = None
+        if any(method.replays for method in self.methods.values()):
+            self.buffer = ReplayBuffer() if buffer is None else buffer
+            self.buffer.bind(self.clients, data, any(method.replays_logits for method in self.methods.values()))
         for method in self.methods.values():
             method.setup(self)
         owners = data.num_clients if self.has_personal_models else None
@@ -97,8 +112,8 @@ class Federation:
 
     @property
     def finished(self) -> bool:
-        """Whether every round of every task has been run."""
-        return self.round >= self.schedule.num_rounds
+        """Whether no round follows: every one of every task has been run, or the run has stopped."""
+        return self.stopped or self.round >= self.schedule.num_rounds
 
     @property
     def last_task(self) -> int:
@@ -123,6 +138,7 @@ class Federation:
         """Bytes that a client has to keep between rounds, at most: for methods, and what it never sends of a model."""
         tensors = self.state_tensors()
         own = payload_bytes({name: tensors[name] for name in self.personal})
+        own += 0 if self.buffer is None else self.buffer.client_storage()
         return own + sum(method.client_storage() for method in self.methods.values())
 
     def state_tensors(self) -> dict[str, Tensor]:
@@ -179,6 +195,8 @@ class Federation:
         return {
             "round": self.round,
             "seconds": self.seconds,
+            "curve": list(self.curve),
+            "stopped": self.stopped,
             "server": self.server.state_dict(),
             "channel": self.channel.state_dict(),
             "clients": self.clients.state_dict(),
@@ -192,6 +210,9 @@ class Federation:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
         self.round, self.seconds = state["round"], state["seconds"]
+        # Not in files from before there were such figures.
+        self.curve = list(state.get("curve", [None] * self.round))
+        self.stopped = state.get("stopped", False)
         self.server.load_state_dict(state["server"])
         self.channel.load_state_dict(state["channel"])
         self.clients.load_state_dict(state["clients"])

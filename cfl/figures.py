@@ -1,4 +1,4 @@
-"""Pictures of accuracy matrices, as matplotlib figures that need no display.
+"""Pictures of accuracy matrices and learning curves, as matplotlib figures that need no display.
 
 Colours are told apart by readers with any form of colour blindness and in grey: the scale is cividis, the lines use
 the palette of Okabe and Ito together with markers and dashes. Every matrix is ``[T, T]`` in percent with ``a[t, i]``
@@ -166,35 +166,77 @@ def accuracy_curve(matrices: Mapping[str, Tensor]) -> Figure:
     handles = []
     for k, (name, matrix) in enumerate(matrices.items()):
         _require_square(matrix, name)
-        colour, marker = _PALETTE[k % len(_PALETTE)], _MARKERS[k % len(_MARKERS)]
-        # Beyond eight runs colours return, with hollow markers.
-        face = colour if k // len(_PALETTE) % 2 == 0 else "white"
+        style = _line_style(k)
         average = [average_accuracy(matrix, after=t).item() for t in range(len(matrix))]
         first_task = matrix[:, 0].tolist()
-        axes.plot(*_evaluated(first_task), color=colour, linewidth=0.9, linestyle=(0, (4, 2)), alpha=0.8)
-        axes.plot(
-            *_evaluated(average),
-            color=colour,
-            linewidth=2.0,
-            marker=marker,
-            markersize=5.5,
-            markerfacecolor=face,
-            zorder=3,
-        )
-        handles.append(Line2D([], [], color=colour, linewidth=2.0, marker=marker, markerfacecolor=face))
+        axes.plot(*_evaluated(first_task), color=style["color"], linewidth=0.9, linestyle=(0, (4, 2)), alpha=0.8)
+        axes.plot(*_evaluated(average), **style, markersize=5.5, zorder=3)
+        handles.append(Line2D([], [], **style))
     handles += [
         Line2D([], [], linestyle="none"),
         Line2D([], [], color="#555555", linewidth=2.0),
         Line2D([], [], color="#555555", linewidth=0.9, linestyle=(0, (4, 2))),
     ]
-    names = [*matrices, "", "ACC: mean over tasks seen", "accuracy on task 0"]
+    _name_lines(figure, handles, [*matrices, "", "ACC: mean over tasks seen", "accuracy on task 0"])
+    axes.set(xlabel="after learning task", ylabel="accuracy (%)")
+    _set_view(axes)
+    return figure
+
+
+def learning_curves(curves: Mapping[str, Sequence[float | None]], targets: Sequence[float] = ()) -> Figure:
+    """ACC over the communication rounds done, one line per run, with target accuracies as thin horizontal lines.
+
+    Points are drawn where the model was evaluated, and nowhere else; runs may be of different length.
+
+    Args:
+        curves: name of the run to ACC in percent after each round, None where not evaluated.
+        targets: in percent.
+
+    Raises:
+        ValueError: nothing to draw, or a run that was never evaluated.
+    """
+    if not curves:
+        raise ValueError("there is no learning curve to draw")
+    figure = Figure(figsize=(7.6, 4.4 + 0.16 * max(0, len(curves) - 12)), layout="constrained")
+    axes = figure.subplots()
+    handles = []
+    for target in targets:
+        axes.axhline(target, color="#555555", linewidth=0.9, linestyle=(0, (4, 2)))
+    for k, (name, curve) in enumerate(curves.items()):
+        points = [(r, acc) for r, acc in enumerate(curve, start=1) if acc is not None]
+        if not points:
+            raise ValueError(f"{name}: a learning curve to draw has at least one evaluation")
+        style = _line_style(k)
+        # Two dozen markers at most tell lines apart without hiding them; the line itself has every point.
+        every = math.ceil(len(points) / 24)
+        axes.plot(*zip(*points, strict=True), **style, markersize=5.5, markevery=every, zorder=3)
+        handles.append(Line2D([], [], **style))
+    if targets:
+        handles += [Line2D([], [], linestyle="none"), Line2D([], [], color="#555555", linewidth=0.9, linestyle="--")]
+    shown = ", ".join(f"{target:.10g}" for target in targets)
+    _name_lines(figure, handles, [*curves, *(["", f"targets: {shown} %"] if targets else [])])
+    axes.set(xlabel="communication rounds", ylabel="ACC (%)")
+    _set_view(axes)
+    return figure
+
+
+def _line_style(k: int) -> dict[str, Any]:
+    """Of the k-th line; beyond eight, colours return with hollow markers."""
+    colour = _PALETTE[k % len(_PALETTE)]
+    face = colour if k // len(_PALETTE) % 2 == 0 else "white"
+    return {"color": colour, "linewidth": 2.0, "marker": _MARKERS[k % len(_MARKERS)], "markerfacecolor": face}
+
+
+def _name_lines(figure: Figure, handles: Sequence[Line2D], names: Sequence[str]) -> None:
     # The names are set afterwards: matplotlib leaves out labels that begin with an underscore.
     legend = figure.legend(
         handles, [str(k) for k in range(len(names))], loc="outside right upper", frameon=False, fontsize=9
     )
     for text, name in zip(legend.get_texts(), names, strict=True):
         text.set(text=name, parse_math=False)
-    axes.set(xlabel="after learning task", ylabel="accuracy (%)")
+
+
+def _set_view(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
     axes.margins(x=0.03, y=0.06)
     low, high = axes.get_ylim()
@@ -202,7 +244,6 @@ def accuracy_curve(matrices: Mapping[str, Tensor]) -> Figure:
     axes.set_ylim(max(-1.0, centre - half), min(101.0, centre + half))
     axes.grid(axis="y", color="#dddddd", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
-    return figure
 
 
 def save(figure: Figure, path: Path) -> Path:

@@ -10,6 +10,7 @@ For tasks seen up to and including ``t``::
     ACC      mean over i <= t of a[t, i]
     FGT      mean over i < t of a[i, i] - a[t, i]                      FOT, eq (13); may be negative
     FGT max  mean over i < t of (max over j < t of a[j, i]) - a[t, i]  Fed-A-GEM, section 5.1; Chaudhry et al. 2018
+             with the last row too (max over i <= j <= t), as Fed-A-GEM's code has it: never negative
     BWT      mean over i < t of a[t, i] - a[i, i]                      Lopez-Paz and Ranzato 2017; = -FGT
     FWT      mean over 1 <= i <= t of a[i-1, i] - b[i]                 Lopez-Paz and Ranzato 2017
 
@@ -49,6 +50,7 @@ FORMULAS: dict[str, str] = {
     "acc": "mean over i <= t of a[t, i], in percent (higher is better)",
     "fgt": "mean over i < t of a[i, i] - a[t, i], in points (lower is better)",
     "fgt_max": "mean over i < t of (max over j < t of a[j, i]) - a[t, i], in points (lower is better)",
+    "fgt_max_last": "mean over i < t of (max over i <= j <= t of a[j, i]) - a[t, i], in points (lower is better)",
     "bwt": "mean over i < t of a[t, i] - a[i, i], in points (higher is better)",
     "fwt": "mean over 1 <= i <= t of a[i-1, i] - b[i], in points (higher is better)",
 }
@@ -310,8 +312,8 @@ class AccuracyMatrix(Metric):
             after: the row t, 0 .. T-1; None takes the last row in which anything was evaluated.
 
         Returns:
-            ``acc`` in percent, ``fgt``, ``fgt_max``, ``bwt`` and ``fwt`` in points; None where undefined, as FGT is
-            after the first task.
+            ``acc`` in percent, ``fgt``, ``fgt_max``, ``fgt_max_last``, ``bwt`` and ``fwt`` in points; None where
+            undefined, as FGT is after the first task.
 
         Raises:
             ValueError: ``after`` is not a row.
@@ -321,6 +323,7 @@ class AccuracyMatrix(Metric):
             "acc": average_accuracy(a, after),
             "fgt": forgetting(a, after),
             "fgt_max": forgetting_max(a, after),
+            "fgt_max_last": forgetting_max(a, after, include_last=True),
             "bwt": backward_transfer(a, after),
             "fwt": forward_transfer(a, b, after),
         }

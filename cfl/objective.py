@@ -29,9 +29,10 @@ class Objective:
 
     Attributes:
         plain: whether the loss is the weighted cross-entropy alone, with weights that do not depend on logits.
+        observers: methods that want to see a step's logits.
 
     Raises:
-        ConfigError: if two methods want to replace the whole loss.
+        ConfigError: if two methods want to replace the whole loss, or one does and another wants to see logits.
     """
 
     def __init__(self, methods: Iterable[Method] = ()) -> None:
@@ -42,6 +43,11 @@ class Objective:
         if len(whole) > 1:
             names = " and ".join(type(m).__name__ for m in whole)
             raise ConfigError("methods", names, "at most one method that replaces the whole local loss")
+        self.observers = tuple(m for m in methods if _overrides(m, "observe"))
+        seeing = [*self.observers, *(m for m in methods if m.replays_logits)]
+        if whole and seeing:
+            names = " and ".join(type(m).__name__ for m in (*whole, *seeing))
+            raise ConfigError("methods", names, "no method that keeps logits beside one that replaces the local loss")
         self._whole = whole[0] if whole else None
         self.plain = not (self.weighers or self.terms or whole)
 
@@ -56,6 +62,11 @@ class Objective:
         if self._whole is not None:
             return self._whole.local_loss(network, x, samples)
         return self(network(x), samples)
+
+    def with_logits(self, network: nn.Module, x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+        """As :meth:`of_network`, and the logits ``[N, O]``, detached; only where no method replaces the loss."""
+        logits = network(x)
+        return self(logits, samples), logits.detach()
 
     def joins(self, batch: CohortBatch) -> bool:
         """Whether a step's loss is anything else than the mean cross-entropy of the step's own samples."""

@@ -6,7 +6,7 @@ import json
 import math
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -22,6 +22,7 @@ from benchmarks.bench import Bench
 from benchmarks.command import main
 from benchmarks.engines import ENGINES, Engine, chosen_engines
 from benchmarks.extraction import Extraction, extraction, extraction_figures
+from benchmarks.fisher import fisher, fisher_figures
 from benchmarks.flops import round_flops, step_flops
 from benchmarks.loop import Loop
 from benchmarks.pace import Pace
@@ -304,15 +305,26 @@ def test_extraction_figures() -> None:
     }
 
 
+def test_fisher_figures() -> None:
+    reports = [{"close_clients_seconds": own, "seconds": whole} for own, whole in [(3.0, 8.0), (2.0, 4.0), (1.0, 9.0)]]
+    assert fisher_figures(reports, [{"seconds": 4.0}, {"seconds": 2.0}, {"seconds": 1.0}]) == {
+        "fisher_seconds_per_round_median": 2,
+        "fisher_seconds_per_round_min": 1,
+        "fedavg_seconds_per_round_median": 2,
+        "fisher_ratio_to_local_epoch": 1,
+        "round_ratio_to_local_epoch": 2,
+    }
+
+
 # Selection.
 
 
 def test_works_are_chosen_by_name_and_kept_in_order() -> None:
-    assert list(chosen_works("")) == list(WORKS) == ["W1", "W2", "W3", "W4", "W5", "W6"]
+    assert list(chosen_works("")) == list(WORKS) == ["W1", "W2", "W3", "W4", "W5", "W6", "W7"]
     assert list(chosen_works(" W3, W1,W3 ")) == ["W1", "W3"]
-    with pytest.raises(ConfigError, match="W1, W2, W3, W4, W5, W6") as caught:
-        chosen_works("W1,W7")
-    assert (caught.value.key, caught.value.value) == ("WORKS", "W7")
+    with pytest.raises(ConfigError, match="W1, W2, W3, W4, W5, W6, W7") as caught:
+        chosen_works("W1,W8")
+    assert (caught.value.key, caught.value.value) == ("WORKS", "W8")
 
 
 def test_engines_are_chosen_by_name_or_given_as_options() -> None:
@@ -551,6 +563,9 @@ class Naps(Method):
     def adjust_gradients(self, cohort: Cohort) -> None:
         time.sleep(NAP)
 
+    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        time.sleep(NAP)
+
     def transform_step(self, step: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         time.sleep(NAP)
         return step
@@ -583,7 +598,9 @@ def test_pace_tells_apart_where_the_time_goes() -> None:
     model = data.num_clients * 4 * (16 * 8 + 8 + 8 * 4 + 4)
     for report, last_of_task in zip(reports, (False, True, False), strict=True):
         assert report["step_seconds"] >= 3 * 2 * NAP
-        assert report["seconds"] - report["step_seconds"] - report["task_end_seconds"] >= 2 * NAP
+        around = report["seconds"] - report["step_seconds"] - report["task_end_seconds"]
+        assert report["close_clients_seconds"] >= NAP
+        assert around - report["close_clients_seconds"] >= 2 * NAP
         assert report["between_seconds"] >= (2 if last_of_task else 1) * NAP  # a task's end is evaluated
         assert report["downlink_bytes"] == model
         assert report["uplink_bytes"] == model + 100 * last_of_task
@@ -704,8 +721,9 @@ def test_methods_and_extractions_in_miniature(tmp_path: Path) -> None:
     works = {
         "W5": partial(added_by_methods, work=replace(TINY, name="W5"), files=[fot]),
         "W6": partial(extraction, cases=[case]),
+        "W7": partial(fisher, work=replace(TINY, name="W7")),
     }
-    added_row, extraction_row = run_suite(works, [], 2, 1, tmp_path, lambda line: None)
+    added_row, extraction_row, fisher_row = run_suite(works, [], 2, 1, tmp_path, lambda line: None)
     assert added_row["not_run"] is None
     assert (added_row["work"], added_row["engine"], added_row["variant"]) == ("W5", "cfl", "fot")
     assert added_row["added_uplink_bytes_per_round"] == added_row["added_downlink_bytes_per_round"] == 0
@@ -724,3 +742,7 @@ def test_methods_and_extractions_in_miniature(tmp_path: Path) -> None:
     assert extraction_row["seconds_per_local_epoch_median"] > 0
     tasks = (tmp_path / "W6-MLP" / "cfl" / "fot.csv").read_text().splitlines()[1:]
     assert {line.split(",")[0] for line in tasks} == {"0", "1", "2"}  # every round, warm-up included, was a task
+    assert fisher_row["not_run"] is None
+    assert fisher_row["rounds"] == 2
+    assert 0 < fisher_row["fisher_seconds_per_round_median"] < fisher_row["seconds_per_round_median"]
+    assert fisher_row["fisher_ratio_to_local_epoch"] < fisher_row["round_ratio_to_local_epoch"]

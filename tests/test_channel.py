@@ -96,6 +96,19 @@ def test_bytes_are_those_of_the_tensors(dtype: torch.dtype, size: int) -> None:
     assert channel.downlink_bytes == {"model": 11 * 17 * size}
 
 
+def test_a_message_may_be_sent_in_fewer_bytes_than_its_tensors_have() -> None:
+    """Values and places of a few entries, say: the sum is the same, the bytes are those of the wire."""
+    channel, payload = Channel(individual_allowed=True), {"w": torch.eye(3, 10)}
+    channel.uplink("sparse", payload, [1.0, 2.0, 4.0], [0, 1, 2], wire_bytes=8)
+    channel.uplink("sparse", rows(payload, [1]), [1.0], [5], wire_bytes=9)
+    channel.uplink("empty", payload, [1.0] * 3, [0, 1, 2], wire_bytes=0)
+    channel.uplink_individually("single", payload, [0, 1, 2], wire_bytes=5)
+    channel.downlink("union", {"w": torch.zeros(10)}, 4, wire_bytes=24)
+    assert channel.uplink_bytes == {"sparse": 3 * 8 + 9, "empty": 0, "single": 15}
+    assert channel.downlink_bytes == {"union": 96}
+    assert channel.sum("sparse")[0]["w"].tolist() == [1.0, 3.0, 4.0] + [0.0] * 7
+
+
 def test_bytes_add_up_per_topic_and_direction_and_survive_a_checkpoint() -> None:
     channel = Channel(individual_allowed=True)
     one = {"w": torch.zeros(1, 10)}

@@ -77,6 +77,23 @@ def test_scattering_again_replaces_those_clients_only(limit: int | None) -> None
     assert states.gather("model", [5, 2], DEFAULT)["count"].tolist() == [500, 800]
 
 
+def test_a_forgotten_topic_starts_anew(limit: int | None) -> None:
+    """With other tensors too, if wanted; other topics stay, and one that nobody has is forgotten without a word."""
+    states = filled([5, 2], limit)
+    states.scatter("other", [5], stacked([5]))
+    states.forget("model")
+    states.forget("nobody's")
+    assert states.holders("model") == []
+    assert states.bytes() == ROW
+    assert "model" not in states._changed  # other processes are not told of it either
+    states.synchronise()
+    assert set(states.state_dict()) == {"other"}
+    assert states.gather("model", [5], DEFAULT)["count"].tolist() == [7]
+    states.scatter("model", [2], {"w": torch.ones(1, 4)})
+    assert states.holders("model") == [2]
+    assert states.gather("other", [5], DEFAULT)["count"].tolist() == [500]
+
+
 def test_clients_left_out_stay_as_they_were(limit: int | None) -> None:
     states = filled([5, 2], limit)
     states.scatter("model", [5, 2, 3], stacked([6, 7, 8]), [False, True, False])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import csv
 import io
 import json
@@ -14,6 +15,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from cfl import comparison
 from cfl.comparison import (
     SUMMARY_KEYS,
     TABLE_WIDTH,
@@ -25,8 +27,10 @@ from cfl.comparison import (
     main,
     matrix_table,
     print_table,
+    read_curve,
     read_matrix_csv,
     read_run,
+    rounds_to,
     run_labels,
     write_comparison,
     write_matrix_csv,
@@ -180,6 +184,13 @@ def without(key: str) -> str:
         (json.dumps(SUMMARY | {"uplink_bytes": 1.5}), "uplink_bytes = 1.5 cannot be; valid: an integer"),
         (json.dumps(SUMMARY | {"seconds": None}), "seconds = null cannot be; valid: a number"),
         (json.dumps(SUMMARY | {"used_space": "all"}), 'used_space = "all" cannot be; valid: a number or null'),
+        (
+            json.dumps(SUMMARY | {"rounds_to_accuracy": {"85": 1.5}}),
+            'rounds_to_accuracy = {"85": 1.5} cannot be',
+        ),
+        (json.dumps(SUMMARY | {"rounds_to_accuracy": {"high": 1}}), 'rounds_to_accuracy = {"high": 1} cannot be'),
+        (json.dumps(SUMMARY | {"rounds_to_accuracy": [85]}), "rounds_to_accuracy = [85] cannot be"),
+        (json.dumps(SUMMARY | {"stopped_early": 1}), "stopped_early = 1 cannot be; valid: true or false"),
         *((without(key), f"missing {key}") for key in SUMMARY_KEYS),
     ],
 )
@@ -191,6 +202,51 @@ def test_a_broken_summary_is_named_with_what_is_wrong(tmp_path: Path, summary: s
     assert str(error.value).startswith(str(folder / "summary.json"))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def rounds_csv(folder: Path, curve: list[float | None], tasks: int = 1) -> Path:
+    rows = [f"{r},{r % tasks},{'' if acc is None else repr(acc)}" for r, acc in enumerate(curve)]
+    (folder / "rounds.csv").write_text("\n".join(["round,task,acc", *rows]) + "\n")
+    return folder / "rounds.csv"
+
+
+def test_a_curve_is_read_with_its_gaps(tmp_path: Path) -> None:
+    curve = [None, 100 / 3, None, None, 99.999999999, None]
+    assert read_curve(rounds_csv(tmp_path, curve)) == curve
+    assert read_curve(tmp_path / "nowhere.csv") == []
+    (tmp_path / "rounds.csv").write_text("round,clients\n0,3\n1,3\n")
+    assert read_curve(tmp_path / "rounds.csv") == []
+    (tmp_path / "rounds.csv").write_text("round,acc\n0,1.0\n3,2.0\n")  # rounds that are nowhere have no accuracy
+    assert read_curve(tmp_path / "rounds.csv") == [1.0, None, None, 2.0]
+    (tmp_path / "rounds.csv").write_text("")
+    assert read_curve(tmp_path / "rounds.csv") == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("0,1.0\n1,good\n", "line 3: 'good' is neither a finite number nor empty"),
+        ("0,inf\n", "line 2: 'inf' is neither"),
+        ("first,1.0\n", "line 2: 'first' is no round"),
+        (",1.0\n", "line 2: '' is no round"),
+    ],
+)
+def test_a_broken_table_of_rounds_is_named_with_its_line(tmp_path: Path, rows: str, message: str) -> None:
+    path = run_folder(tmp_path / "run") / "rounds.csv"
+    path.write_text("round,acc\n" + rows)
+    with pytest.raises(RunFolderError) as error:
+        read_run(path.parent)
+    assert str(error.value).startswith(str(path))
+    assert message in str(error.value)
+
+
+def test_rounds_to_an_accuracy() -> None:
+    curve = [None, 70.0, None, 90.0, 85.0, None, 95.5]
+    assert [rounds_to(curve, a) for a in (1, 70, 70.5, 85, 90, 90.5, 95.5, 95.6)] == [2, 2, 4, 4, 4, 7, 7, None]
+    assert rounds_to([], 1) is None
+    # A mean of 90 that misses by a rounding error is 90; one that misses by an answer in ten million is not.
+    assert rounds_to([90 - 1e-12], 90) == 1
+    assert rounds_to([90 - 1e-5], 90) is None
 
 
 def test_missing_and_contradicting_files_are_named(tmp_path: Path) -> None:
@@ -294,6 +350,62 @@ def test_files_are_written_and_the_csv_is_exact(tmp_path: Path) -> None:
     assert float(rows[0]["acc"]) == 100 / 3
     with pytest.raises(ValueError, match="no run"):
         write_comparison([], out)
+
+
+def test_rounds_to_accuracy_are_compared_where_runs_have_targets(tmp_path: Path) -> None:
+    one = run_folder(tmp_path / "one", rounds=4, rounds_to_accuracy={"90": 4, "85": 2}, stopped_early=True)
+    two = run_folder(tmp_path / "two", method="er", rounds=6, rounds_to_accuracy={"85": 5, "95": None})
+    three = run_folder(tmp_path / "three", method="ewc", rounds=6)
+    rounds_csv(one, [80.0, 85.0, 86.0, 91.0])
+    rounds_csv(two, [10.0, 20.0, 30.0, 40.0, 85.0, 90.0])
+    runs = [read_run(folder) for folder in (one, two, three)]
+    lines = [cells(line) for line in printed(comparison_table(runs)) if line[0] in "┃│"]
+    assert [line[9:] for line in lines] == [
+        ["rounds to 85 %", "rounds to 90 %", "rounds to 95 %"],
+        ["2", "4", "> 4"],
+        ["5", "6", "> 6"],  # also where the run itself was not asked for it
+        ["-", "-", "-"],
+    ]
+    markdown = comparison_markdown(runs)
+    rows = [[c.strip() for c in line.strip("|").split("|")] for line in markdown.splitlines() if line.startswith("|")]
+    assert [rows[0], *rows[2:]] == lines
+    write_comparison(runs, tmp_path / "out")
+    with (tmp_path / "out" / "comparison.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [[row[f"rounds_to_{name}"] for name in ("85", "90", "95")] for row in table] == [
+        ["2", "4", ""],
+        ["5", "6", ""],
+        ["", "", ""],
+    ]
+    assert [row["folder"] for row in table] == [str(run.folder) for run in runs]
+
+
+def test_rounds_of_a_stopped_run_are_no_setting(tmp_path: Path) -> None:
+    stopped = [{"rounds": 4, "stopped_early": True}, {"rounds": 7, "method": "er", "stopped_early": True}]
+    assert comparability_notes(runs_of(tmp_path / "a", *stopped)) == []
+    assert run_labels(runs_of(tmp_path / "b", *stopped, {"method": "ewc"})) == ["fot", "er", "ewc"]
+    runs = runs_of(tmp_path / "c", {"rounds": 60}, *stopped, {"method": "ewc"})
+    assert comparability_notes(runs) == ["NOTE: different numbers of rounds are compared: 60, 50"]
+    assert run_labels(runs) == ["fot (60 rounds)", "fot", "er", "ewc (50 rounds)"]
+
+
+def test_learning_curves_are_drawn_of_runs_that_have_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[tuple[dict[str, Any], list[float]]] = []
+    draw = comparison.learning_curves
+    monkeypatch.setattr(comparison, "learning_curves", lambda *a: drawn.append(copy.deepcopy(a)) or draw(*a))
+    out = tmp_path / "out"
+    one = run_folder(tmp_path / "one", rounds_to_accuracy={"90": None})
+    rounds_csv(one, [None, 80.0, None])
+    two = run_folder(tmp_path / "two", method="er")
+    rounds_csv(two, [1.0, 2.0, 3.0, 4.0], 3)  # three tasks, four evaluations
+    three = run_folder(tmp_path / "three", method="ewc")
+    rounds_csv(three, [1.0, None, 3.0, 4.0], 3)  # one for each task
+    write_comparison([read_run(folder) for folder in (one, two, three)], out)
+    assert drawn == [({"fot": [None, 80.0, None], "er": [1.0, 2.0, 3.0, 4.0]}, [90.0])]
+    assert (out / "accuracy_rounds.png").read_bytes().startswith(b"\x89PNG")
+    assert "](accuracy_rounds.png)" in (out / "comparison.md").read_text()
+    write_comparison([read_run(three)], out)
+    assert not (out / "accuracy_rounds.png").exists(), "of another comparison"
 
 
 def test_the_command_prints_writes_and_names_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,9 +25,14 @@ PAPERS = [name for name in OF_PAPERS if name not in SWEEPS]
 
 
 def benchmark_of(paper: str) -> str:
-    """``papers/fot/pmnist/fot.yaml`` and ``papers/fot/smoke/pmnist.yaml`` are laid over ``benchmarks/pmnist.yaml``."""
+    """``papers/fot/pmnist/fot.yaml`` and ``papers/fot/smoke/pmnist.yaml`` are laid over ``benchmarks/pmnist.yaml``.
+
+    Or over ``benchmarks/fot-pmnist.yaml``, where a paper has a benchmark of its own by that name.
+    """
     path = Path(paper)
-    return f"benchmarks/{path.stem if path.parent.name == 'smoke' else path.parent.name}.yaml"
+    name = path.stem if path.parent.name == "smoke" else path.parent.name
+    own = f"benchmarks/{path.parts[1]}-{name}.yaml"
+    return own if own in BENCHMARKS else f"benchmarks/{name}.yaml"
 
 
 COMBINATIONS = [

@@ -13,7 +13,15 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from torch import Tensor
 
-from cfl.figures import NUMBERS_UP_TO, accuracy_curve, accuracy_heatmap, accuracy_heatmaps, cell_colours, save
+from cfl.figures import (
+    NUMBERS_UP_TO,
+    accuracy_curve,
+    accuracy_heatmap,
+    accuracy_heatmaps,
+    cell_colours,
+    learning_curves,
+    save,
+)
 
 NAN = math.nan
 
@@ -163,6 +171,34 @@ def test_every_run_has_its_own_line_style_and_name() -> None:
     assert legend[-2:] == ["ACC: mean over tasks seen", "accuracy on task 0"]
 
 
+def test_learning_curves_have_a_point_per_evaluation() -> None:
+    long = [float(k) for k in range(1, 201)]
+    runs: dict[str, list[float | None]] = {
+        "_$one": [None, 20.0, None, 35.5, 30.0],
+        "two": [12.5, None],
+        "long": [*long],
+    }
+    figure = learning_curves(runs, [85, 97.5])
+    pixels(figure)  # the names are taken literally
+    axes = figure.axes[0]
+    across = [line for line in axes.lines if list(line.get_xdata()) == [0, 1]]
+    assert [list(line.get_ydata()) for line in across] == [[85, 85], [97.5, 97.5]]
+    lines = [line for line in axes.lines if line not in across]
+    points = [list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in lines]
+    assert points == [[(2, 20.0), (4, 35.5), (5, 30.0)], [(1, 12.5)], list(enumerate(long, start=1))]
+    assert len({(line.get_color(), line.get_marker()) for line in lines}) == 3
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [*runs, "", "targets: 85, 97.5 %"]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("communication rounds", "ACC (%)")
+
+
+def test_learning_curves_without_targets_have_no_line_across() -> None:
+    figure = learning_curves({"run": [40.0, 41.0]})
+    assert len(figure.axes[0].lines) == 1
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["run"]
+    low, high = figure.axes[0].get_ylim()
+    assert high - low == pytest.approx(10.0), "a span below ten points would magnify noise"
+
+
 def test_the_accuracy_axis_neither_magnifies_noise_nor_leaves_percent() -> None:
     close = torch.full((3, 3), 91.0, dtype=torch.float64)
     low, high = accuracy_curve({"run": close}).axes[0].get_ylim()
@@ -197,6 +233,10 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         accuracy_heatmaps({})
     with pytest.raises(ValueError, match="no accuracy matrix"):
         accuracy_curve({})
+    with pytest.raises(ValueError, match="no learning curve"):
+        learning_curves({})
+    with pytest.raises(ValueError, match=r"run: .* at least one evaluation"):
+        learning_curves({"run": [None, None]})
     with pytest.raises(ValueError, match=r"run: .* \[2, 3\]"):
         accuracy_heatmap(torch.zeros(2, 3), "run")
     with pytest.raises(ValueError, match=r"run: .* \[4, 2, 2\]"):

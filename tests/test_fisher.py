@@ -217,13 +217,48 @@ def test_others_are_differentiated_sample_by_sample(monkeypatch: pytest.MonkeyPa
     assert {name.split(".")[0] for name in asked} == {"inner", "mirrored", "norm", "twice", "borrowed", "scale"}
 
 
+@pytest.mark.parametrize("limit", ["CHUNK", "CACHED"])
 @pytest.mark.parametrize("name", ["grouped", "shared", "convolutions"])
-def test_chunks_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_change_nothing(name: str, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     network = made(name)
     x, y = samples()
     whole = diagonal_fisher(network, {}, [(x, y)])
-    monkeypatch.setattr(cfl.curvature.layer_squares, "CHUNK", 1)
+    monkeypatch.setattr(cfl.curvature.layer_squares, limit, 1)
     assert_close(diagonal_fisher(network, {}, [(x, y)]), whole)
+
+
+@pytest.mark.parametrize("name", ["grouped", "convolutions", "batchnorm", "residual", "lenet"])
+def test_memory_with_the_channels_last_changes_nothing(name: str) -> None:
+    """Convolutions' outputs then have theirs last too, and patches are copied in another order."""
+    network = made(name)
+    x, y = samples()
+    expected = diagonal_fisher(network, {}, [(x, y)])
+    last = {n: channels_last(p.detach()) if p.ndim == 4 else p for n, p in network.named_parameters()}
+    for images in (x, channels_last(x)):
+        found = diagonal_fisher(network, last, [(images, y)])
+        assert_close(found, expected)
+        assert all(value.is_contiguous() for value in found.values())
+
+
+def channels_last(tensor: Tensor) -> Tensor:
+    return tensor.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"stride": (2, 3)}, {"padding": (2, 1)}, {"dilation": (1, 2)}, {"stride": 2, "padding": 3, "dilation": 2}],
+    ids=str,
+)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_patches_are_those_of_unfold(groups: int, options: dict[str, Any], last: bool) -> None:
+    module = nn.Conv2d(4, 6, (3, 2), groups=groups, **options)
+    for a in (torch.randn(3, 4, 7, 8), channels_last(torch.randn(3, 4, 7, 8)), torch.randn(3, 4, 7, 9)[..., 1:]):
+        geometry: Any = (module.kernel_size, module.dilation, module.padding, module.stride)
+        expected = F.unfold(a, *geometry).unflatten(1, (groups, 4 // groups, 6))
+        found = cfl.curvature.layer_squares.unfolded(a, module, last)
+        columns = found.mT.unflatten(2, (6, 4 // groups) if last else (4 // groups, 6))
+        assert torch.equal(columns.transpose(2, 3) if last else columns, expected)
 
 
 def test_a_mean_is_the_sum_over_samples_divided_by_how_many_they_are() -> None:

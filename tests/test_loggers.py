@@ -45,6 +45,7 @@ def expected_scalars(folder: Path) -> dict[str, dict[int, float]]:
             assert learned is not None
             add("cl/fgt", round, learned - accuracies[0])
             add("cl/fgt_max", round, learned - accuracies[0])
+            add("cl/fgt_max_last", round, max(learned - accuracies[0], 0.0))
             add("cl/bwt", round, accuracies[0] - learned)
             untrained = float(tiny_cli.rows(folder / "accuracy_matrix.csv")[0]["task_1"])
             add("cl/fwt", round, ahead - untrained)

@@ -224,6 +224,32 @@ def test_clients_close_when_they_have_finished_and_only_then() -> None:
     assert len({step for _, step in closed}) > 1
 
 
+def test_clients_that_close_know_how_many_steps_they_took_and_how_long() -> None:
+    """What a method needs to read a mean gradient off an update: here that of one step, of plain SGD."""
+    seen: dict[tuple[int, int], int] = {}
+
+    class Read(Method):
+        def adjust_gradients(self, cohort: Cohort) -> None:
+            self.gradients = {n: g.clone() for n, g in cohort.gradients.items()}
+            self.before = {n: p.detach().clone() for n, p in cohort.parameters.items()}
+
+        def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+            for p in positions:
+                seen[cohort.round, cohort.clients[p]] = cohort.steps
+                for name, gradient in self.gradients.items():
+                    step = (self.before[name] - cohort.parameters[name])[p] / cohort.lr
+                    torch.testing.assert_close(step, gradient[p], rtol=0, atol=1e-12)
+
+    data = data_of(width=3, schedule={"local_epochs": 2})
+    fit(tiny_client(data, double(mlp), partial(torch.optim.SGD, lr=0.03), {"read": Read()}), data)
+    assert seen == {
+        (r, c): 2 * -(-len(data.indices[data.rounds.round(r).task][c]) // 8)
+        for r in range(data.num_rounds)
+        for c in data.rounds.round(r).clients
+    }
+    assert len(set(seen.values())) > 1
+
+
 # Declarations.
 
 
@@ -248,6 +274,25 @@ def test_an_optimizer_under_which_a_method_loses_its_guarantee_is_refused() -> N
     with pytest.raises(ConfigError, match=r"model\.optimizer = 'Adam'.*SGD.*methods\.mine"):
         fit(client, data)
     assert fit(tiny_client(data, optimizer=sgd, methods={"mine": OnlySGD()}), data).finished
+
+
+def test_a_method_may_look_at_the_optimizer_before_training() -> None:
+    class NoDecay(Method):
+        def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+            decay = optimizer.param_groups[0]["weight_decay"]
+            if decay:
+                raise ConfigError("model.optimizer.init_args.weight_decay", decay, "0")
+
+        def begin_task(self, plan: RoundPlan) -> None:
+            trained.append(plan.task)
+
+    trained: list[int] = []
+    data = data_of()
+    decayed = partial(torch.optim.SGD, lr=0.1, weight_decay=0.1)
+    with pytest.raises(ConfigError, match=r"weight_decay = 0\.1"):
+        fit(tiny_client(data, optimizer=decayed, methods={"mine": NoDecay()}), data)
+    assert not trained
+    assert fit(tiny_client(data, optimizer=sgd, methods={"mine": NoDecay()}), data).finished
 
 
 def test_an_optimizer_that_mixes_weights_is_refused() -> None:
@@ -303,6 +348,10 @@ class Fails(Method):
     def __init__(self, hook: str, error: Exception, round: int) -> None:
         self.round, self.error = round, error
         setattr(self, hook, self._fail)
+
+    @property
+    def needs_boundaries(self) -> bool:
+        return True
 
     def _fail(self, first: Any, *rest: Any) -> Any:
         is_step = isinstance(first, dict)

@@ -33,8 +33,25 @@ from cfl.data.streams import Permuted
 from cfl.engines import EngineOptions
 from cfl.errors import DataFilesMissing
 from cfl.federation import Federation
-from cfl.methods import ER, EWC, FOT, GPM, RGO, GradientCompensation, Method, PersonalLayers, SingleTask
+from cfl.methods import (
+    AGEM,
+    DER,
+    ER,
+    EWC,
+    FOT,
+    GPM,
+    RGO,
+    SCAFFOLD,
+    FedAGEM,
+    FedCurv,
+    FedProx,
+    GradientCompensation,
+    Method,
+    PersonalLayers,
+    SingleTask,
+)
 from cfl.processes import gather, rank
+from cfl.replay_buffer import ReplayBuffer
 from cfl.schedule import RoundPlan
 
 UNEQUAL = Dirichlet(alpha=0.5, min_samples=3, balance=False)
@@ -104,12 +121,38 @@ VARIANTS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
         {"batchnorm": "local"},
     ),
     "ewc": (norm_net, lambda: {"ewc": EWC(5.0)}, {"schedule": {"clients_per_round": 3}}, {}),
+    "fedcurv": (
+        norm_net,
+        lambda: {"fedcurv": FedCurv(2.0, fisher="sampled", keep=0.5), "own": PersonalLayers(["head.*"])},
+        {"schedule": {"clients_per_round": 3}},
+        {},
+    ),
+    "fedcurv of one": (mlp, lambda: {"fedcurv": FedCurv(2.0)}, {"schedule": {"clients_per_round": 1}}, {}),
     "ewc of the server": (mlp, lambda: {"ewc": EWC(5.0, scope="server", fisher_clients="sampled")}, {}, {}),
+    "scaffold, fedprox": (
+        mlp,
+        lambda: {"prox": FedProx(0.5), "scaffold": SCAFFOLD(at_task_switch="reset", any_optimizer=True)},
+        {"schedule": {"clients_per_round": 3}},
+        {},
+    ),
+    "scaffold of gradients": (
+        norm_net,
+        lambda: {"scaffold": SCAFFOLD("I", any_optimizer=True), "own": PersonalLayers(["head.*"])},
+        {"schedule": {"clients_per_round": 1}},
+        {},
+    ),
     "gpm, rgo": (ConvNet, lambda: {"gpm": GPM(0.9), "rgo": RGO(0.5)}, {"schedule": {"clients_per_round": 3}}, {}),
     "replay": (
         mlp,
         lambda: {"er": ER(3, per_task=False, update="step", batch_size=2), "glfc": GradientCompensation(size=2)},
         {"schedule": {"clients_per_round": 3}},
+        {},
+    ),
+    "agem": (norm_net, lambda: {"agem": AGEM(3)}, {"schedule": {"clients_per_round": 3}, "buffer": {"size": 4}}, {}),
+    "der, fed-a-gem": (
+        mlp,
+        lambda: {"der": DER(0.5, 0.5, 3), "fed_agem": FedAGEM(3, clients="all", share=0.8)},
+        {"schedule": {"clients_per_round": 3}, "buffer": {"size": 4}, "augmentation": CropFlip(1)},
         {},
     ),
     "cumulative": (mlp, lambda: {"single": SingleTask()}, {"exposure": "cumulative"}, {"server_momentum": 0.5}),
@@ -182,11 +225,12 @@ def train(variant: str, size: int, as_double: bool = True, parallel: dict[str, A
     """Run a variant as one of ``size`` processes; what this process knows at the end."""
     network, methods, of_data, federated = VARIANTS[variant]
     options: dict[str, Any] = copy.deepcopy(of_data)
-    stream = options.pop("stream", None)
+    stream, buffer = options.pop("stream", None), ReplayBuffer(**options.pop("buffer", {}))
     schedule = {"rounds_per_task": 2, "batch_size": 4, "cohort_width": 2, **options.pop("schedule", {})}
     data = tiny_data(stream, **{"num_clients": 5, "partition": UNEQUAL, "schedule": schedule, **options})
     engine = EngineOptions("workers") if variant == "workers" else None
     client: Client = tiny_client(data, double(network) if as_double else network, MOMENTUM, methods(), engine)
+    client.buffer = buffer
     witness = Witness()
     trainer = parallel or (several(size) if size > 1 else {})
     if variant == "clipped":

@@ -51,34 +51,25 @@ def test_the_server_knows_neither_lightning_nor_data() -> None:
     assert not {name for name in imports(ROOT / "cfl" / "server.py") if "lightning" in name or "data" in name}
 
 
-def test_the_documented_method_is_fedprox() -> None:
-    """The example of the architecture page, run as printed: its gradient adds mu (w - w_global)."""
+def test_the_documented_method_is_an_l1_penalty() -> None:
+    """The example of the architecture page, run as printed: its gradient adds strength * sign(w)."""
     text = (ROOT / "docs" / "architecture.md").read_text()
-    code = re.search(r"```python\n(class FedProx.*?)```", text, re.DOTALL)
+    code = re.search(r"```python\n(class Sparse.*?)```", text, re.DOTALL)
     assert code is not None
     names: dict[str, Any] = {"Method": Method, "Cohort": Cohort, "Tensor": Tensor, "torch": torch}
     exec(code[1], names)
-    mu, found = 0.3, {}
-
-    class Observed(names["FedProx"]):  # type: ignore[misc]
-        def adjust_gradients(self, cohort: Cohort) -> None:
-            if cohort.round == 0 and len(found) < 2:
-                moved = {n: (p.detach() - cohort.received[n]) for n, p in cohort.parameters.items()}
-                found[len(found)] = (moved, {n: g.clone() for n, g in cohort.gradients.items()})
 
     class Plain(Method):
         def adjust_gradients(self, cohort: Cohort) -> None:
-            moved = {n: (p.detach() - cohort.received[n]) for n, p in cohort.parameters.items()}
             for name, gradient in cohort.gradients.items():
-                gradient += mu * moved[name]
+                gradient += 0.02 * cohort.parameters[name].detach().sign()
 
-    data = tiny_data()
-    prox = weights(fit(tiny_client(data, double(mlp), methods={"prox": Observed(mu)}), data))
-    data = tiny_data()
-    by_hand = weights(fit(tiny_client(data, double(mlp), methods={"plain": Plain()}), data))
-    assert any(float(moved.abs().max()) > 0 for moved in found[1][0].values())
-    for name, value in prox.items():
+    ways: list[dict[str, Method]] = [{"sparse": names["Sparse"](0.02)}, {"plain": Plain()}, {}]
+    runs = [fit(tiny_client(tiny_data(), double(mlp), methods=methods), tiny_data()) for methods in ways]
+    found, by_hand, without = map(weights, runs)
+    for name, value in found.items():
         torch.testing.assert_close(value, by_hand[name], rtol=0, atol=1e-12)
+        assert float((value - without[name]).abs().max()) > 1e-3
 
 
 def readme_commands() -> list[str]:

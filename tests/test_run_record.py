@@ -42,12 +42,12 @@ def data() -> FederatedDataModule:
 def test_folder_holds_what_it_promises(run: Path) -> None:
     assert {path.name for path in run.iterdir()} == {
         *("config.yaml", "summary.json", "rounds.csv", "accuracy_matrix.csv", "last.ckpt"),
-        *("partition.csv", "partition.png", "accuracy_matrix.png", "accuracy_curve.png"),
+        *("partition.csv", "partition.png", "accuracy_matrix.png", "accuracy_curve.png", "accuracy_rounds.png"),
     }
 
 
 def test_pictures_are_pictures(run: Path) -> None:
-    for name in ("partition.png", "accuracy_matrix.png", "accuracy_curve.png"):
+    for name in ("partition.png", "accuracy_matrix.png", "accuracy_curve.png", "accuracy_rounds.png"):
         with Image.open(run / name) as picture:
             assert min(picture.size) > 100, name
             assert len(picture.convert("RGB").getcolors(1 << 24) or []) > 10, name

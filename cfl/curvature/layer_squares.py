@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 CHUNK = 2**22  # numbers that may be held at once for samples' own gradients: 16 MB of float32
+CACHED = 2**18  # the same, of convolutions on a CPU: 1 MB of float32
 
 
 def linear_squares(a: Tensor, d: Tensor, weight: bool) -> tuple[Tensor | None, Tensor]:
@@ -37,13 +38,60 @@ def convolution_squares(module: nn.Conv2d, a: Tensor, d: Tensor, weight: bool) -
     of_bias = d.sum(2).square().sum(0)
     if not weight:
         return None, of_bias
-    geometry: Any = (module.kernel_size, module.dilation, module.padding, module.stride)
-    groups, columns = module.groups, module.weight[0].numel()
-    total = a.new_zeros(groups, d.shape[1] // groups, columns)
-    for some in chunks(len(a), max(total.numel(), groups * columns * d.shape[2])):
-        patches = F.unfold(a[some], *geometry).unflatten(1, (groups, columns))
-        total += (d[some].unflatten(1, (groups, -1)) @ patches.mT).square_().sum(0)
-    return total, of_bias
+    groups, (outputs, inputs, height, width) = module.groups, module.weight.shape
+    columns = inputs * height * width
+    channels_last = a.shape[1] > 1 and a.stride(1) == 1
+    total = a.new_zeros(groups, outputs // groups, columns)
+    for some in chunks(len(a), max(total.numel(), groups * columns * d.shape[2]), _convolution_chunk(a)):
+        patches = unfolded(a[some], module, channels_last)
+        total += (d[some].unflatten(1, (groups, -1)) @ patches).square_().sum(0)
+    if channels_last:
+        return total.view(outputs, height, width, inputs).permute(0, 3, 1, 2), of_bias
+    return total.view(outputs, inputs, height, width), of_bias
+
+
+def unfolded(a: Tensor, module: nn.Conv2d, channels_last: bool = False) -> Tensor:
+    """What a convolution with zero padding multiplies its weight with.
+
+    As ``torch.nn.functional.unfold``, by one strided copy, which takes a fifth of the time on a CPU.
+
+    Args:
+        a: ``[B, C, H, W]``.
+        module: the convolution, of G groups.
+        channels_last: the order of a group's inputs: ``(kh, kw, C / G)``, which is the quickest to copy where channels
+            are last in memory too, instead of ``(C / G, kh, kw)``.
+
+    Returns:
+        ``[B, G, h w, C / G kh kw]``, the transpose of contiguous memory unless channels are last.
+    """
+    padding: Any = module.padding
+    (kernel_y, kernel_x), (step_y, step_x), (spread_y, spread_x) = module.kernel_size, module.stride, module.dilation
+    if any(padding):
+        a = F.pad(a, (padding[1], padding[1], padding[0], padding[0]))
+    samples, channels, height, width = a.shape
+    out_y = (height - spread_y * (kernel_y - 1) - 1) // step_y + 1
+    out_x = (width - spread_x * (kernel_x - 1) - 1) // step_x + 1
+    b, c, y, x = a.stride()
+    groups, inputs = module.groups, channels // module.groups
+    sides = {  # of the windows: how many, and how far apart in memory
+        "sample": (samples, b),
+        "group": (groups, inputs * c),
+        "input": (inputs, c),
+        "kernel y": (kernel_y, spread_y * y),
+        "kernel x": (kernel_x, spread_x * x),
+        "y": (out_y, step_y * y),
+        "x": (out_x, step_x * x),
+    }
+    if channels_last:
+        order = ("sample", "group", "y", "x", "kernel y", "kernel x", "input")
+    else:
+        order = ("sample", "group", "input", "kernel y", "kernel x", "y", "x")
+    sizes, strides = zip(*(sides[name] for name in order), strict=True)
+    windows = a.as_strided(sizes, strides)
+    columns, positions = inputs * kernel_y * kernel_x, out_y * out_x
+    if channels_last:
+        return windows.reshape(samples, groups, positions, columns)
+    return windows.reshape(samples, groups, columns, positions).mT
 
 
 def normalisation_squares(a: Tensor, d: Tensor, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,8 +102,13 @@ def normalisation_squares(a: Tensor, d: Tensor, mean: Tensor, deviation: Tensor)
     return scales.square().sum(0), shifts.square().sum(0)
 
 
-def chunks(samples: int, numbers: int) -> Iterator[slice]:
-    """Slices of samples, so that ``numbers`` for each of them stay below the limit."""
-    step = max(1, CHUNK // max(1, numbers))
+def _convolution_chunk(a: Tensor) -> int:
+    """Cores work fastest on what their caches hold; an accelerator on much at a time."""
+    return min(CHUNK, CACHED) if a.device.type == "cpu" else CHUNK
+
+
+def chunks(samples: int, numbers: int, limit: int | None = None) -> Iterator[slice]:
+    """Slices of samples, so that ``numbers`` for each of them stay below the limit, by default ``CHUNK``."""
+    step = max(1, (CHUNK if limit is None else limit) // max(1, numbers))
     for start in range(0, samples, step):
         yield slice(start, start + step)

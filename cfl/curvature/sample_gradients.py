@@ -54,7 +54,7 @@ def squared_gradient_sums(
         with torch.enable_grad(), _Recording(network, given, names) as recording:
             logits = functional_call(network, given, (x,))
         seen = recording.layers()
-        sums = {name: torch.zeros_like(given[name]) for name in names}
+        sums = {name: torch.zeros_like(given[name], memory_format=torch.contiguous_format) for name in names}
         direct = {name for layer in seen for name in layer.parameters}
         others = [name for name in names if name not in direct]
         for v in signals(logits.detach()):
@@ -102,7 +102,7 @@ class _Seen:
             assert self.statistics is not None
             of_weight, of_bias = normalisation_squares(a, d, *self.statistics)
         if self.weight is not None and of_weight is not None:
-            sums[self.weight] += of_weight.view_as(sums[self.weight])
+            sums[self.weight] += of_weight.view(sums[self.weight].shape)
         if self.bias is not None:
             sums[self.bias] += of_bias
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from cfl import processes
 from cfl.data.augmentation import Augmentation, augmentation_words
 from cfl.data.cohorts import CohortBatch, RoundLoader, check_every_client_trains, deal_clients, local_steps
-from cfl.data.exposure import Exposure, Places, exposed
+from cfl.data.exposure import EXPOSURES, Exposure, Places, exposed, portions
 from cfl.data.participation import AllClients, Participation
 from cfl.data.partitions import IID, Partition, client_indices
 from cfl.data.scenarios import OutputMap, Scenario, output_map
@@ -105,7 +105,10 @@ class FederatedDataModule(LightningDataModule):
             one. Matters for the same networks: a stored order is often one class after another.
         exposure: what clients train on during a task: ``sequential``, its samples alone; ``cumulative``, those of all
             tasks so far (they forget nothing); ``joint``, those of all tasks of the stream from the first round on.
-            The latter two are no continual learning but its upper bounds.
+            The latter two are no continual learning but its upper bounds. ``asynchronous``: clients have their samples
+            in the order of the tasks, but each at its own pace (:func:`cfl.data.exposure.portions`), so that nobody
+            can say where a task ends; the schedule's tasks are then periods.
+        portion: asynchronous only: samples per client and period; null cuts each client's into equal parts.
         augmentation: random change of the images in local training, none if not given. Neither tests nor extra
             communication rounds see changed images.
         seed: the run's seed (in YAML ``seed_everything``).
@@ -126,6 +129,7 @@ class FederatedDataModule(LightningDataModule):
         eval_shuffle: bool = False,
         augmentation: Augmentation | None = None,
         exposure: Exposure = "sequential",
+        portion: int | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -135,9 +139,12 @@ class FederatedDataModule(LightningDataModule):
             raise ConfigError("data.eval_batch_size", eval_batch_size, "an integer of at least 1")
         if class_loss not in ("all", "seen"):
             raise ConfigError("data.class_loss", class_loss, "all or seen")
-        if exposure not in ("sequential", "cumulative", "joint"):
-            raise ConfigError("data.exposure", exposure, "sequential, cumulative or joint")
+        if exposure not in EXPOSURES:
+            raise ConfigError("data.exposure", exposure, f"one of {list(EXPOSURES)}")
+        if portion is not None and (portion < 1 or exposure != "asynchronous"):
+            raise ConfigError("data.portion", portion, "at least 1 with data.exposure: asynchronous, else null")
         self.exposure: Exposure = exposure
+        self.portion = portion
         self.stream = stream
         self.schedule = schedule
         self.partition = IID() if partition is None else partition
@@ -223,9 +230,17 @@ class FederatedDataModule(LightningDataModule):
         are exposed to other tasks too."""
         if self.exposure == "sequential":
             return self.indices[task]
+        if self.exposure == "asynchronous":
+            return self._portions[task]
         if self._exposed is None or self._exposed[0] != task:
             self._exposed = task, exposed(task, self.exposure, self.indices, self.places)
         return self._exposed[1]
+
+    @cached_property
+    def _portions(self) -> list[dict[int, np.ndarray]]:
+        found = portions(self.indices, self.places, self.seed, self.portion)
+        check_every_client_trains(found, self.schedule)
+        return found
 
     def prepare_data(self) -> None:
         """Where several processes share a machine, one of them downloads what is missing before all read."""
@@ -246,6 +261,8 @@ class FederatedDataModule(LightningDataModule):
             raise self._unread
         _ = self.rounds
         _ = self.indices
+        if self.exposure == "asynchronous":
+            _ = self._portions
 
     # Lightning's loaders.
 
@@ -329,11 +346,11 @@ class FederatedDataModule(LightningDataModule):
             x = self.tasks[task].transform.normalised(data.images.index_select(0, flat))
             y = data.labels.index_select(0, flat) + self.outputs.offsets[task]
         else:
-            x, y = self._gathered(task, flat, moment)
+            x, y = self._gathered(task, flat, augmentation_words(self.seed, *moment, task, flat))
         return x.view(*index.shape, *x.shape[1:]), y.view(index.shape)
 
     def gather_mixed(
-        self, tasks: Tensor, index: Tensor, moment: tuple[int, int] | None = None
+        self, tasks: Tensor, index: Tensor, moment: tuple[int, int] | None = None, words: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Training samples of several tasks as network input.
 
@@ -341,24 +358,37 @@ class FederatedDataModule(LightningDataModule):
             tasks: ``[...]`` int64.
             index: ``[...]`` int64 into each sample's task's training set.
             moment: as for :meth:`gather`.
+            words: ``[...]`` int64 the augmentation's random bits, instead of a moment's.
 
         Returns:
             As :meth:`gather`.
         """
         flat, of = index.reshape(-1), tasks.reshape(-1)
+        if words is None and moment is not None and self.augmentation is not None:
+            words = self.augmentation_words(tasks, index, moment)
+        bits = None if words is None else words.reshape(-1)
         x = torch.empty((len(flat), *self.input_shape), device=index.device)
         y = torch.empty_like(flat)
         for task in of.unique().tolist():
             rows = (of == task).nonzero().squeeze(1)
-            x[rows], y[rows] = self._gathered(task, flat[rows], moment)
+            x[rows], y[rows] = self._gathered(task, flat[rows], None if bits is None else bits[rows])
         return x.view(*index.shape, *x.shape[1:]), y.view(index.shape)
 
-    def _gathered(self, task: int, index: Tensor, moment: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
+    def augmentation_words(self, tasks: Tensor, index: Tensor, moment: tuple[int, int]) -> Tensor:
+        """The random bits ``[...]`` int64 with which samples ``[...]`` of some tasks are augmented in a step."""
+        flat, of = index.reshape(-1), tasks.reshape(-1)
+        words = torch.empty_like(flat)
+        for task in of.unique().tolist():
+            rows = (of == task).nonzero().squeeze(1)
+            words[rows] = augmentation_words(self.seed, *moment, task, flat[rows])
+        return words.view(index.shape)
+
+    def _gathered(self, task: int, index: Tensor, words: Tensor | None) -> tuple[Tensor, Tensor]:
         """As :meth:`gather` for ``[n]`` indices, without keeping a task's mapped images."""
         data = self._resident(self.tasks[task].train, index.device)
         images = data.images.index_select(0, index)
-        if self.augmentation is not None and moment is not None:
-            images = self.augmentation(images, augmentation_words(self.seed, *moment, task, index))
+        if self.augmentation is not None and words is not None:
+            images = self.augmentation(images, words)
         return self.tasks[task].transform(images), data.labels.index_select(0, index) + self.outputs.offsets[task]
 
     def _gather_places(self, places: Tensor, moment: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:

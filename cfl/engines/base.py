@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -72,12 +72,16 @@ class StepContext:
         objective: what a client minimises, given its logits.
         right_factors: weight name -> what clients' gradients are multiplied with from the right; only for engines that
             say that they do so (:attr:`Engine.multiplies`).
+        keeps_logits: whether to leave the step's logits at :attr:`Engine.logits`.
+        purpose: name of the step's dropout masks: another one for another pass over samples within the same step.
     """
 
     seed: int
     at_once: tuple[float, float] | None = None
     objective: Objective = field(default_factory=Objective)
     right_factors: Mapping[str, RightFactor] = field(default_factory=dict)
+    keeps_logits: bool = False
+    purpose: str = "dropout"
 
 
 class Engine(ABC):
@@ -93,6 +97,9 @@ class Engine(ABC):
     multiplies = False
     """Whether the engine applies :attr:`StepContext.right_factors`, which is cheaper for it than for methods."""
 
+    logits: Tensor | None = None
+    """``[k, B + M, O]`` of the last step's own and added samples, if it was to keep them; padded ones are anything."""
+
     @abstractmethod
     def losses(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> Tensor:
         """Each client's loss, ``[k]``; 0 for a client that has finished.
@@ -107,23 +114,47 @@ class Engine(ABC):
         Where :meth:`losses` has already taken the optimizer's step, parameters get no gradient.
         """
 
+    def gradients(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> dict[str, Tensor]:
+        """Gradients of :meth:`losses` where the clients are now: name -> ``[k, ...]``, valid until the next call.
+
+        Parameters, their own gradients and buffers stay as they are, so that a method may ask at any time.
+        """
+        held = {name: parameter.grad for name, parameter in cohort.parameters.items()}
+        buffers = {name: buffer.clone() for name, buffer in cohort.buffers.items()}
+        try:
+            total = self.losses(cohort, batch, replace(context, at_once=None)).sum()
+            for parameter in cohort.parameters.values():
+                parameter.grad = None
+            self.backward(total, cohort)
+            return {name: p.grad for name, p in cohort.parameters.items() if p.grad is not None}
+        finally:
+            for name, parameter in cohort.parameters.items():
+                parameter.grad = held[name]
+            for name, buffer in buffers.items():
+                cohort.buffers[name].copy_(buffer)
+
     def close(self) -> None:  # noqa: B027  most engines have nothing to give back
         """Give back threads."""
 
 
-def dropout_key(seed: int, round: int, client: int, step: int, added: bool = False) -> int:
+def dropout_key(seed: int, round: int, client: int, step: int, added: bool = False, purpose: str = "dropout") -> int:
     """Key of the dropout masks of one client's local step, a non-negative 63-bit integer.
 
     Samples that methods add have masks of their own, so that they do not depend on how far a batch is padded.
     """
-    return seed_for(seed, "dropout of added samples" if added else "dropout", round, client, step)
+    return seed_for(seed, f"{purpose} of added samples" if added else purpose, round, client, step)
 
 
 def dropout_keys(
-    seed: int, cohort: Cohort, batch: CohortBatch, clients: Iterable[int], device: torch.device, added: bool = False
+    context: StepContext,
+    cohort: Cohort,
+    batch: CohortBatch,
+    clients: Iterable[int],
+    device: torch.device,
+    added: bool = False,
 ) -> Tensor:
     """``[k]`` int64 :func:`dropout_key` of some clients of a cohort in one step."""
-    keys = [dropout_key(seed, cohort.round, client, batch.step, added) for client in clients]
+    keys = [dropout_key(context.seed, cohort.round, c, batch.step, added, context.purpose) for c in clients]
     return torch.tensor(keys, dtype=torch.int64).to(device)
 
 
@@ -154,7 +185,7 @@ def drawn_masks(
     """
     if not masks or not count:
         return {}
-    keys = dropout_keys(context.seed, cohort, batch, [cohort.clients[row] for row in rows], device, added)
+    keys = dropout_keys(context, cohort, batch, [cohort.clients[row] for row in rows], device, added)
     return masks.draw(keys, count, next(iter(cohort.data.values())).dtype)
 
 

@@ -40,7 +40,7 @@ class VmapEngine(Engine):
 
     def losses(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> Tensor:
         """As :meth:`Engine.losses`, with a graph."""
-        if context.objective.joins(batch):
+        if context.keeps_logits or context.objective.joins(batch):
             return self._joined_losses(cohort, batch, context)
         x, y = batch.x, batch.y
         mask = batch.mask if batch.padded else None
@@ -75,20 +75,23 @@ class VmapEngine(Engine):
             dropped: dict[str, Tensor],
             x: Tensor,
             samples: Samples,
-        ) -> Tensor:
+        ) -> tuple[Tensor, ...]:
             padded = samples.mask if self._has_batchnorm else None
             tensors = {f"network.{name}": tensor for name, tensor in {**parameters, **buffers}.items()}
             with dropout_masks(self.network, dropped), batch_mask(self.network, padded):
-                value: Tensor = functional_call(whole, tensors, (x, samples))
-            return value
+                values: tuple[Tensor, ...] = functional_call(whole, tensors, (x, samples))
+            return values
 
-        whole = _Loss(self.network, context.objective)
+        whole = _Loss(self.network, context.objective, context.keeps_logits)
 
         if k == 1:
-            return loss(*_first(cohort.parameters, cohort.buffers, dropped), x[0], samples.row(0)).view(1)
-        mapped = vmap(loss, in_dims=(0, 0, 0, 0, samples.axes), randomness="different")
-        losses: Tensor = mapped(cohort.parameters, cohort.buffers, dropped, x, samples)
-        return losses
+            found = loss(*_first(cohort.parameters, cohort.buffers, dropped), x[0], samples.row(0))
+            found = tuple(value.unsqueeze(0) for value in found)
+        else:
+            mapped = vmap(loss, in_dims=(0, 0, 0, 0, samples.axes), randomness="different")
+            found = mapped(cohort.parameters, cohort.buffers, dropped, x, samples)
+        self.logits = found[1] if context.keeps_logits else None
+        return found[0]
 
     def _all_losses(
         self,
@@ -127,15 +130,17 @@ class VmapEngine(Engine):
 
 
 class _Loss(nn.Module):
-    """A client's loss as a module, so that ``functional_call`` can put the client's tensors in."""
+    """A client's loss, and its logits if wanted, as a module: so ``functional_call`` can put the tensors in."""
 
-    def __init__(self, network: nn.Module, objective: Objective) -> None:
+    def __init__(self, network: nn.Module, objective: Objective, keeps_logits: bool) -> None:
         super().__init__()
-        self.network, self._objective = network, objective
+        self.network, self._objective, self._keeps_logits = network, objective, keeps_logits
         self.training = network.training
 
-    def forward(self, x: Tensor, samples: Samples) -> Tensor:
-        return self._objective.of_network(self.network, x, samples)
+    def forward(self, x: Tensor, samples: Samples) -> tuple[Tensor, ...]:
+        if self._keeps_logits:
+            return self._objective.with_logits(self.network, x, samples)
+        return (self._objective.of_network(self.network, x, samples),)
 
 
 def _first(

@@ -57,6 +57,7 @@ class WorkerEngine(Engine):
         self._views: dict[tuple[int, int], dict[str, Tensor]] = {}
         self._viewed: Cohort | None = None
         self._gradient_views: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self._spare: tuple[dict[str, Tensor], dict[tuple[int, int], dict[str, Tensor]]] = ({}, {})
         self._keeps = False
 
     def losses(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> Tensor:
@@ -73,13 +74,15 @@ class WorkerEngine(Engine):
                     gradient.zero_()
 
         # Joined here for all clients at once: what many small operations cost, threads would wait for one by one.
-        joined = self._join(cohort, batch, context, used) if context.objective.joins(batch) else None
+        joins = context.keeps_logits or context.objective.joins(batch)
+        joined = self._join(cohort, batch, context, used) if joins else None
+        seen: dict[int, Tensor] | None = {} if context.keeps_logits else None
         factors = context.right_factors
         stack = 1 if factors else self.stack
         recordings: dict[int, Recording | None] = {}
         if joined is None and not factors:
             recordings = self._recordings(cohort, batch, context, used, outputs)
-        elif joined is not None and not factors and context.objective.plain:
+        elif joined is not None and not factors and context.objective.plain and seen is None:
             recordings = self._joined_recordings(cohort, batch, context, joined)
 
         def body(thread: int, start: int) -> None:
@@ -87,7 +90,7 @@ class WorkerEngine(Engine):
             update = self._update(cohort, start, rows, context)
             if joined is not None:
                 losses[start : start + rows] = self._joined_step(
-                    cohort, batch, context, joined, recordings, thread, start, rows, update
+                    cohort, batch, context, joined, recordings, thread, start, rows, update, seen
                 )
             elif rows > 1:
                 losses[start : start + rows] = self._stacked(cohort, batch, context, start, rows, outputs, update)
@@ -113,7 +116,20 @@ class WorkerEngine(Engine):
 
         starts = [s for s in range(0, k, stack) if any(used[s : s + stack])]
         self._threads.run(body, starts)
+        self.logits = None if joined is None or not seen else joined.spread(seen)
         return losses
+
+    def gradients(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> dict[str, Tensor]:
+        """As :meth:`Engine.gradients`, in memory of its own."""
+        self._look_at(cohort)  # which gives up memory that belongs to another cohort
+        own, logits, keeps = (self._gradients, self._gradient_views), self.logits, self._keeps
+        self._gradients, self._gradient_views = self._spare
+        try:
+            return super().gradients(cohort, batch, context)
+        finally:
+            self._spare = (self._gradients, self._gradient_views)
+            self._gradients, self._gradient_views = own
+            self.logits, self._keeps = logits, keeps
 
     def _recordings(
         self, cohort: Cohort, batch: CohortBatch, context: StepContext, used: list[int], outputs: Tensor | None
@@ -155,6 +171,7 @@ class WorkerEngine(Engine):
             self._views.clear()
             self._gradient_views.clear()
             self._gradients = {}
+            self._spare = ({}, {})
         if self._keeps and not self._gradients:
             self._gradients = {n: torch.zeros_like(room) for n, room in cohort.data.items()}
 
@@ -227,8 +244,9 @@ class WorkerEngine(Engine):
         start: int,
         rows: int,
         update: Update,
+        seen: dict[int, Tensor] | None,
     ) -> Tensor:
-        """With added samples, or a loss that methods have a word in."""
+        """With added samples, or a loss that methods have a word in; logits go to ``seen`` by first row."""
         weights = self._rows(self._views, cohort.data, start, rows)
         if rows > 1:
             assert self.chain is not None
@@ -248,13 +266,23 @@ class WorkerEngine(Engine):
                 with torch.no_grad():
                     return recording(*given)
         if self.chain is not None:
-            head = partial(context.objective.with_gradient, samples=samples)
+
+            def head(logits: Tensor) -> tuple[Tensor, Tensor]:
+                if seen is not None:
+                    seen[start] = logits.clone()  # the gradient may be computed in its memory
+                return context.objective.with_gradient(logits, samples)
+
             factors = _of_client(context.right_factors, start)
             return self.chain.step(x, samples.y, None, None, weights, dropped, update, head, factors)
         buffers = {n: b[start] for n, b in cohort.buffers.items()}
-        return self._replicas[thread].step(
-            lambda network: context.objective.of_network(network, x, samples), weights, buffers, dropped, update
-        )
+
+        def loss_of(network: nn.Module) -> Tensor:
+            if seen is None:
+                return context.objective.of_network(network, x, samples)
+            loss, seen[start] = context.objective.with_logits(network, x, samples)
+            return loss
+
+        return self._replicas[thread].step(loss_of, weights, buffers, dropped, update)
 
     def _stacked(
         self,
@@ -299,6 +327,20 @@ class _Joined:
         samples = self.samples.row(row)
         full = self.counts[row] == self.samples.mask.shape[1]
         return self.kept(row, self.x[row]), samples if full else samples.kept()
+
+    def spread(self, seen: Mapping[int, Tensor]) -> Tensor:
+        """``[k, N, O]`` of first row -> ``[n, O]`` of its client's unpadded samples, or ``[m, N, O]`` of m clients."""
+        k, count = self.samples.mask.shape
+        some = next(iter(seen.values()))
+        spread = some.new_zeros((k, count, some.shape[-1]))
+        for start, values in seen.items():
+            if values.ndim == 3:
+                spread[start : start + len(values)] = values
+            elif len(values) == count:
+                spread[start] = values
+            else:
+                spread[start, self.samples.mask[start]] = values
+        return spread
 
     def of_clients(self, start: int, stop: int) -> tuple[Tensor, Samples]:
         """Inputs and samples of some clients, with padding."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from cfl.gaussian import GaussianMechanism
 from cfl.in_order import in_order
 from cfl.layer_inputs.of_clients import client_model, decode_inputs, encode_inputs, evaluating, inputs_watched
 from cfl.layer_inputs.sketch import LayerSketch
+from cfl.models.copies import networks_for_threads
 from cfl.models.dropout import DropoutMasks, dropout_masks
 from cfl.models.evaluation import evaluation_mode
 from cfl.randomness import seed_for, torch_generator
@@ -102,10 +102,7 @@ class SubspaceExtraction:
 
         # Clients that have just trained have statistics of their own.
         with evaluating(federation) if local is None else evaluation_mode(network):
-            networks = [network]
-            on_cpu = next(network.parameters()).device.type == "cpu"
-            if on_cpu and (at_once := min(torch.get_num_threads(), len(clients))) > 1:
-                networks = [_sharing_tensors(network) for _ in range(at_once)]
+            networks = networks_for_threads(network, len(clients))
             yield from zip(clients, in_order(compute, jobs(), networks), strict=True)
 
     def _turned(
@@ -216,8 +213,3 @@ def inputs_per_sample(
     with evaluation_mode(network), inputs_watched({layer: count(name) for name, layer in layers.items()}):
         network(torch.zeros(2, *input_shape, dtype=some.dtype, device=some.device))
     return found
-
-
-def _sharing_tensors(network: nn.Module) -> nn.Module:
-    """A copy of the network's modules that holds the same tensors."""
-    return copy.deepcopy(network, {id(t): t for t in (*network.parameters(), *network.buffers())})

@@ -1,14 +1,39 @@
 """One file per method; ``cfl.methods.base`` says what a method may do."""
 
+from cfl.methods.agem import AGEM
 from cfl.methods.base import Method
+from cfl.methods.der import DER
 from cfl.methods.er import ER
 from cfl.methods.ewc import EWC
+from cfl.methods.fed_agem import FedAGEM
 from cfl.methods.fedcil import FedCIL
+from cfl.methods.fedcurv import FedCurv
+from cfl.methods.fedprox import FedProx
 from cfl.methods.fot import FOT
 from cfl.methods.glfc import GradientCompensation
 from cfl.methods.gpm import GPM
+from cfl.methods.icarl import ICaRL
 from cfl.methods.personal import PersonalLayers
 from cfl.methods.rgo import RGO
+from cfl.methods.scaffold import SCAFFOLD
 from cfl.methods.single_task import SingleTask
 
-__all__ = ["ER", "EWC", "FOT", "GPM", "RGO", "FedCIL", "GradientCompensation", "Method", "PersonalLayers", "SingleTask"]
+__all__ = [
+    "AGEM",
+    "DER",
+    "ER",
+    "EWC",
+    "FOT",
+    "GPM",
+    "RGO",
+    "SCAFFOLD",
+    "FedAGEM",
+    "FedCIL",
+    "FedCurv",
+    "FedProx",
+    "GradientCompensation",
+    "ICaRL",
+    "Method",
+    "PersonalLayers",
+    "SingleTask",
+]

@@ -5,17 +5,20 @@ compose: each hook runs for every method in the order of the ``methods`` mapping
 
 One round, as a method sees it::
 
-    begin_task            before the first round of a task: the global model is about to be sent out
+    begin_task            before the first round of a task, if the method needs boundaries: the global model is about to
+                          be sent out
     encode                the model as the task's clients compute with it; ``decode`` undoes that
     open_cohort           K clients have received the global model (or loaded their own)
       extend_batch        every local step, before anything is computed: more samples, or more known of them
       weigh, sample_loss  every local step, as a function of the logits; or ``local_loss`` in the place of all that
+      observe             every local step, with its logits
       penalty             every local step, added to the client's loss
       adjust_gradients    every local step, between backward and the optimizer
     close_clients         clients have finished; their updates are about to be sent
     transform_step        the server is about to move the global model
     end_round             the global model has moved
-    end_task              after end_round of a task's last round: extra communication over the same channel
+    end_task              after end_round of a task's last round, likewise: extra communication over the same channel
+    classify              every test batch: other scores than the network's
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ from torch import Tensor, nn
 from cfl.data.scenarios import Scenario
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from cfl.cohort import Cohort
     from cfl.data.cohorts import CohortBatch
     from cfl.data.samples import Samples
@@ -44,12 +49,16 @@ class Method:
         scenarios: scenarios under which the method means something.
         individual_uplinks: whether the server must see single clients' messages, which rules out secure aggregation.
         optimizers: names of the torch optimizers under which the method's guarantee holds, or None for any.
+        replays: whether the method needs ``federation.buffer``.
+        replays_logits: whether the buffer has to keep logits with the samples.
         reweighs_added_only: whether ``weigh`` and ``sample_loss`` do nothing to a step that has its own samples alone.
     """
 
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain"})
     individual_uplinks: ClassVar[bool] = False
     optimizers: ClassVar[frozenset[str] | None] = None
+    replays: ClassVar[bool] = False
+    replays_logits: bool = False
     reweighs_added_only: bool = False
 
     federation: Federation
@@ -57,6 +66,13 @@ class Method:
     def setup(self, federation: Federation) -> None:
         """Learn the federation and allocate state; raise ConfigError for settings that cannot work with it."""
         self.federation = federation
+
+    def check_optimizer(self, optimizer: Optimizer) -> None:
+        """Look at one like those that clients will have, before training.
+
+        For what :attr:`optimizers` cannot say, such as options; raise ConfigError for those under which the method's
+        guarantee does not hold.
+        """
 
     def keeps_local(self, name: str) -> bool:
         """Whether a parameter or buffer stays on its client: kept between rounds, never sent."""
@@ -115,6 +131,20 @@ class Method:
         """
         raise NotImplementedError
 
+    @property
+    def observes(self) -> bool:
+        """Whether :meth:`observe` is wanted in the cohort that has just opened; keeping logits costs a little."""
+        return True
+
+    def observe(self, cohort: Cohort, batch: CohortBatch, logits: Tensor) -> None:
+        """A step has been computed; not for runs in which a method replaces the local loss.
+
+        Args:
+            cohort: its parameters may have moved already.
+            batch: the step.
+            logits: ``[k, B, O]`` of the step's own samples, detached; padded ones may be anything.
+        """
+
     def penalty(self, cohort: Cohort) -> Tensor | None:
         """A term ``[k]`` to be added to each client's loss, or None."""
         return None
@@ -135,12 +165,31 @@ class Method:
     def end_task(self, plan: RoundPlan) -> None:
         """A task's last round is over."""
 
+    def classify(self, task: int, model: dict[str, Tensor], x: Tensor) -> Tensor | None:
+        """Scores ``[B, O]`` of test images in the place of the network's logits, or None to leave these alone.
+
+        Args:
+            task: whose images they are, for those who may know it.
+            model: parameters and buffers by name, as the task's tests compute with them.
+            x: ``[B, C, H, W]``.
+        """
+        return None
+
     def client_storage(self) -> int:
         """Bytes that a client has to keep for this method between rounds, at most, as things are at the end of a run.
 
         What is kept in another form here (places instead of pixels) counts as what it stands for.
         """
         return 0
+
+    @property
+    def needs_boundaries(self) -> bool:
+        """Whether the method has to know when a task begins or ends; if not, it is never told.
+
+        Nobody can say so where clients have clocks of their own (``data.exposure: asynchronous``).
+        """
+        hooks = ("begin_task", "end_task")
+        return any(getattr(type(self), hook) is not getattr(Method, hook) for hook in hooks)
 
     @property
     def changes_gradients(self) -> bool:

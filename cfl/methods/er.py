@@ -82,6 +82,11 @@ class ER(Method):
         slots = self.size * (federation.data.num_tasks - 1) if self.per_task else self.size
         self.memory = ReplayMemory(federation.clients, topic, max(slots, 1))
 
+    @property
+    def needs_boundaries(self) -> bool:
+        """Not where samples enter the memory step by step."""
+        return self.update == "task"
+
     # Local training.
 
     def open_cohort(self, cohort: Cohort) -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from cfl.comparison import RunFolderError
 from cfl.errors import ConfigError
+from cfl.experiment import config_hash
 from cfl.papers.adopting import adopt
 from cfl.papers.cells import Experiments
 from cfl.papers.definition import NotAvailable, Recipe, papers, table_named
@@ -131,13 +132,15 @@ def run_sweep(options: argparse.Namespace, console: Console) -> int:
     """Run what a sweep lacks, as long as it asks for more, and write what came out."""
     sweep, resolver = read_sweep(options.file), Resolver()
     runner = Runner(options.jobs, MissingData(options.runs / MISSING), console)
+    failed: set[str] = set()
     state = SweepState(sweep, resolver, read_results(options.runs))
     status = 0
     while not options.dry_run and (jobs := state.jobs(options.runs)):
         outcomes = runner.run(jobs)
-        status = exit_status(outcomes, runner.interrupted_by)
-        state = SweepState(sweep, resolver, read_results(options.runs))
-        if any(outcome.state != "finished" for outcome in outcomes):
+        status = max(status, exit_status(outcomes, runner.interrupted_by))
+        failed |= {config_hash(outcome.job.experiment) for outcome in outcomes if outcome.state == "failed"}
+        state = SweepState(sweep, resolver, read_results(options.runs), failed)
+        if any(outcome.state not in ("finished", "failed") for outcome in outcomes):
             status = status or 1
             break
     for job in state.jobs(options.runs) if options.dry_run else []:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import yaml
 
@@ -23,6 +23,9 @@ SCALE = "scale"
 
 Point = Mapping[str, str]
 """A combination of axis values."""
+
+Over = Literal["tasks", "rounds"]
+"""What curves run over: an entry per task learned, or one per communication round."""
 
 CHOSEN = "# chosen: "
 """How a line of a config file begins that says why a value is ours and not the paper's."""
@@ -150,19 +153,21 @@ class Figure:
 
 @dataclass(frozen=True)
 class Order:
-    """What is compared where numbers cannot be: the order along an axis, by one figure, higher first.
+    """What is compared where numbers cannot be: the order along an axis, by one figure.
 
     Attributes:
         axis: along which values are ranked.
         figure: the column by which.
         leader: the value that leads in the paper.
         reference: the value from which the leader's distance is measured.
+        best: which end of the figure leads.
     """
 
     axis: str
     figure: str
     leader: str
     reference: str
+    best: Literal["highest", "lowest"] = "highest"
 
 
 @dataclass(frozen=True)
@@ -181,6 +186,7 @@ class Table:
     implied: Sequence[tuple[Mapping[str, Any], Mapping[str, str]]]
     cannot: Sequence[tuple[Mapping[str, Any], str]]
     notes: Sequence[str]
+    over: Over = "tasks"
 
     @property
     def full_name(self) -> str:
@@ -331,7 +337,7 @@ def read_table(paper: Paper, path: Path) -> Table:
         ConfigError: a key is unknown, an expression is none, or an axis is named that the table does not have.
     """
     entry, where = _load(path), str(path)
-    keys = ("title", "axes", "fixed", "implied", "figures", "rules", "order", "lines", "cannot", "notes")
+    keys = ("title", "axes", "fixed", "implied", "figures", "rules", "order", "lines", "over", "cannot", "notes")
     _refuse_unknown(entry, keys, where)
     axes = {axis: _texts(values) for axis, values in entry["axes"].items()}
     figures = {}
@@ -344,9 +350,16 @@ def read_table(paper: Paper, path: Path) -> Table:
             raise ConfigError(f"{where}, figures.{name}", options["value"], f"an expression ({error.msg})") from None
         figures[name] = Figure(**options)
     order = Order(**entry["order"]) if entry.get("order") else None
+    if order and order.best not in ("highest", "lowest"):
+        raise ConfigError(f"{where}, order.best", order.best, "highest or lowest")
     for axis in (order.axis if order else None, entry.get("lines")):
         if axis is not None and axis not in axes:
             raise ConfigError(where, axis, f"one of the axes {', '.join(axes)}")
+    over = entry.get("over", "tasks")
+    if over not in get_args(Over):
+        raise ConfigError(f"{where}, over", over, f"one of {', '.join(get_args(Over))}")
+    if "over" in entry and not entry.get("lines"):
+        raise ConfigError(f"{where}, over", over, "unset where there are no lines: it says what curves run over")
     return Table(
         paper=paper,
         name=path.stem,
@@ -360,6 +373,7 @@ def read_table(paper: Paper, path: Path) -> Table:
         implied=[(part["when"], part["axes"]) for part in entry.get("implied", [])],
         cannot=[(part["when"], part["why"]) for part in entry.get("cannot", [])],
         notes=entry.get("notes", []),
+        over=over,
     )
 
 

@@ -58,8 +58,11 @@ def keep(paper: Paper, runs: Path, scales: Sequence[str], folder: Path | None = 
 
 
 def as_text(result: Result, scale: str) -> str:
-    """A run as JSON, a line per part: hash, experiment, summary, matrix, used space per layer and task."""
-    parts = {
+    """A run as JSON, a line per part: hash, experiment, summary, matrix, used space per layer and task.
+
+    ACC by round is there only if the run was evaluated between task ends.
+    """
+    parts: dict[str, Any] = {
         "scale": scale,
         "config_hash": result.hash,
         "experiment": result.experiment,
@@ -68,6 +71,8 @@ def as_text(result: Result, scale: str) -> str:
         "space": _rounded(result.space),
         "client_epochs": result.client_epochs,
     }
+    if result.rounds:
+        parts["rounds"] = _rounded(list(result.rounds))
     return "{\n" + ",\n".join(f'"{key}": {json.dumps(part, sort_keys=True)}' for key, part in parts.items()) + "\n}\n"
 
 
@@ -96,7 +101,13 @@ def read_kept(paper: Paper, folder: Path | None = None) -> dict[str, list[Result
         try:
             entry = json.loads(path.read_text(encoding="utf-8"))
             result = Result(
-                entry["experiment"], entry["summary"], entry["matrix"], entry["space"], entry["client_epochs"], path
+                entry["experiment"],
+                entry["summary"],
+                entry["matrix"],
+                entry["space"],
+                entry["client_epochs"],
+                path,
+                entry.get("rounds", ()),
             )
             scale = found[entry["scale"]]
         except (ValueError, KeyError, TypeError) as error:

@@ -21,6 +21,7 @@ class OrderComparison:
         paper: published mean per value.
         leader: the value that leads in the paper's conclusions.
         reference: the value it is measured against.
+        lowest_leads: whether the lowest value is the best.
     """
 
     place: Mapping[str, str]
@@ -29,6 +30,7 @@ class OrderComparison:
     paper: Mapping[str, float]
     leader: str
     reference: str
+    lowest_leads: bool = False
 
     @property
     def correlation(self) -> float | None:
@@ -39,9 +41,12 @@ class OrderComparison:
 
     @property
     def leads(self) -> bool | None:
-        """Whether the leader is above all others here; None where it has not been run, or nothing else has."""
+        """Whether the leader is better than all others here; None where it has not been run, or nothing else has."""
         others = [self.ours[v] for v in self.values if v != self.leader]
-        return self.ours[self.leader] > max(others) if self.leader in self.ours and others else None
+        if self.leader not in self.ours or not others:
+            return None
+        ours = self.ours[self.leader]
+        return ours < min(others) if self.lowest_leads else ours > max(others)
 
     @property
     def gap(self) -> tuple[float, float] | None:
@@ -69,6 +74,7 @@ def compare_orders(table: Table, cells: Sequence[Cell]) -> list[OrderComparison]
             paper={cell.point[order.axis]: cell.published.mean for cell in group if cell.published},
             leader=order.leader,
             reference=order.reference,
+            lowest_leads=order.best == "lowest",
         )
         for place, group in groups.items()
         if len(group) > 1

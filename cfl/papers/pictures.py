@@ -1,4 +1,4 @@
-"""Pictures of tables: our numbers beside the published ones, and curves over tasks."""
+"""Pictures of tables: our numbers beside the published ones, and curves over tasks or rounds."""
 
 from __future__ import annotations
 
@@ -14,19 +14,24 @@ from matplotlib.ticker import MaxNLocator
 
 from cfl.figures import _MARKERS, _PALETTE, save
 from cfl.papers.cells import Cell, Spread
-from cfl.papers.definition import SCALE, Table
+from cfl.papers.definition import SCALE, Over, Table
 
 _COLUMNS = 4
+_AXIS: dict[Over, str] = {"tasks": "tasks learned", "rounds": "communication rounds"}
+_MARKS = 20  # at most about twice as many markers on a line
 
 
 def spreads(cell: Cell) -> list[tuple[int | None, Spread | None]]:
-    """Our numbers: one, under None; or for a curve one per task learned, from 1, without those that have no value."""
+    """Our numbers: one, under None; or for a curve one per task learned or round, from 1, without empty entries.
+
+    A curve over rounds goes as far as the shortest run: beyond, runs that have stopped would be left out of the mean.
+    """
     curves = [values for values in cell.seeds.values() if isinstance(values, list)]
     if not curves:
         return [(None, cell.ours)]
     return [
         (t + 1, Spread.over([value for value in values if value is not None]))
-        for t, values in enumerate(zip(*curves, strict=True))
+        for t, values in enumerate(zip(*curves, strict=cell.table.over == "tasks"))
         if any(value is not None for value in values)
     ]
 
@@ -97,11 +102,12 @@ def _curves(axes: Axes, table: Table, group: Sequence[Cell]) -> None:
             continue
         style = _style(list(table.axes[table.lines]).index(cell.point[table.lines]))
         xs, means = [x for x, _ in points], [spread.mean for _, spread in points]
-        axes.plot(xs, means, linewidth=1.6, markersize=4, **style)
+        # A marker per round would hide the line.
+        axes.plot(xs, means, linewidth=1.6, markersize=4, markevery=max(1, len(xs) // _MARKS), **style)
         low = [spread.mean - (spread.std or 0.0) for _, spread in points]
         high = [spread.mean + (spread.std or 0.0) for _, spread in points]
         axes.fill_between(xs, low, high, color=style["color"], alpha=0.15, linewidth=0)
-    axes.set_xlabel("tasks learned", fontsize=8)
+    axes.set_xlabel(_AXIS[table.over], fontsize=8)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
     axes.grid(axis="y", color="#dddddd", linewidth=0.8)
 

@@ -162,7 +162,7 @@ def shown(spread: Spread | None, decimals: int) -> str:
 
 
 def as_csv(table: Table, cells: Sequence[Cell]) -> str:
-    """The cells as CSV, unrounded; a curve has a line per point, with the number of tasks learned as ``after``."""
+    """The cells as CSV, unrounded; a curve has a line per point, with the tasks learned, or rounds, as ``after``."""
     axes = list(table.axes)
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")

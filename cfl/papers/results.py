@@ -5,14 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from cfl.comparison import RunFolderError, read_run
+from cfl.comparison import RunFolderError, read_curve, read_run, rounds_to
 from cfl.experiment import config_hash, experiment_of
 from cfl.papers.expressions import Undefined, evaluate
 from cfl.papers.resolving import same_experiment, seedless_hash
@@ -32,6 +32,8 @@ class Result:
         space: layer -> percent of its input space used after each task but the last; empty where no method says so.
         client_epochs: local epochs of all clients over all rounds together.
         source: where it was read from.
+        rounds: ACC in percent after each round, None after those without an evaluation; empty for a run that was
+            evaluated at task ends only.
     """
 
     experiment: Mapping[str, Any]
@@ -40,6 +42,7 @@ class Result:
     space: Mapping[str, list[float]] = field(default_factory=dict)
     client_epochs: int | None = None
     source: Path | None = None
+    rounds: Sequence[float | None] = ()
 
     @property
     def seed(self) -> int:
@@ -57,7 +60,8 @@ class Result:
         Known are all entries of ``summary.json``; ``matrix[t, i]``; ``diagonal``; ``averages``, ACC after each task;
         ``task(i)``, the accuracy on task i after each task, null before it; ``used(layer)`` in percent after each task
         but the last; ``layers``; ``client_epochs``; ``setting("data.num_clients")``; ``mean(list)``; ``yes(value)``,
-        1 above 0 and else 0.
+        1 above 0 and else 0. Of a run that was evaluated between task ends also ``curve``, ACC after each round, null
+        where not evaluated; and ``rounds_to("90")``, the rounds until ACC first was at least 90 %.
 
         Raises:
             Undefined: it has no value for this run.
@@ -79,7 +83,20 @@ class Result:
             "setting": self._setting,
             "mean": _mean,
             "yes": lambda value: float(value > 0),
+            "curve": list(self.rounds) or None,
+            "rounds_to": self._rounds_to,
         }
+
+    def _rounds_to(self, accuracy: str | float) -> int:
+        if not self.rounds:
+            raise Undefined("the run was evaluated at task ends only")
+        try:
+            found = rounds_to(self.rounds, float(accuracy))
+        except ValueError:
+            raise Undefined(f"{accuracy!r} is no accuracy in percent") from None
+        if found is None:
+            raise Undefined(f"never within {len(self.rounds)} rounds")
+        return found
 
     def _setting(self, key: str) -> Any:
         found: Any = self.experiment
@@ -117,7 +134,8 @@ def read_result(folder: Path) -> Result:
                 space.setdefault(row["layer"], []).append(float(row[SPACE]))
     rounds = _rows(folder / "rounds.csv")
     epochs = sum(int(row["clients"]) for row in rounds) * local_epochs if rounds else None
-    return Result(experiment, summary, matrix, space, epochs, folder)
+    curve = read_curve(folder / "rounds.csv") if experiment["schedule"].get("evaluate_every") else []
+    return Result(experiment, summary, matrix, space, epochs, folder, curve)
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from cfl.experiment import config_hash
 from cfl.papers import expressions
 from cfl.papers.cells import Spread
 from cfl.papers.definition import CHOSEN, SCALE, Recipe, Rule, papers, recipe, setting
+from cfl.papers.expressions import Undefined
 from cfl.papers.report import shown
 from cfl.papers.resolving import Resolver
 from cfl.papers.results import Results
@@ -31,6 +32,7 @@ class Search:
     """Steps by a factor up and down from the best value so far, as long as that is better; then by the next factor.
 
     The search of FedCurv (Shoham et al., 2019): factors of 10, then 2. Every factor begins at the best value found.
+    While no value has a score above minus infinity, steps lead on: nothing is known yet of where to turn.
 
     Attributes:
         key: config key.
@@ -48,7 +50,7 @@ class Search:
         """The best value found; None where a value's score is None (not known yet).
 
         Args:
-            score: of a value, higher is better.
+            score: of a value, higher is better; minus infinity for one that is of no use.
         """
         best, best_score = self.start, score(self.start)
         if best_score is None:
@@ -62,9 +64,10 @@ class Search:
                     found = score(value)
                     if found is None:
                         return None
-                    if found <= best_score:
+                    if found > best_score:
+                        best, best_score = value, found
+                    elif best_score > -math.inf:
                         break
-                    best, best_score = value, found
         return best
 
     def _clean(self, value: float) -> float:
@@ -107,26 +110,34 @@ class Sweep:
     def candidates(self, score: Callable[[Values], float | None]) -> tuple[list[Values], Values | None]:
         """All candidates that have to be run as far as is known, and the chosen one once all are.
 
+        A value that is not a number (NaN) is worse than any number; where all are, none is chosen.
+
         Args:
             score: mean over seeds of a candidate's value; None where a seed has not been run.
         """
         asked: list[Values] = []
         sign = 1.0 if self.best == "highest" else -1.0
+        found_any = False
 
         def signed(values: Values) -> float | None:
+            nonlocal found_any
             if values not in asked:
                 asked.append(values)
             found = score(values)
-            return None if found is None else sign * found
+            if found is None:
+                return None
+            found_any = found_any or not math.isnan(found)
+            return -math.inf if math.isnan(found) else sign * found
 
         if self.search is not None:
             key = self.search.key
             best = self.search.run(lambda value: signed(((key, value),)))
-            return asked, None if best is None else ((key, best),)
+            return asked, None if best is None or not found_any else ((key, best),)
         scores = [(values, signed(values)) for values in self._grid()]
         known = [(values, found) for values, found in scores if found is not None]
-        chosen = max(known, key=lambda entry: entry[1])[0] if len(known) == len(scores) else None  # the first of equals
-        return asked, chosen
+        if len(known) < len(scores) or not found_any:
+            return asked, None
+        return asked, max(known, key=lambda entry: entry[1])[0]  # the first of equals
 
     def _grid(self) -> Iterator[Values]:
         for values in itertools.product(*self.grid.values()):
@@ -196,28 +207,45 @@ def _read_search(path: Path, entry: Mapping[str, Any]) -> Search:
 class SweepState:
     """A sweep and the finished runs.
 
+    A candidate with a run that has no value, because it never got to the accuracy asked for or because it failed (as it
+    does when it diverges), is worse than any that has a number.
+
     Args:
         sweep: the sweep.
         resolver: resolves its configurations.
         results: the finished runs.
+        failed: hashes of the experiments whose runs failed, and are not to be tried again.
     """
 
-    def __init__(self, sweep: Sweep, resolver: Resolver, results: Results) -> None:
-        self.sweep, self.resolver, self.results = sweep, resolver, results
+    def __init__(self, sweep: Sweep, resolver: Resolver, results: Results, failed: Collection[str] = ()) -> None:
+        self.sweep, self.resolver, self.results, self.failed = sweep, resolver, results, failed
         self.candidates, self.chosen = sweep.candidates(self._mean)
 
     def _arguments(self, values: Values) -> list[str]:
         return [*self.sweep.base.arguments, *(setting(key, value) for key, value in values)]
 
-    def spread(self, values: Values) -> Spread | None:
-        """A candidate's value over its finished seeds."""
-        runs = self.results.of(self.resolver.experiment(self._arguments(values)))
-        found = [run.figure(self.sweep.value) for seed, run in runs.items() if seed < self.sweep.seeds]
-        return Spread.over(found)
+    def values(self, candidate: Values) -> dict[int, float | str]:
+        """Seed -> a candidate's value, or why there is none; without the seeds that are still to be run."""
+        experiment = self.resolver.experiment(self._arguments(candidate))
+        runs = self.results.of(experiment)
+        found: dict[int, float | str] = {}
+        for seed in range(self.sweep.seeds):
+            if seed in runs:
+                try:
+                    found[seed] = runs[seed].figure(self.sweep.value)
+                except Undefined as reason:
+                    found[seed] = str(reason)
+            elif config_hash({**experiment, "seed_everything": seed}) in self.failed:
+                found[seed] = "failed"
+        return found
 
-    def _mean(self, values: Values) -> float | None:
-        spread = self.spread(values)
-        return None if spread is None or spread.count < self.sweep.seeds else spread.mean
+    def _mean(self, candidate: Values) -> float | None:
+        values = list(self.values(candidate).values())
+        if len(values) < self.sweep.seeds:
+            return None
+        numbers = [value for value in values if not isinstance(value, str)]
+        spread = Spread.over(numbers)
+        return spread.mean if spread and len(numbers) == len(values) else math.nan
 
     def jobs(self, root: Path) -> list[Job]:
         """The runs that are missing; a search asks for more once these are finished."""
@@ -225,7 +253,7 @@ class SweepState:
         for values in self.candidates:
             arguments = self._arguments(values)
             experiment = self.resolver.experiment(arguments)
-            done = self.results.of(experiment)
+            done = self.values(values)
             for seed in range(self.sweep.seeds):
                 if seed in done:
                     continue
@@ -247,11 +275,16 @@ class SweepState:
         sweep = self.sweep
         lines = [f"# Sweep {sweep.name}", "", f"| setting | {sweep.value} | seeds |", "|---|---:|---:|"]
         for values in self.candidates:
-            spread = self.spread(values)
+            found = self.values(values)
+            reasons = dict.fromkeys(value for value in found.values() if isinstance(value, str))
+            spread = Spread.over([value for value in found.values() if not isinstance(value, str)])
+            cell = "; ".join([*([shown(spread, 2)] if spread or not reasons else []), *reasons])
             mark = " **chosen**" if values == self.chosen else ""
-            lines.append(f"| {named(values)}{mark} | {shown(spread, 2)} | {spread.count if spread else 0} |")
+            lines.append(f"| {named(values)}{mark} | {cell} | {len(found)} |")
         if self.chosen is None:
-            return "\n".join([*lines, "", "Not finished: nothing is chosen yet."]) + "\n"
+            finished = all(len(self.values(values)) == sweep.seeds for values in self.candidates)
+            why = "No candidate has a value: nothing is chosen." if finished else "Not finished: nothing is chosen yet."
+            return "\n".join([*lines, "", why]) + "\n"
         scale = f", scale {sweep.point[SCALE]}" if sweep.point else ""
         rest = "; ".join(named(values) for values in self.candidates if values != self.chosen)
         note = (

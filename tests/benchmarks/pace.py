@@ -37,6 +37,7 @@ class Pace(Callback):
         self._backward_started: float | None = None
         self._bytes = (0, 0)
         self._task_end = [0.0, 0.0]
+        self._close_clients = 0.0
         self._last_uplink = 0.0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -67,6 +68,19 @@ class Pace(Callback):
         federation.channel.uplink = timed_uplink
         for method in federation.methods.values():
             self._time_end_task(method)
+            self._time_close_clients(method)
+
+    def _time_close_clients(self, method: Any) -> None:
+        close_clients = method.close_clients
+
+        @wraps(close_clients)
+        def timed_close_clients(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            result = close_clients(*args, **kwargs)
+            self._close_clients += time.perf_counter() - started
+            return result
+
+        method.close_clients = timed_close_clients
 
     def _time_end_task(self, method: Any) -> None:
         end_task = method.end_task
@@ -132,8 +146,9 @@ class Pace(Callback):
             "downlink_bytes": total[1] - self._bytes[1],
             "task_end_seconds": self._task_end[0],
             "task_end_clients_seconds": self._task_end[1],
+            "close_clients_seconds": self._close_clients,
         }
-        self._bytes, self._task_end = total, [0.0, 0.0]
+        self._bytes, self._task_end, self._close_clients = total, [0.0, 0.0], 0.0
 
     # The gate.
 

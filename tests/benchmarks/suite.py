@@ -11,6 +11,8 @@ from benchmarks import added_by_methods as methods
 from benchmarks.bench import Bench, Peak
 from benchmarks.engines import Engine
 from benchmarks.extraction import extraction
+from benchmarks.fisher import WORK as W7
+from benchmarks.fisher import fisher
 from benchmarks.machine import machine, versions
 from benchmarks.rows import Row, add_floor, ran
 from benchmarks.side_by_side import side_by_side
@@ -27,10 +29,11 @@ WORKS: dict[str, Measure] = {
     "W4": partial(side_by_side, works=[FEW, MANY]),
     "W5": methods.added_by_methods,
     "W6": extraction,
+    "W7": fisher,
 }
 
 TITLES = {
-    **{work.name: work.title for work in (W1, W2, W3, MANY, methods.WORK)},
+    **{work.name: work.title for work in (W1, W2, W3, MANY, methods.WORK, W7)},
     "W6": "GPSE: an extraction against one local epoch",
 }
 

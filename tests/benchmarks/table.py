@@ -56,6 +56,14 @@ COLUMNS: dict[str, list[Column]] = {
         ("paper", "paper_ratio_to_local_epoch", ".2f", 1),
         *_MEMORY,
     ],
+    "W7": [
+        *_ROUND,
+        ("Fishers s", "fisher_seconds_per_round_median", ".3f", 1),
+        ("plain round s", "fedavg_seconds_per_round_median", ".3f", 1),
+        ("Fishers x epoch", "fisher_ratio_to_local_epoch", ".2f", 1),
+        ("round x epoch", "round_ratio_to_local_epoch", ".2f", 1),
+        *_MEMORY,
+    ],
 }
 
 

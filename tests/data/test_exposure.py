@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +17,10 @@ from torch.func import functional_call
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.exposure import Exposure, Places
 from cfl.data.participation import RandomShare
+from cfl.data.partitions import Dirichlet
 from cfl.engines import EngineOptions
 from cfl.errors import ConfigError
+from cfl.methods import EWC, FOT, SCAFFOLD, FedAGEM, Method
 
 
 def test_places_are_numbered_through_all_tasks() -> None:
@@ -114,3 +118,103 @@ def test_cumulative_training_forgets_less_and_joint_knows_all_from_the_start() -
 def test_anything_else_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"data\.exposure"):
         tiny_data(exposure="everything")
+
+
+# Clients with clocks of their own.
+
+
+def asynchronous(portion: int | None = None, **options: Any) -> FederatedDataModule:
+    """Four clients with unequal shares of three tasks of two classes."""
+    stream = split(3, classes=6, train=120)
+    partition = Dirichlet(0.5, 3)
+    return tiny_data(stream, exposure="asynchronous", portion=portion, partition=partition, **options)
+
+
+def places_of(data: FederatedDataModule, client: int) -> list[list[int]]:
+    """A client's places of each task, in whatever order."""
+    return [data.places.of(task, data.indices[task][client]).tolist() for task in range(3)]
+
+
+def test_every_client_goes_through_its_tasks_in_order_at_its_own_pace() -> None:
+    data = asynchronous()
+    between_two = 0
+    for client in range(4):
+        own = places_of(data, client)
+        periods = [data.trained_on(period)[client].tolist() for period in range(3)]
+        assert sorted(chain(*periods)) == sorted(chain(*own))
+        assert max(map(len, periods)) - min(map(len, periods)) <= 1
+        of = [data.places.tasks(torch.tensor(period)).tolist() for period in periods]
+        assert [min(tasks) for tasks in of[1:]] >= [max(tasks) for tasks in of[:-1]]
+        assert sorted(chain(*of)) == list(chain(*map(sorted, of)))
+        between_two += sum(len(set(tasks)) > 1 for tasks in of)
+        assert all(period == sorted(period) for period in periods)
+    assert between_two > 2
+
+
+def test_within_a_task_the_order_is_random_and_the_same_every_time() -> None:
+    data, again, other = asynchronous(), asynchronous(), asynchronous(seed=1)
+    first = [sorted(data.trained_on(0)[client].tolist()) for client in range(4)]
+    assert first == [sorted(again.trained_on(0)[client].tolist()) for client in range(4)]
+    assert first != [sorted(other.trained_on(0)[client].tolist()) for client in range(4)]
+    client = max(range(4), key=lambda c: len(data.indices[0][c]) - len(data.trained_on(0)[c]))
+    own, taken = places_of(data, client)[0], data.trained_on(0)[client].tolist()
+    assert len(taken) < len(own)
+    assert taken != sorted(own)[: len(taken)]
+
+
+def test_a_portion_of_fixed_size_is_the_same_for_all() -> None:
+    data = asynchronous(4)
+    assert all(len(data.trained_on(period)[client]) == 4 for period in range(3) for client in range(4))
+    with pytest.raises(ConfigError, match=r"data\.portion = 60 .* at most"):
+        asynchronous(60).setup("fit")
+
+
+def test_clients_at_different_tasks_train_each_on_its_own_outputs() -> None:
+    data = asynchronous(schedule={"rounds_per_task": 2, "cohort_width": 2})
+    client = tiny_client(data, double(mlp), sgd)
+    model = {n: t.detach().clone() for n, t in client.network.state_dict().items()}
+    federation = fit(client, data)
+    for number in range(data.num_rounds):
+        plan = data.rounds.round(number)
+        data.next_round = number
+        trained = [local(client.network, model, data, c) for c in plan.clients]
+        model = {n: torch.stack([t[n] for t in trained]).mean(0) for n in model}
+    for name, tensor in weights(federation).items():
+        torch.testing.assert_close(tensor, model[name], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("method", [EWC(), FOT(), SCAFFOLD(at_task_switch="reset")], ids=lambda m: type(m).__name__)
+def test_methods_that_need_boundaries_are_refused(method: Method) -> None:
+    data = asynchronous()
+    with pytest.raises(ConfigError, match=r"data\.exposure.*methods\.some"):
+        fit(tiny_client(data, mlp, sgd, {"some": method}), data)
+
+
+def test_others_are_never_told_of_one() -> None:
+    class Told(FedAGEM):
+        @property
+        def needs_boundaries(self) -> bool:
+            return False
+
+        def begin_task(self, plan: Any) -> None:
+            raise AssertionError("told that a task begins")
+
+        end_task = begin_task
+
+    for exposure in ("asynchronous", "sequential"):
+        data = tiny_data(split(3, classes=6, train=120), exposure=exposure)
+        method = Told(8)
+        fit(tiny_client(data, mlp, sgd, {"told": method}), data)
+        assert method.reference
+
+
+@pytest.mark.parametrize("options", [{"portion": 5}, {"portion": 0, "exposure": "asynchronous"}])
+def test_bad_portions_are_refused(options: Any) -> None:
+    with pytest.raises(ConfigError, match=r"data\.portion"):
+        tiny_data(**options)
+
+
+def test_every_client_must_hold_every_task() -> None:
+    data = tiny_data(permuted(3), exposure="asynchronous", participation=RandomShare(0.5), num_clients=6)
+    with pytest.raises(ConfigError, match="every client holds every task"):
+        data.setup("fit")

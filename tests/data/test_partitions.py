@@ -11,6 +11,7 @@ from cfl.data.partitions import (
     ClassesPerClient,
     ClientShares,
     Dirichlet,
+    LabelBlocks,
     Partition,
     Shards,
     Shares,
@@ -50,6 +51,8 @@ EVERY = [
     Dirichlet(0.05, min_samples=0, balance=False),
     ClassesPerClient(2),
     ClassesPerClient(10),
+    LabelBlocks(2, block_size=10),
+    LabelBlocks(3, block_size=1),
 ]
 
 
@@ -314,9 +317,77 @@ def test_choice_of_classes_is_uniform() -> None:
     np.testing.assert_allclose(held / 600, 0.5, atol=0.08)  # four standard errors
 
 
+# LabelBlocks
+
+MNIST_CLASSES = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+
+
+@pytest.mark.parametrize(
+    ("class_sizes", "clients", "per_client"),
+    [(MNIST_CLASSES, 96, 2), ([10, 7, 3], 4, 1), ([10, 7, 3], 2, 3), ([5], 5, 1), ([1, 1, 40], 3, 2), ([9, 9], 1, 2)],
+)
+def test_blocks_are_pure_equal_and_as_large_as_can_be(class_sizes: list[int], clients: int, per_client: int) -> None:
+    """The size against trying every one; every client then has that many samples of each of its blocks' classes."""
+    needed = clients * per_client
+    greatest = max(s for s in range(1, max(class_sizes) + 1) if sum(n // s for n in class_sizes) >= needed)
+    labels = shuffled_labels(*class_sizes)
+    shares = LabelBlocks(per_client).split(labels, clients, rng())
+    counts = histogram(labels, shares)
+    assert (counts.sum(axis=1) == per_client * greatest).all()
+    assert (counts % greatest == 0).all()
+    assert (counts.sum(axis=0) <= greatest * (np.array(class_sizes) // greatest)).all()
+
+
+def test_the_blocks_of_fedcurvs_mnist() -> None:
+    """306 samples each; 193 blocks, of which one goes to nobody."""
+    labels = shuffled_labels(*MNIST_CLASSES)
+    shares = LabelBlocks().split(labels, 96, rng())
+    assert {len(share) for share in shares} == {612}
+    blocks = histogram(labels, shares).sum(axis=0) // 306
+    every = np.array([19, 22, 19, 20, 19, 17, 19, 20, 19, 19])
+    assert (every - blocks).sum() == 1
+    assert set(every - blocks) == {0, 1}
+    assert LabelBlocks(2, 306).dropped(60000, 96) == 60000 - 58752
+    assert LabelBlocks().dropped(60000, 96) <= 60000 - 58752
+
+
+def test_a_given_size_is_kept() -> None:
+    labels = shuffled_labels(40, 25, 31)
+    counts = histogram(labels, LabelBlocks(2, block_size=10).split(labels, 4, rng()))
+    assert set(np.unique(counts)) <= {0, 10, 20}
+    assert (counts.sum(axis=1) == 20).all()
+
+
+def test_which_blocks_go_to_whom_and_which_are_left_out_is_uniform() -> None:
+    """3 + 2 + 2 blocks of 10 for 2 clients with 2 each: all pairs of different blocks are equally likely."""
+    labels, draws = shuffled_labels(35, 20, 20), 3000
+    held = np.stack(
+        [histogram(labels, LabelBlocks(2, block_size=10).split(labels, 2, rng(i))) // 10 for i in range(draws)]
+    )
+    # a block is client 0's with probability 2 / 7; both of client 0's are of class 0 with probability 3 / 21
+    np.testing.assert_allclose(held.mean(axis=0), np.array([[6, 4, 4]] * 2) / 7, atol=0.05)
+    for client in (0, 1):
+        pure = [(held[:, client, k] == 2).mean() for k in range(3)]
+        np.testing.assert_allclose(pure, [3 / 21, 1 / 21, 1 / 21], atol=0.025)  # four standard errors of the first
+    # the three of seven that are left out: all of class 0 with probability 1 / 35
+    assert ((held.sum(axis=1)[:, 0]) == 0).mean() == pytest.approx(1 / 35, abs=0.013)
+
+
+def test_which_samples_of_a_class_are_in_a_block_is_random() -> None:
+    labels = np.repeat(np.arange(2), [25, 20])
+    dealt = [np.concatenate(LabelBlocks(1, block_size=10).split(labels, 4, rng(i))) for i in range(1500)]
+    often = np.bincount(np.concatenate(dealt), minlength=45) / 1500
+    np.testing.assert_allclose(often[:25], 20 / 25, atol=0.045)  # five samples of class 0 fill no block
+    assert (often[25:] == 1).all()
+    together = np.mean(
+        [np.isin([30, 31], s).all() for i in range(1500) for s in LabelBlocks(1, 10).split(labels, 4, rng(i))]
+    )
+    assert together * 4 == pytest.approx(9 / 19, abs=0.055)
+
+
 def test_labels_need_not_start_at_zero() -> None:
     labels = shuffled_labels(20, 20, 20) + 40
-    for partition in (ClassesPerClient(2), Dirichlet(1.0, min_samples=1), Shards(2)):
+    for partition in (ClassesPerClient(2), Dirichlet(1.0, min_samples=1), Shards(2), LabelBlocks(2)):
         assert sum(len(s) for s in partition.split(labels, 3, rng())) == 60
 
 
@@ -334,6 +405,9 @@ def test_labels_need_not_start_at_zero() -> None:
         (ClassesPerClient(3), (90, 2, 10), "data.partition.num_classes", "at most 2, the number of classes"),
         (ClassesPerClient(2), (90, 10, 4), "data.partition.num_classes", "at least 3, or 4 clients leave a class"),
         (ClassesPerClient(2), (15, 2, 10), "data.partition.num_classes", "at most 1: 10 clients share 15"),
+        (LabelBlocks(1), (4, 2, 10), "data.num_clients", "the task has 4"),
+        (LabelBlocks(2), (19, 2, 10), "data.partition.blocks_per_client", "at most 1: 10 clients share 19"),
+        (LabelBlocks(2, 5), (99, 2, 10), "data.partition.block_size", "at most 4: of 99 training samples .* 20 blocks"),
     ],
 )
 def test_check_names_the_setting(partition: Partition, sizes: tuple[int, int, int], key: str, says: str) -> None:
@@ -356,6 +430,8 @@ def test_check_names_the_setting(partition: Partition, sizes: tuple[int, int, in
         (lambda: Dirichlet(0.3, min_samples=-1), "data.partition.min_samples"),
         (lambda: Dirichlet(0.3, max_retries=0), "data.partition.max_retries"),
         (lambda: ClassesPerClient(0), "data.partition.num_classes"),
+        (lambda: LabelBlocks(0), "data.partition.blocks_per_client"),
+        (lambda: LabelBlocks(2, 0), "data.partition.block_size"),
     ],
 )
 def test_bad_settings_are_refused_when_built(build: object, key: str) -> None:
@@ -368,6 +444,15 @@ def test_a_class_too_small_for_its_holders_is_refused() -> None:
     labels = np.repeat(np.arange(2), [100, 2])
     with pytest.raises(ConfigError, match="class 1 has 2 samples for 10 clients"):
         ClassesPerClient(2).split(labels, 10, rng())
+
+
+def test_classes_that_do_not_give_enough_blocks_are_refused_with_the_size_that_would() -> None:
+    """60 samples would be 4 blocks of 15, but not of one class each: 20 + 40 are 1 + 2 blocks of that size."""
+    labels = np.repeat(np.arange(2), [20, 40])
+    with pytest.raises(ConfigError, match=r"at most 13: of classes of 20 to 40 .* 4 blocks") as caught:
+        LabelBlocks(2, block_size=15).split(labels, 2, rng())
+    assert (caught.value.key, caught.value.value) == ("data.partition.block_size", 15)
+    assert {len(share) for share in LabelBlocks(2, block_size=13).split(labels, 2, rng())} == {26}
 
 
 # compact shares

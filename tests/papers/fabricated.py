@@ -28,10 +28,25 @@ def resolver() -> Resolver:
 
 
 @cache
+def tables_of(paper_name: str) -> dict[str, Table]:
+    """The tables of a paper by name."""
+    (paper,) = [paper for paper in papers() if paper.name == paper_name]
+    return {table.name: table for table in paper.tables()}
+
+
 def fot() -> dict[str, Table]:
     """The tables of FOT by name."""
-    (paper,) = [paper for paper in papers() if paper.name == "fot"]
-    return {table.name: table for table in paper.tables()}
+    return tables_of("fot")
+
+
+def fedcurv() -> dict[str, Table]:
+    """The tables of FedCurv by name."""
+    return tables_of("fedcurv")
+
+
+def every_table() -> dict[str, Table]:
+    """The tables of all papers by full name."""
+    return {table.full_name: table for paper in papers() for table in paper.tables()}
 
 
 def point(scale: str = "paper", **axes: str) -> dict[str, str]:

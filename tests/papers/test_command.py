@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from fabricated import fot
+from fabricated import every_table
 
 from cfl.papers.command import main
 from cfl.papers.definition import PAPERS
@@ -39,7 +39,7 @@ def test_a_smoke_table_from_nothing_to_report(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "fot-table9"], "table = 'fot-table9' cannot work; valid: one of fot-table1, fot-table2"),
+        (["run", "fot-table9"], "table = 'fot-table9' cannot work; valid: one of "),
         (["run", "fot-table1", "--bench", "mnist"], "--benchmark = 'mnist' cannot work; valid: for fot-table1"),
         (["run", "fot-table1", "--methods", "fot,x"], "--method = 'x' cannot work"),
         (["run", "fot-table1", "--scale", "huge"], "--scale = 'huge' cannot work; valid: one of paper, short, smoke"),
@@ -65,7 +65,7 @@ def test_bad_input_is_named_before_anything_runs(
 def test_the_list_names_every_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     said = capsys.readouterr().out
-    assert all(f"  {table.full_name} " in said for table in fot().values())
+    assert all(f"  {name} " in said for name in every_table())
 
 
 def make(*arguments: str) -> str:
@@ -83,6 +83,6 @@ def test_make_hands_its_variables_on() -> None:
     assert "--bench pmnist --methods fot,er --partition iid" in some
 
 
-@pytest.mark.parametrize("name", list(fot()))
+@pytest.mark.parametrize("name", list(every_table()))
 def test_every_table_has_a_target(name: str) -> None:
-    assert f"run fot-{name} " in make(f"fot-{name}")
+    assert f"run {name} " in make(name)

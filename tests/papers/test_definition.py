@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from fabricated import fot, point, resolver
+from fabricated import every_table, fot, point, resolver
 
 from cfl.errors import ConfigError
 from cfl.papers.cells import each_recipe
@@ -18,11 +18,11 @@ from cfl.papers.rough import rough
 SCALES = ("paper", "short", "smoke")
 
 
-@pytest.mark.parametrize("name", list(fot()))
+@pytest.mark.parametrize("name", list(every_table()))
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_point_has_a_recipe_or_a_reason(name: str, scale: str) -> None:
     """The only reasons are a method that is not there, and what the table itself says."""
-    table = fot()[name]
+    table = every_table()[name]
     points = list(table.points(scale))
     assert points
     for part in [part for p in points for figure in table.figures_at(p).values() for part in figure.points(p)]:
@@ -156,6 +156,7 @@ def test_unknown_scale_and_table() -> None:
         list(fot()["table1"].points("tiny"))
     with pytest.raises(ConfigError, match=r"fot-table1, fot-table2, .*fot-table12, fot-figure4"):
         table_named("fot-table8")
+    assert table_named("fedcurv-table1").paper.name == "fedcurv"
 
 
 def test_selection_keeps_the_tables_order() -> None:

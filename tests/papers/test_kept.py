@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from fabricated import fot, point, resolver, write_run
+from fabricated import every_table, fot, point, resolver, write_run
 
 from cfl.comparison import RunFolderError
 from cfl.errors import ConfigError
@@ -99,7 +99,7 @@ def test_the_projects_page_is_what_the_kept_runs_say() -> None:
 
 def test_every_table_is_on_the_projects_page() -> None:
     text = (ROOT / "docs" / "reproducibility.md").read_text()
-    for table in fot().values():
+    for table in every_table().values():
         assert f"### {table.full_name}: {table.title}" in text
 
 

@@ -11,8 +11,10 @@ import yaml
 from fabricated import resolver, write_run
 
 from cfl.errors import ConfigError
+from cfl.experiment import config_hash
 from cfl.papers.definition import CONFIGS
 from cfl.papers.results import Results, read_results
+from cfl.papers.running import Job
 from cfl.papers.sweeps import Search, SweepState, read_sweep
 
 ENTRY: dict[str, Any] = {
@@ -103,6 +105,78 @@ def test_search_stops_where_a_value_is_not_known_yet() -> None:
     assert asked == [1.0, 10.0, 100.0]
 
 
+def test_search_steps_over_values_of_no_use() -> None:
+    """While nothing is known to be of use it goes on; afterwards such a value ends a direction."""
+    tried: list[float] = []
+
+    def score(value: float) -> float:
+        tried.append(value)
+        return -abs(math.log(value / 0.02)) if value < 0.5 else -math.inf
+
+    assert Search("key", 10.0, (10, 2), steps=3).run(score) == 0.02
+    assert tried == [10, 100, 1000, 10_000, 1, 0.1, 0.01, 0.02, 0.04, 0.005]
+
+
+def sweep_for_rounds(folder: Path, **changes: Any) -> Path:
+    point = {"benchmark": "mnist", "epochs": "50", "method": "fedcurv"}
+    select = {"value": 'rounds_to("90")', "best": "lowest"}
+    return sweep_file(folder, **{"paper": "fedcurv", "point": point, "select": select, "seeds": 1, **changes})
+
+
+def write_rounds(job: Job, seed: int, to_90: int | None) -> None:
+    """A run that reaches 90 % in some round, or 89 % at the end of ten."""
+    write_run(job.folder, job.arguments, seed, matrix=[[90.0]])
+    curve = [50.0] * 9 + [89.0] if to_90 is None else [50.0] * (to_90 - 1) + [90.0]
+    rows = ["round,clients,acc", *(f"{r},24,{acc}" for r, acc in enumerate(curve))]
+    (job.folder / "rounds.csv").write_text("\n".join(rows) + "\n")
+
+
+def test_a_run_that_never_gets_there_is_worse_than_any_number(tmp_path: Path) -> None:
+    """Also where fewer is better, and though the other seed of it did better than all."""
+    grid = {"methods.fedcurv.strength": [4.0, 1.0, 0.5, 0.25]}
+    sweep = read_sweep(sweep_for_rounds(tmp_path, grid=grid, seeds=2))
+    rounds = [None, 1, 9, 8, 7, 9, 9, 10]  # 4.0: never, 1. 1.0: 9, 8. 0.5: 7, 9. 0.25: 9, 10
+    for job, count in zip(SweepState(sweep, resolver(), Results([])).jobs(tmp_path), rounds, strict=True):
+        write_rounds(job, int(job.name.split()[-1]), count)
+    state = SweepState(sweep, resolver(), read_results(tmp_path))
+    assert state.jobs(tmp_path) == []
+    assert state.chosen == (("methods.fedcurv.strength", 0.5),)
+    assert "| strength 4.0 | 1.00; never within 10 rounds | 2 |" in state.markdown()
+    assert "| strength 0.5 **chosen** | 8.00 ± 1.41 | 2 |" in state.markdown()
+
+
+@pytest.mark.parametrize("shape", ["grid", "search"])
+def test_where_no_run_gets_there_nothing_is_chosen(shape: str, tmp_path: Path) -> None:
+    key = "methods.fedcurv.strength"
+    ways = {"grid": {key: [1.0, 0.1]}, "search": {"key": key, "start": 1.0, "factor": [10], "steps": 1}}
+    sweep = read_sweep(sweep_for_rounds(tmp_path, **{"grid": None, shape: ways[shape]}))
+    for _ in range(4):
+        for job in SweepState(sweep, resolver(), read_results(tmp_path)).jobs(tmp_path):
+            write_rounds(job, 0, None)
+    state = SweepState(sweep, resolver(), read_results(tmp_path))
+    assert state.chosen is None
+    assert "No candidate has a value: nothing is chosen." in state.markdown()
+
+
+def test_a_failed_run_is_the_worst_and_not_asked_for_again(tmp_path: Path) -> None:
+    search = {"key": "methods.fedcurv.strength", "start": 1.0, "factor": [10], "steps": 2}
+    sweep = read_sweep(sweep_for_rounds(tmp_path, grid=None, search=search))
+    failed: set[str] = set()
+    asked = []
+    for _ in range(6):
+        for job in SweepState(sweep, resolver(), read_results(tmp_path), failed).jobs(tmp_path):
+            asked.append(float(job.name.split()[2]))
+            if asked[-1] > 1:  # diverges
+                failed.add(config_hash(job.experiment))
+            else:
+                write_rounds(job, 0, {1.0: 5, 0.1: 4, 0.01: 6}[asked[-1]])
+    assert asked == [1.0, 10.0, 0.1, 0.01]
+    state = SweepState(sweep, resolver(), read_results(tmp_path), failed)
+    assert state.chosen == (("methods.fedcurv.strength", 0.1),)
+    assert "| strength 10.0 | failed | 1 |" in state.markdown()
+    assert SweepState(sweep, resolver(), read_results(tmp_path)).chosen is None  # another time it is tried again
+
+
 def test_a_search_goes_on_until_it_is_over(tmp_path: Path) -> None:
     """As the command does: run what is asked for, ask again."""
     search = {"key": "schedule.batch_size", "start": 8, "factor": [2], "steps": 2}
@@ -133,7 +207,7 @@ def test_a_sweep_of_files_alone(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"gird": {}}, "one of paper, point"),
-        ({"paper": "none"}, "one of fot"),
+        ({"paper": "none"}, "one of .*fot"),
         ({"scale": "tiny"}, "one of paper, short, smoke"),
         ({"seeds": 0}, "at least 1"),
         ({"search": {"key": "a", "start": 1}}, "either grid or search"),

@@ -6,6 +6,17 @@ from cfl.data.partitions.classes_per_client import ClassesPerClient
 from cfl.data.partitions.client_shares import ClientShares, Shares
 from cfl.data.partitions.dirichlet import Dirichlet
 from cfl.data.partitions.iid import IID
+from cfl.data.partitions.label_blocks import LabelBlocks
 from cfl.data.partitions.shards import Shards
 
-__all__ = ["IID", "ClassesPerClient", "ClientShares", "Dirichlet", "Partition", "Shards", "Shares", "client_indices"]
+__all__ = [
+    "IID",
+    "ClassesPerClient",
+    "ClientShares",
+    "Dirichlet",
+    "LabelBlocks",
+    "Partition",
+    "Shards",
+    "Shares",
+    "client_indices",
+]

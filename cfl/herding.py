@@ -1,0 +1,32 @@
+"""Herding (Welling, 2009), as iCaRL chooses exemplars: few samples whose mean is close to that of all."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def herd(features: Tensor, count: int) -> Tensor:
+    """Choose samples one after another, each so that the mean of the chosen comes closest to the mean of all.
+
+    ``p_k = argmin_x || mu - (phi(x) + sum_{j < k} phi(p_j)) / k ||`` over the samples not chosen yet (Rebuffi et al.,
+    CVPR 2017, Algorithm 4). The first m of a longer choice are the choice of m.
+
+    Args:
+        features: ``[n, d]``.
+        count: how many; all n, in this order, if there are fewer.
+
+    Returns:
+        ``[min(count, n)]`` int64 rows; of equally good ones the first.
+    """
+    features = features.double()
+    mean, total = features.mean(0), torch.zeros_like(features[0])
+    free = torch.ones(len(features), dtype=torch.bool, device=features.device)
+    chosen = []
+    for k in range(1, min(count, len(features)) + 1):
+        distances = (mean - (features + total) / k).square().sum(1)
+        row = int(distances.masked_fill(~free, torch.inf).argmin())
+        chosen.append(row)
+        free[row] = False
+        total = total + features[row]
+    return torch.tensor(chosen, dtype=torch.int64, device=features.device)

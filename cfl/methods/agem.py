@@ -1,0 +1,64 @@
+"""Averaged gradient episodic memory (Chaudhry et al., ICLR 2019), at every client."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from cfl.cohort import Cohort
+from cfl.data.cohorts import CohortBatch
+from cfl.errors import ConfigError
+from cfl.gradient_refinement import conflicting, refine
+from cfl.methods.base import Method
+
+
+class AGEM(Method):
+    """No step may make the loss on the client's own buffer worse, to first order.
+
+    In every local step ``g_b`` is the gradient of the mean cross-entropy on samples drawn from the buffer, at the same
+    weights as the step's own gradient g. Where ``g . g_b < 0``, g becomes ``g - (g . g_b / g_b . g_b) g_b`` (eq 11):
+    one inner product over all parameters.
+
+    The buffer is the one of Fed-A-GEM (:class:`cfl.replay_buffer.ReplayBuffer`): it holds samples of the current task
+    too, where the original adds a task's samples at its end. The network is in training mode; BatchNorm normalises the
+    buffer's samples by their own statistics and does not count them in its running ones.
+
+    Sends: nothing beyond the model. Storage per client: the buffer. Extra compute: forward and backward of the drawn
+    samples in every local step, and three element-wise passes over the gradients. Scenarios: all. Optimizers: the step
+    is free of conflict under plain SGD; momentum or Adam may turn it.
+
+    Args:
+        batch_size: samples drawn per local step; all that there are, if fewer.
+
+    Raises:
+        ConfigError: below 1.
+    """
+
+    replays: ClassVar[bool] = True
+
+    def __init__(self, batch_size: int = 32) -> None:
+        if batch_size < 1:
+            raise ConfigError("methods.agem.batch_size", batch_size, "an integer of at least 1")
+        self.batch_size = batch_size
+        self._reference: dict[str, Tensor] = {}
+
+    def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+        """Compute the buffer's gradient where the step's own will be computed."""
+        buffer = self.federation.buffer
+        assert buffer is not None
+        self._reference = {}
+        drawn = buffer.draw(cohort, batch, self.batch_size, "A-GEM")
+        if drawn is not None:
+            # A client without samples has gradient 0, which changes nothing; so has one that is through.
+            cohort.use_outputs(drawn.tasks, drawn.mask)
+            self._reference = cohort.gradients_on(drawn.as_step_of(batch), "A-GEM dropout")
+        return batch
+
+    @torch.no_grad()
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        """Take what conflicts with the buffer's gradient out of the step's."""
+        if self._reference:
+            gradients = cohort.gradients
+            refine(gradients, self._reference, conflicting(gradients, self._reference))

@@ -1,0 +1,96 @@
+"""Dark experience replay (Buzzega et al., NeurIPS 2020), at every client."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from cfl.cohort import Cohort
+from cfl.data.cohorts import CohortBatch
+from cfl.data.samples import Added, Samples
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.methods.base import Method
+
+
+class DER(Method):
+    """The network's outputs on earlier samples are to stay what they were when the samples were put into the buffer.
+
+    Every local step minimises, with samples drawn from the client's buffer (eq 5 and 6)::
+
+        CE(own) + alpha mean (h(x') - z')^2 + beta CE(x'', y'')
+
+    where ``z'`` are the logits with which ``x'`` was trained on, and the mean is over samples and outputs, as in the
+    authors' code and in Fed-A-GEM's (both papers print a squared norm, a sum over outputs). ``beta`` above 0 is DER++,
+    with a draw of its own. Logits are compared over the outputs of the sample's own loss: all, where classes compete.
+
+    Differs from the authors' code: own and drawn samples go through the network together, so that BatchNorm normalises
+    them together; there they are two passes. The buffer holds the current task's samples too.
+
+    Sends: nothing beyond the model. Storage per client: the buffer, with a number per sample and output. Extra compute:
+    forward and backward of the drawn samples in every local step. Scenarios: all. Optimizers: any.
+
+    Args:
+        alpha: weight of the logits, at least 0; Fed-A-GEM's tables take 1, and 0.3 on split CIFAR-10.
+        beta: weight of the labels, at least 0; 0 is DER.
+        batch_size: samples per local step and draw; all that there are, if fewer.
+
+    Raises:
+        ConfigError: an option is out of range.
+    """
+
+    replays: ClassVar[bool] = True
+    reweighs_added_only = True
+
+    def __init__(self, alpha: float = 1.0, beta: float = 0.0, batch_size: int = 32) -> None:
+        for key, value in (("alpha", alpha), ("beta", beta)):
+            if not 0 <= value < math.inf:
+                raise ConfigError(f"methods.der.{key}", value, "a number of at least 0")
+        if batch_size < 1:
+            raise ConfigError("methods.der.batch_size", batch_size, "an integer of at least 1")
+        self.alpha, self.beta, self.batch_size = alpha, beta, batch_size
+        self.replays_logits = alpha > 0
+
+    def setup(self, federation: Federation) -> None:
+        """Learn which of the samples added to a step are this method's."""
+        super().setup(federation)
+        names = [name for name, method in federation.methods.items() if method is self]
+        self._name = names[0] if names else "der"
+        self._source = 1 + list(federation.methods.values()).index(self) if names else 1
+
+    def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+        """Add the buffer's samples to a step: one draw for their logits, one for their labels."""
+        buffer = self.federation.buffer
+        assert buffer is not None
+        draws = [("logits", self.alpha, 0.0), ("labels", 0.0, self.beta)]
+        for purpose, of_logits, of_labels in draws:
+            if of_logits + of_labels == 0:
+                continue
+            drawn = buffer.draw(cohort, batch, self.batch_size, f"{self._name} {purpose}")
+            if drawn is None:
+                return batch
+            share = drawn.mask.double() / drawn.mask.sum(1, keepdim=True).clamp(min=1)
+            extras = {}
+            if drawn.logits is not None:
+                extras = {f"{self._name} logits": drawn.logits, f"{self._name} weight": of_logits * share}
+            batch = batch.with_added(
+                Added(drawn.x, drawn.y, drawn.tasks, drawn.mask, of_labels * share, self._source, extras)
+            )
+        return batch
+
+    def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
+        """``alpha mean (h(x') - z')^2``."""
+        weights = samples.extras.get(f"{self._name} weight")
+        if weights is None:
+            return logits.new_zeros(())
+        squares = (logits - samples.extras[f"{self._name} logits"].to(logits.dtype)).square()
+        if samples.allowed is None:
+            means = squares.mean(-1)
+        else:
+            means = (squares * samples.allowed).sum(-1) / samples.allowed.sum(-1).clamp(min=1)
+        weights = weights.to(logits.dtype) * samples.mask
+        # Not a product with the mask: what is padded may be infinite.
+        return torch.where(samples.mask, weights * means, torch.zeros_like(means)).sum()

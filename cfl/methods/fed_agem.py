@@ -1,0 +1,256 @@
+"""Buffer-based gradient projection (Dai et al., 2024, Fed-A-GEM), alone or on top of any other method."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from cfl import processes
+from cfl.channel import payload_bytes
+from cfl.cohort import Cohort
+from cfl.data.cohorts import CohortBatch
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.gradient_refinement import REFINEMENTS, Refinement, conflicting, refine
+from cfl.layer_inputs.of_clients import client_model, evaluating
+from cfl.methods.base import Method
+from cfl.models.dropout import DropoutMasks, dropout_masks
+from cfl.random_words import random_words_at
+from cfl.randomness import seed_for
+from cfl.replay_buffer import Replayed
+from cfl.schedule import RoundPlan
+
+
+class FedAGEM(Method):
+    """No local step may make the loss on all clients' buffers worse, to first order.
+
+    After every round the clients compute ``g_ref^k``, the gradient of the mean cross-entropy on samples of their
+    buffers at the new global model, and the server averages: ``g_ref = mean_k g_ref^k`` (Algorithms 1 and 3). In the
+    next round every local gradient g with ``g . g_ref < 0`` becomes ``g - (g . g_ref / g_ref . g_ref) g_ref`` (eq 5),
+    one inner product over all parameters, which is the closest gradient that is free of conflict (eq 4). Clients
+    without a sample are left out of the average. No task id and no task's end has a part in it, so it also acts within
+    the first task, from the second round on.
+
+    It takes the gradient that other methods leave, so it comes last among ``methods``: after A-GEM (Algorithm 6), after
+    penalties and control variates. FOT projects the server's step in addition.
+
+    Differs from the paper: nothing by default. Its variants are options: how a gradient is changed (section 5.3.1,
+    Table 9), which share of the conflicts (Table 10), how often the reference is renewed. Table 3's "local weights
+    between synchronisations" is ``schedule.local_epochs`` with fewer rounds. Parameters that stay on their clients are
+    neither in the reference nor changed.
+
+    Sends: up a gradient (a tensor per parameter) after every round, as a sum; down the reference with the model in
+    every round. The new global model goes down once more to those who compute a gradient and do not take part in the
+    next round. Storage per client: the buffer. Extra compute: one forward and backward pass over ``samples`` per
+    client and round, an inner product and an element-wise pass over the weights per local step. Scenarios: all.
+    Optimizers: the step is free of conflict under plain SGD; momentum or Adam may turn it.
+
+    Args:
+        samples: drawn per client for its gradient; all that there are, if fewer. The paper does not say how many; its
+            code takes a minibatch, 32.
+        every: rounds between two references. In between the last one holds.
+        refinement: what becomes of a gradient (:func:`cfl.gradient_refinement.refine`).
+        when: on ``conflict``, at more than a right angle, or ``always``.
+        share: of these cases, drawn at random, in (0, 1].
+        clients: whose buffers: of those ``sampled`` in the round, or of ``all`` that hold its task.
+        mode: the network computes the reference in mode ``train``, as the authors' code does: with dropout, and
+            BatchNorm normalises by the drawn samples, whose statistics nobody keeps; or in mode ``eval``.
+
+    Raises:
+        ConfigError: a value other than these; or, before training, that clients share no parameter.
+    """
+
+    replays: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        samples: int = 32,
+        every: int = 1,
+        refinement: Refinement = "project",
+        when: Literal["conflict", "always"] = "conflict",
+        share: float = 1.0,
+        clients: Literal["sampled", "all"] = "sampled",
+        mode: Literal["train", "eval"] = "train",
+    ) -> None:
+        for key, number in (("samples", samples), ("every", every)):
+            if number < 1:
+                raise ConfigError(f"methods.fed_agem.{key}", number, "an integer of at least 1")
+        for key, value, valid in (
+            ("refinement", refinement, REFINEMENTS),
+            ("when", when, ("conflict", "always")),
+            ("clients", clients, ("sampled", "all")),
+            ("mode", mode, ("train", "eval")),
+        ):
+            if value not in valid:
+                raise ConfigError(f"methods.fed_agem.{key}", value, f"one of {list(valid)}")
+        if not 0 < share <= 1:
+            raise ConfigError("methods.fed_agem.share", share, "a number in (0, 1]")
+        self.samples, self.every = samples, every
+        self.refinement: Refinement = refinement
+        self.when, self.share, self.clients, self.mode = when, share, clients, mode
+        self.reference: dict[str, Tensor] = {}
+        self.seconds = 0.0
+        self._steps = self._refined = 0
+        self._seen = torch.zeros(2, dtype=torch.int64)
+        self._encoded: dict[str, Tensor] = {}
+        self._step = 0
+        self._training = torch.ones(0, dtype=torch.bool)
+
+    def setup(self, federation: Federation) -> None:
+        """Find what has a part in the reference; refuse to run where that is nothing."""
+        super().setup(federation)
+        if not federation.shared_parameters:
+            names = [name for name, method in federation.methods.items() if method is self] or ["fed_agem"]
+            valid = "a run with at least one parameter that clients share"
+            raise ConfigError(f"methods.{names[0]}", "every parameter stays on its client", valid)
+        self._masks = DropoutMasks(federation.network, federation.data.input_shape)
+
+    # Local training.
+
+    @property
+    def changes_gradients(self) -> bool:
+        """Not before there is a reference."""
+        return bool(self.reference)
+
+    def open_cohort(self, cohort: Cohort) -> None:
+        """Clients have received the reference; from here on it is in the coordinates they compute in."""
+        if not self.reference:
+            return
+        device = next(iter(cohort.parameters.values())).device
+        self.reference = {name: value.to(device) for name, value in self.reference.items()}
+        self.federation.channel.downlink("reference gradient", self.reference, len(cohort.clients))
+        encoded = self.federation.encode(cohort.task, self.reference)
+        self._encoded = {name: value[None] for name, value in encoded.items()}
+
+    def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+        """Note which step it is, and whose."""
+        self._step, self._training = batch.step, batch.mask.any(1)
+        return batch
+
+    @torch.no_grad()
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        """Take what conflicts with the reference out of the clients' gradients."""
+        if not self._encoded:
+            return
+        gradients = {name: gradient for name, gradient in cohort.gradients.items() if name in self._encoded}
+        if not gradients:
+            return
+        # A client that has finished may be left with a gradient, of a penalty say.
+        training = self._training
+        rows = training & conflicting(gradients, self._encoded) if self.when == "conflict" else training
+        rows = rows & self._chosen(cohort).to(rows.device)
+        refine(gradients, self._encoded, rows, self.refinement)
+        self._use_outputs(cohort, rows)
+        self._seen = self._seen.to(rows.device) + torch.stack([training.sum(), rows.sum()])
+
+    def _chosen(self, cohort: Cohort) -> Tensor:
+        """``[k]`` bool: whose gradient may be changed in this step."""
+        if self.share == 1:
+            return torch.ones(len(cohort.clients), dtype=torch.bool)
+        seed = self.federation.data.seed
+        keys = [seed_for(seed, "Fed-A-GEM share", cohort.round, client) for client in cohort.clients]
+        words = random_words_at(torch.tensor(keys, dtype=torch.int64), torch.full((len(keys),), self._step))
+        return (words >> 11 & (2**53 - 1)).double() / 2**53 < self.share
+
+    def _use_outputs(self, cohort: Cohort, rows: Tensor) -> None:
+        """The reference moves outputs of tasks that a client does not train now; that is meant."""
+        if cohort.used_outputs is None:
+            return
+        touched = torch.zeros_like(cohort.used_outputs[0])
+        for name, value in self._encoded.items():
+            if name.startswith("head.") and value.ndim > 1 and value.shape[1] == len(touched):
+                touched |= value[0].reshape(len(touched), -1).any(1)
+        cohort.used_outputs[rows] |= touched
+
+    # Between two rounds.
+
+    def end_round(self, plan: RoundPlan) -> None:
+        """Clients compute the next reference at the new global model."""
+        federation = self.federation
+        self._encoded = {}
+        counts = processes.gather(self._seen.tolist())
+        self._steps += sum(steps for steps, _ in counts)
+        self._refined += sum(refined for _, refined in counts)
+        self._seen = torch.zeros(2, dtype=torch.int64)
+        if federation.finished or (plan.round + 1) % self.every:
+            return
+        started = time.perf_counter()
+        members = federation.data.members[plan.task].tolist() if self.clients == "all" else plan.clients
+        own = federation.own_clients(plan.task, members)
+        following = set(federation.schedule.round(plan.round + 1).clients)
+        waiting = [client for client in own if client not in following]
+        federation.channel.downlink("model", federation.shared_tensors(), len(waiting))
+        sent = sum(self._send(plan, client) for client in own)
+        if sum(processes.gather(sent)):
+            self.reference = federation.channel.mean("buffer gradient")
+        self.seconds += time.perf_counter() - started
+
+    def _send(self, plan: RoundPlan, client: int) -> bool:
+        """One client's gradient, if it holds a sample."""
+        federation, buffer = self.federation, self.federation.buffer
+        assert buffer is not None
+        device = next(federation.network.parameters()).device
+        drawn = buffer.draw_between_rounds([client], plan.round, self.samples, "reference", device)
+        if drawn is None:
+            return False
+        key = seed_for(federation.data.seed, "dropout of the reference", plan.round, client)
+        model = client_model(federation, plan.task, client)
+        gradient = federation.decode(plan.task, self._gradient(model, drawn, key))
+        message = {name: value[None] for name, value in gradient.items()}
+        federation.channel.uplink("buffer gradient", message, [1.0], [client])
+        return True
+
+    def _gradient(self, model: dict[str, Tensor], drawn: Replayed, key: int) -> dict[str, Tensor]:
+        """Of the mean cross-entropy on one client's drawn samples, each over the outputs of its own loss."""
+        network, outputs = self.federation.network, self.federation.data.outputs.train
+        used = drawn.mask[0]
+        x, y = drawn.x[0][used], drawn.y[0][used]
+        names = self.federation.shared_parameters
+        leaves = {name: model[name].clone().requires_grad_() for name in names}
+        buffers = {name: buffer.clone() for name, buffer in model.items() if name not in leaves}
+        with torch.enable_grad(), self._mode(network, x, key):
+            logits: Tensor = functional_call(network, {**buffers, **leaves}, (x,))
+            if outputs is not None:
+                logits = logits.masked_fill(~outputs.to(logits.device)[drawn.tasks[0][used]], -torch.inf)
+            found = torch.autograd.grad(F.cross_entropy(logits, y), list(leaves.values()), allow_unused=True)
+        return {n: torch.zeros_like(model[n]) if g is None else g for n, g in zip(names, found, strict=True)}
+
+    def _mode(self, network: nn.Module, x: Tensor, key: int) -> Any:
+        if self.mode == "eval":
+            return evaluating(self.federation)
+        if not self._masks:
+            return nullcontext()
+        keys = torch.tensor([key], dtype=torch.int64, device=x.device)
+        drawn = self._masks.draw(keys, len(x), next(network.parameters()).dtype)
+        return dropout_masks(network, {name: mask[0] for name, mask in drawn.items()})
+
+    # Reports and checkpoints.
+
+    def summary(self) -> dict[str, Any]:
+        """Share of local steps whose gradient was changed (%), seconds for references, bytes of one."""
+        tensors = self.federation.state_tensors()
+        return {
+            "refined_share": 100 * self._refined / self._steps if self._steps else 0.0,
+            "reference_seconds": self.seconds,
+            "reference_bytes": payload_bytes({name: tensors[name] for name in self.federation.shared_parameters}),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The reference and the counts."""
+        return {
+            "reference": dict(self.reference),
+            "seconds": self.seconds,
+            "steps": self._steps,
+            "refined": self._refined,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        self.reference = dict(state["reference"])
+        self.seconds, self._steps, self._refined = state["seconds"], state["steps"], state["refined"]

@@ -1,0 +1,373 @@
+"""FedCurv (Shoham et al., 2019): clients hold on to each other's weights where these matter to each other."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from cfl import processes
+from cfl.channel import payload_bytes
+from cfl.cohort import Cohort
+from cfl.curvature.fisher import FISHER_KINDS, FisherKind, diagonal_fisher
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.in_order import in_order
+from cfl.methods.base import Method
+from cfl.models.copies import networks_for_threads
+from cfl.randomness import torch_generator
+from cfl.schedule import RoundPlan
+from cfl.sparse import kept_entries, largest, message_bytes
+
+Tensors = dict[str, Tensor]
+
+_log = logging.getLogger(__name__)
+
+
+class FedCurv(Method):
+    """Every client is held to where the others ended, in the directions that the others' data need::
+
+        L_s(w) + strength * sum_{j != s} (w - w_j)^T diag(F_j) (w - w_j)    (Shoham et al., 2019, eq 3, without a half)
+
+    in client s's local training of round t, with ``w_j``, the weights at which client j ended its local training of
+    round t - 1, and ``F_j``, the diagonal Fisher information of its own data there
+    (:func:`cfl.curvature.fisher.diagonal_fisher`, the network in evaluation mode). The server reads two sums
+
+        u = sum_j F_j,    v = sum_j F_j w_j
+
+    and sends them out; a client that is in them subtracts its own share, ``u_s = u - F_s``, ``v_s = v - F_s w_s``, and
+    every local step adds ``2 strength (u_s w - v_s)`` to the gradient, before clipping and the optimizer. The reported
+    training loss is without the penalty, as for all methods. There is none in the run's first round.
+
+    Nothing accumulates: u and v are of the last round alone, also over the end of a task, whose last round is all that
+    the next task's first round is held to. Where clients are sampled (not in the paper), u and v are of those that took
+    part in the last round, and a client that did not subtracts nothing. The sums are not weighted, whatever
+    ``federated.client_weighting`` says.
+
+    Exchanged parameters only: personal ones have no part, nor have BatchNorm's running statistics, which are, in the
+    Fisher, those at the client's end (with ``federated.batchnorm: drop`` each batch's own). Outputs that are not in a
+    client's loss have no Fisher there and count for nothing.
+
+    Precision: sums and differences have the parameters' dtype. Of ``u - F_s``, which rounding may take below 0, what is
+    below is set to 0, and ``v_s`` there too: an error of at most some units in the last place of u, never a push. Where
+    a client alone has a Fisher, the difference is exactly 0.
+
+    Stability: the penalty's curvature grows with the number of clients. Gradient steps along it are stable where
+    ``2 strength lr u_s < 2`` (SGD; momentum m allows 2 + 2 m, other optimizers are not watched); the greatest value of
+    a round is ``greatest_pull`` in the method's table, see ``on_unstable``.
+
+    Differs from the paper, which leaves open: which Fisher (labels, mean or sum over samples), what sampled clients do,
+    and sparse messages (``keep``), which it proposes in section 3.1 and does not try.
+
+    Sends: in every round but the last, u's and v's parts along with the update, read as sums, and from the second round
+    on u and v along with the model: three times the model each way. With ``keep`` q below 1, at most ``ceil(q n)`` of
+    the n entries up, as two values and an int32 index; down, all entries that anybody sent, in the same form or whole,
+    whichever is smaller. The server then learns which entries a client chose, but still not their values. Memory per
+    client: what it sent last. Extra compute: two element-wise passes over the weights per local step, and a Fisher
+    after local training, less than two local epochs (``expected``: one backward pass per output). Scenarios: all.
+    Optimizers: any.
+
+    Args:
+        strength: lambda, at least 0; 0 is federated averaging.
+        fisher: which labels: ``empirical`` (true), ``expected`` (the model's own distribution, exactly), ``sampled``
+            (one draw from it) or ``weighted`` (true, times its probability).
+        reduction: ``mean`` or ``sum`` over a client's samples.
+        fisher_batch_size: samples per pass. Changes memory and speed, and results where BatchNorm has no statistics.
+        keep: q in (0, 1], the share of its parameters, those with the largest Fisher, of which a client sends anything;
+            the rest count as 0, also in what it subtracts.
+        on_unstable: what happens when ``2 strength lr max(u)`` exceeds 2: ``warn`` (once) or ``stop``. ``clip`` limits
+            the pull instead, in every step: where ``2 strength lr u_s`` exceeds 1, u_s and v_s are scaled down to it,
+            so that a step leads to the others' weights at most. The latter two need SGD.
+
+    Raises:
+        ConfigError: for values other than these; two of these methods; with ``stop``, an unstable penalty.
+    """
+
+    def __init__(
+        self,
+        strength: float = 1.0,
+        fisher: FisherKind = "empirical",
+        reduction: Literal["mean", "sum"] = "mean",
+        fisher_batch_size: int = 256,
+        keep: float = 1.0,
+        on_unstable: Literal["warn", "stop", "clip"] = "warn",
+    ) -> None:
+        if not 0 <= strength < math.inf:
+            raise ConfigError("methods.fedcurv.strength", strength, "a number of at least 0")
+        if not 0 < keep <= 1:
+            raise ConfigError("methods.fedcurv.keep", keep, "a number above 0 and at most 1")
+        for key, value, valid in (
+            ("fisher", fisher, FISHER_KINDS),
+            ("reduction", reduction, ("mean", "sum")),
+            ("on_unstable", on_unstable, ("warn", "stop", "clip")),
+        ):
+            if value not in valid:
+                raise ConfigError(f"methods.fedcurv.{key}", value, " or ".join(valid))
+        if fisher_batch_size < 1:
+            raise ConfigError("methods.fedcurv.fisher_batch_size", fisher_batch_size, "an integer of at least 1")
+        self.strength = strength
+        self.fisher: FisherKind = fisher
+        self.reduction: Literal["mean", "sum"] = reduction
+        self.fisher_batch_size = fisher_batch_size
+        self.keep = keep
+        self.on_unstable = on_unstable
+        self.u: Tensors = {}
+        self.v: Tensors = {}
+        self._of_round = -1
+        self._penalty_bytes = 0
+        self._rows: list[dict[str, Any]] = []
+        self._pull: dict[str, tuple[Tensor, Tensor]] = {}
+        self._fisher_seconds = 0.0
+        self._lr: float | None = None
+        self._warned = False
+
+    def setup(self, federation: Federation) -> None:
+        """Find the parameters that clients exchange.
+
+        Raises:
+            ConfigError: if there are two of these methods, which would share their clients' state, or clients train on
+                other samples than the task's.
+        """
+        super().setup(federation)
+        twins = [name for name, method in federation.methods.items() if isinstance(method, FedCurv)]
+        if len(twins) > 1:
+            raise ConfigError("methods", twins, "one FedCurv; its strength is the sum of theirs")
+        self._names = federation.shared_parameters
+        exposure = federation.data.exposure
+        if exposure != "sequential":
+            raise ConfigError("data.exposure", exposure, "sequential while FedCurv takes the Fisher of a task's samples")
+
+    def check_optimizer(self, optimizer: Optimizer) -> None:
+        """Learn the learning rate, if a gradient step along a quadratic is what the optimizer makes of it.
+
+        Raises:
+            ConfigError: if ``on_unstable`` asks for more than a warning where nobody can tell.
+        """
+        self._lr = float(optimizer.param_groups[0]["lr"]) if isinstance(optimizer, SGD) else None
+        if self._lr is None and self.on_unstable != "warn":
+            name = type(optimizer).__name__
+            raise ConfigError("methods.fedcurv.on_unstable", self.on_unstable, f"warn while the optimizer is {name}")
+
+    # Local steps.
+
+    def open_cohort(self, cohort: Cohort) -> None:
+        """Fetch the sums and take these clients' own shares out of them, in the coordinates they compute in."""
+        self._pull = {}
+        if not self.u:
+            return
+        federation = self.federation
+        federation.channel.downlink("fedcurv", _joined(self.u, self.v), len(cohort.clients), self._penalty_bytes)
+        tensors = federation.state_tensors()
+        nothing = {n: torch.zeros_like(tensors[n]) for n in self._names}
+        default = {**_joined(nothing, nothing), "round": torch.tensor(-1)}
+        own = federation.clients.gather("fedcurv", cohort.clients, default)
+        own_u, own_v = _parted(own)
+        took_part = own["round"] == self._of_round
+        others_u, others_v = {}, {}
+        for name in self._names:
+            total_u, total_v = (sums[name].to(tensors[name].device) for sums in (self.u, self.v))
+            mine = took_part.to(total_u.device, total_u.dtype).view(-1, *[1] * total_u.ndim)
+            u = torch.sub(total_u, own_u[name].mul_(mine), out=own_u[name]).clamp_(min=0)
+            v = torch.sub(total_v, own_v[name].mul_(mine), out=own_v[name]).mul_(u > 0)
+            if self.on_unstable == "clip" and self._lr:
+                share = (1 / (2 * self.strength * self._lr * u)).clamp_(max=1)
+                u, v = u.mul_(share), v.mul_(share)
+            others_u[name], others_v[name] = u, v
+        others_u = federation.encode(cohort.task, others_u)
+        others_v = federation.encode(cohort.task, others_v)
+        self._pull = {n: (u, others_v[n]) for n, u in others_u.items()}
+
+    @property
+    def changes_gradients(self) -> bool:
+        """Not before there is a penalty."""
+        return bool(self._pull)
+
+    @torch.no_grad()
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        """Add the penalty's gradient ``2 strength (u_s w - v_s)``."""
+        if not self._pull:
+            return
+        gradients = cohort.gradients
+        for name, (u, v) in self._pull.items():
+            if name in gradients:
+                gradients[name].addcmul_(u, cohort.parameters[name], value=2 * self.strength)
+                gradients[name].sub_(v, alpha=2 * self.strength)
+
+    # After local training.
+
+    def _sends_after(self, round: int) -> bool:
+        """Whether there is another round, and something to hold on to in it."""
+        return self.strength > 0 and bool(self._names) and round + 1 < self.federation.schedule.num_rounds
+
+    @torch.no_grad()
+    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        """Clients send, and keep, the Fisher of their data at the weights they end with."""
+        if not self._sends_after(cohort.round):
+            return
+        started = time.perf_counter()
+        federation = self.federation
+        clients = [cohort.clients[p] for p in positions]
+        # What weight decay did to outputs outside the loss does not matter: they have no Fisher, hence no share in v.
+        trained = cohort.rows(positions, {**cohort.parameters, **cohort.buffers})
+        u = federation.decode(cohort.task, self._fishers(cohort, clients, trained))
+        ends = federation.decode(cohort.task, {n: trained[n] for n in self._names})
+        message = _joined(u, {n: u[n] * ends[n] for n in self._names})
+        usable = federation.channel.usable(message, clients)
+        if self.keep < 1:
+            message = self._sparse(message)
+        weights = [1.0 if good else 0.0 for good in usable]
+        federation.channel.uplink("fedcurv", message, weights, clients, self._fisher_bytes())
+        kept = {**message, "round": torch.full((len(clients),), cohort.round)}
+        federation.clients.scatter("fedcurv", clients, kept, usable)
+        self._fisher_seconds += time.perf_counter() - started
+
+    def _fishers(self, cohort: Cohort, clients: Sequence[int], trained: Mapping[str, Tensor]) -> Tensors:
+        """Name -> ``[k, ...]``, in the clients' coordinates; on a CPU as many clients at a time as math threads."""
+        federation, task = self.federation, cohort.task
+        data, network = federation.data, federation.network
+        device = next(network.parameters()).device
+        outputs = None if data.outputs.train is None else data.outputs.train[task]
+
+        def compute(network: nn.Module, row: int) -> Tensors:
+            return diagonal_fisher(
+                network,
+                {name: values[row] for name, values in trained.items()},
+                data.client_batches(task, clients[row], self.fisher_batch_size, device),
+                self.fisher,
+                outputs,
+                self._names,
+                torch_generator(data.seed, "fedcurv labels", cohort.round, clients[row]),
+                self.reduction,
+                federation.batchnorm == "drop",
+            )
+
+        stacked = {n: torch.empty_like(trained[n]) for n in self._names}
+        networks = networks_for_threads(network, len(clients))
+        for row, fisher in enumerate(in_order(compute, range(len(clients)), networks)):
+            for name, values in fisher.items():
+                stacked[name][row] = values
+        return stacked
+
+    def _sparse(self, message: Mapping[str, Tensor]) -> Tensors:
+        """The message with zeros in all but each client's largest entries of the Fisher."""
+        u, v = _parted(message)
+        flat = torch.cat([u[n].reshape(len(u[n]), -1) for n in self._names], dim=1)
+        parts = largest(flat, self.keep).split([u[n][0].numel() for n in self._names], dim=1)
+        chosen = {n: part.view(u[n].shape) for n, part in zip(self._names, parts, strict=True)}
+        return _joined(*({n: torch.where(chosen[n], of[n], 0) for n in self._names} for of in (u, v)))
+
+    def _sizes(self) -> tuple[int, int]:
+        """Number of exchanged parameters, and bytes of one value of F and one of F w for all of them."""
+        tensors = self.federation.state_tensors()
+        exchanged = {n: tensors[n] for n in self._names}
+        return sum(t.numel() for t in exchanged.values()), 2 * payload_bytes(exchanged)
+
+    def _fisher_bytes(self) -> int:
+        """Bytes of one client's share of u and v as it is sent."""
+        size, dense = self._sizes()
+        return dense if self.keep == 1 else message_bytes(kept_entries(self.keep, size), size, dense // size)
+
+    def end_round(self, plan: RoundPlan) -> None:
+        """The server reads the sums, for the next round."""
+        self._pull = {}
+        if not self._sends_after(plan.round):
+            return
+        sums, clients = self.federation.channel.sum("fedcurv")
+        self.u, self.v = _parted(sums)
+        self._of_round = plan.round
+        size, dense = self._sizes()
+        self._penalty_bytes = dense
+        if self.keep < 1:
+            sent = sum(int(((self.u[n] != 0) | (self.v[n] != 0)).sum()) for n in self._names)
+            self._penalty_bytes = message_bytes(sent, size, dense // size)
+        u_max = max(float(self.u[n].max()) for n in self._names)
+        seconds, self._fisher_seconds = max(processes.gather(self._fisher_seconds)), 0.0
+        self._rows.append(
+            {
+                "task": plan.task,
+                "round": plan.round,
+                "clients": round(clients),
+                "u_mean": sum(float(self.u[n].sum()) for n in self._names) / size,
+                "u_max": u_max,
+                "greatest_pull": None if self._lr is None else 2 * self.strength * self._lr * u_max,
+                "fisher_seconds": seconds,
+            }
+        )
+        self._check_stability(plan, u_max)
+
+    def _check_stability(self, plan: RoundPlan, u_max: float) -> None:
+        """Warn or stop where a local step would lead farther away from the others' weights than it started."""
+        if self._lr is None or 2 * self.strength * self._lr * u_max <= 2 or self.on_unstable == "clip":
+            return
+        limit = 1 / (self._lr * u_max)
+        found = f"2 strength lr max(u) = {2 * self.strength * self._lr * u_max:.3g} after round {plan.round}"
+        if self.on_unstable == "stop":
+            raise ConfigError(
+                "methods.fedcurv.strength",
+                self.strength,
+                f"less than {limit:.3g}, or a smaller model.optimizer lr: {found}, and steps diverge above 2",
+            )
+        if not self._warned and processes.rank() == 0:
+            _log.warning(
+                "methods.fedcurv.strength = %g with lr = %g and max(u) = %.3g: %s, and steps diverge above 2; strength "
+                "below %.3g, a smaller lr or on_unstable = clip help",
+                self.strength,
+                self._lr,
+                u_max,
+                found,
+                limit,
+            )
+        self._warned = True
+
+    # Reports and checkpoints.
+
+    def task_rows(self) -> list[dict[str, Any]]:
+        """Per round with another one after it: clients in u, its mean and greatest entry, ``2 strength lr max(u)``,
+        seconds for Fishers."""
+        return [dict(row) for row in self._rows]
+
+    def client_storage(self) -> int:
+        """Its share of u and v, once it has sent one."""
+        return self._fisher_bytes() if self._rows else 0
+
+    def summary(self) -> dict[str, Any]:
+        """Seconds for Fishers, and bytes: what one client keeps, and what it sends and receives more per round."""
+        return {
+            "fisher_seconds": sum(row["fisher_seconds"] for row in self._rows),
+            "client_bytes": self.client_storage(),
+            "fisher_bytes": self.client_storage(),
+            "penalty_bytes": self._penalty_bytes,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sums, the round they are of, and the record; clients' own shares are with ``federation.clients``."""
+        return {
+            "u": dict(self.u),
+            "v": dict(self.v),
+            "of_round": self._of_round,
+            "penalty_bytes": self._penalty_bytes,
+            "rows": self.task_rows(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        self.u, self.v = dict(state["u"]), dict(state["v"])
+        self._of_round, self._penalty_bytes = state["of_round"], state["penalty_bytes"]
+        self._rows = [dict(row) for row in state["rows"]]
+
+
+def _joined(u: Mapping[str, Tensor], v: Mapping[str, Tensor]) -> Tensors:
+    """Both under one roof, as a message or as what a client keeps."""
+    return {**{f"u {n}": values for n, values in u.items()}, **{f"v {n}": values for n, values in v.items()}}
+
+
+def _parted(joined: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
+    """Undo :func:`_joined`."""
+    u, v = ({n.removeprefix(kind): t for n, t in joined.items() if n.startswith(kind)} for kind in ("u ", "v "))
+    return u, v

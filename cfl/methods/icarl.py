@@ -1,0 +1,308 @@
+"""iCaRL (Rebuffi et al., CVPR 2017) at every client, with class means of the whole federation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call
+
+from cfl.channel import payload_bytes
+from cfl.cohort import Cohort
+from cfl.data.cohorts import CohortBatch
+from cfl.data.samples import Added, Samples
+from cfl.data.scenarios import Scenario
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.herding import herd
+from cfl.layer_inputs.of_clients import client_model, evaluating
+from cfl.methods.base import Method
+from cfl.models.base import Network
+from cfl.models.features import unit_features
+from cfl.randomness import seed_for
+from cfl.replay_memory import chosen
+from cfl.schedule import RoundPlan
+
+Table = dict[str, Tensor]
+
+
+class ICaRL(Method):
+    """Exemplars, distillation of the model of the task before, and classification by the nearest class mean.
+
+    **Loss** (eq 1): binary cross-entropy with logits, mean over the classes seen so far and over the samples of the
+    step, own and exemplars alike; targets are one-hot for the current task's classes and, from the second task on, the
+    outputs ``sigmoid(h_old(x))`` of the global model at the start of the task for earlier ones.
+
+    **Exemplars** (Algorithms 4, 5): after a task every client that holds it keeps, for each class it has seen,
+    ``size / classes seen by the federation`` samples, chosen by herding on features of length 1; earlier classes keep
+    their first ones. They are merged into the client's training set: every local step gets as many exemplars as there
+    are in proportion to the client's samples.
+
+    **Classifier** (Algorithm 1): the class whose mean feature is nearest. The original has one learner; here every
+    client sends the mean of its exemplars' features for each of its classes, and the server averages over the clients
+    that have the class. Classes that have no mean yet come after all that have one, in the order of the network's
+    outputs: during a task these are its own, which matters only where ``schedule.evaluate_every`` asks for an
+    evaluation there.
+
+    Sends: after every task an extra round: the new global model down, class means and which there are up, as sums. The
+    model of the task before goes down once to every client that was not in the task's first round. Storage per client:
+    exemplars and that model. Extra compute: a forward pass of the old model over every step's samples, training on
+    exemplars, and a forward pass over the task's samples after it. Scenarios: class-incremental; known tasks are read
+    off the same run. Optimizers: any.
+
+    Differs from the paper: the network starts every task from where it is, with new outputs already there; the mean
+    over classes seen is mammoth's, the paper sums over them.
+
+    Args:
+        size: exemplars per client, of all classes together.
+        batch_size: exemplars per local step; null is their proportion, as if they were in the training set.
+        classifier: ``nearest_mean``, or the ``network``'s outputs (iCaRL's hybrid 1).
+        mirrored: whether features are means over an image and its mirror, for herding and classification.
+
+    Raises:
+        ConfigError: a value other than these.
+    """
+
+    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"class"})
+
+    def __init__(
+        self,
+        size: int = 200,
+        batch_size: int | None = None,
+        classifier: Literal["nearest_mean", "network"] = "nearest_mean",
+        mirrored: bool = False,
+    ) -> None:
+        for key, number in (("size", size), ("batch_size", batch_size)):
+            if number is not None and number < 1:
+                raise ConfigError(f"methods.icarl.{key}", number, "an integer of at least 1")
+        if classifier not in ("nearest_mean", "network"):
+            raise ConfigError("methods.icarl.classifier", classifier, "nearest_mean or network")
+        self.size, self.batch_size = size, batch_size
+        self.classifier, self.mirrored = classifier, mirrored
+        self.means: Tensor | None = None
+        self.known = torch.zeros(0, dtype=torch.bool)
+        self._old: dict[str, Tensor] = {}
+        self._received: set[int] = set()
+        self._table: Table = {}
+
+    def setup(self, federation: Federation) -> None:
+        """Give every client an empty set of exemplars.
+
+        Raises:
+            ConfigError: if clients' models differ, so that there are no common features.
+        """
+        super().setup(federation)
+        names = [name for name, method in federation.methods.items() if method is self]
+        self._name = names[0] if names else "icarl"
+        self._source = 1 + list(federation.methods.values()).index(self) if names else 1
+        if any(name in federation.personal for name, _ in federation.network.named_parameters()):
+            raise ConfigError(f"methods.{self._name}", "with parameters kept local", "one model for all clients")
+        self._empty = {
+            "place": torch.full((self.size,), -1, dtype=torch.int64),
+            "output": torch.full((self.size,), -1, dtype=torch.int64),
+            "rank": torch.zeros(self.size, dtype=torch.int64),
+        }
+
+    @property
+    def _network(self) -> Network:
+        network = self.federation.network
+        assert isinstance(network, Network)
+        return network
+
+    def _seen(self, task: int) -> Tensor:
+        """``[O]`` bool: outputs of the tasks up to this one."""
+        return self.federation.data.outputs.own[: task + 1].any(0)
+
+    # Local training.
+
+    def begin_task(self, plan: RoundPlan) -> None:
+        """The model that is about to be sent out is the old one from now on."""
+        if plan.task > 0:
+            self._old = {n: t.detach().clone() for n, t in self.federation.state_tensors().items()}
+            self._received = set(plan.clients)
+
+    def open_cohort(self, cohort: Cohort) -> None:
+        """Look into the clients' exemplars; who has not got the old model gets it."""
+        self._table = self.federation.clients.gather(self._name, cohort.clients, self._empty)
+        late = [client for client in cohort.clients if self._old and client not in self._received]
+        self.federation.channel.downlink("old model", self._old, len(late))
+
+    def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+        """Add exemplars, and what the old model says of all samples."""
+        device = batch.index.device
+        self._old = {name: tensor.to(device) for name, tensor in self._old.items()}
+        added = self._exemplars(cohort, batch)
+        if self._old:
+            batch = batch.with_extras({f"{self._name} old": self._outputs(batch.task, batch.x)})
+        return batch if added is None else batch.with_added(added)
+
+    def _exemplars(self, cohort: Cohort, batch: CohortBatch) -> Added | None:
+        held = self._table["place"] >= 0
+        wanted = torch.full((len(held),), self.batch_size or 0)
+        if self.batch_size is None:
+            shares = held.sum(1) / torch.tensor(cohort.sizes).clamp(min=1)
+            wanted = (shares * batch.mask.sum(1).cpu()).ceil().long()
+        wanted = wanted.minimum(held.sum(1)) * batch.mask.any(1).cpu()
+        if not int(wanted.max()):
+            return None
+        seed = self.federation.data.seed
+        keys = [seed_for(seed, f"{self._name} draw", client, cohort.round, batch.step) for client in cohort.clients]
+        slots, mask = chosen(held, int(wanted.max()), torch.tensor(keys, dtype=torch.int64))
+        mask = mask & (torch.arange(mask.shape[1]) < wanted.unsqueeze(1))
+        places, device = self._table["place"].gather(1, slots), batch.index.device
+        some = places[mask][0]
+        x, y, tasks = self._samples(torch.where(mask, places, some).to(device))
+        mask = mask.to(device)
+        own, kept = batch.mask.sum(1), mask.sum(1)
+        total = (own + kept).clamp(min=1)
+        extras = {f"{self._name} old": self._outputs(batch.task, x)} if self._old else {}
+        weights = mask.double() / total.unsqueeze(1)
+        return Added(x, y, tasks, mask, weights, self._source, extras, own_factor=own.double() / total)
+
+    def _samples(self, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        data = self.federation.data
+        tasks, index = data.places.split(places)
+        return *data.gather_mixed(tasks, index), tasks
+
+    @torch.no_grad()
+    def _outputs(self, task: int, x: Tensor) -> Tensor:
+        """``sigmoid(h_old(x))`` ``[k, M, O]``, the old model in evaluation mode."""
+        federation = self.federation
+        with evaluating(federation):
+            model = federation.encode(task, self._old)
+            logits: Tensor = functional_call(federation.network, model, (x.flatten(0, 1),))
+        return logits.sigmoid().unflatten(0, x.shape[:2])
+
+    def weigh(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
+        """No cross-entropy of the step's own samples and of exemplars."""
+        return torch.where(self._ours(samples), torch.zeros_like(weights), weights)
+
+    def _ours(self, samples: Samples) -> Tensor:
+        return (samples.source == 0) | (samples.source == self._source)
+
+    def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
+        """Binary cross-entropy over the classes seen, with the old model's outputs as targets for earlier ones."""
+        task = self.federation.schedule.task_of(self.federation.round)
+        target = F.one_hot(samples.y, logits.shape[-1]).to(logits.dtype)
+        old = samples.extras.get(f"{self._name} old")
+        if old is not None:
+            target = torch.where(self._seen(task - 1).to(logits.device), old.to(logits.dtype), target)
+        each = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+        seen = self._seen(task).to(logits.device)
+        losses = torch.where(seen, each, torch.zeros_like(each)).sum(-1) / seen.sum()
+        factors = samples.weights.to(losses.dtype)
+        return torch.where(samples.mask & self._ours(samples), factors * losses, torch.zeros_like(losses)).sum()
+
+    def end_round(self, plan: RoundPlan) -> None:
+        """Note who has the old model."""
+        self._received.update(plan.clients)
+
+    # After a task: exemplars and class means.
+
+    @torch.no_grad()
+    def end_task(self, plan: RoundPlan) -> None:
+        """Clients choose exemplars of the task, forget some of the earlier ones, and send class means."""
+        federation, data = self.federation, self.federation.data
+        device = next(federation.network.parameters()).device
+        seen = self._seen(plan.task)
+        each = max(1, self.size // int(seen.sum()))
+        own = federation.own_clients(plan.task, data.members[plan.task].tolist())
+        federation.channel.downlink("model", federation.shared_tensors(), len(own))
+        for client in own:
+            model = client_model(federation, plan.task, client)
+            with evaluating(federation):
+                table = self._chosen(plan.task, client, model, each)
+                if self.classifier == "nearest_mean":
+                    self._send_means(client, table, model, device)
+            federation.clients.scatter(self._name, [client], {n: v[None] for n, v in table.items()})
+        if self.classifier == "nearest_mean":
+            sums, _ = federation.channel.sum(f"{self._name} means")
+            known = sums["clients"] > 0
+            means = F.normalize(sums["means"] / sums["clients"].clamp(min=1).unsqueeze(1), dim=1)
+            if self.means is not None:  # of classes that none of this task's clients has
+                before, means = self.means.to(means.device), means
+                means = torch.where(known.unsqueeze(1), means, before)
+                known = known | self.known.to(known.device)
+            self.means, self.known = means, known
+
+    def _chosen(self, task: int, client: int, model: Mapping[str, Tensor], each: int) -> Table:
+        """A client's exemplars from now on: the first ones of what it had, and ``each`` of every class of the task."""
+        data = self.federation.data
+        before = {n: v[0] for n, v in self.federation.clients.gather(self._name, [client], self._empty).items()}
+        stays = (before["place"] >= 0) & (before["rank"] < each)
+        places, outputs, ranks = ([before[name][stays]] for name in ("place", "output", "rank"))
+        features, labels = self._features(task, client, model)
+        own = torch.from_numpy(data.places.of(task, data.indices[task][client]))
+        for output in labels.unique().tolist():
+            rows = (labels == output).nonzero().squeeze(1)
+            picked = rows[herd(features[rows], each)].cpu()
+            places.append(own[picked])
+            outputs.append(torch.full((len(picked),), output))
+            ranks.append(torch.arange(len(picked)))
+        table = {name: values.clone() for name, values in self._empty.items()}
+        for name, parts in (("place", places), ("output", outputs), ("rank", ranks)):
+            held = torch.cat(parts)[: self.size]
+            table[name][: len(held)] = held
+        return table
+
+    def _features(self, task: int, client: int, model: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        data, device = self.federation.data, next(self.federation.network.parameters()).device
+        parts = [
+            (unit_features(self._network, model, x, self.mirrored), y)
+            for x, y in data.client_batches(task, client, data.eval_batch_size, device)
+        ]
+        return torch.cat([f for f, _ in parts]), torch.cat([y for _, y in parts])
+
+    def _send_means(self, client: int, table: Table, model: Mapping[str, Tensor], device: torch.device) -> None:
+        """The mean feature of a client's exemplars, class by class."""
+        held = table["place"] >= 0
+        x, y, _ = self._samples(table["place"][held].to(device))
+        features = unit_features(self._network, model, x, self.mirrored)
+        total = features.new_zeros(self._network.num_outputs, features.shape[1]).index_add_(0, y, features)
+        count = torch.bincount(y, minlength=len(total))
+        means = F.normalize(total, dim=1)
+        has = (count > 0).to(means.dtype)
+        message = {"means": means[None], "clients": has[None]}
+        self.federation.channel.uplink(f"{self._name} means", message, [1.0], [client])
+
+    # Evaluation.
+
+    def classify(self, task: int, model: dict[str, Tensor], x: Tensor) -> Tensor | None:
+        """Minus the distance to the class means; classes without one come last."""
+        if self.means is None:
+            return None
+        means, known = self.means.to(x.device), self.known.to(x.device)
+        features = unit_features(self._network, model, x, self.mirrored)
+        near = -torch.cdist(features, means.to(features.dtype))
+        logits: Tensor = functional_call(self.federation.network, model, (x,))
+        return torch.where(known, near, logits.sigmoid() - 1000)
+
+    # Reports and checkpoints.
+
+    def client_storage(self) -> int:
+        """Exemplars with label and rank, and the old model."""
+        channels, height, width = self.federation.data.input_shape
+        several = self.federation.data.num_tasks > 1
+        old = payload_bytes(self.federation.state_tensors()) if several else 0
+        return self.size * (channels * height * width + 2) + old
+
+    def summary(self) -> dict[str, Any]:
+        """Exemplars that a client can keep."""
+        return {"exemplars": self.size}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Class means and the old model; exemplars are with ``federation.clients``."""
+        return {
+            "means": self.means,
+            "known": self.known,
+            "old": dict(self._old),
+            "received": sorted(self._received),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        self.means, self.known = state["means"], state["known"]
+        self._old, self._received = dict(state["old"]), set(state["received"])

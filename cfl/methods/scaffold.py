@@ -1,0 +1,313 @@
+"""SCAFFOLD (Karimireddy et al., ICML 2020): control variates against the drift of clients."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.optim import Optimizer
+
+from cfl import processes
+from cfl.channel import payload_bytes
+from cfl.cohort import Cohort
+from cfl.engines.updates import plain_sgd
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.methods.base import Method
+from cfl.models.dropout import DropoutMasks, dropout_masks
+from cfl.randomness import seed_for
+from cfl.schedule import RoundPlan
+
+Tensors = dict[str, Tensor]
+
+_TOPIC = "scaffold"
+
+
+class SCAFFOLD(Method):
+    """Clients correct every local step by how their own gradients usually differ from everybody's::
+
+        y_i <- y_i - lr (g_i(y_i) - c_i + c)                           (Karimireddy et al., 2020, Algorithm 1)
+
+    from ``y_i = w_t``, the global model, with the control variates ``c_i``, which the client keeps, and ``c``, which
+    the server keeps. After K local steps (of the optimizer, so that clients of different sizes have different K)::
+
+        c_i+ = c_i - c + (w_t - y_i) / (K lr)        option II: the mean gradient of its steps
+        c_i+ = g_i(w_t)                              option I: the gradient of its loss at the global model
+        c   <- c + 1/N sum_S (c_i+ - c_i)            N: all clients of the federation; S: the round's
+
+    and the global model moves by the mean update, as without the method. Everything starts from zero, so the first
+    round is federated averaging, and ``c`` is the mean of all N clients' ``c_i`` at any time. Clients that have not
+    trained yet, or do not hold the current task, count with what they have: where only some clients ever train, ``c``
+    is the smaller for it, which acts like a smaller learning rate. The mean is uniform, as in the paper, also where
+    ``federated.client_weighting`` weighs updates by samples.
+
+    Variates are of the parameters that clients and server exchange; running statistics and personal parameters have
+    none. Outputs of other tasks that had no part in a client's loss are not moved by ``c``, and that client's ``c_i``
+    stays what it was there. A client that is left out (``federated.on_bad_update=skip``) keeps its ``c_i``. The
+    correction is added where the method stands among the others, before clipping and the optimizer.
+
+    Option II takes any step for a gradient, hence includes weight decay (as part of the loss), what other methods add,
+    and, where gradients are clipped, ``c_i - c`` plus the clipped gradients, which then are no mean gradient. It is
+    exact for plain SGD alone: other optimizers, momentum included, are refused unless ``any_optimizer``. Option I
+    computes with the client's unchanged images in batches of ``schedule.batch_size``, the network in training mode:
+    what it is to cancel is the gradient of local steps, with BatchNorm's batch statistics and dropout. It is without
+    weight decay and what other methods add.
+
+    Differs from the paper, which has no tasks: at a task switch variates belong to the last task, and
+    ``at_task_switch`` says what becomes of them; the paper's learning rate of the server is ``federated.server_lr``.
+
+    Sends: ``c`` down and ``c_i+ - c_i`` up, one tensor per exchanged parameter each, read as a sum: twice the
+    communication of federated averaging in both directions. Memory per client: one tensor per exchanged parameter.
+    Extra compute: an element-wise pass over the weights per local step; option I: a pass over the client's samples per
+    round, about one local epoch. Scenarios: all. Optimizers: plain SGD.
+
+    Args:
+        variant: the option, ``II`` or ``I``.
+        at_task_switch: ``keep`` variates when a new task begins, or ``reset`` all of them, the server's and the
+            clients', to zero.
+        any_optimizer: allow others than plain SGD. Then ``(w_t - y_i) / (K lr)`` is a step, but no gradient.
+
+    Raises:
+        ConfigError: for values other than these, another optimizer, two of these methods, no parameters that clients
+            and server exchange, or option I where clients are exposed to more than one task's samples.
+    """
+
+    def __init__(
+        self,
+        variant: Literal["II", "I"] = "II",
+        at_task_switch: Literal["keep", "reset"] = "keep",
+        any_optimizer: bool = False,
+    ) -> None:
+        for key, value, valid in (
+            ("variant", variant, ("II", "I")),
+            ("at_task_switch", at_task_switch, ("keep", "reset")),
+        ):
+            if value not in valid:
+                raise ConfigError(f"methods.scaffold.{key}", value, " or ".join(valid))
+        self.variant, self.at_task_switch, self.any_optimizer = variant, at_task_switch, any_optimizer
+        self.variate: Tensors = {}
+        # name -> [k, ...] c - c_i of the open cohort, in the coordinates it computes in; None while there is no cohort.
+        self._correction: Tensors | None = None
+        # [k, O] local steps in which outputs were corrected: some get their first part in the loss late.
+        self._corrected: Tensor | None = None
+
+    def setup(self, federation: Federation) -> None:
+        """Refuse what it cannot work with."""
+        super().setup(federation)
+        twins = [name for name, method in federation.methods.items() if isinstance(method, SCAFFOLD)]
+        if len(twins) > 1:
+            raise ConfigError("methods", twins, "one SCAFFOLD; two would correct the same drift twice")
+        if not federation.shared_parameters:
+            raise ConfigError("methods", twins, "no SCAFFOLD where all parameters stay on their client")
+        data = federation.data
+        if self.variant == "I":
+            if data.exposure != "sequential":
+                valid = "sequential while methods.scaffold.variant is I; II works with any"
+                raise ConfigError("data.exposure", data.exposure, valid)
+            self._masks = DropoutMasks(federation.network, data.input_shape)
+
+    def check_optimizer(self, optimizer: Optimizer) -> None:
+        """Refuse, or warn of, anything but plain SGD.
+
+        Raises:
+            ConfigError: naming it.
+        """
+        name, lr = type(optimizer).__name__, float(optimizer.param_groups[0]["lr"])
+        if not lr > 0:
+            raise ConfigError("model.optimizer", f"{name} with lr={lr}", "a learning rate above 0 with SCAFFOLD")
+        if plain_sgd(optimizer) is not None:
+            return
+        options = {key: optimizer.param_groups[0].get(key) for key in ("momentum", "maximize", "differentiable")}
+        described = ", ".join([name, *(f"{key}={value}" for key, value in options.items() if value)])
+        if not self.any_optimizer:
+            raise ConfigError(
+                "model.optimizer",
+                described,
+                "SGD without momentum, for which SCAFFOLD is made, or methods.scaffold.any_optimizer=true",
+            )
+        if processes.rank() == 0:
+            warnings.warn(
+                f"SCAFFOLD with {described}: its analysis holds for plain SGD"
+                + ("; a client's step over K lr, its control variate, is no gradient" * (self.variant == "II")),
+                stacklevel=2,
+            )
+
+    # A round.
+
+    @property
+    def needs_boundaries(self) -> bool:
+        """To forget, if wanted."""
+        return self.at_task_switch == "reset"
+
+    def begin_task(self, plan: RoundPlan) -> None:
+        """Forget the variates of earlier tasks, if wanted."""
+        if self.at_task_switch == "reset":
+            self.variate = {}
+            self.federation.clients.forget(_TOPIC)
+
+    def open_cohort(self, cohort: Cohort) -> None:
+        """The clients receive ``c``."""
+        federation = self.federation
+        tensors = federation.state_tensors()
+        of_its_size = {n: tensors[n] for n in federation.shared_parameters}
+        federation.channel.downlink(_TOPIC, of_its_size, len(cohort.clients))
+        self._correction, self._corrected = {}, None
+        if self.variate:
+            own = self._own(cohort.clients)
+            corrections = {n: v.neg_().add_(self.variate[n].to(v.device)) for n, v in own.items()}
+            self._correction = federation.encode(cohort.task, corrections)
+            if cohort.used_outputs is not None:
+                self._corrected = torch.zeros_like(cohort.used_outputs, dtype=torch.int64)
+
+    @property
+    def changes_gradients(self) -> bool:
+        """Not in a round that starts with variates of zero."""
+        # Between rounds an engine is chosen for those to come, nearly all of which have variates.
+        return self._correction is None or bool(self._correction)
+
+    @torch.no_grad()
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        """Add ``c - c_i``."""
+        gradients = cohort.gradients
+        for name, correction in (self._correction or {}).items():
+            if name in gradients:
+                used = cohort.used_rows(name)
+                gradients[name].add_(correction if used is None else correction * used)
+        if self._corrected is not None and cohort.used_outputs is not None:
+            self._corrected += cohort.used_outputs
+
+    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        """The clients renew their ``c_i`` and send how far it has moved."""
+        federation = self.federation
+        clients = [cohort.clients[p] for p in positions]
+        own = federation.encode(cohort.task, self._own(clients))
+        new = self._mean_gradients(cohort, positions) if self.variant == "II" else self._gradients(cohort, positions)
+        change = {}
+        for name, value in own.items():
+            moved, used = new[name] - value, cohort.used_rows(name, positions)
+            change[name] = moved if used is None else torch.where(used, moved, torch.zeros_like(moved))
+        message = federation.decode(cohort.task, change)
+        kept = federation.decode(cohort.task, {n: value + change[n] for n, value in own.items()})
+        # A client whose update will be refused, for whichever of its tensors, is left out here too.
+        names = (*federation.shared_parameters, *federation.shared_buffers, *federation.personal)
+        trained = cohort.rows(positions, {**cohort.parameters, **cohort.buffers})
+        judged = {**message, **{f"trained {n}": trained[n] for n in names}}
+        usable = federation.channel.usable(judged, clients)
+        federation.clients.scatter(_TOPIC, clients, kept, usable)
+        federation.channel.uplink(_TOPIC, message, [float(good) for good in usable], clients)
+
+    def end_round(self, plan: RoundPlan) -> None:
+        """The server renews ``c``."""
+        total, _ = self.federation.channel.sum(_TOPIC)
+        for name, change in total.items():
+            change /= self.federation.data.num_clients
+            self.variate[name] = self.variate[name].to(change.device) + change if name in self.variate else change
+        self._correction = self._corrected = None
+
+    def _own(self, clients: Sequence[int]) -> Tensors:
+        """The clients' ``c_i``, ``[k, ...]``, in the server's coordinates."""
+        tensors = self.federation.state_tensors()
+        names = self.federation.shared_parameters
+        nothing = {n: tensors[n].detach().new_zeros(()).expand(tensors[n].shape) for n in names}
+        return self.federation.clients.gather(_TOPIC, clients, nothing)
+
+    # The two options.
+
+    def _mean_gradients(self, cohort: Cohort, positions: Sequence[int]) -> Tensors:
+        """``[k, ...]`` mean over its local steps of each client's gradient without the correction."""
+        names = self.federation.shared_parameters
+        means = {}
+        for name, trained in cohort.rows(positions, {n: cohort.parameters[n] for n in names}).items():
+            means[name] = (cohort.received[name] - trained).div_(cohort.steps * cohort.lr)
+        for name, correction in cohort.rows(positions, self._correction or {}).items():
+            used = cohort.used_rows(name, positions)
+            if used is None or self._corrected is None:
+                means[name] -= correction
+            else:
+                (steps,) = cohort.rows(positions, {"steps": self._corrected}).values()
+                means[name] -= correction * steps.view(used.shape) / cohort.steps
+        return means
+
+    def _gradients(self, cohort: Cohort, positions: Sequence[int]) -> Tensors:
+        """``[k, ...]`` gradient of each client's loss at the global model."""
+        federation, data = self.federation, self.federation.data
+        device = next(federation.network.parameters()).device
+        tensors = federation.encode(cohort.task, federation.state_tensors())
+        start = {**tensors, **cohort.received}
+        stacks: dict[str, list[Tensor]] = {n: [] for n in federation.shared_parameters}
+        for row in positions:
+            client = cohort.clients[row]
+            batches = data.client_batches(cohort.task, client, data.schedule.batch_size, device)
+            found = mean_gradient(
+                federation.network,
+                {**start, **{n: values[row] for n, values in cohort.own.items()}},
+                (
+                    (x, y, self._masks_of(cohort.round, client, number, len(y), device))
+                    for number, (x, y) in enumerate(batches)
+                ),
+                cohort.outputs_in_loss(cohort.task),
+            )
+            for name, stack in stacks.items():
+                stack.append(found[name])
+        return {name: torch.stack(stack) for name, stack in stacks.items()}
+
+    def _masks_of(self, round: int, client: int, number: int, samples: int, device: torch.device) -> Tensors:
+        """Dropout masks of a batch; not those of the local step that has its number, which has other samples."""
+        if not self._masks:
+            return {}
+        key = seed_for(self.federation.data.seed, "scaffold dropout", round, client, number)
+        keys = torch.tensor([key], dtype=torch.int64, device=device)
+        dtype = next(self.federation.network.parameters()).dtype
+        return {name: mask[0] for name, mask in self._masks.draw(keys, samples, dtype).items()}
+
+    # Reports and checkpoints.
+
+    def client_storage(self) -> int:
+        """``c_i``."""
+        tensors = self.federation.state_tensors()
+        return payload_bytes({n: tensors[n] for n in self.federation.shared_parameters})
+
+    def state_dict(self) -> dict[str, Any]:
+        """``c``; clients' own variates are with ``federation.clients``."""
+        return {"variate": dict(self.variate)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        self.variate = dict(state["variate"])
+
+
+def mean_gradient(
+    network: nn.Module,
+    tensors: Mapping[str, Tensor],
+    batches: Iterable[tuple[Tensor, Tensor, Mapping[str, Tensor]]],
+    outputs: Tensor | None = None,
+) -> Tensors:
+    """Gradient of the mean cross-entropy over all samples, the network in the mode it is in.
+
+    Args:
+        network: the architecture; its own tensors are not touched.
+        tensors: parameters and buffers by name.
+        batches: ``[B, C, H, W]`` inputs, ``[B]`` int64 outputs, dropout masks by layer name (see
+            :func:`cfl.models.dropout.dropout_masks`). What depends on the batch, as BatchNorm in training mode does, is
+            taken batch by batch.
+        outputs: ``[O]`` bool, outputs in the loss, or None for all.
+
+    Returns:
+        parameter name -> gradient, zero where the loss does not depend on it.
+    """
+    leaves = {n: tensors[n].detach().clone().requires_grad_() for n, _ in network.named_parameters()}
+    buffers = {n: tensors[n].detach().clone() for n, _ in network.named_buffers()}
+    samples = 0
+    for x, y, masks in batches:
+        with torch.enable_grad(), dropout_masks(network, dict(masks)):
+            logits = functional_call(network, {**leaves, **buffers}, (x,))
+            if outputs is not None:
+                logits = logits.masked_fill(~outputs, -torch.inf)
+            F.cross_entropy(logits, y, reduction="sum").backward()  # adds to what the batches before have left
+        samples += len(y)
+    return {n: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad / samples for n, leaf in leaves.items()}

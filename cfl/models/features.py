@@ -1,0 +1,46 @@
+"""What enters a network's output layer, for given parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from cfl.models.base import Network
+
+
+class _Features(nn.Module):
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+        self.training = network.training
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network.features(x.to(self.network.head.weight.dtype))
+
+
+def features_of(network: Network, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """``[B, C, H, W]`` images to ``[B, d]``, in the mode the network is in.
+
+    Args:
+        network: the architecture.
+        tensors: parameters and buffers by name, those to compute with; the network's own where one is missing.
+        x: the images.
+    """
+    named = {f"network.{name}": tensor for name, tensor in tensors.items()}
+    found: Tensor = functional_call(_Features(network), named, (x,))
+    return found
+
+
+def unit_features(network: Network, tensors: Mapping[str, Tensor], x: Tensor, mirrored: bool = False) -> Tensor:
+    """Features of length 1 ``[B, d]``; with ``mirrored`` the mean, again of length 1, over an image and its mirror.
+
+    Arguments as for :func:`features_of`.
+    """
+    unit = torch.nn.functional.normalize(features_of(network, tensors, x), dim=1)
+    if mirrored:
+        other = torch.nn.functional.normalize(features_of(network, tensors, x.flip(-1)), dim=1)
+        unit = torch.nn.functional.normalize(unit + other, dim=1)
+    return unit

@@ -1,0 +1,128 @@
+"""A-GEM at every client, against a loop that writes every client's steps out in float64."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from naive_replay import EVEN, SCENARIOS, Settings, assert_is_the_loop, replay_client, replay_data
+from tiny import ConvNet, Rounds, fit, mlp, norm_net, split, weights
+from torch import Tensor
+
+from cfl.cohort import Cohort
+from cfl.engines import EngineOptions
+from cfl.errors import ConfigError
+from cfl.gradient_refinement import inner
+from cfl.methods import AGEM, Method
+from cfl.models import MLP
+from cfl.replay_buffer import ReplayBuffer
+
+WORKERS = EngineOptions("workers", 1)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_run_is_what_the_equations_say(scenario: str) -> None:
+    assert_is_the_loop(SCENARIOS[scenario](), {"agem": AGEM(3)}, Settings(agem=3))
+
+
+@pytest.mark.parametrize("engine", [EngineOptions("vmap"), WORKERS], ids=["vmap", "workers"])
+def test_batchnorm_counts_the_steps_own_samples_alone(engine: EngineOptions) -> None:
+    assert_is_the_loop(replay_data(**EVEN), {"agem": AGEM(3)}, Settings(agem=3), norm_net, engine)
+
+
+def test_more_samples_than_there_are() -> None:
+    assert_is_the_loop(replay_data(), {"agem": AGEM(50)}, Settings(agem=50), size=4)
+
+
+class Before(Method):
+    """Remembers the step's gradients."""
+
+    def __init__(self) -> None:
+        self.gradients: dict[str, Tensor] = {}
+
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        self.gradients = {name: gradient.clone() for name, gradient in cohort.gradients.items()}
+
+
+class After(Method):
+    """Looks at what A-GEM has made of them."""
+
+    def __init__(self, agem: AGEM, before: Before) -> None:
+        self.agem, self.before = agem, before
+        self.conflicts = self.free = self.first = 0
+
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        reference, gradients = self.agem._reference, cohort.gradients
+        if not reference:
+            self.first += cohort.steps == 1 and cohort.round == 0
+            assert all(torch.equal(g, self.before.gradients[n]) for n, g in gradients.items())
+            return
+        conflicts = inner(self.before.gradients, reference) < 0
+        length = (inner(gradients, gradients) * inner(reference, reference)).sqrt()
+        assert (inner(gradients, reference) >= -1e-6 * length).all()
+        self.conflicts += int(conflicts.sum())
+        self.free += int((~conflicts).sum())
+        for name, gradient in gradients.items():
+            assert torch.equal(gradient[~conflicts], self.before.gradients[name][~conflicts])
+
+
+@pytest.mark.parametrize("engine", [EngineOptions("vmap"), WORKERS], ids=["vmap", "workers"])
+def test_no_step_conflicts_with_its_clients_buffer(engine: EngineOptions) -> None:
+    """Gradients without conflict stay as they are, bit for bit; the first steps of all have no buffer."""
+    agem, before = AGEM(3), Before()
+    after = After(agem, before)
+    data = replay_data(split(2, train=120))
+    fit(replay_client(data, {"before": before, "agem": agem, "after": after}, ConvNet, ReplayBuffer(6), engine), data)
+    assert after.conflicts > 10
+    assert after.free > 10
+    assert after.first == 2  # three clients, two side by side
+
+
+def test_outputs_of_earlier_tasks_move_and_are_kept() -> None:
+    data, watch = replay_data(split(2, train=120)), Rounds()
+    fit(replay_client(data, {"agem": AGEM(6)}, mlp, ReplayBuffer(8)), data, None, [watch])
+    heads = [model["head.weight"] for model in watch.models]
+    assert torch.equal(heads[0][2:], heads[1][2:])
+    assert not torch.equal(heads[1][:2], heads[3][:2])
+
+
+def test_it_sends_nothing_but_the_model() -> None:
+    counts = []
+    for methods in ({}, {"agem": AGEM(3)}):
+        data = replay_data()
+        counts.append(fit(replay_client(data, methods, mlp), data).channel.state_dict())
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01), partial(torch.optim.Adam, lr=0.01)],
+    ids=["momentum", "adam"],
+)
+def test_other_optimizers_run(optimizer: Any) -> None:
+    found = []
+    for methods in ({}, {"agem": AGEM(3)}):
+        data = replay_data()
+        found.append(weights(fit(replay_client(data, methods, mlp, optimizer=optimizer), data)))
+    assert all(value.isfinite().all() for value in found[1].values())
+    assert any(not torch.equal(value, found[1][name]) for name, value in found[0].items())
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+def test_hand_written_steps_agree_with_autograd(stack: int) -> None:
+    """In single precision, with dropout: its masks on the buffer's samples have a name of their own."""
+    found = []
+    for engine in (EngineOptions("vmap"), EngineOptions("workers", 1, stack)):
+        data = replay_data(split(2, train=120))
+        client = replay_client(data, {"agem": AGEM(3)}, partial(MLP, hidden=[8], dropout=0.25), ReplayBuffer(5), engine)
+        found.append(weights(fit(client, data)))
+    for name, value in found[0].items():
+        torch.testing.assert_close(value, found[1][name], rtol=0, atol=2e-5)
+
+
+def test_bad_options_are_named() -> None:
+    with pytest.raises(ConfigError, match="at least 1") as caught:
+        AGEM(0)
+    assert (caught.value.key, caught.value.value) == ("methods.agem.batch_size", 0)

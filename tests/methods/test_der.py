@@ -1,0 +1,152 @@
+"""DER and DER++ at every client, against a loop that writes every client's steps out in float64."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from naive_replay import EVEN, SCENARIOS, Settings, assert_is_the_loop, replay_client, replay_data
+from tiny import ConvNet, Rounds, fit, mlp, norm_net, sgd, split, tiny_client, weights
+from torch import Tensor, nn
+
+from cfl.data.samples import Samples
+from cfl.engines import EngineOptions
+from cfl.errors import ConfigError
+from cfl.methods import DER, Method
+from cfl.models import MLP
+from cfl.replay_buffer import ReplayBuffer
+
+WORKERS = EngineOptions("workers", 1)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_der_is_what_its_equation_says(scenario: str) -> None:
+    """Equation 5, with the mean over samples and outputs."""
+    assert_is_the_loop(SCENARIOS[scenario](), {"der": DER(0.7, 0.0, 3)}, Settings(der=3, alpha=0.7))
+
+
+@pytest.mark.parametrize("engine", [EngineOptions("vmap"), WORKERS], ids=["vmap", "workers"])
+@pytest.mark.parametrize("scenario", ["domain", "task"])
+def test_der_plus_plus_is_what_its_equation_says(scenario: str, engine: EngineOptions) -> None:
+    """Equation 6: labels of a draw of their own."""
+    settings = Settings(der=3, alpha=0.5, beta=0.6)
+    assert_is_the_loop(SCENARIOS[scenario](), {"der": DER(0.5, 0.6, 3)}, settings, engine=engine)
+
+
+def test_labels_alone() -> None:
+    assert_is_the_loop(replay_data(), {"der": DER(0.0, 0.6, 3)}, Settings(der=3, alpha=0.0, beta=0.6))
+
+
+def test_more_samples_than_there_are() -> None:
+    assert_is_the_loop(replay_data(), {"der": DER(1.0, 0.3, 50)}, Settings(der=50, beta=0.3), size=4)
+
+
+@pytest.mark.parametrize("engine", [EngineOptions("vmap"), WORKERS], ids=["vmap", "workers"])
+def test_batchnorm_normalises_own_and_drawn_samples_together(engine: EngineOptions) -> None:
+    methods: dict[str, Method] = {"der": DER(0.5, 0.6, 3)}
+    assert_is_the_loop(replay_data(**EVEN), methods, Settings(der=3, alpha=0.5, beta=0.6), norm_net, engine)
+
+
+@pytest.mark.parametrize("network", [mlp, ConvNet])
+@pytest.mark.parametrize("engine", [EngineOptions("vmap"), WORKERS], ids=["vmap", "workers"])
+def test_weights_of_zero_are_federated_averaging_bit_for_bit(engine: EngineOptions, network: Any) -> None:
+    found = []
+    for methods in ({}, {"der": DER(0.0, 0.0)}):
+        data = replay_data()
+        found.append(weights(fit(replay_client(data, methods, network, engine=engine), data)))
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+
+
+@pytest.mark.parametrize("scenario", ["domain", "task"])
+@pytest.mark.parametrize("stack", [1, 3])
+def test_hand_written_steps_agree_with_autograd(stack: int, scenario: str) -> None:
+    """In single precision, with dropout."""
+    found = []
+    for engine in (EngineOptions("vmap"), EngineOptions("workers", 1, stack)):
+        data = SCENARIOS[scenario]()
+        network = partial(MLP, hidden=[8], dropout=0.25)
+        client = replay_client(data, {"der": DER(1.0, 0.5, 3)}, network, ReplayBuffer(5), engine)
+        found.append(weights(fit(client, data)))
+        assert engine.kind == "vmap" or client.engine.chain is not None  # type: ignore[union-attr]
+    for name, value in found[0].items():
+        torch.testing.assert_close(value, found[1][name], rtol=0, atol=2e-5)
+
+
+def test_outputs_that_nobody_replays_stay_as_they_were() -> None:
+    """Weight decay moves the outputs of the task that is replayed, and no later one's."""
+    decaying = partial(torch.optim.SGD, lr=0.1, weight_decay=0.1)
+    data, watch = replay_data(split(3, classes=6, train=120), schedule={"rounds_per_task": 1}), Rounds()
+    fit(replay_client(data, {"der": DER()}, mlp, optimizer=decaying), data, None, [watch])
+    first, second, third = (model["head.weight"] for model in watch.models)
+    assert torch.equal(first[2:], second[2:] * 0 + first[2:])
+    assert torch.equal(first[4:], second[4:])
+    assert not torch.equal(first[:2], second[:2])
+    assert not torch.equal(second[2:4], third[2:4])
+
+
+def samples(extras: dict[str, Tensor], mask: list[bool], allowed: Tensor | None = None) -> Samples:
+    n = len(mask)
+    zeros = torch.zeros(n, dtype=torch.int64)
+    return Samples(zeros, torch.tensor(mask), torch.zeros(n), zeros, zeros, allowed, extras)
+
+
+def test_the_term_by_hand() -> None:
+    """Two of four samples count, a half each: of three outputs, or of the two that are allowed."""
+    der = DER(2.0)
+    der._name = "der"
+    logits = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0], [4.0, 4.0, 4.0], [math.inf] * 3])
+    kept = torch.tensor([[0.0, 0.0, 0.0], [1.0, 1.0, 4.0], [9.0, 9.0, 9.0], [0.0] * 3])
+    extras = {"der logits": kept, "der weight": torch.tensor([1.0, 1.0, 0.0, 1.0])}  # 2 x 1/2
+    mask = [True, True, True, False]
+    assert der.sample_loss(logits, samples(extras, mask)).item() == pytest.approx((14 + 18) / 3)
+    allowed = torch.tensor([True, True, False]).expand(4, 3)
+    assert der.sample_loss(logits, samples(extras, mask, allowed)).item() == pytest.approx((5 + 2) / 2)
+    assert der.sample_loss(logits, samples({}, mask)).item() == 0
+
+
+def test_it_sends_nothing_but_the_model() -> None:
+    counts = []
+    for methods in ({}, {"der": DER()}):
+        data = replay_data()
+        counts.append(fit(replay_client(data, methods, mlp), data).channel.state_dict())
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01), partial(torch.optim.Adam, lr=0.01)],
+    ids=["momentum", "adam"],
+)
+def test_other_optimizers_run(optimizer: Any) -> None:
+    data = replay_data()
+    found = weights(fit(replay_client(data, {"der": DER(1.0, 0.5)}, mlp, optimizer=optimizer), data))
+    assert all(value.isfinite().all() for value in found.values())
+
+
+class Whole(Method):
+    def local_loss(self, network: nn.Module, x: Tensor, samples: Samples) -> Tensor:
+        loss: Tensor = network(x).square().mean()
+        return loss
+
+
+def test_logits_of_a_replaced_loss_are_refused() -> None:
+    with pytest.raises(ConfigError, match="Whole and DER"):
+        tiny_client(replay_data(), mlp, sgd, {"der": DER(), "whole": Whole()})
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "valid"),
+    [
+        ({"alpha": -1.0}, "alpha", "at least 0"),
+        ({"alpha": math.inf}, "alpha", "at least 0"),
+        ({"beta": math.nan}, "beta", "at least 0"),
+        ({"batch_size": 0}, "batch_size", "at least 1"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, Any], key: str, valid: str) -> None:
+    with pytest.raises(ConfigError, match=valid) as caught:
+        DER(**options)
+    assert caught.value.key == f"methods.der.{key}"

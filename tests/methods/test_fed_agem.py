@@ -1,0 +1,506 @@
+"""Fed-A-GEM, alone and on other methods, against a loop that writes everything out in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import Callback, Trainer
+from naive_replay import (
+    EVEN,
+    SCENARIOS,
+    Settings,
+    assert_is_the_loop,
+    flat,
+    held,
+    inputs,
+    outputs_of,
+    replay_client,
+    replay_data,
+)
+from naive_replay import Slot as Sample
+from tiny import ConvNet, Rounds, double, fit, mlp, norm_net, permuted, split, weights
+from torch import Tensor
+from torch.func import functional_call
+
+from cfl.channel import Channel
+from cfl.client import Client
+from cfl.cohort import Cohort
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.participation import Joining
+from cfl.engines import EngineOptions
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.gradient_refinement import inner
+from cfl.methods import (
+    AGEM,
+    DER,
+    ER,
+    EWC,
+    FOT,
+    GPM,
+    RGO,
+    SCAFFOLD,
+    FedAGEM,
+    FedCurv,
+    FedProx,
+    GradientCompensation,
+    Method,
+    PersonalLayers,
+)
+from cfl.models import MLP
+from cfl.replay_buffer import ReplayBuffer
+from cfl.server import Server
+
+WORKERS = EngineOptions("workers", 1)
+PARAMETERS = 16 * 8 + 8 + 8 * 4 + 4
+"""Weights of ``mlp`` on four classes."""
+
+
+# Whole runs.
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_run_is_what_the_algorithm_says(scenario: str) -> None:
+    loop = assert_is_the_loop(SCENARIOS[scenario](), {"fed_agem": FedAGEM(3)}, Settings(fed=3))
+    assert 0 < loop.refined < loop.steps
+
+
+def test_on_top_of_agem() -> None:
+    """Algorithm 6: first on the client's own buffer, then on all clients'; the other way round is another run."""
+    ends = []
+    for fed_first in (False, True):
+        methods: dict[str, Method] = {"agem": AGEM(3), "fed_agem": FedAGEM(4)}
+        if fed_first:
+            methods = dict(reversed(methods.items()))
+        ends.append(assert_is_the_loop(replay_data(), methods, Settings(agem=3, fed=4, fed_first=fed_first)).state)
+    assert max(float((ends[0][name] - ends[1][name]).abs().max()) for name in ends[0]) > 1e-6
+
+
+@pytest.mark.parametrize("scenario", ["domain", "task"])
+def test_on_top_of_der(scenario: str) -> None:
+    """Algorithm 5, and with DER++."""
+    methods: dict[str, Method] = {"der": DER(0.7, 0.4, 3), "fed_agem": FedAGEM(4)}
+    assert_is_the_loop(SCENARIOS[scenario](), methods, Settings(der=3, alpha=0.7, beta=0.4, fed=4))
+
+
+def test_on_top_of_both() -> None:
+    methods: dict[str, Method] = {"der": DER(0.7, 0.0, 3), "agem": AGEM(2), "fed_agem": FedAGEM(4)}
+    assert_is_the_loop(replay_data(), methods, Settings(agem=2, der=3, alpha=0.7, fed=4))
+
+
+@pytest.mark.parametrize("engine", [EngineOptions("vmap"), WORKERS], ids=["vmap", "workers"])
+def test_batchnorm_normalises_by_the_drawn_samples_and_counts_none(engine: EngineOptions) -> None:
+    assert_is_the_loop(replay_data(**EVEN), {"fed_agem": FedAGEM(3)}, Settings(fed=3), norm_net, engine)
+
+
+def test_references_of_every_other_round() -> None:
+    data = replay_data(schedule={"rounds_per_task": 3})
+    loop = assert_is_the_loop(data, {"fed_agem": FedAGEM(3, every=2)}, Settings(fed=3, every=2))
+    assert len(loop.references) == 2
+
+
+def test_buffers_of_all_members() -> None:
+    """Also of those that are not in the round; whoever has not trained yet has none and is left out."""
+    data = replay_data(permuted(3), participation=Joining(2, 2), schedule={"clients_per_round": 1})
+    loop = assert_is_the_loop(data, {"fed_agem": FedAGEM(3, clients="all")}, Settings(fed=3, everyone=True))
+    asked = [len(data.members[data.rounds.round(r).task]) for r in range(len(loop.references))]
+    answered = [len(found) for found in loop.references]
+    assert any(1 < few < many for few, many in zip(answered, asked, strict=True))
+
+
+def rotated(g: Tensor, r: Tensor) -> Tensor:
+    return g.norm() * (g + r) / (g + r).norm()
+
+
+def scaled(g: Tensor, r: Tensor) -> Tensor:
+    p = g - (g @ r) / (r @ r) * r
+    return g.norm() / p.norm() * p
+
+
+CHANGES: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
+    "project": lambda g, r: g - (g @ r) / (r @ r) * r,
+    "project_and_scale": scaled,
+    "rotate": rotated,
+    "average": lambda g, r: (g + r) / 2,
+}
+
+
+@pytest.mark.parametrize("when", ["conflict", "always"])
+@pytest.mark.parametrize("how", CHANGES)
+def test_variants(how: Any, when: Any) -> None:
+    """Section 5.3.1, Table 9."""
+
+    def change(g: Tensor, r: Tensor) -> Tensor:
+        return CHANGES[how](g, r) if when == "always" or g @ r < 0 else g
+
+    fed = FedAGEM(3, refinement=how, when=when)
+    loop = assert_is_the_loop(replay_data(), {"fed_agem": fed}, Settings(fed=3, refinement=change))
+    assert fed.summary()["refined_share"] == pytest.approx(100 * loop.refined / loop.steps)
+
+
+# The reference.
+
+
+class References(Callback):
+    """References and global models after every round."""
+
+    def __init__(self) -> None:
+        self.references: list[dict[str, Tensor]] = []
+        self.models: list[dict[str, Tensor]] = []
+        self.held: list[dict[int, list[tuple[int, int]]]] = []
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Client) -> None:  # type: ignore[override]
+        federation = pl_module.federation
+        assert federation is not None
+        fed = federation.methods["fed_agem"]
+        assert isinstance(fed, FedAGEM)
+        self.references.append({name: value.clone() for name, value in fed.reference.items()})
+        self.models.append(weights(federation))
+        self.held.append({client: held(federation, client) for client in range(federation.data.num_clients)})
+
+
+def watched(
+    data: FederatedDataModule, fed: FedAGEM, network: Any, size: int = 4, **options: Any
+) -> tuple[References, Federation]:
+    watch = References()
+    client = replay_client(data, {"fed_agem": fed}, network, ReplayBuffer(size), **options)
+    return watch, fit(client, data, None, [watch])
+
+
+def loss_on(data: FederatedDataModule, logits: Tensor, samples: list[Sample], y: Tensor) -> Tensor:
+    rows = [row[outputs_of(data, sample.task)] for row, sample in zip(logits, samples, strict=True)]
+    right = [outputs_of(data, sample.task).index(int(label)) for sample, label in zip(samples, y, strict=True)]
+    return torch.stack([F.cross_entropy(row, torch.tensor(of)) for row, of in zip(rows, right, strict=True)]).mean()
+
+
+@pytest.mark.parametrize("scenario", ["domain", "task"])
+def test_it_is_the_gradient_on_all_buffers_if_they_are_equally_full(scenario: str) -> None:
+    """The mean of means is the mean over the samples of all clients of the round."""
+    options: dict[str, Any] = {"num_clients": 4, "partition": None}
+    data = replay_data(**options) if scenario == "domain" else replay_data(split(2), **options)
+    watch, federation = watched(data, FedAGEM(samples=4), double(mlp))
+    for round in range(data.num_rounds - 1):
+        pooled = [Sample(*pair) for client in data.rounds.round(round).clients for pair in watch.held[round][client]]
+        assert len(pooled) == 12
+        leaves = {name: value.clone().requires_grad_() for name, value in watch.models[round].items()}
+        x, y, _ = inputs(data, pooled)
+        loss = loss_on(data, functional_call(federation.network, leaves, (x,)), pooled, y)
+        expected = flat(torch.autograd.grad(loss, list(leaves.values())))
+        torch.testing.assert_close(flat(list(watch.references[round].values())), expected, rtol=0, atol=1e-12)
+    last = data.num_rounds - 1
+    assert all(torch.equal(watch.references[last][n], v) for n, v in watch.references[last - 1].items())
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_modes_of_the_network(mode: Any) -> None:
+    """In mode eval it is the gradient without dropout; in mode train with masks, the same in every run."""
+    data = replay_data(num_clients=4, partition=None)
+    network = double(partial(MLP, hidden=[8], dropout=0.5))
+    watch, federation = watched(data, FedAGEM(4, mode=mode), network)
+    again, _ = watched(data, FedAGEM(4, mode=mode), network)
+    pooled = [Sample(*pair) for client in data.rounds.round(0).clients for pair in watch.held[0][client]]
+    leaves = {name: value.clone().requires_grad_() for name, value in watch.models[0].items()}
+    x, y, _ = inputs(data, pooled)
+    plain = flat(
+        torch.autograd.grad(
+            F.cross_entropy(functional_call(federation.network.eval(), leaves, (x,)), y), list(leaves.values())
+        )
+    )
+    found = flat(list(watch.references[0].values()))
+    assert torch.allclose(found, plain, rtol=0, atol=1e-12) == (mode == "eval")
+    assert torch.equal(found, flat(list(again.references[0].values())))
+
+
+@pytest.mark.parametrize("batchnorm", ["average", "local", "drop"])
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_batchnorm_of_all_kinds(mode: Any, batchnorm: Any) -> None:
+    """Statistics are those of the drawn samples, or the running ones, which stay as they are; single samples too."""
+    ends = []
+    for methods in ({}, {"fed_agem": FedAGEM(1, mode=mode, when="always")}):
+        data = replay_data(schedule={"rounds_per_task": 1})
+        watch = Rounds()
+        federation = fit(replay_client(data, methods, norm_net), data, {"batchnorm": batchnorm}, [watch])
+        ends.append(weights(federation))
+        if not methods:
+            first = watch.models[0]
+    assert all(torch.equal(first[name], value) for name, value in watch.models[0].items())
+    assert all(value.isfinite().all() for value in ends[1].values())
+    assert not torch.equal(ends[0]["conv.weight"], ends[1]["conv.weight"])
+
+
+@pytest.mark.parametrize("engine", [EngineOptions("vmap"), WORKERS], ids=["vmap", "workers"])
+def test_round_one_is_federated_averaging_bit_for_bit(engine: EngineOptions) -> None:
+    runs = []
+    for methods in ({}, {"fed_agem": FedAGEM(4, when="always")}):
+        data, watch = replay_data(), Rounds()
+        fit(replay_client(data, methods, mlp, engine=engine), data, None, [watch])
+        runs.append(watch.models)
+    assert all(torch.equal(value, runs[1][0][name]) for name, value in runs[0][0].items())
+    assert any(not torch.equal(value, runs[1][1][name]) for name, value in runs[0][1].items())
+
+
+def test_nobody_has_a_sample() -> None:
+    """Then there is no reference, or the last one stays."""
+    data = replay_data()
+    data.setup("fit")
+    fed = FedAGEM()
+    client = replay_client(data, {"fed_agem": fed}, mlp)
+    server = Server(dict(client.network.named_parameters()), dict(client.network.named_buffers()))
+    federation = Federation(client.network, data, {"fed_agem": fed}, server, Channel())
+    fed.end_round(data.rounds.round(0))
+    assert fed.reference == {}
+    assert not fed.changes_gradients
+    assert federation.channel.uplink_bytes == {}
+    fed.reference = {"head.bias": torch.ones(4)}
+    fed.end_round(data.rounds.round(1))
+    assert list(fed.reference) == ["head.bias"]
+
+
+# Local steps.
+
+
+class After(Method):
+    """Looks at what it leaves."""
+
+    def __init__(self, fed: FedAGEM) -> None:
+        self.fed, self.steps = fed, 0
+
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        if cohort.round:
+            reference = {name: value[None] for name, value in self.fed.reference.items()}
+            length = (inner(cohort.gradients, cohort.gradients) * inner(reference, reference)).sqrt()
+            assert (inner(cohort.gradients, reference) >= -1e-6 * length).all()
+            self.steps += 1
+
+
+@pytest.mark.parametrize("engine", [EngineOptions("vmap"), WORKERS], ids=["vmap", "workers"])
+def test_no_step_conflicts_with_the_reference(engine: EngineOptions) -> None:
+    fed = FedAGEM(4)
+    after = After(fed)
+    data = replay_data(split(2, train=120))
+    fit(replay_client(data, {"fed_agem": fed, "after": after}, ConvNet, ReplayBuffer(6), engine), data)
+    assert after.steps > 10
+    assert 5 < fed.summary()["refined_share"] < 95
+
+
+def chosen(share: float, round: int, step: int, clients: tuple[int, ...]) -> list[bool]:
+    fed = FedAGEM(share=share)
+    fed.federation, fed._step = SimpleNamespace(data=SimpleNamespace(seed=3)), step  # type: ignore[assignment]
+    return fed._chosen(SimpleNamespace(round=round, clients=clients)).tolist()  # type: ignore[arg-type]
+
+
+def test_a_share_of_the_conflicts_is_drawn_for_each_client_round_and_step() -> None:
+    """Table 10. Whoever else is there; a smaller share is a part of a larger one."""
+    clients, moments = tuple(range(100)), [(round, step) for round in range(8) for step in range(8)]
+    few, many = (torch.tensor([chosen(p, *moment, clients) for moment in moments]) for p in (0.3, 0.8))
+    for share, drawn in ((0.3, few), (0.8, many)):
+        size = drawn.numel()
+        assert abs(drawn.sum() - share * size) < 4 * (share * (1 - share) * size) ** 0.5
+        for dim, count in ((0, len(moments)), (1, len(clients))):  # neither clients nor moments are favoured
+            assert (drawn.double().mean(dim) - share).abs().max() < 5 * (share * (1 - share) / count) ** 0.5
+    assert (few <= many).all()
+    assert [few[9, client] for client in (5, 77)] == chosen(0.3, *moments[9], (5, 77))
+
+
+def test_a_share_in_a_run() -> None:
+    ends, counts = [], []
+    for share in (0.5, 0.5, 1.0):
+        fed, data = FedAGEM(4, share=share, when="always"), replay_data()
+        ends.append(weights(fit(replay_client(data, {"fed_agem": fed}, mlp), data)))
+        counts.append(fed.summary()["refined_share"])
+    assert all(torch.equal(ends[0][name], value) for name, value in ends[1].items())
+    assert not torch.equal(ends[1]["head.weight"], ends[2]["head.weight"])
+    assert counts[0] == counts[1]
+    assert 20 < counts[0] < 80
+    assert counts[2] == 100
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_what_it_counts_does_not_depend_on_the_width(share: float) -> None:
+    """A client that has taken its last step is still pulled by a penalty, but takes no step."""
+    found = []
+    for width in (1, 5):
+        fed = FedAGEM(4, share=share)
+        data = replay_data(split(2, train=120), schedule={"cohort_width": width})
+        methods: dict[str, Method] = {"prox": FedProx(0.5), "fed_agem": fed}
+        # Workers, because other engines are not given clients that differ much side by side.
+        client = replay_client(data, methods, double(mlp), engine=WORKERS)
+        federation = fit(client, data, {"server_momentum": 0.5})
+        found.append((fed._refined, fed._steps, weights(federation)))
+    assert found[0][:2] == found[1][:2]
+    for name, value in found[0][2].items():
+        torch.testing.assert_close(value, found[1][2][name], rtol=0, atol=1e-10)
+
+
+def test_outputs_of_other_tasks_move_and_are_kept() -> None:
+    """The reference knows them from the buffers; those of tasks to come do not."""
+    data, watch = replay_data(split(3, classes=6, train=120)), Rounds()
+    fit(replay_client(data, {"fed_agem": FedAGEM(8, when="always", refinement="average")}, mlp), data, None, [watch])
+    heads = [model["head.weight"] for model in watch.models]
+    for before, after in pairwise(heads[1:5]):
+        assert not torch.equal(before[:2], after[:2])
+    assert torch.equal(heads[3][4:], heads[0][4:])
+    assert torch.equal(heads[1][2:], heads[0][2:])
+
+
+class Around(Method):
+    """Gradients of one layer, before and after."""
+
+    def __init__(self) -> None:
+        self.gradients: list[Tensor] = []
+
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        self.gradients.append(cohort.gradients["head.weight"].clone())
+
+
+@pytest.mark.parametrize("how", CHANGES)
+def test_what_stays_on_the_clients_is_left_alone(how: Any) -> None:
+    before, after, fed = Around(), Around(), FedAGEM(4, refinement=how, when="always")
+    data = replay_data()
+    methods: dict[str, Method] = {"own": PersonalLayers(["head.*"]), "b": before, "fed_agem": fed, "a": after}
+    federation = fit(replay_client(data, methods, mlp), data)
+    assert set(fed.reference) == {"layers.0.weight", "layers.0.bias"}
+    assert fed.summary()["refined_share"] == 100
+    assert all(torch.equal(*pair) for pair in zip(before.gradients, after.gradients, strict=True))
+    assert federation.finished
+
+
+def test_nothing_shared_is_refused() -> None:
+    data = replay_data()
+    methods: dict[str, Method] = {"own": PersonalLayers(["*"]), "fed_agem": FedAGEM()}
+    with pytest.raises(ConfigError, match="at least one parameter that clients share") as caught:
+        fit(replay_client(data, methods, mlp), data)
+    assert caught.value.key == "methods.fed_agem"
+
+
+# Messages.
+
+
+@pytest.mark.parametrize("clients", ["sampled", "all"])
+def test_bytes(clients: Any) -> None:
+    """A gradient up for everyone asked, the reference down with every model; the model again for who sits out next."""
+    data = replay_data(schedule={"rounds_per_task": 3})
+    federation = fit(replay_client(data, {"fed_agem": FedAGEM(3, clients=clients)}, mlp, ReplayBuffer(5)), data)
+    plain = fit(replay_client(replay_data(), {}, mlp), replay_data())
+    assert set(plain.channel.uplink_bytes) == {"update"}
+    plans = [set(data.rounds.round(r).clients) for r in range(6)]
+    known, sent, again = set(), 0, 0
+    for now, following in pairwise(plans):
+        known |= now
+        asked = set(range(5)) if clients == "all" else now
+        sent += len(asked & known)
+        again += len(asked - following)
+    size = 4 * PARAMETERS
+    assert federation.methods["fed_agem"].summary()["reference_bytes"] == size
+    assert federation.channel.uplink_bytes == {"update": 18 * size, "buffer gradient": sent * size}
+    assert federation.channel.downlink_bytes == {"model": (18 + again) * size, "reference gradient": 15 * size}
+    assert again > 0
+
+
+# With others.
+
+OTHERS: dict[str, Callable[[], Method]] = {
+    "AGEM": partial(AGEM, 4),
+    "DER": partial(DER, 1.0, 0.5, 4),
+    "ER": partial(ER, 2),
+    "EWC": partial(EWC, 5.0),
+    "FOT": partial(FOT, 0.9),
+    "FedCurv": partial(FedCurv, 5.0),
+    "FedProx": partial(FedProx, 0.5),
+    "GPM": partial(GPM, 0.9),
+    "GradientCompensation": partial(GradientCompensation, size=2),
+    "PersonalLayers": partial(PersonalLayers, ["head.*"]),
+    "RGO": partial(RGO, 1.0),
+    "SCAFFOLD": SCAFFOLD,
+}
+
+
+def end_with(methods: dict[str, Method]) -> dict[str, Tensor]:
+    data = replay_data(schedule={"rounds_per_task": [1, 2], "clients_per_round": 2})
+    return weights(fit(replay_client(data, methods, mlp, ReplayBuffer(8), WORKERS), data))
+
+
+@cache
+def end_with_it_alone() -> dict[str, Tensor]:
+    return end_with({"fed_agem": FedAGEM(8)})
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_it_composes_with(name: str) -> None:
+    """It changes something, and the other method still does."""
+    both = end_with({"other": OTHERS[name](), "fed_agem": FedAGEM(8)})
+    for one in (end_with({"other": OTHERS[name]()}), end_with_it_alone()):
+        assert max(float((both[n] - one[n]).abs().max()) for n in one) > 1e-5
+    assert all(value.isfinite().all() for value in both.values())
+
+
+class AfterInServersOrder(After):
+    """What it leaves, in the server's coordinates."""
+
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        if cohort.round:
+            reference = {name: value[None] for name, value in self.fed.reference.items()}
+            gradients = self.federation.decode(cohort.task, dict(cohort.gradients))
+            length = (inner(gradients, gradients) * inner(reference, reference)).sqrt()
+            cosine = inner(gradients, reference) / length
+            assert (cosine >= -1e-12).all()
+            self.steps += int((cosine < 1e-12).sum())
+
+
+def test_the_reference_is_in_the_servers_coordinates() -> None:
+    """Where features are permuted from task to task: the gradient through the permutation, and so it is felt."""
+    data = replay_data(permuted(3), num_clients=4, partition=None, schedule={"rounds_per_task": 1})
+    fed, watch = FedAGEM(4), References()
+    after = AfterInServersOrder(fed)
+    methods: dict[str, Method] = {"rgo": RGO(0.0), "fed_agem": fed, "after": after}
+    federation = fit(replay_client(data, methods, double(ConvNet), ReplayBuffer(4)), data, None, [watch])
+    for round in range(2):
+        pooled = [Sample(*pair) for client in data.rounds.round(round).clients for pair in watch.held[round][client]]
+        leaves = {name: value.clone().requires_grad_() for name, value in watch.models[round].items()}
+        encoded = federation.encode(round, leaves)
+        assert round == 0 or not torch.equal(encoded["fc.weight"], leaves["fc.weight"])
+        x, y, _ = inputs(data, pooled)
+        loss = F.cross_entropy(functional_call(federation.network, encoded, (x,)), y)
+        expected = flat(torch.autograd.grad(loss, list(leaves.values())))
+        torch.testing.assert_close(flat(list(watch.references[round].values())), expected, rtol=0, atol=1e-12)
+    assert after.steps > 3
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01), partial(torch.optim.Adam, lr=0.01)],
+    ids=["momentum", "adam"],
+)
+def test_other_optimizers_run(optimizer: Any) -> None:
+    found = []
+    for methods in ({}, {"fed_agem": FedAGEM(4)}):
+        data = replay_data()
+        found.append(weights(fit(replay_client(data, methods, mlp, optimizer=optimizer), data)))
+    assert all(value.isfinite().all() for value in found[1].values())
+    assert any(not torch.equal(value, found[1][name]) for name, value in found[0].items())
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "valid"),
+    [
+        ({"samples": 0}, "samples", "at least 1"),
+        ({"every": 0}, "every", "at least 1"),
+        ({"refinement": "turn"}, "refinement", "project_and_scale"),
+        ({"when": "never"}, "when", "conflict"),
+        ({"clients": "some"}, "clients", "sampled"),
+        ({"mode": "test"}, "mode", "eval"),
+        ({"share": 0.0}, "share", r"\(0, 1\]"),
+        ({"share": 1.5}, "share", r"\(0, 1\]"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, Any], key: str, valid: str) -> None:
+    with pytest.raises(ConfigError, match=valid) as caught:
+        FedAGEM(**options)
+    assert (caught.value.key, caught.value.value) == (f"methods.fed_agem.{key}", options[key])

@@ -1,0 +1,693 @@
+"""FedCurv's gradient against eq 3 written out with all clients' end points and Fishers from a loop, in float64."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny import (
+    ConvNet,
+    NetworkFactory,
+    SaveAfter,
+    double,
+    fit,
+    mlp,
+    norm_net,
+    permuted,
+    sgd,
+    split,
+    tiny_client,
+    tiny_data,
+    weights,
+)
+from torch import Tensor
+from torch.func import functional_call
+
+from cfl.client import Client
+from cfl.cohort import Cohort
+from cfl.curvature.fisher import diagonal_fisher
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.participation import Joining
+from cfl.data.partitions import Dirichlet
+from cfl.engines import EngineOptions
+from cfl.errors import BadUpdate, ConfigError
+from cfl.federation import Federation
+from cfl.methods import EWC, FOT, RGO, FedCurv, Method, PersonalLayers
+from cfl.models.copies import networks_for_threads
+from cfl.randomness import torch_generator
+from cfl.schedule import RoundPlan
+
+MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=0.1)
+ADAM = partial(torch.optim.Adam, lr=0.01)
+
+Share = tuple[dict[str, Tensor], dict[str, Tensor]]
+"""One client's Fisher and the weights it ended with, in the server's coordinates."""
+
+
+def data_of(width: int = 2, tasks: int = 2, **options: Any) -> FederatedDataModule:
+    """Five unequal clients, four of them in the first task, three per round, tasks of three rounds."""
+    schedule = {"rounds_per_task": 3, "clients_per_round": 3, "cohort_width": width, **options.pop("schedule", {})}
+    settings = {"num_clients": 5, "partition": Dirichlet(1.0, 3), "participation": Joining(4, 1), **options}
+    return tiny_data(settings.pop("stream", permuted(tasks)), schedule=schedule, **settings)
+
+
+def run(
+    methods: dict[str, Method],
+    data: FederatedDataModule | None = None,
+    network: NetworkFactory = mlp,
+    optimizer: Any = sgd,
+    **options: Any,
+) -> Federation:
+    data = data_of() if data is None else data
+    return fit(tiny_client(data, double(network), optimizer, methods), data, **options)
+
+
+def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], atol: float = 1e-12) -> None:
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-9, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+
+
+# Eq 3, written out.
+
+
+def fisher_by_loop(
+    federation: Federation, task: int, client: int, model: Mapping[str, Tensor], reduction: str
+) -> dict[str, Tensor]:
+    """The empirical Fisher of one client's samples of a task at ``model``, one autograd call per sample."""
+    names = federation.shared_parameters
+    mask = federation.data.outputs.train
+    total = {n: torch.zeros_like(model[n]) for n in names}
+    count = 0
+    federation.network.eval()
+    for x, y in federation.data.client_batches(task, client, 1, torch.device("cpu")):
+        leaves = {n: model[n].detach().clone().requires_grad_() for n in names}
+        with torch.enable_grad():
+            logits = functional_call(federation.network, {**model, **leaves}, (x,))
+            if mask is not None:
+                logits = logits.masked_fill(~mask[task], -torch.inf)
+            gradients = torch.autograd.grad(F.cross_entropy(logits, y), list(leaves.values()))
+        for name, gradient in zip(names, gradients, strict=True):
+            total[name] += gradient**2
+        count += 1
+    federation.network.train()
+    return {n: value / count if reduction == "mean" else value for n, value in total.items()}
+
+
+class Before(Method):
+    """Stands before FedCurv: what the gradients were."""
+
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        self.gradients = {n: g.clone() for n, g in cohort.gradients.items()}
+
+
+class After(Method):
+    """Stands behind FedCurv: collects every client's end, and computes what FedCurv must have added from all of them.
+
+    Attributes:
+        shares: round -> client -> its Fisher and end.
+        checked: clients' steps with a penalty above 1e-6; ``absent``: those of clients that were not in the last round.
+    """
+
+    def __init__(self, fedcurv: FedCurv, before: Before) -> None:
+        self.fedcurv, self.before = fedcurv, before
+        self.shares: dict[int, dict[int, Share]] = {}
+        self.checked = self.absent = 0
+
+    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        federation = self.federation
+        ends = {n: t.clone() for n, t in cohort.rows(positions, {**cohort.parameters, **cohort.buffers}).items()}
+        cohort.put_back_unused_outputs(positions, ends)
+        for row, position in enumerate(positions):
+            client, end = cohort.clients[position], {n: t[row] for n, t in ends.items()}
+            fisher = fisher_by_loop(federation, cohort.task, client, end, self.fedcurv.reduction)
+            shared = {n: end[n] for n in federation.shared_parameters}
+            share = federation.decode(cohort.task, fisher), federation.decode(cohort.task, shared)
+            self.shares.setdefault(cohort.round, {})[client] = share
+
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        others = self.shares.get(cohort.round - 1, {})
+        for row, client in enumerate(cohort.clients):
+            leaves = {n: p[row].detach().clone().requires_grad_() for n, p in cohort.parameters.items()}
+            with torch.enable_grad():
+                w = self.federation.decode(cohort.task, leaves)
+                value = torch.zeros((), dtype=torch.float64)
+                for other, (fisher, end) in others.items():
+                    if other != client:
+                        value = value + sum(((w[n] - end[n]) * f * (w[n] - end[n])).sum() for n, f in fisher.items())
+                value = self.fedcurv.strength * value
+            wanted: dict[str, Any] = dict.fromkeys(leaves, 0.0)
+            if value.requires_grad:
+                found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+                wanted = {n: 0.0 if g is None else g for n, g in zip(leaves, found, strict=True)}
+                self.checked += value.item() > 1e-6
+                self.absent += client not in others
+            for name, gradient in cohort.gradients.items():
+                added = gradient[row] - self.before.gradients[name][row]
+                expected = torch.zeros_like(added) + wanted[name]
+                torch.testing.assert_close(added, expected, rtol=1e-8, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
+
+
+class Flip(Method):
+    """From the second task on, clients compute with the head's columns in reverse order."""
+
+    def encode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {n: t.flip(-1) if n == "head.weight" and task > 0 else t for n, t in tensors.items()}
+
+    decode = encode
+
+
+def check(
+    fedcurv: FedCurv,
+    data: FederatedDataModule | None = None,
+    network: NetworkFactory = mlp,
+    optimizer: Any = sgd,
+    behind: Mapping[str, Method] | None = None,
+    federated: Mapping[str, Any] | None = None,
+    **others: Method,
+) -> After:
+    before = Before()
+    after = After(fedcurv, before)
+    methods = {**others, "before": before, "fedcurv": fedcurv, "after": after, **(behind or {})}
+    run(methods, data, network, optimizer, federated=federated)
+    assert after.checked > 10
+    return after
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize(
+    "options", [{}, {"reduction": "sum", "strength": 0.02}, {"fisher_batch_size": 3}], ids=lambda o: ", ".join(o) or "-"
+)
+def test_it_adds_the_gradient_of_eq_3(options: dict[str, Any], width: int) -> None:
+    """With sampled clients, over the end of a task and with a client that joins."""
+    after = check(FedCurv(**{"strength": 2.0, **options}), data_of(width))
+    assert after.absent > 10
+
+
+def test_it_does_so_with_all_clients() -> None:
+    data = data_of(tasks=1, participation=None, schedule={"clients_per_round": 1.0, "rounds_per_task": 4})
+    assert check(FedCurv(2.0), data, federated={"client_weighting": "samples"}).absent == 0
+
+
+@pytest.mark.parametrize("scenario", ["task", "class"])
+@pytest.mark.parametrize("optimizer", [MOMENTUM, ADAM], ids=["momentum and decay", "adam"])
+def test_it_does_so_where_tasks_have_outputs_of_their_own(scenario: Any, optimizer: Any) -> None:
+    data = data_of(stream=split(2, classes=4, train=120), scenario=scenario)
+    after = check(FedCurv(2.0), data, optimizer=optimizer)
+    others = ~data.outputs.own[0]
+    for fisher, _ in after.shares[1].values():
+        assert (fisher["head.weight"][others] == 0).all() == (scenario == "task")
+    assert (after.fedcurv.u["head.weight"][others] > 0).any()
+
+
+def test_it_does_so_with_batchnorm() -> None:
+    """Each client's Fisher is that of its own running statistics."""
+    check(FedCurv(2.0), network=norm_net)
+
+
+@pytest.mark.parametrize("batchnorm", ["local", "average"])
+def test_personal_parameters_have_no_part(batchnorm: Any) -> None:
+    own = PersonalLayers(["fc*"])
+    after = check(FedCurv(2.0), network=norm_net, own=own, federated={"batchnorm": batchnorm})
+    assert {name.split(".")[0] for name in after.fedcurv.u} == {"conv", "conv_norm", "head"}
+
+
+def test_it_computes_in_the_servers_coordinates() -> None:
+    check(FedCurv(2.0), flip=Flip())
+
+
+@pytest.mark.parametrize(
+    ("before", "behind"),
+    [({"ewc": EWC(2.0)}, {}), ({}, {"ewc": EWC(2.0)}), ({}, {"fot": FOT(0.9)}), ({"rgo": RGO(0.5)}, {})],
+    ids=["behind EWC", "before EWC", "beside FOT", "behind RGO"],
+)
+def test_with_other_methods(before: dict[str, Method], behind: dict[str, Method]) -> None:
+    check(FedCurv(2.0), network=ConvNet, behind=behind, **before)
+
+
+class FreshSums(Method):
+    """Copies u and v as they are when a round has ended."""
+
+    def __init__(self, fedcurv: FedCurv) -> None:
+        self.fedcurv = fedcurv
+        self.sums: list[Share] = []
+
+    def end_round(self, plan: RoundPlan) -> None:
+        u, v = ({n: t.clone() for n, t in of.items()} for of in (self.fedcurv.u, self.fedcurv.v))
+        self.sums.append((u, v))
+
+
+def test_the_server_has_the_sums_over_the_last_rounds_clients() -> None:
+    fedcurv = FedCurv(2.0)
+    sums = FreshSums(fedcurv)
+    after = check(fedcurv, behind={"sums": sums}, federated={"client_weighting": "samples"})
+    for round in range(5):
+        shares = after.shares[round].values()
+        names = list(fedcurv.u)
+        assert_close(sums.sums[round][0], {n: sum(fisher[n] for fisher, _ in shares) for n in names})  # type: ignore[misc]
+        assert_close(sums.sums[round][1], {n: sum(f[n] * end[n] for f, end in shares) for n in names})  # type: ignore[misc]
+    assert_close(sums.sums[5][0], sums.sums[4][0], 0.0)  # nobody needs the last round's
+
+
+@pytest.mark.parametrize("batchnorm", ["average", "drop"])
+@pytest.mark.parametrize("kind", ["empirical", "expected", "weighted", "sampled"])
+def test_what_clients_send_is_the_fisher_at_their_own_end(batchnorm: Any, kind: Any) -> None:
+    """Of every kind, drawn labels named by round and client; where statistics are dropped, by the batches' own."""
+    data = data_of(tasks=1, schedule={"rounds_per_task": 2})
+    ends: dict[int, dict[str, Tensor]] = {}
+
+    class Copy(Method):
+        def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+            for p in positions if cohort.round == 0 else ():
+                tensors = {**cohort.parameters, **cohort.buffers}
+                ends[cohort.clients[p]] = {n: t[p].detach().clone() for n, t in tensors.items()}
+
+    methods: dict[str, Method] = {"fedcurv": FedCurv(1.0, fisher=kind, fisher_batch_size=6), "copy": Copy()}
+    federation = run(methods, data, norm_net, federated={"batchnorm": batchnorm})
+    assert federation.clients.holders("fedcurv") == sorted(ends)
+    for client, end in ends.items():
+        batches = data.client_batches(0, client, 6, torch.device("cpu"))
+        generator = torch_generator(data.seed, "fedcurv labels", 0, client)
+        expected = diagonal_fisher(
+            federation.network, end, batches, kind, generator=generator, batch_statistics=batchnorm == "drop"
+        )
+        kept = federation.clients.get("fedcurv", client) or {}
+        assert_close({n: kept[f"u {n}"] for n in expected}, expected)
+        assert_close({n: kept[f"v {n}"] for n in expected}, {n: expected[n] * end[n] for n in expected})
+
+
+# What follows from it.
+
+
+def test_the_first_round_and_strength_zero_are_federated_averaging() -> None:
+    """Bit for bit, and without a byte more."""
+    data = {"data": data_of(tasks=1, schedule={"rounds_per_task": 1})}
+    first, plain = run({"fedcurv": FedCurv(5.0)}, **data), run({}, **data)
+    idle, longer = run({"fedcurv": FedCurv(0.0)}), run({})
+    for found, expected in ((first, plain), (idle, longer)):
+        assert all(torch.equal(value, weights(found)[name]) for name, value in weights(expected).items())
+        assert found.channel.state_dict() == expected.channel.state_dict()
+        assert found.clients.holders("fedcurv") == []
+        assert not found.methods["fedcurv"].task_rows()
+        assert found.methods["fedcurv"].client_storage() == 0
+        assert not found.methods["fedcurv"].changes_gradients
+
+
+def test_a_greater_strength_keeps_the_clients_together() -> None:
+    """Mean squared distance of the clients' ends from their mean, weighted by nothing."""
+
+    def spread(strength: float) -> float:
+        fedcurv = FedCurv(strength)
+        data = data_of(tasks=1, partition=Dirichlet(0.3, 3), schedule={"rounds_per_task": 6, "local_epochs": 3})
+        after = After(fedcurv, Before())
+        methods: dict[str, Method] = {"fedcurv": fedcurv, "collect": Collect(after)}
+        run(methods, data)
+        ends = [torch.cat([t.flatten() for t in end.values()]) for _, end in after.shares[5].values()]
+        return float((torch.stack(ends) - torch.stack(ends).mean(0)).square().sum())
+
+    spreads = [spread(strength) for strength in (0.0, 0.5, 2.0)]
+    assert spreads[0] > 1.05 * spreads[1] > 1.05**2 * spreads[2]
+
+
+class Collect(Method):
+    """Only the collecting half of :class:`After`."""
+
+    def __init__(self, after: After) -> None:
+        self.after = after
+
+    def setup(self, federation: Federation) -> None:
+        super().setup(federation)
+        self.after.setup(federation)
+
+    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        self.after.close_clients(cohort, positions)
+
+
+@pytest.mark.parametrize(
+    ("network", "optimizer"), [(norm_net, partial(torch.optim.SGD, lr=0.05, momentum=0.9)), (mlp, ADAM)]
+)
+@pytest.mark.parametrize("keep", [1.0, 0.3])
+def test_width_does_not_matter(keep: float, network: NetworkFactory, optimizer: Any) -> None:
+    def at(width: int) -> dict[str, Tensor]:
+        methods: dict[str, Method] = {"fedcurv": FedCurv(2.0, keep=keep), "own": PersonalLayers(["head.*"])}
+        return weights(run(methods, data_of(width), network, optimizer))
+
+    one = at(1)
+    assert_close(at(2), one, 1e-9)
+    assert_close(at(3), one, 1e-9)
+
+
+def test_threads_do_not_matter() -> None:
+    """Several clients' Fishers at a time are the same bits as one after another."""
+    data, fedcurv = data_of(3, tasks=1), FedCurv(1.0, fisher="sampled")
+    client = tiny_client(data, norm_net, methods={"fedcurv": fedcurv})
+    fit(client, data)
+    cohort = client.cohort
+    assert cohort is not None
+    assert len(cohort.clients) == 3
+    trained = cohort.rows(range(3), {**cohort.parameters, **cohort.buffers})
+
+    def fishers(threads: int) -> dict[str, Tensor]:
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            assert len(networks_for_threads(client.network, 3)) == threads
+            return fedcurv._fishers(cohort, cohort.clients, trained)
+        finally:
+            torch.set_num_threads(before)
+
+    one = fishers(1)
+    assert len({tuple(values) for values in one["head.bias"].tolist()}) == 3
+    for threads in (2, 3):
+        assert all(torch.equal(values, one[name]) for name, values in fishers(threads).items())
+
+
+def test_channels_last_memory_does_not_matter() -> None:
+    """Workers hold convolutions' weights with the channels last."""
+
+    def go(kind: str) -> Federation:
+        data = data_of()
+        return fit(tiny_client(data, ConvNet, sgd, {"fedcurv": FedCurv(1.0)}, EngineOptions(kind)), data)
+
+    workers, vmap = go("workers"), go("vmap")
+    for name, value in weights(vmap).items():
+        torch.testing.assert_close(weights(workers)[name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"keep": 0.2, "fisher": "sampled", "on_unstable": "clip"}], ids=str)
+def test_a_resumed_run_is_the_same(options: dict[str, Any], tmp_path: Path) -> None:
+    def go(callbacks: Sequence[Any] = (), ckpt_path: Path | None = None) -> Federation:
+        methods: dict[str, Method] = {"fedcurv": FedCurv(2.0, **options), "own": PersonalLayers(["head.bias"])}
+        return run(methods, callbacks=callbacks, ckpt_path=ckpt_path)
+
+    whole = go([SaveAfter(r, tmp_path / f"{r}.ckpt") for r in range(5)])
+    for r in range(5):
+        again = go(ckpt_path=tmp_path / f"{r}.ckpt")
+        assert all(torch.equal(value, weights(again)[name]) for name, value in weights(whole).items())
+        assert again.channel.state_dict() == whole.channel.state_dict()
+
+
+# What a client takes out of the sums.
+
+
+def two_clients(keep: float = 1.0, **options: Any) -> tuple[Client, FedCurv, Federation]:
+    """Two clients, two rounds, float32: the sums are of the first round, the cohort still holds both clients."""
+    data = tiny_data(num_clients=2, schedule={"rounds_per_task": 1, "cohort_width": 2})
+    fedcurv = FedCurv(1.0, keep=keep, **options)
+    client = tiny_client(data, mlp, sgd, {"fedcurv": fedcurv})
+    return client, fedcurv, fit(client, data)
+
+
+@pytest.mark.parametrize("keep", [1.0, 0.5, 0.05])
+def test_of_two_clients_each_is_held_by_the_other_alone(keep: float) -> None:
+    client, fedcurv, federation = two_clients(keep)
+    assert client.cohort is not None
+    assert client.cohort.clients == (0, 1)
+    fedcurv.open_cohort(client.cohort)
+    shares = [federation.clients.get("fedcurv", c) or {} for c in (0, 1)]
+    alone = 0
+    for name, (u, v) in fedcurv._pull.items():
+        for row in (0, 1):
+            own, other = shares[row], shares[1 - row]
+            torch.testing.assert_close(u[row], other[f"u {name}"], rtol=1e-4, atol=1e-7 * float(fedcurv.u[name].max()))
+            only_own = other[f"u {name}"] == 0
+            assert (u[row][only_own] == 0).all()  # exactly
+            assert (v[row][only_own] == 0).all()
+            only_other = own[f"u {name}"] == 0
+            assert torch.equal(u[row][only_other], other[f"u {name}"][only_other])
+            assert torch.equal(v[row][only_other], other[f"v {name}"][only_other])
+            alone += int((only_own & ~only_other).sum())
+    assert alone > 0 or keep == 1
+
+
+def test_what_rounding_takes_below_zero_is_zero() -> None:
+    client, fedcurv, _ = two_clients()
+    assert client.cohort is not None
+    fedcurv.open_cohort(client.cohort)
+    normal = {n: (u.clone(), v.clone()) for n, (u, v) in fedcurv._pull.items()}
+    below = {n: (fedcurv.u[n] - u[0] * 1.001).minimum(fedcurv.u[n]) for n, (u, _) in normal.items()}
+    fedcurv.u = below  # less than the first client's own share
+    fedcurv.open_cohort(client.cohort)
+    for name, (u, v) in fedcurv._pull.items():
+        assert (u >= 0).all()
+        lost = below[name] < fedcurv.federation.clients.get("fedcurv", 0)[f"u {name}"]  # type: ignore[index]
+        assert (u[0][lost] == 0).all()
+        assert (v[0][lost] == 0).all()
+        if name == "head.weight":
+            assert lost.any()
+            assert (normal[name][1][0][lost] != 0).any()
+
+
+def test_a_share_of_an_earlier_round_is_not_subtracted() -> None:
+    client, fedcurv, federation = two_clients()
+    assert client.cohort is not None
+    rows = {n: t.clone() for n, t in (federation.clients.get("fedcurv", 0) or {}).items()}
+    rows["round"] -= 1
+    federation.clients.scatter("fedcurv", [0], {n: t[None] for n, t in rows.items()})
+    fedcurv.open_cohort(client.cohort)
+    for name, (u, v) in fedcurv._pull.items():
+        assert torch.equal(u[0], fedcurv.u[name])
+        torch.testing.assert_close(v[0], fedcurv.v[name] * (fedcurv.u[name] > 0), rtol=0, atol=0)
+        assert (u[1] <= fedcurv.u[name]).all()
+
+
+def test_the_sums_follow_the_network_to_its_device() -> None:
+    client, fedcurv, federation = two_clients()
+    assert client.cohort is not None
+    federation.network.to("meta")
+    fedcurv.open_cohort(client.cohort)
+    assert {t.device.type for pair in fedcurv._pull.values() for t in pair} == {"meta"}
+
+
+class Explodes(Method):
+    """In one round, one client ends with an infinite weight."""
+
+    def __init__(self, client: int, round: int) -> None:
+        self.client, self.round = client, round
+
+    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        for p in positions:
+            if (cohort.round, cohort.clients[p]) == (self.round, self.client):
+                cohort.parameters["head.bias"].data[p, 0] = torch.inf
+
+
+def test_a_client_that_is_left_out_has_no_share() -> None:
+    """It is neither in the sums nor subtracted, though it may have an older one."""
+
+    def methods() -> dict[str, Method]:
+        fedcurv = FedCurv(1.0)
+        return {"explodes": Explodes(0, 1), "fedcurv": fedcurv, "sums": FreshSums(fedcurv)}
+
+    options = {"clients_per_round": 1.0, "rounds_per_task": 3}
+    data = {"data": data_of(tasks=1, participation=None, schedule=options)}
+    with pytest.raises(BadUpdate, match=r"client 0 .*round 1"):
+        run(methods(), **data)
+    made = methods()
+    federation = run(made, **data, federated={"on_bad_update": "skip"})
+    assert federation.channel.skipped == [(1, 0, 0)]
+    sums, fedcurv = made["sums"], made["fedcurv"]
+    assert isinstance(sums, FreshSums)
+    shares = {c: federation.clients.get("fedcurv", c) or {} for c in range(5)}
+    assert [int(share["round"]) for share in shares.values()] == [0, 1, 1, 1, 1]
+    u = {n: sum(shares[c][f"u {n}"] for c in range(1, 5)) for n in sums.sums[1][0]}
+    assert_close(sums.sums[1][0], u)  # type: ignore[arg-type]
+    assert [row["clients"] for row in fedcurv.task_rows()] == [5, 4]
+
+
+# Bytes.
+
+
+def test_bytes_are_counted() -> None:
+    """Three clients in each of six rounds; three times the model each way but in the first or last."""
+    federation = run({"fedcurv": FedCurv(1.0)})
+    model = sum(p.numel() for p in federation.network.parameters()) * 8
+    assert federation.channel.uplink_bytes == {"update": 6 * 3 * model, "fedcurv": 5 * 3 * 2 * model}
+    assert federation.channel.downlink_bytes == {"model": 6 * 3 * model, "fedcurv": 5 * 3 * 2 * model}
+    summary = federation.methods["fedcurv"].summary()
+    assert summary.pop("fisher_seconds") > 0
+    assert summary == {"client_bytes": 2 * model, "fisher_bytes": 2 * model, "penalty_bytes": 2 * model}
+
+
+@pytest.mark.parametrize("keep", [0.01, 0.1, 0.5, 0.9])
+def test_only_the_largest_entries_are_sent(keep: float) -> None:
+    """The same federation with and without; its first round's shares are those of the same ends."""
+    data = {"data": data_of(tasks=1, schedule={"rounds_per_task": 2})}
+    whole = run({"fedcurv": FedCurv(1e-9)}, **data)
+    fedcurv = FedCurv(1e-9, keep=keep)
+    sparse = run({"fedcurv": fedcurv}, **data)
+    names = whole.shared_parameters
+    size = sum(p.numel() for p in whole.network.parameters())
+    kept = math.ceil(round(keep * size, 9))
+    union: set[int] = set()
+    for client in whole.clients.holders("fedcurv"):
+        full, few = (f.clients.get("fedcurv", client) or {} for f in (whole, sparse))
+        u, v = (torch.cat([full[f"{kind} {n}"].flatten() for n in names]) for kind in "uv")
+        best = set(sorted(range(size), key=lambda i, u=u: (-float(u[i]), i))[:kept])  # type: ignore[misc]
+        union |= {i for i in best if u[i] > 0}
+        for kind, values in (("u", u), ("v", v)):
+            expected = [float(value) if i in best else 0.0 for i, value in enumerate(values)]
+            assert torch.cat([few[f"{kind} {n}"].flatten() for n in names]).tolist() == expected
+    up = min(kept * (8 + 8 + 4), size * 16)
+    down = min(len(union) * (8 + 8 + 4), size * 16)
+    assert sparse.channel.uplink_bytes["fedcurv"] == 3 * up
+    assert sparse.channel.downlink_bytes["fedcurv"] == 3 * down
+    assert fedcurv.summary()["penalty_bytes"] == down
+    assert fedcurv.client_storage() == up
+    assert (up < 16 * size) == (keep < 0.8)
+
+
+def test_keeping_everything_is_the_dense_method() -> None:
+    """Down to its last entry, which changes nothing where there are some without a Fisher."""
+    dense, sparse = run({"fedcurv": FedCurv(1.0)}), run({"fedcurv": FedCurv(1.0, keep=0.999999)})
+    assert_close(weights(sparse), weights(dense))
+    assert sparse.channel.uplink_bytes == dense.channel.uplink_bytes
+    less = run({"fedcurv": FedCurv(1.0, keep=0.1)})
+    assert max(float((weights(less)[n] - w).abs().max()) for n, w in weights(dense).items()) > 1e-6
+
+
+# Stability.
+
+
+def test_a_pull_that_is_too_strong_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        fedcurv = FedCurv(1e3)
+        run({"fedcurv": fedcurv}, data_of(tasks=1, schedule={"rounds_per_task": 2}))
+    rows = fedcurv.task_rows()
+    u_max = max(float(u.max()) for u in fedcurv.u.values())
+    assert rows[0]["u_max"] == u_max
+    assert rows[0]["greatest_pull"] == pytest.approx(2 * 1e3 * 0.1 * u_max) == pytest.approx(200 * u_max)
+    (record,) = [r for r in caplog.records if r.name == "cfl.methods.fedcurv"]
+    text = record.getMessage()
+    assert "methods.fedcurv.strength = 1000 with lr = 0.1" in text
+    assert f"strength below {10 / u_max:.3g}" in text
+    limit = 10 / u_max
+    caplog.clear()
+    for strength, warned in ((0.9 * limit, 0), (1.1 * limit, 1)):
+        data = data_of(tasks=1, schedule={"rounds_per_task": 2})
+        with caplog.at_level(logging.WARNING):
+            run({"fedcurv": FedCurv(strength)}, data)
+        assert len([r for r in caplog.records if r.name == "cfl.methods.fedcurv"]) == warned
+
+
+def test_it_warns_once_per_run(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        run({"fedcurv": FedCurv(60.0)}, federated={"on_bad_update": "skip"}, gradient_clip_val=0.1)
+    assert len([r for r in caplog.records if r.name == "cfl.methods.fedcurv"]) == 1
+
+
+def test_a_pull_that_is_too_strong_may_stop_the_run() -> None:
+    with pytest.raises(ConfigError, match=r"methods\.fedcurv\.strength = 1000\.0 .*lr max\(u\) = .* after round 0"):
+        run({"fedcurv": FedCurv(1e3, on_unstable="stop")})
+    assert run({"fedcurv": FedCurv(0.1, on_unstable="stop")}).finished
+
+
+def test_a_pull_may_be_clipped() -> None:
+    """To a step onto the others' weights; weaker ones stay as they are, and so does where they lead."""
+    client, fedcurv, _ = two_clients()
+    clipped_client, clipped, _ = two_clients(on_unstable="clip")
+    for method in (fedcurv, clipped):
+        method.strength = 30.0  # after the run: the sums are the same
+    assert client.cohort is not None
+    assert clipped_client.cohort is not None
+    fedcurv.open_cohort(client.cohort)
+    clipped.open_cohort(clipped_client.cohort)
+    limited = 0
+    for name, (u, v) in fedcurv._pull.items():
+        pull, other = clipped._pull[name]
+        strong = 2 * 30 * 0.1 * u > 1
+        torch.testing.assert_close(2 * 30 * 0.1 * pull[strong], torch.ones_like(pull[strong]))
+        torch.testing.assert_close(other[strong] / pull[strong], v[strong] / u[strong], rtol=1e-5, atol=1e-7)
+        assert torch.equal(pull[~strong], u[~strong])
+        assert torch.equal(other[~strong], v[~strong])
+        limited += int(strong.sum())
+    assert 0 < limited < sum(u.numel() for u, _ in fedcurv._pull.values())
+
+
+def test_a_clipped_pull_does_not_diverge() -> None:
+    def go(on_unstable: Any) -> Federation:
+        fedcurv = FedCurv(1e4, on_unstable=on_unstable)
+        return run({"fedcurv": fedcurv}, federated={"on_bad_update": "stop"})
+
+    assert all(bool(torch.isfinite(value).all()) for value in weights(go("clip")).values())
+    with pytest.raises(BadUpdate):
+        go("warn")
+
+
+@pytest.mark.parametrize("on_unstable", ["stop", "clip"])
+def test_other_optimizers_are_not_watched(on_unstable: Any) -> None:
+    fedcurv = FedCurv(1.0)
+    run({"fedcurv": fedcurv}, optimizer=ADAM)
+    assert {row["greatest_pull"] for row in fedcurv.task_rows()} == {None}
+    with pytest.raises(
+        ConfigError, match=r"methods\.fedcurv\.on_unstable = .* valid: warn while the optimizer is Adam"
+    ):
+        run({"fedcurv": FedCurv(1.0, on_unstable=on_unstable)}, optimizer=ADAM)
+
+
+# Reports, and what is refused.
+
+
+def test_reports() -> None:
+    fedcurv = FedCurv(1.0)
+    federation = run({"fedcurv": fedcurv})
+    rows = fedcurv.task_rows()
+    assert [(row["task"], row["round"], row["clients"]) for row in rows] == [
+        (0, 0, 3),
+        (0, 1, 3),
+        (0, 2, 3),
+        (1, 3, 3),
+        (1, 4, 3),
+    ]
+    u = torch.cat([value.flatten() for value in fedcurv.u.values()])
+    assert rows[-1]["u_mean"] == pytest.approx(float(u.mean()))
+    assert rows[-1]["u_max"] == float(u.max())
+    assert fedcurv.summary()["fisher_seconds"] == sum(row["fisher_seconds"] for row in rows) > 0
+    held = federation.clients.bytes() // len(federation.clients.holders("fedcurv"))
+    assert held == fedcurv.client_storage() + 8  # and the round
+
+
+def test_without_exchanged_parameters_there_is_nothing_to_do() -> None:
+    federation = run({"own": PersonalLayers(["*"]), "fedcurv": FedCurv(1.0)})
+    assert federation.channel.uplink_bytes == {}
+    assert federation.clients.holders("fedcurv") == []
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"strength": -1.0}, "strength"),
+        ({"strength": float("nan")}, "strength"),
+        ({"strength": float("inf")}, "strength"),
+        ({"keep": 0.0}, "keep"),
+        ({"keep": 1.1}, "keep"),
+        ({"keep": float("nan")}, "keep"),
+        ({"fisher": "exact"}, "fisher"),
+        ({"reduction": "median"}, "reduction"),
+        ({"fisher_batch_size": 0}, "fisher_batch_size"),
+        ({"on_unstable": "ignore"}, "on_unstable"),
+    ],
+    ids=str,
+)
+def test_refused_options(options: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        FedCurv(**options)
+    assert caught.value.key == f"methods.fedcurv.{key}"
+
+
+def test_two_of_them_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"methods = \['a', 'b'\]"):
+        run({"a": FedCurv(1.0), "b": FedCurv(2.0)})
+
+
+@pytest.mark.parametrize("exposure", ["cumulative", "asynchronous"])
+def test_clients_that_train_on_other_samples_are_refused(exposure: Any) -> None:
+    data = tiny_data(exposure=exposure)
+    with pytest.raises(ConfigError, match=r"data\.exposure"):
+        fit(tiny_client(data, mlp, sgd, {"fedcurv": FedCurv()}), data)

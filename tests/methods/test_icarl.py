@@ -1,0 +1,281 @@
+"""iCaRL against a plain loop over clients, herding against brute force."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from naive import local_batches, plain_network
+from tiny import SaveAfter, double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
+from torch import Tensor
+
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.partitions import Dirichlet
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.herding import herd
+from cfl.methods import FedAGEM, ICaRL, Method, PersonalLayers
+from cfl.models import MLP
+
+
+def data_of(width: int = 2, tasks: int = 3, **options: Any) -> FederatedDataModule:
+    """Four unequal clients, three per round, three tasks of two classes and two rounds."""
+    return tiny_data(
+        split(tasks, classes=2 * tasks, train=40 * tasks),
+        num_clients=4,
+        scenario="class",
+        partition=Dirichlet(1.0, 3),
+        schedule={"rounds_per_task": 2, "clients_per_round": 3, "cohort_width": width, **options.pop("schedule", {})},
+        **options,
+    )
+
+
+def run(method: ICaRL, data: FederatedDataModule | None = None, network: Any = mlp, **options: Any) -> Federation:
+    data = data_of() if data is None else data
+    return fit(tiny_client(data, double(network), sgd, {"icarl": method, **options.pop("others", {})}), data, **options)
+
+
+# Herding.
+
+
+def naive_herd(features: list[list[float]], count: int) -> list[int]:
+    size = len(features[0])
+    mean = [sum(row[i] for row in features) / len(features) for i in range(size)]
+    chosen: list[int] = []
+    while len(chosen) < min(count, len(features)):
+        best, least = -1, float("inf")
+        for candidate in range(len(features)):
+            if candidate in chosen:
+                continue
+            picked = [features[row] for row in (*chosen, candidate)]
+            distance = sum((mean[i] - sum(row[i] for row in picked) / len(picked)) ** 2 for i in range(size))
+            if distance < least - 1e-15:
+                best, least = candidate, distance
+        chosen.append(best)
+    return chosen
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_herding_is_the_greedy_choice(seed: int) -> None:
+    features = torch.randn(12, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    expected = naive_herd(features.tolist(), 12)
+    for count in (1, 4, 12, 20):
+        assert herd(features, count).tolist() == expected[:count]
+
+
+def test_herding_comes_closer_to_the_mean_than_chance() -> None:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(200, 8, generator=generator)
+    herded = (features[herd(features, 10)].mean(0) - features.mean(0)).norm()
+    orders = [torch.randperm(200, generator=generator)[:10] for _ in range(100)]
+    assert herded < min((features[order].mean(0) - features.mean(0)).norm() for order in orders)
+
+
+# The whole method.
+
+
+class Naive:
+    """iCaRL over clients one by one; every local step takes all exemplars. Exemplars: client -> class -> (x, y)s."""
+
+    def __init__(self, data: FederatedDataModule, state: dict[str, Tensor], size: int, network: Any = mlp) -> None:
+        self.data, self.size = data, size
+        self.network = plain_network(data, double(network), state)
+        self.exemplars: dict[int, dict[int, list[Tensor]]] = {c: {} for c in range(data.num_clients)}
+        self.means: dict[int, Tensor] = {}
+        self.train()
+
+    def train(self) -> None:
+        old = None
+        for number in range(self.data.rounds.num_rounds):
+            plan = self.data.rounds.round(number)
+            if plan.round_in_task == 0 and plan.task > 0:
+                old = copy.deepcopy(self.network).eval()
+            start = copy.deepcopy(self.network.state_dict())
+            total = {n: torch.zeros_like(t, dtype=torch.float64) for n, t in start.items()}
+            for client in plan.clients:
+                self.network.load_state_dict(start)
+                self.network.train()
+                optimizer = sgd(self.network.parameters())
+                for x, y in local_batches(self.data, plan, client):
+                    x, y = x.double(), y + 2 * plan.task
+                    kept = [(e, c) for c, own in self.exemplars[client].items() for e in own]
+                    if kept:
+                        x = torch.cat([x, torch.stack([e for e, _ in kept])])
+                        y = torch.cat([y, torch.tensor([c for _, c in kept])])
+                    optimizer.zero_grad()
+                    self.loss(x, y, plan.task, old).backward()
+                    optimizer.step()
+                for name, tensor in self.network.state_dict().items():
+                    total[name] += tensor
+            mean = {n: (t / len(plan.clients)).to(start[n].dtype) for n, t in total.items()}
+            self.network.load_state_dict(mean)
+            if plan.last_of_task:
+                self.end_task(plan.task)
+
+    def loss(self, x: Tensor, y: Tensor, task: int, old: Any) -> Tensor:
+        p = torch.sigmoid(self.network(x))
+        before = None if old is None else torch.sigmoid(old(x)).detach()
+        total = torch.zeros((), dtype=torch.float64)
+        for row in range(len(x)):
+            for output in range(2 * (task + 1)):
+                target = float(y[row] == output)
+                if before is not None and output < 2 * task:
+                    target = float(before[row, output])
+                total = total - target * p[row, output].log() - (1 - target) * (1 - p[row, output]).log()
+        return total / len(x) / (2 * (task + 1))
+
+    def features(self, x: Tensor) -> Tensor:
+        self.network.eval()
+        with torch.no_grad():
+            found = self.network.features(x)  # type: ignore[operator]
+        return found / found.norm(dim=1, keepdim=True)
+
+    def end_task(self, task: int) -> None:
+        each = self.size // (2 * (task + 1))
+        sums: dict[int, list[Tensor]] = {}
+        for client in range(self.data.num_clients):
+            own = self.exemplars[client]
+            for output in own:
+                own[output] = own[output][:each]
+            samples = self.data.tasks[task]
+            index = self.data.indices[task][client]
+            x = samples.transform(samples.train.images[index]).double()
+            y = samples.train.labels[index] + 2 * task
+            for output in sorted(set(y.tolist())):
+                of_class = x[y == output]
+                picked = naive_herd(self.features(of_class).tolist(), each)
+                own[output] = [of_class[row] for row in picked]
+            for output, images in own.items():
+                mean = self.features(torch.stack(images)).sum(0)
+                sums.setdefault(output, []).append(mean / mean.norm())
+        for output, of_clients in sums.items():
+            mean = torch.stack(of_clients).mean(0)
+            self.means[output] = mean / mean.norm()
+
+    def accuracy(self, task: int) -> float:
+        """Percent of a task's test images whose class has the nearest mean."""
+        test = self.data.tasks[task]
+        features = self.features(test.transform(test.test.images).double())
+        outputs = sorted(self.means)
+        distances = torch.stack([(features - self.means[o]).norm(dim=1) for o in outputs], 1)
+        predicted = torch.tensor(outputs)[distances.argmin(1)]
+        return 100 * float((predicted == test.test.labels + 2 * task).double().mean())
+
+
+# Wide enough that no two samples have the same features: herding has no ties.
+wide_mlp = partial(MLP, hidden=[24], dropout=0.0)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_it_is_the_plain_loop(width: int) -> None:
+    data = data_of(width)
+    client = tiny_client(data, double(wide_mlp), sgd, {"icarl": (method := ICaRL(12, batch_size=12))})
+    state = copy.deepcopy(client.network.state_dict())
+    federation = fit(client, data)
+    naive = Naive(data_of(), state, 12, wide_mlp)
+    for name, value in weights(federation).items():
+        torch.testing.assert_close(value, naive.network.state_dict()[name], rtol=1e-9, atol=1e-10)
+    assert method.known.all()
+    assert method.means is not None
+    for output, mean in naive.means.items():
+        torch.testing.assert_close(method.means[output], mean, rtol=1e-8, atol=1e-9)
+    matrix = federation.accuracy.compute()
+    for task in range(3):
+        assert matrix[2, task].item() == pytest.approx(naive.accuracy(task), abs=1e-4)
+
+
+def test_earlier_classes_share_what_is_left_of_the_memory() -> None:
+    federation = run(ICaRL(12))
+    for client in range(4):
+        kept = federation.clients.get("icarl", client)
+        assert kept is not None
+        held = kept["place"] >= 0
+        outputs, counts = kept["output"][held].unique(return_counts=True)
+        assert len(outputs) >= 4
+        assert (counts <= 2).all()
+        tasks, index = federation.data.places.split(kept["place"][held])
+        for task, at, output in zip(tasks.tolist(), index.tolist(), kept["output"][held].tolist(), strict=True):
+            assert at in federation.data.indices[task][client]
+            assert federation.data.tasks[task].train.labels[at] + 2 * task == output
+
+
+def test_exemplars_come_in_proportion_to_the_clients_samples() -> None:
+    """As if they were merged into its training set."""
+    seen: list[tuple[int, int, float]] = []
+
+    class Count(Method):
+        def extend_batch(self, cohort: Any, batch: Any) -> Any:
+            for row, client in enumerate(cohort.clients):
+                if batch.added and batch.mask[row].any():
+                    held = int((self.federation.clients.get("icarl", client)["place"] >= 0).sum())  # type: ignore[index]
+                    share = held / cohort.sizes[row] * int(batch.mask[row].sum())
+                    seen.append((client, int(batch.added[0].mask[row].sum()), share))
+            return batch
+
+    run(ICaRL(12), others={"count": Count()})
+    assert len(seen) >= 20
+    assert all(share <= found < share + 1 or found == 12 for _, found, share in seen)
+
+
+def test_nothing_depends_on_the_width_or_an_interruption(tmp_path: Path) -> None:
+    straight = run(ICaRL(12), data_of(1))
+    wide = run(ICaRL(12), data_of(3), callbacks=[SaveAfter(2, tmp_path / "a.ckpt")])
+    resumed = run(ICaRL(12), data_of(3), ckpt_path=str(tmp_path / "a.ckpt"))
+    for name, value in weights(straight).items():
+        torch.testing.assert_close(weights(wide)[name], value, rtol=1e-9, atol=1e-11)
+        assert torch.equal(weights(resumed)[name], weights(wide)[name])
+    assert torch.equal(resumed.accuracy.compute(), wide.accuracy.compute())
+
+
+def test_the_networks_own_outputs_can_classify_instead() -> None:
+    by_mean, by_output = run(ICaRL(12)), run(ICaRL(12, classifier="network"))
+    for name, value in weights(by_mean).items():
+        assert torch.equal(weights(by_output)[name], value)
+    assert not torch.equal(by_mean.accuracy.compute(), by_output.accuracy.compute())
+
+
+def test_bytes_are_counted() -> None:
+    method = ICaRL(12)
+    federation = run(method)
+    channel, data = federation.channel, federation.data
+    means = 6 * 8 * 8 + 6 * 8  # six means of eight numbers and six flags in float64
+    assert channel.uplink_bytes["icarl means"] == 3 * 4 * means
+    model = sum(t.numel() * 8 for t in federation.state_tensors().values())
+    late = 0
+    for task in (1, 2):
+        first, second = (set(data.rounds.round(2 * task + r).clients) for r in (0, 1))
+        late += len(second - first)
+    assert late
+    assert channel.downlink_bytes["old model"] == late * model
+    assert method.client_storage() == 12 * (16 + 2) + model
+
+
+def test_it_goes_with_fed_agem_on_top() -> None:
+    alone, both = run(ICaRL(12)), run(ICaRL(12), others={"fed_agem": FedAGEM(8, when="always")})
+    assert any(not torch.equal(weights(both)[n], v) for n, v in weights(alone).items())
+
+
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [
+        (partial(ICaRL, 0), "methods.icarl.size"),
+        (partial(ICaRL, 5, 0), "methods.icarl.batch_size"),
+        (partial(ICaRL, classifier="nearest"), "methods.icarl.classifier"),  # type: ignore[arg-type]
+    ],
+)
+def test_bad_options(make: Any, key: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        make()
+    assert error.value.key == key
+
+
+def test_it_wants_classes_that_compete_and_one_model() -> None:
+    data = tiny_data(permuted())
+    with pytest.raises(ConfigError, match="class"):
+        fit(tiny_client(data, mlp, sgd, {"icarl": ICaRL()}), data)
+    with pytest.raises(ConfigError, match="one model"):
+        run(ICaRL(), others={"personal": PersonalLayers(["head.*"])})

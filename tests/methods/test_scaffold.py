@@ -1,0 +1,692 @@
+"""SCAFFOLD against the algorithm written out, one client after another with autograd, in float64."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from naive import local_batches, plain_network, task_loss, used_outputs
+from tiny import (
+    NetworkFactory,
+    Rounds,
+    SaveAfter,
+    StridedNet,
+    double,
+    fit,
+    mlp,
+    norm_net,
+    permuted,
+    sgd,
+    split,
+    tiny_client,
+    tiny_data,
+    weights,
+)
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from cfl.cohort import Cohort
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.participation import Joining
+from cfl.data.partitions import IID, Dirichlet, Shards
+from cfl.engines import EngineOptions
+from cfl.errors import BadUpdate, ConfigError
+from cfl.federation import Federation
+from cfl.methods import ER, SCAFFOLD, FedProx, Method, PersonalLayers
+from cfl.models import Network
+from cfl.schedule import RoundPlan
+
+LR = 0.1
+Tensors = dict[str, Tensor]
+Key = tuple[int, int]
+
+
+def data_of(width: int = 2, **options: Any) -> FederatedDataModule:
+    """Five unequal clients, three per round, two tasks of three rounds with two local epochs."""
+    schedule = {"clients_per_round": 3, "local_epochs": 2, "cohort_width": width, **options.pop("schedule", {})}
+    return tiny_data(schedule=schedule, **{"num_clients": 5, "partition": Dirichlet(1.0, 3), **options})
+
+
+def run(
+    methods: dict[str, Method],
+    data: FederatedDataModule | None = None,
+    network: NetworkFactory = mlp,
+    optimizer: Any = sgd,
+    engine: EngineOptions | None = None,
+    **options: Any,
+) -> Federation:
+    data = data_of() if data is None else data
+    return fit(tiny_client(data, double(network), optimizer, methods, engine), data, **options)
+
+
+def variates(federation: Federation) -> dict[int, Tensors]:
+    """What clients keep, by client."""
+    held = federation.clients
+    return {client: held.get("scaffold", client) or {} for client in held.holders("scaffold")}
+
+
+def server_variate(federation: Federation) -> Tensors:
+    (method,) = (m for m in federation.methods.values() if isinstance(m, SCAFFOLD))
+    return method.variate
+
+
+def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], atol: float = 1e-10) -> None:
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def way(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    return max(float((a[n] - b[n]).abs().max()) for n in b)
+
+
+# The algorithm, written out.
+
+
+def same(task: int, tensors: Tensors) -> Tensors:
+    return tensors
+
+
+@dataclass
+class Naive:
+    """SCAFFOLD as the paper has it. Of the engine only data, sampled clients and the key of the shuffling are used.
+
+    Attributes:
+        variant: the option.
+        weight_decay: of local SGD.
+        clip: greatest norm of a local step's corrected gradient.
+        mu: of a proximal term in the loss, if any.
+        by_samples: weight of a client in the mean of the models.
+        reset: variates become zero when a task begins.
+        personal: which parameters stay on their client.
+        unheard: (round, client) whose messages do not count.
+        coordinates: the server's tensors as a task's clients compute with them; its own inverse.
+        global_model, c, c_i: after :meth:`run`.
+    """
+
+    variant: str = "II"
+    weight_decay: float = 0.0
+    clip: float | None = None
+    mu: float = 0.0
+    by_samples: bool = False
+    reset: bool = False
+    personal: Callable[[str], bool] = lambda name: False
+    unheard: Collection[Key] = ()
+    coordinates: Callable[[int, Tensors], Tensors] = same
+    global_model: Tensors = field(default_factory=dict)
+    c: Tensors = field(default_factory=dict)
+    c_i: dict[int, Tensors] = field(default_factory=dict)
+
+    def run(self, data: FederatedDataModule, make: NetworkFactory = mlp) -> Naive:
+        start = tiny_client(data, double(make)).network.state_dict()
+        network = plain_network(data, double(make), start)
+        w = {n: t.clone() for n, t in start.items()}
+        own: dict[int, Tensors] = {}
+        names = [n for n, _ in network.named_parameters() if not self.personal(n)]
+        zeros = {n: torch.zeros_like(w[n]) for n in names}
+        self.c, self.c_i = dict(zeros), {}
+        for number in range(data.num_rounds):
+            plan = data.rounds.round(number)
+            if self.reset and plan.round_in_task == 0:
+                self.c, self.c_i = dict(zeros), {}
+            changes, models = [], []
+            for client in plan.clients:
+                received = {**w, **own.get(client, {})}
+                c_i = self.c_i.get(client, zeros)
+                trained, fresh = self._client(copy.deepcopy(network), data, plan, client, received, c_i)
+                if (number, client) in self.unheard:
+                    continue
+                own[client] = {n: trained[n] for n, _ in network.named_parameters() if self.personal(n)}
+                self.c_i[client] = fresh
+                changes.append({n: fresh[n] - c_i[n] for n in names})
+                models.append((float(len(data.indices[plan.task][client])) if self.by_samples else 1.0, trained))
+            total = sum(weight for weight, _ in models)
+            for n, value in w.items():
+                if not self.personal(n):
+                    mean = sum(weight * trained[n].double() for weight, trained in models) / total
+                    w[n] = mean.to(value.dtype) if value.is_floating_point() else mean.round().to(value.dtype)
+            self.c = {n: v + sum(change[n] for change in changes) / data.num_clients for n, v in self.c.items()}
+        self.global_model = w
+        return self
+
+    def _client(
+        self,
+        network: nn.Module,
+        data: FederatedDataModule,
+        plan: RoundPlan,
+        client: int,
+        received: Tensors,
+        c_i: Tensors,
+    ) -> tuple[Tensors, Tensors]:
+        """The trained model and the new variate, in the server's coordinates."""
+        encode = partial(self.coordinates, plan.task)
+        start, c, c_i = encode(received), encode(self.c), encode(c_i)
+        outputs = torch.zeros(data.num_outputs, dtype=torch.bool)
+        outputs[used_outputs(data, plan.task)] = True
+        used = {n: outputs.view(-1, *[1] * (v.ndim - 1)) if n.startswith("head.") else True for n, v in c.items()}
+        fresh = {}
+        if self.variant == "I":
+            gradients = self._gradients(copy.deepcopy(network), data, plan.task, client, start)
+            fresh = {n: gradients[n] for n in c}
+        network.load_state_dict(start)
+        network.train()
+        steps = 0
+        for x, y in local_batches(data, plan, client):
+            loss = task_loss(data, plan.task, network(x), y)
+            loss = loss + self.mu / 2 * sum(((p - start[n]) ** 2).sum() for n, p in network.named_parameters())
+            parameters = dict(network.named_parameters())
+            g = dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
+            g = {n: v - (c_i[n] - c[n]) * used[n] if n in c else v for n, v in g.items()}
+            if self.clip is not None:
+                norm = sum(v.square().sum() for v in g.values()) ** 0.5
+                g = {n: v * min(1.0, self.clip / float(norm + 1e-6)) for n, v in g.items()}
+            with torch.no_grad():
+                for n, p in parameters.items():
+                    p -= LR * (g[n] + self.weight_decay * p) * used.get(n, True)
+            steps += 1
+        trained = {n: t.detach().clone() for n, t in network.state_dict().items()}
+        if self.variant == "II":
+            fresh = {n: c_i[n] - c[n] + (start[n] - trained[n]) / (steps * LR) for n in c}
+        fresh = {n: torch.where(torch.as_tensor(used[n]), v, c_i[n]) for n, v in fresh.items()}
+        return encode(trained), encode(fresh)
+
+    @staticmethod
+    def _gradients(network: nn.Module, data: FederatedDataModule, task: int, client: int, at: Tensors) -> Tensors:
+        """Of the mean loss over the client's samples, cut into batches as they are stored."""
+        network.load_state_dict(at)
+        network.train()
+        indices = data.indices[task][client]
+        for begin in range(0, len(indices), data.schedule.batch_size):
+            part = indices[begin : begin + data.schedule.batch_size].tolist()
+            x = data.tasks[task].transform(data.tasks[task].train.images[part])
+            loss = task_loss(data, task, network(x), data.tasks[task].train.labels[part])
+            (loss * len(part) / len(indices)).backward()
+        return {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in network.named_parameters()}
+
+
+def check(
+    naive: Naive,
+    methods: Mapping[str, Method],
+    of_data: Mapping[str, Any] | None = None,
+    network: NetworkFactory = mlp,
+    atol: float = 1e-10,
+    **options: Any,
+) -> Federation:
+    """Model, ``c`` and every ``c_i`` at the end of a run are those of the algorithm written out."""
+    of_data = dict(of_data or {})
+    naive.run(data_of(**copy.deepcopy(of_data)), network)
+    federation = run(dict(methods), data_of(**of_data), network, **options)
+    shared = set(federation.shared_parameters) | set(federation.shared_buffers)
+    assert_close(
+        {n: v for n, v in weights(federation).items() if n in shared},
+        {n: v for n, v in naive.global_model.items() if n in shared},
+        atol,
+    )
+    assert_close(server_variate(federation), naive.c, atol)
+    found = variates(federation)
+    assert set(found) == set(naive.c_i)
+    for client, expected in naive.c_i.items():
+        assert_close(found[client], expected, atol)
+    return federation
+
+
+both = pytest.mark.parametrize("variant", ["II", "I"])
+
+
+@both
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_it_is_the_algorithm_written_out(width: int, variant: Any) -> None:
+    """Unequal clients, of which some are sampled."""
+    data = data_of()
+    federation = check(Naive(variant), {"scaffold": SCAFFOLD(variant)}, {"width": width})
+    assert len({len(own) for own in data.indices[0].values()}) > 2
+    assert way(weights(run({})), weights(federation)) > 1e-2
+
+
+@both
+@pytest.mark.parametrize("engine", ["vmap", "workers"])
+@pytest.mark.parametrize("network", [mlp, norm_net, StridedNet], ids=["mlp", "batchnorm", "chain"])
+def test_engines_and_networks(network: NetworkFactory, engine: Any, variant: Any) -> None:
+    """Option I with BatchNorm: by the statistics of the client's batches, as in local steps."""
+    of_data = {"partition": IID(), "stream": permuted(2, train=90)}
+    # Batches of two samples through BatchNorm make much of rounding.
+    check(Naive(variant), {"scaffold": SCAFFOLD(variant)}, of_data, network, 1e-7, engine=EngineOptions(engine))
+
+
+@both
+@pytest.mark.parametrize("scenario", ["task", "class"])
+def test_outputs_of_other_tasks_are_left_alone(scenario: Any, variant: Any) -> None:
+    """Neither they nor their variates move, with weight decay either."""
+    of_data = {"stream": split(2, classes=4, train=120), "scenario": scenario, "class_loss": "seen"}
+    decayed = partial(torch.optim.SGD, lr=LR, weight_decay=0.05)
+    federation = check(Naive(variant, weight_decay=0.05), {"scaffold": SCAFFOLD(variant)}, of_data, optimizer=decayed)
+    first = run(
+        {"scaffold": SCAFFOLD(variant)}, data_of(**of_data, schedule={"rounds_per_task": [3, 1]}), optimizer=decayed
+    )
+    rows = federation.data.outputs.own[0]
+    then, now = server_variate(first)["head.weight"][rows], server_variate(federation)["head.weight"][rows]
+    assert then.abs().max() > 1e-3
+    assert torch.equal(then, now) == (scenario == "task")
+
+
+@both
+@pytest.mark.parametrize("personal", ["head.*", "layers.0.*"])
+def test_personal_parameters_have_no_variate(personal: str, variant: Any) -> None:
+    def stays(name: str) -> bool:
+        return name.startswith(personal[:-1])
+
+    naive = Naive(variant, personal=stays)
+    federation = check(naive, {"own": PersonalLayers([personal]), "scaffold": SCAFFOLD(variant)})
+    assert not any(stays(name) for name in server_variate(federation))
+
+
+class Flip(Method):
+    """From the second task on, clients compute with the hidden layer's units in reverse order."""
+
+    def encode(self, task: int, tensors: Tensors) -> Tensors:
+        return flipped(task, tensors)
+
+    decode = encode
+
+
+def flipped(task: int, tensors: Tensors) -> Tensors:
+    """Only the head's columns: so that the network is another function, and a mistaken order shows."""
+    return {n: t.flip(-1) if n == "head.weight" and task > 0 else t for n, t in tensors.items()}
+
+
+@both
+def test_variates_are_kept_in_the_servers_coordinates(variant: Any) -> None:
+    check(Naive(variant, coordinates=flipped), {"scaffold": SCAFFOLD(variant), "flip": Flip()})
+
+
+@both
+def test_the_mean_of_variates_is_uniform_whatever_clients_weigh(variant: Any) -> None:
+    check(Naive(variant, by_samples=True), {"scaffold": SCAFFOLD(variant)}, federated={"client_weighting": "samples"})
+
+
+def test_the_correction_comes_before_clipping() -> None:
+    plain, clipped = Naive().run(data_of()), Naive(clip=0.3)
+    check(clipped, {"scaffold": SCAFFOLD()}, gradient_clip_val=0.3)
+    assert way(plain.global_model, clipped.global_model) > 1e-2
+
+
+def test_option_two_takes_in_what_other_methods_add() -> None:
+    """Whether they stand before it or behind."""
+    check(Naive(mu=2.0), {"prox": FedProx(2.0), "scaffold": SCAFFOLD()})
+    check(Naive(mu=2.0), {"scaffold": SCAFFOLD(), "prox": FedProx(2.0)})
+
+
+@both
+def test_variates_may_be_reset_at_a_task_switch(variant: Any) -> None:
+    of_data = {"stream": permuted(3), "schedule": {"rounds_per_task": 2, "clients_per_round": 2}}
+    check(Naive(variant, reset=True), {"scaffold": SCAFFOLD(variant, "reset")}, of_data)
+    kept, reset = (Naive(variant, reset=reset).run(data_of(**of_data)) for reset in (False, True))
+    assert way(kept.global_model, reset.global_model) > 1e-3
+    assert len(reset.c_i) < len(kept.c_i)
+
+
+# What it must come to.
+
+
+@both
+def test_one_client_is_plain_sgd(variant: Any) -> None:
+    """Its own variate is everybody's."""
+    of_data = {"num_clients": 1, "partition": IID(), "schedule": {"clients_per_round": 1}}
+    federation = run({"scaffold": SCAFFOLD(variant)}, data_of(**of_data))
+    assert_close(weights(federation), weights(run({}, data_of(**of_data))), 1e-13)
+    assert max(float(v.abs().max()) for v in server_variate(federation).values()) > 1e-2
+
+
+def test_with_one_local_step_it_is_gradient_descent_on_all_samples() -> None:
+    """Equal clients that all take part: corrections cancel in the mean, whatever they are."""
+    of_data = {
+        "num_clients": 4,
+        "partition": IID(),
+        "stream": permuted(1),
+        "schedule": {"rounds_per_task": 6, "clients_per_round": 1.0, "local_epochs": 1, "batch_size": 20},
+    }
+    data = data_of(**of_data)
+    network = plain_network(data, double(mlp), tiny_client(data, double(mlp)).network.state_dict())
+    task = data.tasks[0]
+    assert {len(own) for own in data.indices[0].values()} == {20}
+    optimizer = torch.optim.SGD(network.parameters(), LR)
+    for _ in range(6):
+        optimizer.zero_grad()
+        F.cross_entropy(network(task.transform(task.train.images)), task.train.labels).backward()
+        optimizer.step()
+    federation = run({"scaffold": SCAFFOLD()}, data)
+    assert_close(weights(federation), network.state_dict(), 1e-12)
+    # The clients' gradients are not alike, so there was something to cancel.
+    assert max(float(own["head.weight"].abs().max()) for own in variates(federation).values()) > 1e-2
+
+
+@both
+def test_the_servers_variate_is_the_mean_of_all_clients(variant: Any) -> None:
+    """After every round, also of clients that were never sampled or hold no task yet."""
+    data = data_of(participation=Joining(3, 2), schedule={"clients_per_round": 2})
+    seen: list[int] = []
+
+    class Watch(Method):
+        def end_round(self, plan: RoundPlan) -> None:
+            found = variates(self.federation)
+            seen.append(len(found))
+            for name, value in server_variate(self.federation).items():
+                mean = sum(own[name] for own in found.values()) / 5
+                torch.testing.assert_close(value, mean, rtol=0, atol=1e-14)
+
+    federation = run({"scaffold": SCAFFOLD(variant), "watch": Watch()}, data)
+    assert len(seen) == 6
+    assert seen[0] == 2
+    assert seen[-1] > 3
+    assert max(float(v.abs().max()) for v in server_variate(federation).values()) > 1e-2
+
+
+class Logistic(Network):
+    """Multinomial logistic regression: with weight decay, a strongly convex problem."""
+
+    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
+        super().__init__(input_shape, num_outputs)
+        self.head = nn.Linear(torch.Size(input_shape).numel(), num_outputs)
+
+    def features(self, x: Tensor) -> Tensor:
+        return x.flatten(1)
+
+
+@both
+def test_clients_that_drift_apart_still_end_at_the_common_optimum(variant: Any) -> None:
+    """Two classes per client and eight full local steps a round; federated averaging ends far from it."""
+    of_data = {
+        "num_clients": 4,
+        "partition": Shards(2),
+        "stream": permuted(1),
+        "schedule": {"rounds_per_task": 20, "clients_per_round": 1.0, "local_epochs": 8, "batch_size": 100},
+    }
+    data = data_of(**of_data)
+    decay = 0.5
+    network = plain_network(data, double(Logistic), tiny_client(data, double(Logistic)).network.state_dict())
+    task = data.tasks[0]
+    x, y = task.transform(task.train.images), task.train.labels
+    optimizer = torch.optim.LBFGS(network.parameters(), max_iter=500, tolerance_grad=1e-12, tolerance_change=1e-16)
+
+    def objective() -> Tensor:
+        optimizer.zero_grad()
+        per_client = [F.cross_entropy(network(x[own]), y[own]) for own in data.indices[0].values()]
+        loss = sum(per_client) / 4 + decay / 2 * sum(p.square().sum() for p in network.parameters())
+        loss.backward()
+        return loss
+
+    optimizer.step(objective)
+    optimum = dict(network.state_dict())
+    decayed = partial(torch.optim.SGD, lr=LR, weight_decay=decay)
+    averaging, scaffold = (
+        way(weights(run(methods, data_of(**of_data), Logistic, decayed)), optimum)
+        for methods in ({}, {"scaffold": SCAFFOLD(variant)})
+    )
+    assert averaging > 0.02
+    assert scaffold < 0.01 * averaging
+
+
+class Plain(Method):
+    """Stands before SCAFFOLD: the mean over a client's local steps of the gradients as they come."""
+
+    def __init__(self) -> None:
+        self.means: dict[int, Tensors] = {}
+
+    def open_cohort(self, cohort: Cohort) -> None:
+        self.sums = {n: torch.zeros_like(p) for n, p in cohort.parameters.items()}
+
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        for name, gradient in cohort.gradients.items():
+            self.sums[name] += gradient
+
+    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        for p in positions:
+            self.means[cohort.clients[p]] = {n: s[p] / cohort.steps for n, s in self.sums.items()}
+
+
+def test_option_two_is_the_mean_gradient_where_replay_brings_outputs_in_late() -> None:
+    """An output of an earlier task has a part in the loss from the step on in which a sample of it is replayed."""
+    late = 0
+
+    class Watch(Method):
+        def open_cohort(self, cohort: Cohort) -> None:
+            assert cohort.used_outputs is not None
+            self.at_first = cohort.used_outputs.clone()
+
+        def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+            nonlocal late
+            for p in positions:
+                client = cohort.clients[p]
+                found, used = self.federation.clients.get("scaffold", client), cohort.used_outputs
+                assert found is not None
+                assert used is not None
+                late += int((used[p] & ~self.at_first[p]).sum()) if client in before else 0
+                for name, mean in plain.means[client].items():
+                    kept = before.get(client, {}).get(name, torch.zeros_like(mean))
+                    rows = used[p].view(-1, *[1] * (mean.ndim - 1)) if name.startswith("head.") else torch.tensor(True)
+                    expected = torch.where(rows, mean, kept)
+                    torch.testing.assert_close(found[name], expected, rtol=0, atol=1e-12)
+                before[client] = found
+
+    plain, before = Plain(), dict[int, Tensors]()
+    data = data_of(
+        stream=split(3, classes=6, train=150),
+        scenario="task",
+        schedule={"rounds_per_task": 2, "clients_per_round": 1.0},
+    )
+    er = ER(4, per_task=False, update="step", batch_size=1)
+    run({"er": er, "plain": plain, "scaffold": SCAFFOLD(), "watch": Watch()}, data)
+    assert late > 10
+
+
+# The federation.
+
+
+def test_bytes_are_counted() -> None:
+    """Twice federated averaging's in both directions."""
+    federation = run({"scaffold": SCAFFOLD()})
+    model = sum(p.numel() for p in federation.network.parameters()) * 8
+    assert federation.channel.downlink_bytes == {"model": 6 * 3 * model, "scaffold": 6 * 3 * model}
+    assert federation.channel.uplink_bytes == {"update": 6 * 3 * model, "scaffold": 6 * 3 * model}
+    assert federation.client_storage() == model
+    assert federation.clients.bytes() == len(variates(federation)) * model
+    partly = run({"own": PersonalLayers(["head.*"]), "scaffold": SCAFFOLD()}, None, norm_net).channel
+    assert partly.downlink_bytes["scaffold"] == 6 * 3 * 8 * sum(
+        p.numel() for n, p in federation_network(norm_net).named_parameters() if not n.startswith("head.")
+    )
+
+
+def federation_network(make: NetworkFactory) -> nn.Module:
+    return tiny_client(data_of(), double(make)).network
+
+
+def test_the_first_round_is_federated_averaging_at_full_speed() -> None:
+    """There is nothing to correct yet, so the engine takes SGD's step at once; from the second round on it does not."""
+    models: dict[str, Rounds] = {"plain": Rounds(), "scaffold": Rounds()}
+    left: list[bool] = []
+
+    class Watch(Method):
+        def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+            left.append(bool(cohort.gradients))
+
+    one = {"rounds_per_task": 2, "clients_per_round": 1.0, "cohort_width": 5}
+    for name, methods in (("plain", {}), ("scaffold", {"scaffold": SCAFFOLD(), "watch": Watch()})):
+        data = tiny_data(permuted(1), schedule=one)
+        client = tiny_client(data, mlp, sgd, methods, EngineOptions("workers"))  # type: ignore[arg-type]
+        fit(client, data, callbacks=[models[name]])
+    first, second = (way(a, b) for a, b in zip(*(watched.models for watched in models.values()), strict=True))
+    assert first < 1e-6
+    assert second > 1e-3
+    assert left == [False, True]
+
+
+class Breaks(Method):
+    """In one round, one client ends with infinity in one of its tensors."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        for p in positions:
+            if cohort.round == 4 and cohort.clients[p] == self.federation.data.rounds.round(4).clients[0]:
+                (cohort.parameters | cohort.buffers)[self.name].data[p] = torch.inf
+
+
+@both
+@pytest.mark.parametrize("name", ["conv.weight", "conv_norm.running_mean", "head.bias"])
+def test_a_client_that_is_left_out_keeps_its_variate(name: str, variant: Any) -> None:
+    """Whether its infinity is in a parameter, in a running statistic or in what it keeps to itself."""
+
+    own = name.startswith("head.")  # without these, a client would keep its head even if its update is refused
+
+    def personal(of: str) -> bool:
+        return own and of.startswith("head.")
+
+    of_data = {"partition": IID(), "schedule": {"clients_per_round": 4}}
+    client = data_of(**of_data).rounds.round(4).clients[0]
+    assert any(client in data_of(**of_data).rounds.round(r).clients for r in range(4)), "it has one before"
+    naive = Naive(variant, personal=personal, unheard={(4, client)})
+
+    def methods() -> dict[str, Method]:
+        layers: list[str] = ["head.*"] if own else []
+        return {"breaks": Breaks(name), "own": PersonalLayers(layers), "scaffold": SCAFFOLD(variant)}
+
+    federation = check(naive, methods(), of_data, norm_net, 1e-7, federated={"on_bad_update": "skip"})
+    assert federation.channel.skipped == [(4, 1, client)]
+    with pytest.raises(BadUpdate, match=f"client {client} trained to NaN or infinity in round 4"):
+        run(methods(), data_of(**of_data), norm_net)
+
+
+def dropping(rate: float) -> NetworkFactory:
+    return partial(StridedNet, dropout=rate)
+
+
+def test_option_one_has_dropout_masks_of_its_own() -> None:
+    """The same whatever the cohorts, engine and order; and those of the gradient's own batches, not of local steps."""
+    found = [
+        run({"scaffold": SCAFFOLD("I")}, data_of(width), dropping(0.5), engine=EngineOptions(engine))  # type: ignore[arg-type]
+        for width, engine in ((1, "vmap"), (3, "vmap"), (2, "workers"))
+    ]
+    for other in found[1:]:
+        assert_close(weights(other), weights(found[0]), 1e-9)
+        assert_close(server_variate(other), server_variate(found[0]), 1e-9)
+    once = {"rounds_per_task": [1, 1]}
+    kept = [
+        variates(run({"scaffold": SCAFFOLD("I")}, data_of(schedule=once, stream=permuted(2)), dropping(rate)))
+        for rate in (0.0, 0.5)
+    ]
+    assert all(way(kept[0][client], kept[1][client]) > 1e-3 for client in kept[0])
+
+
+def test_option_one_is_right_on_average_over_dropout_masks() -> None:
+    """Over many draws the mean of its gradients is that of gradients under torch's own dropout."""
+    data = data_of(stream=permuted(1), schedule={"rounds_per_task": 1, "clients_per_round": 1.0})
+    method = SCAFFOLD("I")
+    federation = run({"scaffold": method}, data, dropping(0.25))
+    cohort = Cohort(federation.network, 1)
+    parameters, buffers = dict(federation.network.named_parameters()), dict(federation.network.named_buffers())
+    federation.network.train()
+    (x, y), *_ = data.client_batches(0, 0, 1000, torch.device("cpu"))
+    draws = 400
+
+    def mean(gradient_of: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
+        drawn = torch.stack([gradient_of(i) for i in range(draws)])
+        return drawn.mean(0), drawn.std(0) / draws**0.5
+
+    def ours(draw: int) -> Tensor:
+        cohort.open([0], [len(y)], 0, draw, parameters, buffers, {})
+        return method._gradients(cohort, [0])["fc.weight"][0]
+
+    def torchs(draw: int) -> Tensor:
+        leaf = parameters["fc.weight"].detach().clone().requires_grad_()
+        loss = F.cross_entropy(functional_call(federation.network, {"fc.weight": leaf}, (x,)), y)
+        return torch.autograd.grad(loss, leaf)[0]
+
+    torch.manual_seed(0)
+    (a, error), (b, other) = mean(ours), mean(torchs)
+    assert ((a - b).abs() <= 5 * (error + other) + 1e-12).all()
+    assert float(error.max()) > 1e-6
+
+
+@both
+@pytest.mark.parametrize("switch", ["keep", "reset"])
+def test_a_resumed_run_is_the_same(switch: Any, variant: Any, tmp_path: Path) -> None:
+    """From the middle of a task, from its end, and after the first round of the next."""
+
+    def go(callbacks: Sequence[Any] = (), ckpt_path: Path | None = None) -> Federation:
+        return run({"scaffold": SCAFFOLD(variant, switch)}, callbacks=callbacks, ckpt_path=ckpt_path)
+
+    whole = go([SaveAfter(r, tmp_path / f"{r}.ckpt") for r in (1, 2, 3)])
+    for r in (1, 2, 3):
+        again = go(ckpt_path=tmp_path / f"{r}.ckpt")
+        assert_close(weights(again), weights(whole), 0.0)
+        assert_close(server_variate(again), server_variate(whole), 0.0)
+        assert set(variates(again)) == set(variates(whole))
+        for client, expected in variates(whole).items():
+            assert_close(variates(again)[client], expected, 0.0)
+        assert again.channel.state_dict() == whole.channel.state_dict()
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("options", "key"), [({"variant": "III"}, "variant"), ({"at_task_switch": "drop"}, "at_task_switch")]
+)
+def test_refused_options(options: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"methods\.scaffold\.{key}"):
+        SCAFFOLD(**options)
+
+
+OTHERS = {
+    "momentum=0.9": partial(torch.optim.SGD, lr=0.01, momentum=0.9),
+    "momentum=0.5": partial(torch.optim.SGD, lr=0.01, momentum=0.5, nesterov=True),
+    "maximize=True": partial(torch.optim.SGD, lr=1e-6, maximize=True),
+    "Adam": partial(torch.optim.Adam, lr=0.001),
+}
+
+
+@both
+@pytest.mark.parametrize("named", OTHERS)
+def test_other_optimizers_are_refused_before_training_unless_asked_for(named: str, variant: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"model\.optimizer.*{named}.*any_optimizer=true"):
+        run({"scaffold": SCAFFOLD(variant)}, optimizer=OTHERS[named])
+    with pytest.warns(UserWarning, match=rf"SCAFFOLD with .*{named}") as caught:
+        assert run({"scaffold": SCAFFOLD(variant, any_optimizer=True)}, optimizer=OTHERS[named]).finished
+    (only,) = (w for w in caught if "SCAFFOLD" in str(w.message))
+    assert ("is no gradient" in str(only.message)) == (variant == "II")
+
+
+def test_plain_sgd_is_used_without_a_word() -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*SCAFFOLD")
+        run({"scaffold": SCAFFOLD(any_optimizer=True)}, optimizer=partial(torch.optim.SGD, lr=0.1, weight_decay=0.1))
+
+
+def test_a_learning_rate_of_zero_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model\.optimizer.*lr=0\.0"):
+        run({"scaffold": SCAFFOLD()}, optimizer=partial(torch.optim.SGD, lr=0.0))
+
+
+def test_two_of_them_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"methods = \['a', 'b'\]"):
+        run({"a": SCAFFOLD(), "b": SCAFFOLD()})
+
+
+def test_it_is_refused_where_nothing_is_exchanged() -> None:
+    with pytest.raises(ConfigError, match="where all parameters stay on their client"):
+        run({"own": PersonalLayers(), "scaffold": SCAFFOLD()})
+
+
+def test_option_one_is_refused_where_clients_train_on_other_tasks_too() -> None:
+    with pytest.raises(ConfigError, match=r"data\.exposure = 'cumulative'.*variant is I"):
+        run({"scaffold": SCAFFOLD("I")}, data_of(exposure="cumulative"))
+    assert run({"scaffold": SCAFFOLD("II")}, data_of(exposure="cumulative")).finished

@@ -1,0 +1,224 @@
+"""What methods may look at in a local step: its logits, and gradients on other samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_engines import dropping, unequal
+from test_method_hooks import MOMENTUM
+from tiny import ConvNet, double, fit, mlp, norm_net, sgd, split, tiny_client, weights
+from torch import Tensor
+from torch.func import functional_call
+
+from cfl.cohort import Cohort
+from cfl.data.cohorts import CohortBatch
+from cfl.data.samples import Added, Samples
+from cfl.engines import EngineOptions
+from cfl.errors import ConfigError
+from cfl.methods.base import Method
+
+# In float64 a network has a hook, so that workers take it by autograd; the hand-written step is seen in float32.
+NETWORKS: dict[str, Any] = {"mlp": mlp, "conv": ConvNet, "mlp64": double(mlp), "norm64": double(norm_net)}
+VMAP, WORKERS, STACKS = EngineOptions("vmap"), EngineOptions("workers", 2, stack=1), EngineOptions("workers", 2, 3)
+every_engine = pytest.mark.parametrize(
+    ("engine", "network"),
+    [*((e, n) for e in (VMAP, WORKERS) for n in NETWORKS), (STACKS, "mlp")],
+    ids=[*(f"{e}, {n}" for e in ("vmap", "workers") for n in NETWORKS), "stacks, mlp"],
+)
+
+
+def run(methods: dict[str, Method], engine: EngineOptions, network: Any, width: int = 4, optimizer: Any = sgd) -> Any:
+    data = unequal(width, split())
+    return weights(fit(tiny_client(data, network, optimizer, methods, engine), data))
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    assert found.dtype == expected.dtype
+    exact = found.dtype == torch.float64
+    torch.testing.assert_close(found, expected, rtol=1e-9 if exact else 1e-4, atol=1e-11 if exact else 2e-6)
+
+
+def model_of(cohort: Cohort, row: int) -> dict[str, Tensor]:
+    return {n: t[row].detach().clone() for n, t in {**cohort.parameters, **cohort.buffers}.items()}
+
+
+class Watch(Method):
+    """Compares logits with those of the network as it was before the step."""
+
+    def __init__(self) -> None:
+        self.models: list[dict[str, Tensor]] = []
+        self.checked = self.padded = 0
+
+    def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+        self.models = [model_of(cohort, row) for row in range(len(cohort.clients))]
+        return batch
+
+    def observe(self, cohort: Cohort, batch: CohortBatch, logits: Tensor) -> None:
+        assert logits.shape[:2] == batch.mask.shape
+        assert not logits.requires_grad
+        for row, model in enumerate(self.models):
+            used = batch.mask[row]
+            self.padded += int((~used).sum())
+            if used.any():
+                expected = functional_call(self.federation.network.train(), model, (batch.x[row][used],))
+                assert_close(logits[row][used], expected)
+                self.checked += 1
+
+
+class Replay(Method):
+    """Adds two samples of the first task to every step."""
+
+    def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+        tasks = torch.zeros(len(cohort.clients), 3, dtype=torch.int64)
+        x, y = self.federation.data.gather_mixed(tasks, torch.arange(3).expand_as(tasks))
+        mask = torch.tensor([True, False, True]).expand_as(tasks)
+        return batch.with_added(Added(x, y, tasks, mask, mask.double(), 1))
+
+
+@pytest.mark.parametrize("width", [1, 4])
+@every_engine
+def test_logits_are_those_of_the_step(engine: EngineOptions, network: str, width: int) -> None:
+    watch = Watch()
+    run({"watch": watch}, engine, NETWORKS[network], width)
+    assert watch.checked > 30
+    assert watch.padded > 0 or width == 1
+
+
+@pytest.mark.parametrize(("engine", "network"), [(VMAP, "mlp"), (WORKERS, "mlp"), (WORKERS, "conv"), (STACKS, "mlp")])
+def test_logits_of_added_samples_are_left_out(engine: EngineOptions, network: str) -> None:
+    watch = Watch()
+    run({"replay": Replay(), "watch": watch}, engine, NETWORKS[network])
+    assert watch.checked > 30
+
+
+@every_engine
+def test_watching_changes_nothing(engine: EngineOptions, network: str) -> None:
+    found, expected = (run(m, engine, NETWORKS[network]) for m in ({"watch": Watch()}, {}))
+    for name, value in expected.items():
+        assert_close(found[name], value)
+
+
+class Shy(Watch):
+    """Does not want to see anything."""
+
+    @property
+    def observes(self) -> bool:
+        return False
+
+
+def test_nobody_is_shown_logits_that_wants_none() -> None:
+    shy = Shy()
+    run({"shy": shy}, WORKERS, mlp)
+    assert shy.models
+    assert not shy.checked
+
+
+class Whole(Method):
+    def local_loss(self, network: Any, x: Tensor, samples: Samples) -> Tensor:
+        loss: Tensor = network(x).square().mean()
+        return loss
+
+
+def test_logits_of_a_replaced_loss_are_refused() -> None:
+    with pytest.raises(ConfigError, match="Whole and Watch"):
+        run({"watch": Watch(), "whole": Whole()}, VMAP, mlp)
+
+
+# Gradients on other samples.
+
+
+class Look(Method):
+    """Asks for gradients on the step's own samples but one, in reverse order, whenever it can."""
+
+    def __init__(self, purpose: str = "look", compares: bool = True) -> None:
+        self.purpose, self.compares = purpose, compares
+        self.seen: list[dict[str, Tensor]] = []
+        self.at_start: dict[str, Tensor] = {}
+        self.batch: Any = None
+        self.checked = 0
+
+    def other(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+        places = torch.arange(batch.mask.shape[1])
+        count = batch.mask.sum(1, keepdim=True)
+        index = batch.index.gather(1, (count - 1 - places).clamp(min=0))
+        mask = places < torch.where(count > 1, count - 1, count)
+        return CohortBatch(
+            batch.clients, batch.sizes, index, mask, True, batch.task, 0, batch.step, (), False, batch.gather
+        )
+
+    def look(self, cohort: Cohort, batch: CohortBatch) -> None:
+        other = self.other(cohort, batch)
+        found = cohort.gradients_on(other, self.purpose)
+        self.seen.append({name: gradient.clone() for name, gradient in found.items()})
+        if self.compares:
+            for row in range(len(cohort.clients)):
+                self.compare({name: gradient[row] for name, gradient in found.items()}, cohort, other, row)
+
+    def compare(self, found: dict[str, Tensor], cohort: Cohort, other: CohortBatch, row: int) -> None:
+        used = other.mask[row]
+        model = model_of(cohort, row)
+        leaves = {n: model[n].requires_grad_() for n in cohort.parameters}
+        outputs = cohort.outputs_in_loss(other.task)
+        assert outputs is not None
+        if not used.any():
+            assert all(not gradient.any() for gradient in found.values())
+            return
+        with torch.enable_grad():
+            logits = functional_call(self.federation.network.train(), {**model, **leaves}, (other.x[row][used],))
+            loss = F.cross_entropy(logits.masked_fill(~outputs, -torch.inf), other.y[row][used])
+        expected = torch.autograd.grad(loss, list(leaves.values()))
+        for name, value in zip(leaves, expected, strict=True):
+            assert_close(found[name], value)
+        self.checked += 1
+
+    def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+        self.batch = batch
+        self.look(cohort, batch)
+        return batch
+
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        before = {name: gradient.clone() for name, gradient in cohort.gradients.items()}
+        self.look(cohort, self.batch)
+        for name, gradient in cohort.gradients.items():
+            assert torch.equal(gradient, before[name])
+
+
+class Idle(Method):
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        pass
+
+
+@pytest.mark.parametrize("width", [1, 4])
+@every_engine
+def test_gradients_on_other_samples_are_autograds(engine: EngineOptions, network: str, width: int) -> None:
+    look = Look()
+    run({"look": look}, engine, NETWORKS[network], width, MOMENTUM)
+    assert look.checked > 60
+
+
+@every_engine
+def test_asking_for_them_changes_nothing(engine: EngineOptions, network: str) -> None:
+    found, expected = (
+        run(m, engine, NETWORKS[network], 4, MOMENTUM) for m in ({"look": Look(compares=False)}, {"idle": Idle()})
+    )
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+@pytest.mark.parametrize("engine", [VMAP, WORKERS, STACKS])
+def test_their_dropout_masks_have_a_name(engine: EngineOptions) -> None:
+    looks = [Look(purpose, compares=False) for purpose in ("one", "one", "other")]
+    ends = [run({"look": look}, engine, dropping) for look in looks]
+    first, again, other = (look.seen[0]["layers.0.weight"] for look in looks)
+    assert torch.equal(first, again)
+    assert not torch.allclose(first, other)
+    assert all(torch.equal(ends[0][name], ends[2][name]) for name in ends[0])
+
+
+def test_a_cohort_without_engine_says_so() -> None:
+    cohort = Cohort(mlp((1, 4, 4), 4), 1)
+    with pytest.raises(RuntimeError, match="no engine"):
+        cohort.gradients_on(None, "look")  # type: ignore[arg-type]
