@@ -229,6 +229,9 @@ def test_clients_that_close_know_how_many_steps_they_took_and_how_long() -> None
     seen: dict[tuple[int, int], int] = {}
 
     class Read(Method):
+        def open_cohort(self, cohort: Cohort) -> None:
+            assert (cohort.steps, cohort.lr) == (0, 0.03)
+
         def adjust_gradients(self, cohort: Cohort) -> None:
             self.gradients = {n: g.clone() for n, g in cohort.gradients.items()}
             self.before = {n: p.detach().clone() for n, p in cohort.parameters.items()}

@@ -141,7 +141,8 @@ class FedCurv(Method):
         self._names = federation.shared_parameters
         exposure = federation.data.exposure
         if exposure != "sequential":
-            raise ConfigError("data.exposure", exposure, "sequential while FedCurv takes the Fisher of a task's samples")
+            valid = "sequential while FedCurv takes the Fisher of a task's samples"
+            raise ConfigError("data.exposure", exposure, valid)
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Learn the learning rate, if a gradient step along a quadratic is what the optimizer makes of it.

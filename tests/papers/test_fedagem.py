@@ -1,0 +1,288 @@
+"""Fed-A-GEM's tables: their numbers, the protocol of their runs, and which of them share a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from fabricated import resolver, tables_of, write_run
+
+from cfl.data.participation import Joining
+from cfl.data.partitions import Dirichlet
+from cfl.models import ResNet18, SmallCNN
+from cfl.papers.cells import Experiments, each_recipe
+from cfl.papers.definition import CONFIGS, NotAvailable, Table
+from cfl.papers.missing_data import MissingData
+from cfl.papers.resolving import seedless_hash
+from cfl.papers.results import read_results
+
+MNIST, CIFAR = ("rmnist", "pmnist"), ("cifar10", "cifar100")
+IMPLEMENTED = ("fl", "agem", "gpm", "der", "fedcurv", "fedprox", "fot")
+
+
+def fedagem() -> dict[str, Table]:
+    return tables_of("fedagem")
+
+
+def place(benchmark: str = "rmnist", method: str = "fl", projection: str = "without", **axes: str) -> dict[str, str]:
+    return {"benchmark": benchmark, "method": method, "with": projection, "scale": "paper", **axes}
+
+
+def config(table: str = "table1", **axes: str) -> dict[str, Any]:
+    """The resolved configuration of a point, with what the table implies."""
+    (found,) = [p for p in fedagem()[table].points(axes.pop("scale", "paper")) if axes.items() <= p.items()]
+    return resolver().config(fedagem()[table].recipe(found).arguments)
+
+
+def of_table1(benchmark: str, method: str, projection: str, scale: str = "paper") -> dict[str, Any]:
+    return config(**{"benchmark": benchmark, "method": method, "with": projection, "scale": scale})
+
+
+def numbers(table: str, **axes: str) -> dict[str, tuple[float, float | None]]:
+    return {p.figure: (p.mean, p.std) for p in fedagem()[table].published if axes.items() <= p.place.items()}
+
+
+def test_some_numbers_typed_from_the_paper() -> None:
+    without, projected = {"with": "without"}, {"with": "fedagem"}
+    assert numbers("table1", benchmark="rmnist", method="fot", **projected) == {"Domain-IL": (84.14, 4.6)}
+    assert numbers("table1", benchmark="cifar100", method="gpm", **projected) == {
+        "Class-IL": (13.32, 1.0),
+        "Task-IL": (65.51, 0.3),
+    }
+    assert numbers("table1", benchmark="cifar10", method="fot", **without) == {"Task-IL, own outputs": (73.73, 1.9)}
+    assert numbers("table2", benchmark="pmnist", buffer="5120", method="agem", **projected)["Domain-IL"] == (40.07, 2.5)
+    assert numbers("table3", benchmark="cifar100", communication="0.2x")["Class-IL"] == (13.59, 0.9)
+    assert numbers("table4", variant="der-fedagem") == {"Class-IL": (36.29, 1.0), "Task-IL": (72.02, 0.7)}
+    assert numbers("table5", split="cifar100-5", **projected)["Task-IL"] == (69.41, 0.8)
+    assert numbers("table6", benchmark="cifar100", method="fedcurv", **projected)["Task-IL"] == (79.58, 0.6)
+    assert numbers("table7", variant="agem-fedagem")["Task-IL"] == (50.27, None)
+    assert numbers("table8", method="der", **without)["Class-IL"] == (43.64, 2.1)
+    assert numbers("table9", refinement="project_and_scale-conflict")["Task-IL"] == (73.61, 0.75)
+    assert numbers("table10", share="0.8")["Class-IL"] == (10.36, 0.42)
+    assert numbers("table11", rule="sliding_window")["Task-IL"] == (46.16, 2.38)
+    assert numbers("table12", benchmark="cifar100", method="fl", **projected)["Task-IL"] == (5.39, 0.8)
+    assert numbers("table13", benchmark="pmnist", method="fedprox", **projected)["Domain-IL"] == (5.93, 5.1)
+    assert numbers("table14", **without) == {"Class-IL": (7.46, 0.08), "Task-IL": (43.85, 1.33)}
+    assert numbers("table15", method="agem", **projected)["Class-IL"] == (10.82, 0.7)
+    assert numbers("table17", benchmark="cifar10", **projected)["BWT, Task-IL"] == (-0.60, None)
+    assert numbers("table18", **projected)["Task-IL"] == (73.58, 0.87)
+
+
+def published_of(table: Table, point: Mapping[str, str]) -> dict[str, tuple[float, float | None]]:
+    here = table.place(point)
+    return {p.figure: (p.mean, p.std) for p in table.published if p.place == here}
+
+
+def test_tables_that_share_a_run_share_its_number() -> None:
+    """What resolves to the same experiment is the same cell of the paper, but for its three contradictions."""
+    known: dict[str, dict[str, tuple[float, float | None]]] = {}
+    for point, recipe in each_recipe(fedagem()["table1"], "paper"):
+        known[seedless_hash(resolver().experiment(recipe.arguments))] = published_of(fedagem()["table1"], point)
+    shared: dict[str, int] = {}
+    others = set()
+    for name in ("table2", "table3", "table5", "table9", "table10", "table11"):
+        table = fedagem()[name]
+        for point, recipe in {str(p): (p, r) for p, r in each_recipe(table, "paper")}.values():
+            found = known.get(seedless_hash(resolver().experiment(recipe.arguments)))
+            if found is None:
+                continue
+            shared[name] = shared.get(name, 0) + 1
+            if found != published_of(table, point):
+                others.add((name, point["benchmark"], point["method"], point["with"]))
+    assert shared == {"table2": 16, "table3": 8, "table5": 4, "table9": 2, "table10": 2, "table11": 2}
+    assert others == {
+        ("table2", "rmnist", "der", "fedagem"),
+        ("table2", "pmnist", "der", "fedagem"),
+        ("table3", "pmnist", "fl", "without"),
+        ("table3", "pmnist", "fl", "fedagem"),
+    }
+
+
+@pytest.mark.parametrize(("forgetting", "accuracy"), [("table12", "table1"), ("table13", "table6")])
+def test_forgetting_is_read_off_the_runs_of_the_accuracies(forgetting: str, accuracy: str) -> None:
+    runs = [{r.arguments for _, r in each_recipe(fedagem()[name], "paper")} for name in (forgetting, accuracy)]
+    assert runs[0] <= runs[1]
+    assert all(f.value.startswith("fgt_max_last") for f in fedagem()[forgetting].figures.values())
+
+
+@pytest.mark.parametrize("benchmark", [*MNIST, *CIFAR])
+def test_the_protocol(benchmark: str) -> None:
+    """The paper's settings, for FL; other methods differ in their methods alone, FOT on CIFAR in its outputs too."""
+    found = of_table1(benchmark, "fl", "without")
+    data, schedule, model = found["data"], found["schedule"], found["model"]
+    mnist = benchmark in MNIST
+    tasks = {"cifar10": 5}.get(benchmark, 10)
+    assert data["stream"]["init_args"]["num_tasks"] == tasks
+    assert (schedule["rounds_per_task"], schedule["clients_per_round"], schedule["batch_size"]) == (20, 1.0, 32)
+    assert (data["num_clients"], schedule["local_epochs"], schedule["drop_last"]) == (10, 1 if mnist else 5, False)
+    optimizer = model["optimizer"]
+    assert optimizer["class_path"] == "torch.optim.SGD"
+    options = optimizer["init_args"]
+    assert (options["lr"], options["momentum"], options["weight_decay"]) == (0.01 if mnist else 0.1, 0.0, 0.0)
+    assert found["federated"]["client_weighting"] == "uniform"
+    assert found["federated"]["batchnorm"] == "average"
+    buffer = found["buffer"]
+    assert (buffer["size"], buffer["rule"], buffer["offered"], buffer["keeps"]) == (
+        200,
+        "reservoir",
+        "once",
+        "augmented",
+    )
+    partition = data["partition"]
+    source = data["stream"]["init_args"]["source"]["init_args"]
+    if mnist:
+        assert partition["class_path"].endswith(".Shards")
+        assert partition["init_args"] == {"per_client": 2}
+        assert not data["repartition"]
+        assert data["stream"]["init_args"]["first_is_identity"] is False
+        assert (source["mean"], source["std"]) == ([0.0], [1.0])
+        assert data["scenario"] == "domain"
+        network = SmallCNN((1, 28, 28), 10, **model["network"]["init_args"])
+        assert network.dropout == [0.5, 0.5]
+        parameters = 21_840
+    else:
+        assert partition["class_path"].endswith(".Dirichlet")
+        assert partition["init_args"] == {"alpha": 0.3, "min_samples": 10, "max_retries": 100, "balance": True}
+        assert data["repartition"]
+        assert (data["scenario"], data["class_loss"]) == ("class", "all")
+        assert data["stream"]["init_args"]["class_order"] == "natural"
+        network = ResNet18((3, 32, 32), 10 if benchmark == "cifar10" else 100, **model["network"]["init_args"])
+        parameters = 11_173_962 if benchmark == "cifar10" else 11_220_132
+    assert sum(p.numel() for p in network.parameters()) == parameters
+    assert (data["augmentation"] is not None) == (benchmark == "cifar100")
+    experiment = resolver().experiment(fedagem()["table1"].recipe(place(benchmark)).arguments)
+    for method in IMPLEMENTED:
+        other = resolver().experiment(fedagem()["table1"].recipe(place(benchmark, method)).arguments)
+        other = {**other, "methods": {}, "data": dict(other["data"])}
+        if method == "fot" and not mnist:
+            assert other["data"].pop("scenario") == "task"
+            other["data"]["scenario"] = "class"
+        other.pop("buffer", None)
+        assert other == experiment
+
+
+@pytest.mark.parametrize("method", IMPLEMENTED)
+def test_fed_a_gem_comes_behind_the_methods_own(method: str) -> None:
+    """With the options of its own file, and nothing of the method is lost."""
+    alone, both = (list(of_table1("rmnist", method, w)["methods"].items()) for w in ("without", "fedagem"))
+    assert both[:-1] == alone
+    name, entry = both[-1]
+    of_file = yaml.safe_load((CONFIGS / "methods" / "fed-agem.yaml").read_text())
+    assert name == "fed_agem"
+    assert of_file["methods"][name]["init_args"].items() <= entry["init_args"].items()
+
+
+def test_coefficients_of_der() -> None:
+    """Table 19."""
+    found = {b: of_table1(b, "der", "fedagem")["methods"]["der"]["init_args"]["alpha"] for b in (*MNIST, *CIFAR)}
+    assert found == {"rmnist": 1.0, "pmnist": 1.0, "cifar10": 0.3, "cifar100": 1.0}
+
+
+@pytest.mark.parametrize("benchmark", ["rmnist", "cifar10"])
+def test_less_communication_is_as_much_training(benchmark: str) -> None:
+    """A round with Fed-A-GEM sends twice what one of FL sends: so many times FL's bytes, and as many local epochs."""
+    base = config("table3", benchmark=benchmark, communication="fl")["schedule"]
+    sent = {}
+    for variant in ("2x", "1x", "0.5x", "0.2x"):
+        found = config("table3", benchmark=benchmark, communication=variant)
+        schedule = found["schedule"]
+        assert list(found["methods"]) == ["fed_agem"]
+        assert schedule["rounds_per_task"] * schedule["local_epochs"] == base["rounds_per_task"] * base["local_epochs"]
+        sent[variant] = 2 * schedule["rounds_per_task"] / base["rounds_per_task"]
+    assert sent == {"2x": 2.0, "1x": 1.0, "0.5x": 0.5, "0.2x": 0.2}
+
+
+def test_settings_of_the_further_tables_arrive() -> None:
+    assert (
+        config("table2", benchmark="pmnist", buffer="500", method="der", **{"with": "fedagem"})["buffer"]["size"] == 500
+    )
+    assert config("table5", split="cifar100-5", **{"with": "fedagem"})["data"]["stream"]["init_args"]["num_tasks"] == 5
+    assert config("table4", variant="der-fedagem")["data"]["exposure"] == "asynchronous"
+    assert list(config("table4", variant="der-fedagem")["methods"]) == ["der", "fed_agem"]
+    assert config("table6", benchmark="cifar100", method="der", **{"with": "without"})["data"]["num_clients"] == 20
+    refined = config("table9", refinement="project_and_scale-always")["methods"]["fed_agem"]["init_args"]
+    assert (refined["refinement"], refined["when"]) == ("project_and_scale", "always")
+    assert config("table10", share="0.1")["methods"]["fed_agem"]["init_args"]["share"] == 0.1
+    assert config("table11", rule="sliding_window")["buffer"]["rule"] == "sliding_window"
+    sampled = config("table14", **{"with": "fedagem"})
+    assert (sampled["data"]["num_clients"], sampled["schedule"]["clients_per_round"]) == (50, 0.5)
+    assert config("table18", **{"with": "fedagem"})["data"]["stream"]["init_args"]["class_order"] == "seeded"
+
+
+def test_joining_clients_have_the_settings_of_table_16() -> None:
+    found = config("table15", method="agem", **{"with": "fedagem"})
+    schedule, optimizer = found["schedule"], found["model"]["optimizer"]["init_args"]
+    assert (schedule["rounds_per_task"], schedule["local_epochs"], schedule["batch_size"]) == (200, 20, 128)
+    assert schedule["clients_per_round"] == 10
+    assert (optimizer["lr"], optimizer["weight_decay"], found["buffer"]["size"]) == (2.0, 1e-5, 2000)
+    members = Joining(**found["data"]["participation"]["init_args"]).members(found["data"]["num_clients"], 10, 0)
+    assert [len(clients) for clients in members] == [30 + 10 * t for t in range(10)]
+
+
+@pytest.mark.parametrize(("classes", "size", "clients"), [(10, 500, 120), (10, 500, 50), (2, 5000, 20), (5, 5000, 10)])
+def test_every_client_can_get_its_samples(classes: int, size: int, clients: int) -> None:
+    """The deals of Tables 5, 6, 14 and 15 are found within the partition's redraws."""
+    labels = np.repeat(np.arange(classes), size)
+    for seed in range(3):
+        shares = Dirichlet(alpha=0.3, min_samples=10).split(labels, clients, np.random.default_rng(seed))
+        assert min(len(share) for share in shares) >= 10
+
+
+@pytest.mark.parametrize("benchmark", ["pmnist", "cifar100"])
+def test_scale_short_changes_what_it_says(benchmark: str) -> None:
+    paper, short = (
+        resolver().experiment(fedagem()["table1"].recipe(place(benchmark, "agem", scale=scale)).arguments)
+        for scale in ("paper", "short")
+    )
+    rounds, epochs = short["schedule"]["rounds_per_task"], short["schedule"]["local_epochs"]
+    assert (rounds, epochs) == ((5, 1) if benchmark == "pmnist" else (4, 1))
+    short["schedule"] = paper["schedule"]
+    if benchmark == "cifar100":
+        assert short["model"]["network"]["init_args"]["width"] == 16
+        short["model"]["network"] = paper["model"]["network"]
+    assert short == paper
+
+
+def test_what_cannot_be_run_says_why() -> None:
+    for method, why in {"l2p": "L2P", "cfed": "CFeD", "glfc": "proxy"}.items():
+        with pytest.raises(NotAvailable, match=why):
+            fedagem()["table1"].recipe(place("cifar10", method))
+    for name in ("table7", "table8"):
+        assert not list(each_recipe(fedagem()[name], "smoke"))
+
+
+def test_columns_are_the_readings_of_a_run(tmp_path: Path) -> None:
+    """Class-IL and Task-IL of one run; FOT's run has one reading; forgetting and transfer are the same run's."""
+    figures = {
+        "acc_task_il": 47.0,
+        "fgt_max_last": 70.0,
+        "fgt_max_last_task_il": 30.0,
+        "bwt": -60.0,
+        "bwt_task_il": -20.0,
+    }
+    figures |= {"fwt": 1.0, "fwt_task_il": 17.0}
+    table = fedagem()["table1"]
+    write_run(tmp_path / "fl", table.recipe(place("cifar100")).arguments, 0, 8.8, **figures)
+    write_run(tmp_path / "fot", table.recipe(place("cifar100", "fot")).arguments, 0, 68.0)
+    known = Experiments(resolver(), read_results(tmp_path), MissingData(tmp_path / "missing.json"))
+
+    def values(name: str) -> dict[tuple[str, str], Any]:
+        cells = known.cells(fedagem()[name], "paper", {"benchmark": ["cifar100"]})
+        return {(c.point["method"], c.figure): c.seeds[0] for c in cells if c.seeds}
+
+    assert values("table1") == {
+        ("fl", "Class-IL"): 8.8,
+        ("fl", "Task-IL"): 47.0,
+        ("fot", "Task-IL, own outputs"): 68.0,
+    }
+    assert values("table12") == {("fl", "Class-IL"): 70.0, ("fl", "Task-IL"): 30.0}
+    assert values("table17") == {
+        ("fl", "BWT, Class-IL"): -60.0,
+        ("fl", "BWT, Task-IL"): -20.0,
+        ("fl", "FWT, Class-IL"): 1.0,
+        ("fl", "FWT, Task-IL"): 17.0,
+    }
