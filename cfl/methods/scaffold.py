@@ -58,6 +58,9 @@ class SCAFFOLD(Method):
     what it is to cancel is the gradient of local steps, with BatchNorm's batch statistics and dropout. It is without
     weight decay and what other methods add.
 
+    Variates are as old as a client's last round, and what they are wrong by is added K times: the method wants shorter
+    steps than federated averaging (in the paper's theorems lr falls as 1 / K), and diverges where they are too long.
+
     Differs from the paper, which has no tasks: at a task switch variates belong to the last task, and
     ``at_task_switch`` says what becomes of them; the paper's learning rate of the server is ``federated.server_lr``.
 

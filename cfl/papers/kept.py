@@ -73,6 +73,8 @@ def as_text(result: Result, scale: str) -> str:
     }
     if result.rounds:
         parts["rounds"] = _rounded(list(result.rounds))
+    if result.matrix_task_il:
+        parts["matrix_task_il"] = _rounded(list(result.matrix_task_il))
     return "{\n" + ",\n".join(f'"{key}": {json.dumps(part, sort_keys=True)}' for key, part in parts.items()) + "\n}\n"
 
 
@@ -108,6 +110,7 @@ def read_kept(paper: Paper, folder: Path | None = None) -> dict[str, list[Result
                 entry["client_epochs"],
                 path,
                 entry.get("rounds", ()),
+                entry.get("matrix_task_il", ()),
             )
             scale = found[entry["scale"]]
         except (ValueError, KeyError, TypeError) as error:

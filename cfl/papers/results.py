@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
-from cfl.comparison import RunFolderError, read_curve, read_run, rounds_to
+from cfl.comparison import RunFolderError, read_curve, read_matrix_csv, read_run, rounds_to
 from cfl.experiment import config_hash, experiment_of
+from cfl.metrics import forgetting_max
 from cfl.papers.expressions import Undefined, evaluate
 from cfl.papers.resolving import same_experiment, seedless_hash
 
@@ -34,6 +36,7 @@ class Result:
         source: where it was read from.
         rounds: ACC in percent after each round, None after those without an evaluation; empty for a run that was
             evaluated at task ends only.
+        matrix_task_il: as ``matrix``, of a class-incremental run whose tasks are known at test time; else empty.
     """
 
     experiment: Mapping[str, Any]
@@ -43,6 +46,7 @@ class Result:
     client_epochs: int | None = None
     source: Path | None = None
     rounds: Sequence[float | None] = ()
+    matrix_task_il: Sequence[list[float | None]] = ()
 
     @property
     def seed(self) -> int:
@@ -58,10 +62,12 @@ class Result:
         """A figure of the run: a number, or a list with one per task.
 
         Known are all entries of ``summary.json``; ``matrix[t, i]``; ``diagonal``; ``averages``, ACC after each task;
-        ``task(i)``, the accuracy on task i after each task, null before it; ``used(layer)`` in percent after each task
-        but the last; ``layers``; ``client_epochs``; ``setting("data.num_clients")``; ``mean(list)``; ``yes(value)``,
-        1 above 0 and else 0. Of a run that was evaluated between task ends also ``curve``, ACC after each round, null
-        where not evaluated; and ``rounds_to("90")``, the rounds until ACC first was at least 90 %.
+        ``task(i)``, the accuracy on task i after each task, null before it; ``forgettings``, ``fgt_max_last`` after
+        each task, null after the first; of a class-incremental run also ``averages_task_il``, ``forgettings_task_il``
+        and ``curves_task_il[i]``, as ``task(i)``; ``used(layer)`` in percent after each task but the last; ``layers``;
+        ``client_epochs``; ``setting("data.num_clients")``; ``mean(list)``; ``yes(value)``, 1 above 0 and else 0. Of a
+        run that was evaluated between task ends also ``curve``, ACC after each round, null where not evaluated; and
+        ``rounds_to("90")``, the rounds until ACC first was at least 90 %.
 
         Raises:
             Undefined: it has no value for this run.
@@ -76,6 +82,10 @@ class Result:
             "matrix": self.matrix,
             "diagonal": [self.matrix[t][t] for t in tasks],
             "averages": averages,
+            "forgettings": _forgettings(self.matrix),
+            "averages_task_il": [_mean(row[: t + 1]) for t, row in enumerate(self.matrix_task_il)] or None,
+            "forgettings_task_il": _forgettings(self.matrix_task_il) or None,
+            "curves_task_il": _curves(self.matrix_task_il) or None,
             "task": lambda i: [self.matrix[t][i] if t >= i else None for t in tasks] if i < len(tasks) else None,
             "used": lambda layer: self.space.get(layer),
             "layers": list(self.space),
@@ -107,6 +117,17 @@ class Result:
         return found
 
 
+def _curves(matrix: Sequence[list[float | None]]) -> list[list[float | None]]:
+    return [[row[i] if t >= i else None for t, row in enumerate(matrix)] for i in range(len(matrix))]
+
+
+def _forgettings(matrix: Sequence[list[float | None]]) -> list[float | None]:
+    if not matrix or any(None in row for row in matrix):
+        return []
+    a = torch.tensor(matrix, dtype=torch.float64)
+    return [None, *(forgetting_max(a, t, include_last=True).item() for t in range(1, len(matrix)))]
+
+
 def _mean(values: Iterable[float | None] | None) -> float | None:
     found = list(values or [])
     return None if not found or None in found else math.fsum(v for v in found if v is not None) / len(found)
@@ -135,7 +156,13 @@ def read_result(folder: Path) -> Result:
     rounds = _rows(folder / "rounds.csv")
     epochs = sum(int(row["clients"]) for row in rounds) * local_epochs if rounds else None
     curve = read_curve(folder / "rounds.csv") if experiment["schedule"].get("evaluate_every") else []
-    return Result(experiment, summary, matrix, space, epochs, folder, curve)
+    known = folder / "accuracy_matrix_task_il.csv"
+    task_il = (
+        [[None if math.isnan(x) else x for x in row] for row in read_matrix_csv(known)[0].tolist()]
+        if known.is_file()
+        else []
+    )
+    return Result(experiment, summary, matrix, space, epochs, folder, curve, task_il)
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
