@@ -125,7 +125,7 @@ def test_refused_before_training(
     message = capsys.readouterr().err
     assert (status, message.count("\n")) == (2, 1), message
     assert message.startswith("error: ")
-    assert len(message) < 500
+    assert len(message) < 1000  # methods that other tests define are listed too
     for words in expected:
         assert words.lower() in message.lower()
     assert not (tmp_path / "run" / "rounds.csv").exists()
