@@ -95,6 +95,7 @@ class Client(LightningModule):
         self._objective = Objective(self.methods.values())
         self._step_context = StepContext(seed, objective=self._objective)
         self._multiplier: Method | None = None
+        self._observers: tuple[Method, ...] = ()
         self.local_step = 0
         self._loss = torch.zeros(2)
 
@@ -206,8 +207,9 @@ class Client(LightningModule):
             at_once = self._at_once(optimizer) if self._engine.steps_at_once else None
             self._multiplier = next((m for m in self.methods.values() if self._multiplied_by_engine(m)), None)
             factors = {} if self._multiplier is None else cast(RightMultiplication, self._multiplier).right_factors
-            keeps_logits = any(m.observes for m in self._objective.observers)
-            keeps_logits = keeps_logits or any(m.replays_logits for m in self.methods.values())
+            self._observers = tuple(m for m in self._objective.observers if m.observes)
+            buffer = self._federation.buffer
+            keeps_logits = bool(self._observers) or (buffer is not None and buffer.wants_logits)
             self._step_context = StepContext(self.seed, at_once, self._objective, factors, keeps_logits)
         try:
             for method in self.methods.values():
@@ -218,9 +220,10 @@ class Client(LightningModule):
                 cohort.use_outputs(added.tasks, added.mask)
             losses = self._engine.losses(cohort, batch, self._step_context)
             self._record(losses.detach(), batch)
-            logits = None if (of := self._engine.logits) is None else of[:, : batch.mask.shape[1]].detach()
-            if logits is not None:
-                for method in self._objective.observers:
+            logits = None
+            if self._step_context.keeps_logits and self._engine.logits is not None:
+                logits = self._engine.logits[:, : batch.mask.shape[1]].detach()
+                for method in self._observers:
                     method.observe(cohort, batch, logits)
             if self._federation.buffer is not None:
                 self._federation.buffer.offer(cohort, batch, logits)

@@ -26,13 +26,15 @@ def inner(left: Gradients, right: Gradients) -> Tensor:
     return total
 
 
-def conflicting(gradients: Gradients, reference: Gradients) -> Tensor:
-    """``[k]`` bool: whose gradient is at more than a right angle to its reference."""
-    return inner(gradients, reference) < 0
-
-
 @torch.no_grad()
-def refine(gradients: Gradients, reference: Gradients, rows: Tensor, how: Refinement = "project") -> None:
+def refine(
+    gradients: Gradients,
+    reference: Gradients,
+    rows: Tensor,
+    how: Refinement = "project",
+    product: Tensor | None = None,
+    length: Tensor | None = None,
+) -> None:
     """Change the gradients of some clients, in place (Dai et al., 2024, eq 5 and section 5.3.1).
 
     - ``project``: ``g - (g.r / r.r) r``, the closest vector to g that is not at more than a right angle to r, where g
@@ -48,8 +50,10 @@ def refine(gradients: Gradients, reference: Gradients, rows: Tensor, how: Refine
         reference: theirs; parameters that it lacks have reference 0.
         rows: ``[k]`` bool, whose gradients to change.
         how: one of these.
+        product: ``[k]`` inner products of gradients and reference, if known.
+        length: ``[k]`` or ``[1]`` squared length of the reference, if known.
     """
-    length = inner(reference, reference)
+    length = inner(reference, reference) if length is None else length
     rows = rows & (length > 0)
     if not bool(rows.any()):
         return
@@ -57,26 +61,31 @@ def refine(gradients: Gradients, reference: Gradients, rows: Tensor, how: Refine
     if how == "average":
         _combine(gradients, reference, rows, 0.5 * ones, 0.5 * ones)
         return
-    squared, product = inner(gradients, gradients), inner(gradients, reference)
+    product = inner(gradients, reference) if product is None else product
+    along = -product / length.clamp(min=torch.finfo(torch.float64).tiny)
+    if how == "project":
+        _combine(gradients, reference, rows, None, along)
+        return
+    squared = inner(gradients, gradients)
     if how == "rotate":
-        own, of_reference, result = ones, ones, squared + 2 * product + length
+        of_reference, result = ones, squared + 2 * product + length
     else:
-        own, of_reference = ones, -product / length.clamp(min=torch.finfo(torch.float64).tiny)
-        result = squared - product.square() / length.clamp(min=torch.finfo(torch.float64).tiny)
-    if how != "project":
-        # What is left of g may be nothing; then there is no direction to give a length to.
-        something = result > 8 * torch.finfo(next(iter(gradients.values())).dtype).eps * squared
-        scale = (squared / result.clamp(min=1e-30)).sqrt() * something
-        own, of_reference = own * scale, of_reference * scale
-    _combine(gradients, reference, rows, own, of_reference)
+        of_reference, result = along, squared + along * product
+    # What is left of g may be nothing; then there is no direction to give a length to.
+    something = result > 8 * torch.finfo(next(iter(gradients.values())).dtype).eps * squared
+    scale = (squared / result.clamp(min=1e-30)).sqrt() * something
+    _combine(gradients, reference, rows, scale, of_reference * scale)
 
 
-def _combine(gradients: Gradients, reference: Gradients, rows: Tensor, own: Tensor, of_reference: Tensor) -> None:
-    """``own g + of_reference r`` for some rows; ``[k]`` or ``[1]`` factors."""
-    own = torch.where(rows, own, torch.ones_like(own))
+def _combine(
+    gradients: Gradients, reference: Gradients, rows: Tensor, own: Tensor | None, of_reference: Tensor
+) -> None:
+    """``own g + of_reference r`` for some rows; ``[k]`` or ``[1]`` factors, None for 1."""
+    own = None if own is None else torch.where(rows, own, torch.ones_like(own))
     of_reference = torch.where(rows, of_reference, torch.zeros_like(of_reference))
     for name, gradient in gradients.items():
-        factors = (f.to(gradient.dtype).view(-1, *[1] * (gradient.ndim - 1)) for f in (own, of_reference))
-        gradient.mul_(next(factors))
+        shape = (-1, *[1] * (gradient.ndim - 1))
+        if own is not None:
+            gradient.mul_(own.to(gradient.dtype).view(shape))
         if name in reference:
-            gradient.add_(next(factors) * reference[name])
+            gradient.addcmul_(of_reference.to(gradient.dtype).view(shape), reference[name])

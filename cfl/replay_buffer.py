@@ -97,7 +97,7 @@ class ReplayBuffer:
         self.size, self.offered, self.keeps = size, offered, keeps
         self.rule: Rule = rule
         self._table: dict[str, Tensor] = {}
-        self._opened: tuple[int, ...] = ()
+        self._offers = True
         self._own: list[np.ndarray] = []
 
     def bind(self, states: ClientStates, data: FederatedDataModule, logits: bool) -> None:
@@ -132,9 +132,23 @@ class ReplayBuffer:
 
     def open(self, cohort: Cohort) -> None:
         """Look into the buffers of clients that are about to train."""
-        self._opened = cohort.clients
         self._table = self.states.gather(TOPIC, cohort.clients, self._empty)
         self._own = [self._places_of(client) for client in cohort.clients] if self.offered == "once" else []
+        self._offers = self.offered == "every_step" or any(
+            self._has_news(row, client, cohort.task) for row, client in enumerate(cohort.clients)
+        )
+
+    def _has_news(self, row: int, client: int, task: int) -> bool:
+        """Whether a client is about to train on a sample that it has not trained on before."""
+        held = self.data.trained_on(task)[client]
+        places = self.data.places.of(task, held) if self.data.exposure == "sequential" else held
+        ranks = torch.from_numpy(np.searchsorted(self._own[row], places))
+        return not bool(self._table["known"][row, ranks].all())
+
+    @property
+    def wants_logits(self) -> bool:
+        """Whether samples of the open cohort may enter the buffers, and their logits with them."""
+        return self.keeps_logits and self._offers
 
     def offer(self, cohort: Cohort, batch: CohortBatch, logits: Tensor | None) -> None:
         """A step has been taken: its samples may enter the buffers.
@@ -142,10 +156,11 @@ class ReplayBuffer:
         Args:
             cohort: whose.
             batch: the step.
-            logits: ``[k, B, O]`` of its own samples; needed if logits are kept.
+            logits: ``[k, B, O]`` of its own samples; needed if :attr:`wants_logits`.
         """
+        if not self._offers:
+            return
         table, present, index = self._table, batch.mask.cpu(), batch.index.cpu()
-        tasks = batch.task_ids.cpu()
         places = index if batch.tasks_of_own is not None else index + int(self.data.places.starts[batch.task])
         if self.offered == "once":
             present = present & self._first_time(places, present)
@@ -155,8 +170,7 @@ class ReplayBuffer:
         table["seen"] += present.sum(1)
         table["place"] = torch.where(taken, places.gather(1, source), table["place"])
         if self._augmented:
-            index = self.data.places.split(places)[1]
-            words = self.data.augmentation_words(tasks, index, (cohort.round, batch.step))
+            words = self.data.augmentation_words(*self.data.places.split(places), (cohort.round, batch.step))
             table["word"] = torch.where(taken, words.gather(1, source), table["word"])
         if self.keeps_logits:
             if logits is None:

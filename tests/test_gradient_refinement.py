@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cfl.gradient_refinement import REFINEMENTS, Gradients, Refinement, conflicting, inner, refine
+from cfl.gradient_refinement import REFINEMENTS, Gradients, Refinement, inner, refine
 
 SHAPES = {"conv.weight": (3, 2, 2, 2), "conv.bias": (3,), "scale": (), "head.weight": (4, 3)}
 SIZE = 24 + 3 + 1 + 12
@@ -76,9 +76,9 @@ def test_refinements_are_their_formulas(how: Refinement, shared: bool) -> None:
 def test_inner_products_and_conflicts() -> None:
     g, r = vectors(1), vectors(2)
     torch.testing.assert_close(inner(split(g), split(r)), (g * r).sum(1), rtol=1e-13, atol=1e-13)
-    assert torch.equal(conflicting(split(g), split(r)), (g * r).sum(1) < 0)
-    assert conflicting(split(g), split(r)).unique().tolist() == [False, True]
-    assert not conflicting(split(g), split(torch.zeros_like(g))).any()
+    assert torch.equal(inner(split(g), split(r)) < 0, (g * r).sum(1) < 0)
+    assert (inner(split(g), split(r)) < 0).unique().tolist() == [False, True]
+    assert not (inner(split(g), split(torch.zeros_like(g))) < 0).any()
     assert inner(split(g.float()), split(r.float())).dtype == torch.float64
 
 
@@ -90,7 +90,7 @@ def test_projection_of_conflicts_solves_the_constrained_least_squares_problem() 
     changed = 0
     for seed in range(20):
         g, r = vectors(seed), vectors(50 + seed)
-        found = refined(g, r, conflicting(split(g), split(r)))
+        found = refined(g, r, inner(split(g), split(r)) < 0)
         for row in range(len(g)):
             v = torch.zeros((), dtype=torch.float64)
             for _ in range(200):
@@ -172,8 +172,19 @@ def test_parameters_without_reference_count_as_zeros(how: Refinement) -> None:
 def test_tiny_gradients_are_projected_too() -> None:
     """Products of 1e-21 are still numbers in single precision."""
     g, r = 1e-12 * vectors(14, dtype=torch.float32), 1e-9 * vectors(15, dtype=torch.float32)
-    rows = conflicting(split(g), split(r))
+    rows = inner(split(g), split(r)) < 0
     assert torch.equal(rows, (g.double() * r.double()).sum(1) < 0)
     found = refined(g, r, rows).double()
     cosine = (found * r).sum(1) / (found.norm(dim=1) * r.double().norm(dim=1))
     assert (cosine > -1e-5).all()
+
+
+@pytest.mark.parametrize("how", REFINEMENTS)
+def test_what_is_known_need_not_be_computed_again(how: Refinement) -> None:
+    g, r = vectors(14), vectors(15)
+    product, length = inner(split(g), split(r)), inner(split(r), split(r))
+    found, expected = split(g), split(g)
+    refine(found, split(r), product < 0, how, product, length)
+    refine(expected, split(r), product < 0, how)
+    assert torch.equal(joined(found), joined(expected))
+    assert not torch.equal(joined(found), g)

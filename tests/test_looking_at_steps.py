@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -114,6 +114,36 @@ def test_nobody_is_shown_logits_that_wants_none() -> None:
     run({"shy": shy}, WORKERS, mlp)
     assert shy.models
     assert not shy.checked
+    for engine in (VMAP, WORKERS):
+        shy, watch = Shy(), Watch()
+        run({"shy": shy, "watch": watch}, engine, mlp)
+        assert watch.checked
+        assert not shy.checked
+
+
+class EveryOther(Watch):
+    """Wants to see every other round."""
+
+    rounds: ClassVar[list[int]] = []
+
+    def open_cohort(self, cohort: Cohort) -> None:
+        self.round = cohort.round
+
+    @property
+    def observes(self) -> bool:
+        return self.round % 2 == 0
+
+    def observe(self, cohort: Cohort, batch: CohortBatch, logits: Tensor) -> None:
+        super().observe(cohort, batch, logits)
+        self.rounds.append(cohort.round)
+
+
+@pytest.mark.parametrize("engine", [VMAP, WORKERS])
+def test_logits_of_an_earlier_round_are_not_shown_again(engine: EngineOptions) -> None:
+    watch = EveryOther()
+    watch.rounds.clear()
+    run({"watch": watch}, engine, mlp)
+    assert set(watch.rounds) == {0, 2}
 
 
 class Whole(Method):

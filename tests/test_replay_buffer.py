@@ -496,3 +496,19 @@ def test_the_command_line_sets_the_buffer(tmp_path: Path, capsys: pytest.Capture
     assert tiny_cli.run("fit", *given[:2], "--buffer.size", "0") == 2
     assert "buffer.size = 0" in capsys.readouterr().err
     assert json.dumps(config)  # plain values
+
+
+@pytest.mark.parametrize(("offered", "later"), [("once", False), ("every_step", True)])
+def test_logits_are_wanted_only_where_a_sample_may_enter(offered: Any, later: bool) -> None:
+    """In a client's first round with its samples, and after a task switch again; always where all are offered."""
+    wanted: dict[int, bool] = {}
+
+    class Watch(Keep):
+        def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+            assert self.federation.buffer is not None
+            wanted[cohort.round] = self.federation.buffer.wants_logits
+            return batch
+
+    data = unequal(split(2, train=160), 5, schedule={"clients_per_round": 5})
+    run(data, ReplayBuffer(4, offered=offered), Watch(logits=True))
+    assert wanted == {0: True, 1: later, 2: True, 3: later}

@@ -10,7 +10,7 @@ from torch import Tensor
 from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.errors import ConfigError
-from cfl.gradient_refinement import conflicting, refine
+from cfl.gradient_refinement import inner, refine
 from cfl.methods.base import Method
 
 
@@ -61,4 +61,5 @@ class AGEM(Method):
         """Take what conflicts with the buffer's gradient out of the step's."""
         if self._reference:
             gradients = cohort.gradients
-            refine(gradients, self._reference, conflicting(gradients, self._reference))
+            product = inner(gradients, self._reference)
+            refine(gradients, self._reference, product < 0, product=product)

@@ -17,7 +17,7 @@ from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.errors import ConfigError
 from cfl.federation import Federation
-from cfl.gradient_refinement import REFINEMENTS, Refinement, conflicting, refine
+from cfl.gradient_refinement import REFINEMENTS, Refinement, inner, refine
 from cfl.layer_inputs.of_clients import client_model, evaluating
 from cfl.methods.base import Method
 from cfl.models.dropout import DropoutMasks, dropout_masks
@@ -99,6 +99,7 @@ class FedAGEM(Method):
         self._steps = self._refined = 0
         self._seen = torch.zeros(2, dtype=torch.int64)
         self._encoded: dict[str, Tensor] = {}
+        self._length: Tensor | None = None
         self._step = 0
         self._training = torch.ones(0, dtype=torch.bool)
 
@@ -127,6 +128,7 @@ class FedAGEM(Method):
         self.federation.channel.downlink("reference gradient", self.reference, len(cohort.clients))
         encoded = self.federation.encode(cohort.task, self.reference)
         self._encoded = {name: value[None] for name, value in encoded.items()}
+        self._length = inner(self._encoded, self._encoded)
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
         """Note which step it is, and whose."""
@@ -143,9 +145,10 @@ class FedAGEM(Method):
             return
         # A client that has finished may be left with a gradient, of a penalty say.
         training = self._training
-        rows = training & conflicting(gradients, self._encoded) if self.when == "conflict" else training
+        product = inner(gradients, self._encoded)
+        rows = training & (product < 0) if self.when == "conflict" else training
         rows = rows & self._chosen(cohort).to(rows.device)
-        refine(gradients, self._encoded, rows, self.refinement)
+        refine(gradients, self._encoded, rows, self.refinement, product, self._length)
         self._use_outputs(cohort, rows)
         self._seen = self._seen.to(rows.device) + torch.stack([training.sum(), rows.sum()])
 
