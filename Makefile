@@ -30,7 +30,7 @@ DEMO := --schedule.cohort_width 10 --engine.kind workers --engine.stack 5
 demo: $(BIN)/.installed  ## train FedAvg and FOT on real digits, print one table, draw the curves
 	@$(BIN)/cfl fit --seed_everything $(SEED) $(DEMO) --config configs/methods/fedavg.yaml --run.dir $(RUNS)/fedavg --run.overwrite true
 	@$(BIN)/cfl fit --seed_everything $(SEED) $(DEMO) --config configs/methods/fot.yaml --run.dir $(RUNS)/fot --run.overwrite true
-	@$(BIN)/python -m cfl.comparison $(RUNS)/fedavg $(RUNS)/fot --out $(RUNS)
+	@$(BIN)/cfl compare $(RUNS)/fedavg $(RUNS)/fot --out $(RUNS) --pictures
 
 bench: $(BIN)/.installed  ## measure speed and memory into runs/bench: WORKS=W1,W2 ROUNDS=10 ENGINES=loop,cfl
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks --works "$(WORKS)" --engines "$(ENGINES)" --rounds "$(ROUNDS)" --out "$(BENCH)"

@@ -1,7 +1,27 @@
-"""``python -m cfl``."""
+"""``cfl`` and ``python -m cfl``: the command line."""
+
+from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
-from cfl.cli import main
 
-sys.exit(main())
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit status.
+
+    Args:
+        arguments: the command line without the program's name; None takes the process's own.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    # Imported only now: what trains takes seconds to import, and a comparison needs none of it.
+    if given[:1] == ["compare"]:
+        from cfl.compare.command import main as compare
+
+        return compare(given[1:])
+    from cfl.cli import main as train
+
+    return train(given)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,7 @@
-"""``cfl fit | validate | test``: the one place that puts application and callbacks together."""
+"""``cfl fit | validate | test``: the one place that puts application and callbacks together.
+
+``cfl compare`` is dispatched in :mod:`cfl.__main__`, which imports this module only to train.
+"""
 
 from __future__ import annotations
 
@@ -279,8 +282,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             save_config_callback=None,
             parser_class=Parser,
             parser_kwargs={
-                name: {"default_config_files": [str(DEFAULT_CONFIG)], "epilog": FORMULAS_HELP}
-                for name in FederatedCLI.subcommands()
+                "epilog": "cfl compare RUN... makes tables and a page of charts of finished runs: cfl compare --help",
+                **{
+                    name: {"default_config_files": [str(DEFAULT_CONFIG)], "epilog": FORMULAS_HELP}
+                    for name in FederatedCLI.subcommands()
+                },
             },
         )
     except Exception as error:

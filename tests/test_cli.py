@@ -13,7 +13,7 @@ import yaml
 from lightning.pytorch.cli import LightningCLI
 
 from cfl.cli import FederatedCLI, with_run_config
-from cfl.comparison import read_matrix_csv
+from cfl.compare.matrix_file import read_matrix_csv
 
 FOT = ("--methods.fot", "FOT", "--methods.fot.threshold", "0.9")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import struct
 import time
@@ -11,10 +12,12 @@ from typing import Any
 
 import pytest
 import tiny_cli
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb.proto.wandb_internal_pb2 import Record
 
 LOGGERS = Path(__file__).parent.parent / "configs" / "loggers"
+PICTURES = ("cl/accuracy_matrix", "cl/accuracy_heatmap", "cl/accuracy_curve", "cl/learning_curve", "data/partition")
 OPTIONS = ("--methods.fot", "FOT", "--schedule.evaluate_every", "2")
 
 
@@ -72,7 +75,7 @@ def assert_scalars(found: dict[str, dict[int, float]], folder: Path, exact: bool
 
 def test_tensorboard_has_the_figures_of_the_run_folder(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    assert tiny_cli.fit(folder, *OPTIONS, "--config", str(LOGGERS / "tensorboard.yaml")) == 0
+    assert tiny_cli.fit(folder, *OPTIONS, "--config", str(LOGGERS / "tensorboard.yaml"), pictures=True) == 0
     (events,) = (folder / "tensorboard").glob("events.*")  # nowhere else, and one file
     board = EventAccumulator(str(events), size_guidance={"images": 0, "scalars": 0}).Reload()
     found = {
@@ -81,9 +84,19 @@ def test_tensorboard_has_the_figures_of_the_run_folder(tmp_path: Path) -> None:
         if tag != "epoch"
     }
     assert_scalars(found, folder, exact=False)  # TensorBoard keeps float32
-    pictures = board.Images("cl/accuracy_matrix")
-    assert [picture.step for picture in pictures] == [2, 5]  # a heatmap at every task's end
-    assert min(pictures[0].width, pictures[0].height) > 100
+    steps = {"cl/accuracy_matrix": [2, 5], "cl/accuracy_curve": [2, 5], "cl/learning_curve": [5], "data/partition": [0]}
+    assert set(board.Tags()["images"]) == set(steps)
+    for name, expected in steps.items():
+        pictures = board.Images(name)
+        assert [picture.step for picture in pictures] == expected, name
+        for picture in pictures:
+            assert min(picture.width, picture.height) > 100
+            # A figure with something in it.
+            with Image.open(io.BytesIO(picture.encoded_image_string)) as image:
+                assert len(image.convert("RGB").getcolors(1 << 24) or []) > 10, name
+    with Image.open(folder / "partition.png") as written:
+        shown = board.Images("data/partition")[0]
+        assert (shown.width, shown.height) == written.size
     assert "config_hash" in tiny_cli.summary(folder)
     assert "schedule.batch_size: 8" in (folder / "tensorboard" / "hparams.yaml").read_text()
 
@@ -157,7 +170,7 @@ def test_wandb_has_the_figures_of_the_run_folder(wandb_run: tuple[Path, list[Rec
     found: dict[str, dict[int, float]] = {}
     for step in history(records):
         for name, value in step.items():
-            if isinstance(value, int | float) and not name.startswith(("_", "cl/accuracy")):
+            if isinstance(value, int | float) and not name.startswith(("_", *PICTURES)):
                 found.setdefault(name, {})[step["round"]] = value
     assert_scalars(found, folder, exact=True)
 
@@ -209,6 +222,8 @@ def test_wandb_has_the_matrix_as_table_and_picture(wandb_run: tuple[Path, list[R
     assert all(table["columns"] == ["after_task", "task_0", "task_1"] for table in tables)
     assert sorted((table["data"] for table in tables), key=len) == [rows[:1], rows]
     assert len(list(folder.glob("wandb/offline-run-*/files/media/images/cl/accuracy_heatmap*.png"))) == 2
+    for picture, count in (("cl/accuracy_curve", 2), ("cl/learning_curve", 1), ("data/partition", 1)):
+        assert len(list(folder.glob(f"wandb/offline-run-*/files/media/images/{picture}*.png"))) == count, picture
 
 
 def test_wandb_run_is_over_when_the_fit_is(wandb_run: tuple[Path, list[Record]]) -> None:

@@ -12,7 +12,8 @@ from PIL import Image
 
 import callbacks.record
 from callbacks.record import _write_csv
-from cfl.comparison import SUMMARY_KEYS, read_matrix_csv, read_run
+from cfl.compare.matrix_file import read_matrix_csv
+from cfl.compare.run_folder import SUMMARY_KEYS, read_run
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Shards
 from cfl.data.sources import Synthetic
@@ -219,7 +220,10 @@ def test_stream_of_one_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     summary = tiny_cli.summary(tmp_path)
     assert summary["acc"] == read_matrix_csv(tmp_path / "accuracy_matrix.csv")[0].item()
     assert [summary[key] for key in ("fgt", "fgt_max", "bwt", "fwt")] == [None] * 4
-    assert "FGT      undefined" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "FGT      undefined" in out
+    up, down = (f"{summary[key] / 1e6:,.2f} MB" for key in ("uplink_bytes", "downlink_bytes"))
+    assert f"{summary['rounds']} rounds, uplink {up}, downlink {down}, " in out
 
 
 # A folder that is already in use.

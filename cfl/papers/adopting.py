@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from cfl.comparison import RunFolderError
+from cfl.compare.matrix_file import RunFolderError
 from cfl.papers.cells import each_recipe, run_folder
 from cfl.papers.definition import Paper
 from cfl.papers.resolving import Resolver, same_experiment

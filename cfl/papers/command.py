@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cfl.comparison import RunFolderError
+from cfl.compare.matrix_file import RunFolderError
 from cfl.errors import ConfigError
 from cfl.experiment import config_hash
 from cfl.papers.adopting import adopt

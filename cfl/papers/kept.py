@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cfl.comparison import RunFolderError
+from cfl.compare.matrix_file import RunFolderError
 from cfl.errors import ConfigError
 from cfl.papers.definition import Paper
 from cfl.papers.missing_data import MissingData

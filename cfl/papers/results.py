@@ -13,7 +13,8 @@ from typing import Any
 import torch
 import yaml
 
-from cfl.comparison import RunFolderError, read_curve, read_matrix_csv, read_run, rounds_to
+from cfl.compare.matrix_file import RunFolderError, read_matrix_csv
+from cfl.compare.run_folder import read_curve, read_run, rounds_to
 from cfl.experiment import config_hash, experiment_of
 from cfl.metrics import forgetting_max
 from cfl.papers.expressions import Undefined, evaluate

@@ -1,0 +1,273 @@
+"""Which runs stand in one table, which are averaged in one row, and what keeps them from being comparable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cfl.compare.measures import Figure
+from cfl.compare.reading import Reading
+from cfl.compare.settings import differing, short_names, shown
+from cfl.errors import ConfigError
+
+OF_A_TABLE = ("benchmark", "partition", "scenario")
+"""Keys that say what problem is solved: runs that differ in one stand in tables of their own."""
+DEFAULT_KEYS = (*OF_A_TABLE, "method")
+_OF_A_RUN = (*DEFAULT_KEYS, "participation", "tasks", "clients", "rounds")
+_NAMED_AT_MOST = 3  # settings in the name of a row
+_LONGEST_VALUE = 16  # characters of a setting in the name of a row
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """Runs that differ in the seed only, or in what ``--group-by`` leaves out.
+
+    Attributes:
+        label: no two of a table are alike; a row of the same settings has the same label in every table.
+        method: the runs' method, joined by ``|`` where they have several.
+        readings: the runs, at least one.
+    """
+
+    label: str
+    method: str
+    readings: Sequence[Reading]
+
+    def by_seed(self, value: Callable[[Reading], float | None]) -> dict[int, float]:
+        """Seed -> value, seeds ascending; the mean where a seed has several runs, absent where it has none."""
+        found: dict[int, list[float]] = {}
+        for reading in self.readings:
+            number = value(reading)
+            if number is not None:
+                found.setdefault(reading.run.seed, []).append(number)
+        return {seed: sum(values) / len(values) for seed, values in sorted(found.items())}
+
+    def figure(self, figure: Figure) -> dict[int, float]:
+        """A figure's values, as :meth:`by_seed`."""
+        return self.by_seed(lambda reading: figure_of(reading, figure.key))
+
+    def matrices(self, measure: str) -> list[np.ndarray]:
+        """A matrix ``[T, T]`` for each seed that has one, the mean where it has several; none where T differs."""
+        found: dict[int, list[np.ndarray]] = {}
+        for reading in self.readings:
+            if measure in reading.matrices:
+                found.setdefault(reading.run.seed, []).append(reading.matrices[measure])
+        if len({matrix.shape for several in found.values() for matrix in several}) > 1:
+            return []
+        return [np.mean(several, axis=0) for _, several in sorted(found.items())]
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds, ascending."""
+        return sorted({reading.run.seed for reading in self.readings})
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """One table.
+
+    Attributes:
+        title: what problem is solved.
+        rows: in order of appearance.
+        notes: a line for each thing that makes rows less comparable than they look.
+    """
+
+    title: str
+    rows: Sequence[Row]
+    notes: Sequence[str]
+
+    def baseline(self, name: str | None) -> Row | None:
+        """The row against which differences are taken.
+
+        Args:
+            name: its label or method; None takes ``fedavg``, or without it the first label in alphabetical order.
+
+        Returns:
+            None where there is no such row, or no other one.
+        """
+        if len(self.rows) < 2:
+            return None
+        wanted = "fedavg" if name is None else name
+        found = [row for row in self.rows if row.label == wanted] or [row for row in self.rows if row.method == wanted]
+        if found:
+            return found[0]
+        return min(self.rows, key=lambda row: row.label) if name is None else None
+
+
+def figure_of(reading: Reading, key: str) -> float | None:
+    """A run's figure by its name in ``summary.json``; of ``nll``, where that is not there, what its matrix says."""
+    value = getattr(reading.run, key, None) if key not in reading.run.others else reading.run.others[key]
+    if value is None and key == "nll" and "nll" in reading.matrices:
+        last = seen_mean(reading.matrices["nll"])
+        last = last[np.isfinite(last)]
+        return float(last[-1]) if len(last) else None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def seen_mean(matrix: np.ndarray) -> np.ndarray:
+    """``mean over i <= t of a[t, i]`` for every t: ``[..., T, T]`` to ``[..., T]``, NaN where a term is missing."""
+    tasks = matrix.shape[-1]
+    return np.stack([matrix[..., t, : t + 1].mean(-1) for t in range(tasks)], axis=-1)
+
+
+def setting_of(reading: Reading, key: str) -> Any:
+    """The value of a grouping key; None where the run has no such setting."""
+    if key not in _OF_A_RUN:
+        return reading.settings.get(key)
+    if key == "rounds" and reading.run.stopped_early:
+        return None
+    return getattr(reading.run, key) if hasattr(reading.run, key) else reading.run.others.get(key)
+
+
+def check_keys(keys: Sequence[str], readings: Sequence[Reading]) -> None:
+    """Refuse a grouping key that no run has.
+
+    Raises:
+        ConfigError: naming the key and those that are close to it.
+    """
+    for key in keys:
+        if key not in _OF_A_RUN and not any(key in reading.settings for reading in readings):
+            end = key.rpartition(".")[2]
+            near = sorted({k for r in readings for k in r.settings if k.rpartition(".")[2] == end})
+            raise ConfigError(
+                "--group-by", key, f"{', '.join(near or _OF_A_RUN)}, or a dotted key of a run's configuration"
+            )
+
+
+def compare(readings: Sequence[Reading], keys: Sequence[str] | None = None) -> list[Comparison]:
+    """Arrange runs in tables and rows.
+
+    Args:
+        readings: finished runs.
+        keys: runs that agree in them are averaged over their seeds. Those of :data:`OF_A_TABLE` make tables, others
+            rows. None takes :data:`DEFAULT_KEYS` and goes on telling apart what a mean would hide: tables of different
+            numbers of tasks or clients, and rows of one method whose settings differ.
+
+    Raises:
+        ConfigError: a key that no run has.
+    """
+    given = DEFAULT_KEYS if keys is None else tuple(keys)
+    check_keys(given, readings)
+    of_table = [key for key in given if key in OF_A_TABLE] + ([] if keys is not None else ["tasks", "clients"])
+    of_row = [key for key in given if key not in OF_A_TABLE]
+    tables = _split(readings, lambda reading: tuple(shown(setting_of(reading, key)) for key in of_table))
+    told = [key for key in ("tasks", "clients") if len({setting_of(r, key) for r in readings}) > 1 and key in of_table]
+    comparisons = []
+    for members in tables:
+        first = members[0]
+        parts = [shown(setting_of(first, key)) for key in of_table if key in OF_A_TABLE]
+        parts = [
+            f"{part}-incremental" if key == "scenario" else part for part, key in zip(parts, of_table, strict=False)
+        ]
+        parts += [_counted(setting_of(first, key), key) for key in told]
+        rows, pooled = _rows(members, of_row, tell_apart=keys is None)
+        comparisons.append(Comparison(", ".join(parts) or "all runs", rows, [*pooled, *_notes(rows)]))
+    return comparisons
+
+
+def _counted(count: int, things: str) -> str:
+    return f"{count} {things.removesuffix('s') if count == 1 else things}"
+
+
+def _split(readings: Iterable[Reading], key: Callable[[Reading], Any]) -> list[list[Reading]]:
+    found: dict[Any, list[Reading]] = {}
+    for reading in readings:
+        found.setdefault(key(reading), []).append(reading)
+    return list(found.values())
+
+
+def _rows(readings: Sequence[Reading], keys: Sequence[str], tell_apart: bool) -> tuple[list[Row], list[str]]:
+    rows: list[Row] = []
+    notes: list[str] = []
+    for members in _split(readings, lambda reading: tuple(shown(setting_of(reading, key)) for key in keys)):
+        method = "|".join(dict.fromkeys(reading.run.method for reading in members))
+        others = [key for key in keys if key != "method"]
+        names = short_names(others)
+        words = [f"{names[key]} {shown(setting_of(members[0], key))}" for key in others]
+        label = f"{method} ({', '.join(words)})" if words and "method" in keys else ", ".join(words) or method
+        if "method" in keys or not keys:
+            label = label or method
+        members, twice = _without_repetitions(members)
+        notes += twice
+        differ = list(differing([reading.settings for reading in members]))
+        several_methods = len({reading.run.method for reading in members}) > 1
+        if not differ and not several_methods and _repeats_a_seed(members):
+            # Runs of before and after an option existed: two of one seed say that it is not at its default.
+            differ = _held_by_some([reading.settings for reading in members])
+        if tell_apart and differ:
+            rows += _variants(label, method, members, differ)
+        else:
+            if several_methods:
+                differ.insert(0, "method")
+            if differ or _repeats_a_seed(members):
+                what = _listed(differ) or "nothing that their configurations show"
+                notes.append(f"{label}: averaged over runs that differ in {what}")
+            rows.append(Row(label, method, members))
+    return rows, notes
+
+
+def _repeats_a_seed(readings: Sequence[Reading]) -> bool:
+    return len({reading.run.seed for reading in readings}) < len(readings)
+
+
+def _held_by_some(several: Sequence[Mapping[str, Any]]) -> list[str]:
+    keys = dict.fromkeys(key for settings in several for key in settings)
+    return [key for key in keys if not all(key in settings for settings in several)]
+
+
+def _without_repetitions(readings: Sequence[Reading]) -> tuple[list[Reading], list[str]]:
+    """One run of each experiment: a repetition is no further sample."""
+    kept: dict[tuple[str, int], Reading] = {}
+    notes = []
+    for reading in readings:
+        first = kept.setdefault((reading.run.config_hash, reading.run.seed), reading)
+        if first is not reading:
+            notes.append(f"{reading.run.folder} repeats the experiment of {first.run.folder} and is left out")
+    return list(kept.values()), notes
+
+
+def _variants(label: str, method: str, readings: Sequence[Reading], keys: Sequence[str]) -> list[Row]:
+    """A row for each combination of settings in which runs of one method differ, named after them."""
+    names = short_names(keys)
+    named = list(keys)[:_NAMED_AT_MOST]
+    rows: list[Row] = []
+    for members in _split(readings, lambda reading: tuple(shown(reading.settings.get(key)) for key in keys)):
+        settings = members[0].settings
+        words = [f"{names[key]} {_brief(shown(settings[key]))}" for key in named if key in settings]
+        text = f"{label} ({', '.join(words)})" if words else label
+        alike = sum(row.label == text or row.label.startswith(f"{text} #") for row in rows)
+        rows.append(Row(f"{text} #{alike + 1}" if alike else text, method, members))
+    return rows
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1].rstrip()}…"
+
+
+def _notes(rows: Sequence[Row]) -> list[str]:
+    notes = []
+    rounds = {setting_of(reading, "rounds") for row in rows for reading in row.readings} - {None}
+    if len(rounds) > 1:
+        notes.append(f"different numbers of rounds are compared: {', '.join(map(str, sorted(rounds)))}")
+    keys = differing([reading.settings for row in rows for reading in row.readings])
+    common = [key for key in keys if not key.startswith("methods.")]
+    if len(rows) > 1 and common:
+        notes.append(f"rows differ in more than the method: {_listed(common)}")
+    seeds = {tuple(row.seeds) for row in rows}
+    if len(seeds) > 1:
+        notes.append("rows have different seeds: means are over each row's own, differences and ranks over common ones")
+    partitions: dict[int, set[str]] = {}
+    for row in rows:
+        for reading in row.readings:
+            if reading.partition:
+                partitions.setdefault(reading.run.seed, set()).add(reading.partition)
+    unlike = [str(seed) for seed, found in sorted(partitions.items()) if len(found) > 1]
+    if unlike:
+        notes.append(f"clients do not hold the same samples in all rows: seed {', '.join(unlike)}")
+    return notes
+
+
+def _listed(keys: Sequence[str], most: int = 5) -> str:
+    return ", ".join(keys[:most]) + (f" and {len(keys) - most} more" if len(keys) > most else "")
