@@ -41,35 +41,26 @@ class Places:
         return tasks, places - torch.from_numpy(self.starts).to(places.device)[tasks]
 
 
-def exposed(
-    task: int, exposure: Exposure, indices: Sequence[Mapping[int, np.ndarray]], places: Places
-) -> dict[int, np.ndarray]:
-    """Client -> ascending places of what it trains on while ``task`` is the current one.
+def exposed(task: int, exposure: Exposure, held: Sequence[Mapping[int, np.ndarray]]) -> dict[int, np.ndarray]:
+    """Client -> places of what it trains on while ``task`` is the current one, task after task.
 
     Args:
         task: from 0.
         exposure: ``cumulative`` or ``joint``.
-        indices: per task, client -> indices into the task's training set.
-        places: numbers the samples.
+        held: per task, client -> places of its samples.
     """
-    seen = range(task + 1) if exposure == "cumulative" else range(len(indices))
-    return {
-        client: np.concatenate([places.of(t, indices[t][client]) for t in seen if client in indices[t]])
-        for client in indices[task]
-    }
+    seen = held[: task + 1] if exposure == "cumulative" else held
+    return {client: np.concatenate([own[client] for own in seen if client in own]) for client in held[task]}
 
 
-def portions(
-    indices: Sequence[Mapping[int, np.ndarray]], places: Places, seed: int, size: int | None
-) -> list[dict[int, np.ndarray]]:
+def portions(held: Sequence[Mapping[int, np.ndarray]], seed: int, size: int | None) -> list[dict[int, np.ndarray]]:
     """Every client goes through its samples at its own pace: per period, client -> ascending places it trains on.
 
     A client has its samples in the order of the tasks, within a task in random order, keyed by (seed, task, client);
     there are as many periods as tasks. So at any time clients may be at different tasks, and one may be between two.
 
     Args:
-        indices: per task, client -> indices into the task's training set; every client in every task.
-        places: numbers the samples.
+        held: per task, client -> places of its samples; every client in every task.
         seed: the run's seed.
         size: samples per client and period, the first ones of each client; None cuts each client's samples into equal
             parts.
@@ -77,15 +68,15 @@ def portions(
     Raises:
         ConfigError: a client does not hold every task, or has too few samples.
     """
-    periods = len(indices)
+    periods = len(held)
     found: list[dict[int, np.ndarray]] = [{} for _ in range(periods)]
-    for client in sorted({client for held in indices for client in held}):
-        if any(client not in held for held in indices):
+    for client in sorted({client for own in held for client in own}):
+        if any(client not in own for own in held):
             raise ConfigError("data.exposure", "asynchronous", "a participation in which every client holds every task")
         parts = []
-        for task, held in enumerate(indices):
+        for task, of_task in enumerate(held):
             generator = numpy_generator(seed, "clock", task, client)
-            parts.append(places.of(task, generator.permutation(held[client])))
+            parts.append(generator.permutation(of_task[client]))
         own = np.concatenate(parts)
         needed = periods * (size or 1)
         if len(own) < needed:

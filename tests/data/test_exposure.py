@@ -192,10 +192,6 @@ def test_methods_that_need_boundaries_are_refused(method: Method) -> None:
 
 def test_others_are_never_told_of_one() -> None:
     class Told(FedAGEM):
-        @property
-        def needs_boundaries(self) -> bool:
-            return False
-
         def begin_task(self, plan: Any) -> None:
             raise AssertionError("told that a task begins")
 

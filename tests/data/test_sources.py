@@ -36,6 +36,8 @@ from cfl.data.sources import (
     NotMNIST,
     Source,
     Synthetic,
+    TinyImageNet,
+    YahooAnswers,
 )
 from cfl.data.sources import (
     data_root as resolve_root,
@@ -44,7 +46,8 @@ from cfl.data.sources.split import balanced_subset
 from cfl.data.types import ImageSet
 from cfl.errors import ConfigError, DataFilesMissing
 
-FIXED = [Digits, MNIST, FashionMNIST, EMNISTLetters, KMNIST, CIFAR10, CIFAR100, SVHN, NotMNIST, USPS, MiniImageNet]
+FIXED = [Digits, MNIST, FashionMNIST, EMNISTLetters, KMNIST, CIFAR10, CIFAR100, SVHN, NotMNIST, USPS]
+FIXED += [MiniImageNet, TinyImageNet, YahooAnswers]
 DOWNLOADED = [MNIST, FashionMNIST, EMNISTLetters, KMNIST, CIFAR10, CIFAR100, SVHN, USPS]
 
 
@@ -854,9 +857,9 @@ def test_config_builds_every_source_by_its_short_name():
     instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # renamed in jsonargparse 4.49
     needed = {"Arrays": {"path": "x.npz"}, "ImageFolder": {"folder": "x", "shape": [3, 8, 8]}}
     names = [name for name in sources.__all__ if name not in ("Source", "data_root")]
-    assert len(names) == 14
+    assert len(names) == 16
     for name in names:
-        channels = 3 if name in ("CIFAR10", "CIFAR100", "SVHN", "ImageFolder", "MiniImageNet") else 1
+        channels = 3 if name in ("CIFAR10", "CIFAR100", "SVHN", "ImageFolder", "MiniImageNet", "TinyImageNet") else 1
         options = {"std": [0.5] * channels, "max_train": 200, **needed.get(name, {})}
         config = parser.parse_object({"source": {"class_path": name, "init_args": options}})
         built = instantiate(config).source

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from jsonargparse import ArgumentParser
 
 import cfl  # noqa: F401  before torchvision
 from cfl.data.sources.base import Source
-from cfl.data.streams import ClassSplit, Permuted, Rotated, Sequence, Stream
+from cfl.data.streams import ClassSplit, Mixture, Permuted, Rotated, Sequence, Stream
 from cfl.data.types import ImageSet
 from cfl.errors import ConfigError
 
@@ -243,7 +244,7 @@ def test_impossible_class_splits_are_refused() -> None:
         ClassSplit(Noise(), 1, 11)
     with pytest.raises(ConfigError, match=r"data\.stream\.classes_per_task = 0"):
         ClassSplit(Noise(), 1, 0)
-    with pytest.raises(ConfigError, match=r"data\.stream\.class_order = 'random' .*natural or seeded"):
+    with pytest.raises(ConfigError, match=r"data\.stream\.class_order = 'random' .*natural, seeded or superclass"):
         ClassSplit(Noise(), 2, class_order="random")
 
 
@@ -299,3 +300,65 @@ def test_streams_are_built_from_yaml(monkeypatch: pytest.MonkeyPatch) -> None:
     assert built.classes_per_task == [2, 2, 2]
     config = {"stream": {"class_path": "cfl.data.streams.Sequence", "init_args": {"sources": [noise, noise]}}}
     assert parser.instantiate_classes(parser.parse_object(config)).stream.classes_per_task == [6, 6]
+
+
+class Grouped(Noise):
+    superclasses = ((7, 2), (0, 9), (4, 5))
+
+
+def test_superclasses_become_tasks() -> None:
+    stream = ClassSplit(Grouped(), 3, class_order="superclass")
+    assert stream.class_groups(5) == [[7, 2], [0, 9], [4, 5]]
+    assert stream.classes_per_task == [2, 2, 2]
+    train, _ = stream.source.load(ROOT)
+    task = stream.tasks(ROOT, 0)[1]
+    expected = train.images[(train.labels == 0) | (train.labels == 9)]
+    assert torch.equal(task.train.images, expected)
+    assert torch.equal(task.train.labels, (train.labels[(train.labels == 0) | (train.labels == 9)] == 9).long())
+
+
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [
+        (lambda: ClassSplit(Noise(), 2, class_order="superclass"), "data.stream.class_order"),
+        (lambda: ClassSplit(Grouped(), 4, class_order="superclass"), "data.stream.num_tasks"),
+        (lambda: ClassSplit(Grouped(), 3, 3, class_order="superclass"), "data.stream.classes_per_task"),
+        (lambda: Mixture([]), "data.stream.sources"),
+        (lambda: Mixture([Noise()], classes_per_task=0), "data.stream.classes_per_task"),
+        (lambda: Mixture([Noise()], [3]), "data.stream.tasks_per_source"),
+        (lambda: Mixture([Noise()], [1, 1]), "data.stream.tasks_per_source"),
+        (lambda: Mixture([Noise()], classes_per_task=11), "data.stream.tasks_per_source"),
+    ],
+)
+def test_groups_that_cannot_be(make: Callable[[], Stream], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert caught.value.key == key
+
+
+def test_mixture_cuts_every_source_into_tasks_of_a_few_classes() -> None:
+    sources = [Noise("a", channels=3, num_classes=9), Noise("b", height=9)]
+    stream = Mixture(list(sources), [1, 3], classes_per_task=3)
+    assert stream.shape == (3, 9, 5)
+    assert stream.task_names == ["a_0", "b_0", "b_1", "b_2"]
+    tasks = stream.tasks(ROOT, 0)
+    assert [task.name for task in tasks] == stream.task_names
+    assert [task.num_classes for task in tasks] == [3] * 4 == stream.classes_per_task
+    again = Mixture(list(sources), [1, 3], classes_per_task=3).tasks(ROOT, 99)
+    assert all(torch.equal(a.train.images, b.train.images) for a, b in zip(tasks, again, strict=True))
+    other = Mixture(list(sources), [1, 3], classes_per_task=3, class_seed=1).tasks(ROOT, 0)
+    assert any(not torch.equal(a.train.images, b.train.images) for a, b in zip(tasks, other, strict=True))
+    images, _ = sources[1].load(ROOT)
+    flat = {image.numpy().tobytes(): int(label) for image, label in zip(images.images, images.labels, strict=True)}
+    seen: list[int] = []
+    for task in tasks[1:]:
+        assert torch.equal(task.train.images[:, 0], task.train.images[:, 2])
+        own = [flat[image[:1].contiguous().numpy().tobytes()] for image in task.train.images]
+        classes = {
+            label: {o for o, y in zip(own, task.train.labels.tolist(), strict=True) if y == label} for label in range(3)
+        }
+        assert all(len(group) == 1 for group in classes.values())
+        assert len(own) == 18
+        seen += [next(iter(group)) for group in classes.values()]
+    assert len(seen) == len(set(seen)) == 9
+    assert tasks[1].transform.mean == (0.1, 0.1, 0.1)

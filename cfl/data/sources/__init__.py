@@ -2,14 +2,18 @@
 
 from cfl.data.sources.arrays import Arrays
 from cfl.data.sources.base import Source
+from cfl.data.sources.binarised import Binarised
+from cfl.data.sources.binary_sets import BinarySet
 from cfl.data.sources.digits import Digits
 from cfl.data.sources.folder import ImageFolder
 from cfl.data.sources.mini_imagenet import MiniImageNet
 from cfl.data.sources.notmnist import NotMNIST
 from cfl.data.sources.root import data_root
 from cfl.data.sources.synthetic import Synthetic
+from cfl.data.sources.tiny_imagenet import TinyImageNet
 from cfl.data.sources.usps import USPS
 from cfl.data.sources.vision import CIFAR10, CIFAR100, KMNIST, MNIST, SVHN, EMNISTLetters, FashionMNIST
+from cfl.data.sources.yahoo_answers import YahooAnswers
 
 __all__ = [
     "CIFAR10",
@@ -19,6 +23,8 @@ __all__ = [
     "SVHN",
     "USPS",
     "Arrays",
+    "Binarised",
+    "BinarySet",
     "Digits",
     "EMNISTLetters",
     "FashionMNIST",
@@ -27,5 +33,7 @@ __all__ = [
     "NotMNIST",
     "Source",
     "Synthetic",
+    "TinyImageNet",
+    "YahooAnswers",
     "data_root",
 ]

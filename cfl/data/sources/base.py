@@ -18,6 +18,7 @@ class Source(ABC):
         mean: per channel, of ``stored / scale``.
         std: per channel, of ``stored / scale``.
         scale: stored value that means 1.0.
+        superclasses: the data set's own groups of classes, each ascending; none for most data sets.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Source(ABC):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     scale: float = 255.0
+    superclasses: tuple[tuple[int, ...], ...] = ()
 
     @abstractmethod
     def load(self, root: Path) -> tuple[ImageSet, ImageSet]:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import torch
-from numpy.typing import NDArray
 
 from cfl.data.sources.files import WHERE_ELSE
 from cfl.data.sources.folder import ImageFolder, read_class_folders
+from cfl.data.sources.npy_images import read_npy_images
 from cfl.data.sources.split import stratified_split
 from cfl.data.sources.standard import StandardSource
 from cfl.data.types import ImageSet
@@ -20,46 +16,6 @@ from cfl.errors import DataFilesMissing
 _log = logging.getLogger(__name__)
 _PUBLISHED = (50_000, 10_000)
 _ADDRESS = "https://unimore365-my.sharepoint.com/:u:/g/personal/263133_unimore_it/EYLmey_IMdVPtGCrCBx_CCMBToexGLjdFVy5mz5mo3Wpcg?download=1"
-_CHUNK = 1000  # images converted at a time, so that floats never exist for a whole set
-
-
-def _read_array(file: Path) -> NDArray[Any]:
-    try:
-        stored: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise DataFilesMissing(f"{file} is damaged: {error}") from error
-    return stored
-
-
-def _bytes_of(images: NDArray[Any], file: Path) -> NDArray[np.uint8]:
-    """Stored values 0 .. 255, also where the file holds them divided by 255.
-
-    Raises:
-        DataFilesMissing: a value that is none of these, so that rounding would change the image.
-    """
-    if images.dtype == np.uint8:
-        return images
-    if images.dtype not in (np.float32, np.float64):
-        raise DataFilesMissing(f"{file} holds {images.dtype}: expected unsigned bytes, or 32 or 64 bit floats in 0..1")
-    whole = np.empty(images.shape, dtype=np.uint8)
-    for start in range(0, len(images), _CHUNK):
-        scaled = images[start : start + _CHUNK].astype(np.float64) * 255
-        rounded = np.clip(np.rint(scaled), 0, 255)
-        if not (np.abs(scaled - rounded) < 1e-3).all():
-            raise DataFilesMissing(f"{file} holds floats that are no multiples of 1/255 in 0..1: normalised images?")
-        whole[start : start + _CHUNK] = rounded
-    return whole
-
-
-def _read_part(images_file: Path, labels_file: Path) -> ImageSet:
-    stored, labels = _read_array(images_file), _read_array(labels_file)
-    if stored.ndim != 4 or labels.shape != stored.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
-        raise DataFilesMissing(
-            f"MiniImageNet: {images_file} holds {stored.dtype} {list(stored.shape)}, {labels_file} {labels.dtype} "
-            f"{list(labels.shape)}: expected images [N, 84, 84, 3] and integer labels [N]"
-        )
-    images = np.ascontiguousarray(_bytes_of(stored, images_file).transpose(0, 3, 1, 2))
-    return ImageSet(torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64)))
 
 
 class MiniImageNet(StandardSource):
@@ -89,6 +45,7 @@ class MiniImageNet(StandardSource):
     """
 
     name = "mini-imagenet"
+    title = "MiniImageNet"
     shape = (3, 84, 84)
     num_classes = 100
     mean = (0.47313006, 0.44905752, 0.40378186)
@@ -116,7 +73,8 @@ class MiniImageNet(StandardSource):
         arrays, folder = root / "MINIIMG", root / "mini-imagenet"
         files = [arrays / f"{part}_{kind}.npy" for part in ("train", "test") for kind in "xy"]
         if all(file.is_file() for file in files):
-            return _read_part(*files[:2]), _read_part(*files[2:])
+            train, test = (read_npy_images(self.title, x, y, side=84) for x, y in (files[:2], files[2:]))
+            return train, test
         if (folder / "train").is_dir() and (folder / "test").is_dir():
             return ImageFolder(str(folder), list(self.shape)).read(Path())
         if (folder / "images").is_dir():

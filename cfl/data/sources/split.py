@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -68,3 +70,25 @@ def balanced_subset(labels: Tensor, size: int, purpose: str) -> Tensor:
     turn[by_class] = np.arange(len(labels)) - class_start
     chosen = order[np.lexsort((shuffled, turn))[:size]]
     return torch.from_numpy(np.sort(chosen))
+
+
+def merged_split(parts: Sequence[ImageSet], purpose: str) -> tuple[ImageSet, ImageSet]:
+    """All samples of several sets cut anew: of each class 5/7 for training and 1/7 for tests, rounded down.
+
+    The rest, what a validation set would be, is left out. Which samples are where is random, the same in every run;
+    both parts keep the order of the whole.
+
+    Args:
+        parts: sets of the same kind, in their order.
+        purpose: names the draw, see :mod:`cfl.randomness`; the run's seed plays no part.
+    """
+    whole = ImageSet(torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts]))
+    train, test = [], []
+    for label in whole.labels.unique().tolist():
+        own = (whole.labels == label).nonzero().squeeze(1).numpy()
+        own = own[numpy_generator(0, purpose, label).permutation(len(own))]
+        for_training, for_tests = len(own) * 5 // 7, len(own) // 7
+        train.append(own[:for_training])
+        test.append(own[len(own) - for_tests :])
+    first, second = (torch.from_numpy(np.sort(np.concatenate(chosen))) for chosen in (train, test))
+    return whole.subset(first), whole.subset(second)

@@ -213,6 +213,28 @@ class CIFAR100(_CIFAR):
     num_classes = 100
     mean = (0.4914, 0.4824, 0.4467)
     std = (0.2471, 0.24353, 0.2616)
+    superclasses = (
+        (4, 30, 55, 72, 95),  # aquatic mammals
+        (1, 32, 67, 73, 91),  # fish
+        (54, 62, 70, 82, 92),  # flowers
+        (9, 10, 16, 28, 61),  # food containers
+        (0, 51, 53, 57, 83),  # fruit and vegetables
+        (22, 39, 40, 86, 87),  # household electrical devices
+        (5, 20, 25, 84, 94),  # household furniture
+        (6, 7, 14, 18, 24),  # insects
+        (3, 42, 43, 88, 97),  # large carnivores
+        (12, 17, 37, 68, 76),  # large man-made outdoor things
+        (23, 33, 49, 60, 71),  # large natural outdoor scenes
+        (15, 19, 21, 31, 38),  # large omnivores and herbivores
+        (34, 63, 64, 66, 75),  # medium mammals
+        (26, 45, 77, 79, 99),  # non-insect invertebrates
+        (2, 11, 35, 46, 98),  # people
+        (27, 29, 44, 78, 93),  # reptiles
+        (36, 50, 65, 74, 80),  # small mammals
+        (47, 52, 56, 59, 96),  # trees
+        (8, 13, 48, 58, 90),  # vehicles 1
+        (41, 69, 81, 85, 89),  # vehicles 2
+    )
 
 
 class SVHN(TorchvisionSource):

@@ -27,7 +27,8 @@ class ClassSplit(Stream):
             gives every task an equal share of all classes. The attribute of this name holds the resulting list,
             one number per task.
         class_order: ``natural`` takes the classes as the source numbers them; ``seeded`` shuffles them with the
-            run's seed first.
+            run's seed first; ``superclass`` makes a task of each group of classes that the data set itself forms, as
+            Overlapped-CIFAR-100 (FedWeIT) does with CIFAR-100's 20.
 
     Raises:
         ConfigError: ``data.stream.num_tasks``, ``data.stream.classes_per_task`` or ``data.stream.class_order`` when
@@ -41,12 +42,15 @@ class ClassSplit(Stream):
         source: Source,
         num_tasks: int = 10,
         classes_per_task: int | None = None,
-        class_order: Literal["natural", "seeded"] = "natural",
+        class_order: Literal["natural", "seeded", "superclass"] = "natural",
     ) -> None:
         require_positive_num_tasks(num_tasks)
-        if class_order not in ("natural", "seeded"):
-            raise ConfigError("data.stream.class_order", class_order, "natural or seeded")
-        size = _classes_in_each_task(source, num_tasks, classes_per_task)
+        if class_order not in ("natural", "seeded", "superclass"):
+            raise ConfigError("data.stream.class_order", class_order, "natural, seeded or superclass")
+        if class_order == "superclass":
+            size = _superclass_size(source, num_tasks, classes_per_task)
+        else:
+            size = _classes_in_each_task(source, num_tasks, classes_per_task)
         self.source, self.num_tasks, self.class_order = source, num_tasks, class_order
         self.name = f"split-{source.name}"
         self.classes_per_task = [size] * num_tasks
@@ -54,6 +58,8 @@ class ClassSplit(Stream):
 
     def class_groups(self, seed: int) -> list[list[int]]:
         """The source's classes of each task: ``class_groups(seed)[t][k]`` is label ``k`` of task ``t``."""
+        if self.class_order == "superclass":
+            return [list(group) for group in self.source.superclasses[: self.num_tasks]]
         order = np.arange(self.source.num_classes)
         if self.class_order == "seeded":
             order = numpy_generator(seed, "class_order").permutation(order)
@@ -66,8 +72,8 @@ class ClassSplit(Stream):
         return [
             Task(
                 self._task_name(t, group),
-                _select_classes(train, group, self.source.num_classes),
-                _select_classes(test, group, self.source.num_classes),
+                select_classes(train, group, self.source.num_classes),
+                select_classes(test, group, self.source.num_classes),
                 len(group),
                 self.source.transform(),
             )
@@ -77,6 +83,8 @@ class ClassSplit(Stream):
     def _task_name(self, task: int, group: list[int]) -> str:
         if self.class_order == "seeded":  # names must not depend on the seed: tables average over seeds
             return f"{self.source.name} split {task}"
+        if self.class_order == "superclass":
+            return f"{self.source.name} superclass {task}"
         if len(group) == 1:
             return f"{self.source.name} class {group[0]}"
         return f"{self.source.name} classes {group[0]}-{group[-1]}"
@@ -110,7 +118,23 @@ def _classes_in_each_task(source: Source, num_tasks: int, classes_per_task: int 
     return classes_per_task
 
 
-def _select_classes(images: ImageSet, group: list[int], num_classes: int) -> ImageSet:
+def _superclass_size(source: Source, num_tasks: int, classes_per_task: int | None) -> int:
+    sizes = {len(group) for group in source.superclasses}
+    if len(sizes) != 1:
+        raise ConfigError(
+            "data.stream.class_order", "superclass", f"natural or seeded: {source.name} has no superclasses"
+        )
+    if num_tasks > len(source.superclasses):
+        raise ConfigError("data.stream.num_tasks", num_tasks, f"at most {len(source.superclasses)} superclasses")
+    if classes_per_task not in (None, *sizes):
+        raise ConfigError(
+            "data.stream.classes_per_task", classes_per_task, f"null or {sizes.pop()}, a superclass's size"
+        )
+    return sizes.pop()
+
+
+def select_classes(images: ImageSet, group: list[int], num_classes: int) -> ImageSet:
+    """The samples of some of ``num_classes`` classes, copied, relabelled by their place in ``group``."""
     local = torch.full((num_classes,), -1)
     local[torch.tensor(group)] = torch.arange(len(group))
     labels = local[images.labels]

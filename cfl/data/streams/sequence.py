@@ -30,33 +30,42 @@ class Sequence(Stream):
     shared_labels = False
 
     def __init__(self, sources: list[Source]) -> None:
-        if not sources:
-            raise ConfigError("data.stream.sources", [], "a list of at least one source")
-        channels = {source.shape[0] for source in sources}
-        if len(channels - {1}) > 1:
-            raise ConfigError(
-                "data.stream.sources",
-                [f"{source.name}: {source.shape[0]} channels" for source in sources],
-                "sources with one channel or with the same number of channels",
-            )
+        self.shape = common_shape(sources)
         self.sources = sources
         self.name = "-".join(["sequence", *(source.name for source in sources)])
         self.num_tasks = len(sources)
         self.classes_per_task = [source.num_classes for source in sources]
-        self.shape = (max(channels), max(s.shape[1] for s in sources), max(s.shape[2] for s in sources))
 
     def tasks(self, root: Path, seed: int) -> list[Task]:
         """See :meth:`Stream.tasks`; nothing here is drawn at random."""
         tasks = []
         for source in self.sources:
             train, test = source.load(root)
-            train, test = _enlarge(train, self.shape), _enlarge(test, self.shape)
-            transform = _repeat_channels(source.transform(), self.shape[0])
+            train, test = enlarge(train, self.shape), enlarge(test, self.shape)
+            transform = repeat_channels(source.transform(), self.shape[0])
             tasks.append(Task(source.name, train, test, source.num_classes, transform))
         return tasks
 
 
-def _enlarge(images: ImageSet, shape: tuple[int, int, int]) -> ImageSet:
+def common_shape(sources: list[Source]) -> tuple[int, int, int]:
+    """``(C, H, W)`` that holds the images of all of these sources.
+
+    Raises:
+        ConfigError: ``data.stream.sources`` when there is none or when numbers of channels cannot be reconciled.
+    """
+    if not sources:
+        raise ConfigError("data.stream.sources", [], "a list of at least one source")
+    channels = {source.shape[0] for source in sources}
+    if len(channels - {1}) > 1:
+        raise ConfigError(
+            "data.stream.sources",
+            [f"{source.name}: {source.shape[0]} channels" for source in sources],
+            "sources with one channel or with the same number of channels",
+        )
+    return max(channels), max(s.shape[1] for s in sources), max(s.shape[2] for s in sources)
+
+
+def enlarge(images: ImageSet, shape: tuple[int, int, int]) -> ImageSet:
     """Images ``[N, c, h, w]`` centred on black ``[N, C, H, W]``; repeated channels share memory."""
     channels, height, width = shape
     stored = images.images
@@ -66,7 +75,8 @@ def _enlarge(images: ImageSet, shape: tuple[int, int, int]) -> ImageSet:
     return ImageSet(stored.expand(-1, channels, -1, -1), images.labels)
 
 
-def _repeat_channels(transform: PixelTransform, channels: int) -> PixelTransform:
+def repeat_channels(transform: PixelTransform, channels: int) -> PixelTransform:
+    """The normalisation of grey images for images whose channels repeat them."""
     if len(transform.mean) == channels:
         return transform
     return PixelTransform(transform.mean * channels, transform.std * channels, transform.scale, transform.pixel_map)

@@ -1,0 +1,110 @@
+"""``python -m cfl.data.embed``: texts to features, once, so that clients train a head on what a frozen encoder gives.
+
+Each of ``train.csv`` and ``test.csv`` gets a file ``<part>.<encoder>.npz`` beside it with ``features`` (float32
+``[N, D]``), ``labels`` (int64 ``[N]``, from 0) and ``note`` (JSON: encoder, version, fields, the CSV's SHA-256). A file
+whose note says that it is what would be written is left as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import zipfile
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cfl.data.sentence_encoders import SentenceEncoder, sentence_encoder
+from cfl.data.sources.root import data_root
+from cfl.data.yahoo_csv import FIELDS, FOLDER, features_file, questions
+from cfl.errors import ConfigError
+
+PARTS = ("train", "test")
+_AT_A_TIME = 8192  # texts in memory
+
+
+def embed_part(root: Path, part: str, encoder: SentenceEncoder, fields: Sequence[str] = FIELDS) -> tuple[Path, bool]:
+    """Features of one part; see the module.
+
+    Args:
+        root: folder of all data sets.
+        part: ``train`` or ``test``.
+        encoder: computes them.
+        fields: of a question, those that make its text.
+
+    Returns:
+        The file, and whether it has been written now.
+
+    Raises:
+        DataFilesMissing: the CSV file is absent or of another kind.
+    """
+    texts, target = root / FOLDER / f"{part}.csv", features_file(root, part, encoder.name)
+    lines = questions(texts, fields)
+    first = next(lines, None)  # complains of an absent file before anything is computed
+    with texts.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    note = {"encoder": encoder.name, "version": encoder.version, "fields": list(fields), "csv_sha256": digest}
+    if _note_of(target) == note:
+        return target, False
+    features, labels = [], []
+    batch = [first] if first is not None else []
+    batch += islice(lines, _AT_A_TIME - 1)
+    while batch:
+        features.append(encoder([text for text, _ in batch]))
+        labels += [label for _, label in batch]
+        batch = list(islice(lines, _AT_A_TIME))
+    # Under another name first: a file that was cut off must not be met by the next run.
+    unfinished = target.with_name(f"{target.name}.unfinished")
+    with unfinished.open("wb") as stream:
+        np.savez(
+            stream,
+            features=np.concatenate(features) if features else np.zeros((0, 0), np.float32),
+            labels=np.array(labels, dtype=np.int64),
+            note=np.array(json.dumps(note)),
+        )
+    os.replace(unfinished, target)
+    return target, True
+
+
+def _note_of(file: Path) -> dict[str, Any] | None:
+    """What a file says of itself; None if there is none, or it cannot be read."""
+    try:
+        with np.load(file, allow_pickle=False) as stored:
+            found: dict[str, Any] = json.loads(str(stored["note"]))
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):  # a damaged file is written anew
+        return None
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Embed both parts; return the exit status.
+
+    Args:
+        arguments: the command line without the program's name; None takes the process's own.
+    """
+    description = "Yahoo! Answers: embed the questions of train.csv and test.csv with a sentence encoder."
+    parser = argparse.ArgumentParser(prog="python -m cfl.data.embed", description=description, allow_abbrev=False)
+    parser.add_argument("--root", help="folder of all data sets (default: CFL_DATA_ROOT, else ./data)")
+    encoders = "wordllama-256 (default), -128, -64, or a folder in the layout of sentence-transformers"
+    parser.add_argument("--encoder", default="wordllama-256", help=encoders)
+    parser.add_argument("--fields", nargs="+", choices=FIELDS, default=list(FIELDS), help="what makes a text")
+    options = parser.parse_args(arguments)
+    try:
+        root, encoder = data_root(options.root), sentence_encoder(options.encoder)
+        for part in PARTS:
+            file, written = embed_part(root, part, encoder, options.fields)
+            print(f"{file} {'written' if written else 'is up to date'}")
+    except (ConfigError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""Sentence encoders that lie on this machine; the packages that run them are optional and imported when used."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cfl.errors import ConfigError
+
+WORDLLAMA_SIZES = (256, 128, 64)
+_BATCH = 256  # texts at a time: how far a text is padded depends on it, in the last digits of its mean
+
+
+class SentenceEncoder(Protocol):
+    """Texts to vectors of one length.
+
+    Attributes:
+        name: part of file names: letters, digits, ``-``, ``_`` and ``.``.
+        version: of what computes, for the record.
+    """
+
+    name: str
+    version: str
+
+    def __call__(self, texts: list[str]) -> NDArray[np.float32]:
+        """``n`` texts to ``[n, D]``, each by itself."""
+
+
+class WordLlama:
+    """Means of token vectors taken from a large language model's input layer and trained further; MIT licence.
+
+    The package ``wordllama`` carries vectors and tokenizer, so nothing is downloaded. Smaller sizes are the first
+    numbers of each vector, which they were trained for.
+
+    Args:
+        size: D, one of :data:`WORDLLAMA_SIZES`.
+
+    Raises:
+        ConfigError: the size is another, or the package is not installed.
+    """
+
+    def __init__(self, size: int = 256) -> None:
+        if size not in WORDLLAMA_SIZES:
+            raise ConfigError("--encoder", f"wordllama-{size}", _valid())
+        package = _package("wordllama", f"wordllama-{size}")
+        # Its own folder as cache: version 0.4 looks for the tokenizer that it carries in no other.
+        own = Path(package.__file__).parent
+        self._model = package.WordLlama.load(trunc_dim=size, cache_dir=own, disable_download=True)
+        self.name, self.version = f"wordllama-{size}", importlib.metadata.version("wordllama")
+
+    def __call__(self, texts: list[str]) -> NDArray[np.float32]:
+        """``n`` texts to ``[n, D]``."""
+        vectors: NDArray[np.float32] = self._model.embed(texts, batch_size=_BATCH)
+        return vectors
+
+
+class SentenceTransformersFolder:
+    """A model in the layout of the package ``sentence-transformers``, such as a DistilBERT.
+
+    Args:
+        folder: holds it; its name becomes the encoder's.
+
+    Raises:
+        ConfigError: there is no such folder, or the package is not installed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise ConfigError("--encoder", str(folder), _valid())
+        package = _package("sentence_transformers", str(folder))
+        self._model = package.SentenceTransformer(str(folder.resolve()), local_files_only=True)
+        self.name, self.version = folder.resolve().name, importlib.metadata.version("sentence-transformers")
+
+    def __call__(self, texts: list[str]) -> NDArray[np.float32]:
+        """``n`` texts to ``[n, D]``."""
+        found = self._model.encode(texts, batch_size=_BATCH, convert_to_numpy=True, show_progress_bar=False)
+        return np.asarray(found, dtype=np.float32)
+
+
+def sentence_encoder(name: str) -> SentenceEncoder:
+    """``wordllama-256`` (128, 64), or the path of a folder of ``sentence-transformers``.
+
+    Raises:
+        ConfigError: there is no such encoder here; says what there is.
+    """
+    if name in {f"wordllama-{size}" for size in WORDLLAMA_SIZES}:
+        return WordLlama(int(name.rpartition("-")[2]))
+    return SentenceTransformersFolder(Path(name).expanduser())
+
+
+def _valid() -> str:
+    shipped = ", ".join(f"wordllama-{size}" for size in WORDLLAMA_SIZES)
+    return f"one of {shipped}, or the path of a folder in the layout of sentence-transformers"
+
+
+def _package(module: str, encoder: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        how = "pip install 'cfl[text]'" if module == "wordllama" else "pip install sentence-transformers"
+        raise ConfigError("--encoder", encoder, f"an encoder whose package is installed: {how} ({error})") from error

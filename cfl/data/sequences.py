@@ -1,0 +1,149 @@
+"""Task sequences: which of a stream's tasks each client learns, and in what order."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Literal
+
+import numpy as np
+
+from cfl.errors import ConfigError
+from cfl.randomness import numpy_generator
+
+Split = Literal["clients", "holders"]
+
+
+class TaskSequences(ABC):
+    """A rule that gives every client tasks of its own.
+
+    Clients learn in step, each its t-th task at the same time, but what that is differs. Such tasks are numbered by
+    their place t in a client's own sequence wherever rounds, methods and accuracy matrices are concerned; the stream's
+    number of a task says which images and which outputs of the network it is about.
+
+    Args:
+        split: how many shares a task's training samples are cut into: one for each of all ``clients`` (those that
+            never learn the task leave theirs unused), or one for each of the ``holders``.
+
+    Raises:
+        ConfigError: another ``split``.
+    """
+
+    def __init__(self, split: Split = "clients") -> None:
+        if split not in ("clients", "holders"):
+            raise ConfigError("data.sequences.split", split, "clients or holders")
+        self.split = split
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """Number of tasks T of every client."""
+
+    @abstractmethod
+    def of_clients(self, num_clients: int, num_tasks: int, seed: int) -> np.ndarray:
+        """``[C, T]`` int64: ``[c, t]`` is the stream's task that client c learns as its t-th; no task twice in a row.
+
+        Args:
+            num_clients: C.
+            num_tasks: of the stream.
+            seed: the run's seed.
+
+        Raises:
+            ConfigError: for a stream or a number of clients that the rule does not fit.
+        """
+
+
+class RandomTasks(TaskSequences):
+    """Every client draws ``count`` of the stream's tasks, without replacement and in random order.
+
+    Source: Overlapped-CIFAR-100 of FedWeIT (Yoon et al., 2021), section 4: 10 of 20 superclasses, the samples of each
+    split over the clients. A client's draw is keyed by (seed, client).
+
+    Args:
+        count: tasks of each client, at least 1.
+        split: see :class:`TaskSequences`.
+    """
+
+    def __init__(self, count: int = 10, split: Split = "clients") -> None:
+        super().__init__(split)
+        if count < 1:
+            raise ConfigError("data.sequences.count", count, "an integer of at least 1")
+        self.count = count
+
+    @property
+    def length(self) -> int:
+        """``count``."""
+        return self.count
+
+    def of_clients(self, num_clients: int, num_tasks: int, seed: int) -> np.ndarray:
+        """See :meth:`TaskSequences.of_clients`."""
+        if self.count > num_tasks:
+            raise ConfigError("data.sequences.count", self.count, f"at most {num_tasks}, the number of tasks")
+        drawn = [
+            numpy_generator(seed, "task sequence", client).permutation(num_tasks)[: self.count]
+            for client in range(num_clients)
+        ]
+        return np.stack(drawn)
+
+
+class DisjointTasks(TaskSequences):
+    """The stream's tasks in random order, dealt so that no two clients share one: ``count`` to each client.
+
+    Source: NonIID-50 of FedWeIT, 50 tasks over 5 clients. Every client has all samples of its tasks. Keyed by the seed.
+
+    Args:
+        count: tasks of each client, at least 1.
+    """
+
+    def __init__(self, count: int = 10) -> None:
+        super().__init__("holders")
+        if count < 1:
+            raise ConfigError("data.sequences.count", count, "an integer of at least 1")
+        self.count = count
+
+    @property
+    def length(self) -> int:
+        """``count``."""
+        return self.count
+
+    def of_clients(self, num_clients: int, num_tasks: int, seed: int) -> np.ndarray:
+        """See :meth:`TaskSequences.of_clients`."""
+        if self.count * num_clients > num_tasks:
+            valid = f"at most {num_tasks // num_clients}: {num_tasks} tasks for {num_clients} clients"
+            raise ConfigError("data.sequences.count", self.count, valid)
+        order = numpy_generator(seed, "task sequences").permutation(num_tasks)
+        return order[: self.count * num_clients].reshape(num_clients, self.count)
+
+
+class FixedTasks(TaskSequences):
+    """Sequences written out, such as the published ones of NonIID-50 (FedWeIT).
+
+    Args:
+        tasks: one list of stream tasks, counted from 0, per client; all of one length.
+        split: see :class:`TaskSequences`; where no two clients share a task, ``holders`` gives each all of its samples.
+    """
+
+    def __init__(self, tasks: list[list[int]], split: Split = "holders") -> None:
+        super().__init__(split)
+        lengths = {len(own) for own in tasks}
+        if len(lengths) != 1 or 0 in lengths:
+            raise ConfigError("data.sequences.tasks", sorted(lengths), "lists of one length, at least 1")
+        for client, own in enumerate(tasks):
+            if len(set(own)) < len(own):
+                raise ConfigError("data.sequences.tasks", own, f"no task twice for client {client}")
+        self.tasks = tasks
+
+    @property
+    def length(self) -> int:
+        """Length of the lists."""
+        return len(self.tasks[0])
+
+    def of_clients(self, num_clients: int, num_tasks: int, seed: int) -> np.ndarray:
+        """See :meth:`TaskSequences.of_clients`."""
+        if len(self.tasks) != num_clients:
+            raise ConfigError("data.num_clients", num_clients, f"{len(self.tasks)}, as many as data.sequences.tasks")
+        found = np.asarray(self.tasks, dtype=np.int64)
+        if found.min() < 0 or found.max() >= num_tasks:
+            raise ConfigError(
+                "data.sequences.tasks", [int(found.min()), int(found.max())], f"tasks of 0 .. {num_tasks - 1}"
+            )
+        return found

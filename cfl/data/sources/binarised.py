@@ -1,0 +1,52 @@
+"""Images whose pixels have become black or white."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from cfl.data.sources.base import Source
+from cfl.data.sources.split import merged_split
+from cfl.data.sources.standard import KEY
+from cfl.data.types import ImageSet
+from cfl.errors import ConfigError
+
+
+class Binarised(Source):
+    """Another source's images with every stored value above a threshold as 1, all others as 0.
+
+    Network input is 0 or 1, whatever the source's normalisation. CONFEDMADE (Lenz et al., 2023) takes MNIST above 127.
+
+    Args:
+        source: the data set.
+        threshold: stored value that is still 0; null takes half of what means white (127.5 of 255).
+        split: the ``source``'s own training and test set, or both ``merged`` and cut anew, of each class 5/7 for
+            training and 1/7 for tests, as CONFEDMADE does; what it keeps for validation is left out. The same cut in
+            every run.
+
+    Raises:
+        ConfigError: for a threshold at which no pixel could be white or black, or another split.
+    """
+
+    def __init__(
+        self, source: Source, threshold: float | None = None, split: Literal["source", "merged"] = "source"
+    ) -> None:
+        if threshold is not None and not 0 <= threshold < source.scale:
+            raise ConfigError(f"{KEY}.threshold", threshold, f"at least 0 and below {source.scale:g}, or null")
+        if split not in ("source", "merged"):
+            raise ConfigError(f"{KEY}.split", split, "source or merged")
+        self.source, self.split = source, split
+        self.threshold = source.scale / 2 if threshold is None else threshold
+        self.name = f"binary-{source.name}"
+        self.shape, self.num_classes = source.shape, source.num_classes
+        self.mean, self.std, self.scale = (0.0,) * self.shape[0], (1.0,) * self.shape[0], 1.0
+        self.superclasses = source.superclasses
+
+    def load(self, root: Path) -> tuple[ImageSet, ImageSet]:
+        """See :meth:`Source.load`; stored values are 0 and 1."""
+        train, test = (
+            ImageSet((part.images > self.threshold).to(torch.uint8), part.labels) for part in self.source.load(root)
+        )
+        return merged_split([train, test], f"split {self.source.name}") if self.split == "merged" else (train, test)

@@ -1,0 +1,65 @@
+"""Photographs that mammoth's archives hold as ``.npy`` arrays, one for images and one for labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cfl.data.types import ImageSet
+from cfl.errors import DataFilesMissing
+
+_CHUNK = 1000  # images converted at a time, so that floats never exist for a whole set
+
+
+def read_npy_images(title: str, images_file: Path, labels_file: Path, side: int) -> ImageSet:
+    """Colour images ``[N, side, side, 3]`` and integer labels ``[N]`` of two files.
+
+    Args:
+        title: of the data set, for messages.
+        images_file: unsigned bytes, or floats that are bytes / 255.
+        labels_file: integers.
+        side: of the images in pixels, for messages: whoever asks compares shapes.
+
+    Raises:
+        DataFilesMissing: a file is damaged or holds something else.
+    """
+    stored, labels = _read_array(images_file), _read_array(labels_file)
+    if stored.ndim != 4 or labels.shape != stored.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
+        raise DataFilesMissing(
+            f"{title}: {images_file} holds {stored.dtype} {list(stored.shape)}, {labels_file} {labels.dtype} "
+            f"{list(labels.shape)}: expected images [N, {side}, {side}, 3] and integer labels [N]"
+        )
+    images = np.ascontiguousarray(_bytes_of(stored, images_file).transpose(0, 3, 1, 2))
+    return ImageSet(torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64)))
+
+
+def _read_array(file: Path) -> NDArray[Any]:
+    try:
+        stored: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise DataFilesMissing(f"{file} is damaged: {error}") from error
+    return stored
+
+
+def _bytes_of(images: NDArray[Any], file: Path) -> NDArray[np.uint8]:
+    """Stored values 0 .. 255, also where the file holds them divided by 255.
+
+    Raises:
+        DataFilesMissing: a value that is none of these, so that rounding would change the image.
+    """
+    if images.dtype == np.uint8:
+        return images
+    if images.dtype not in (np.float32, np.float64):
+        raise DataFilesMissing(f"{file} holds {images.dtype}: expected unsigned bytes, or 32 or 64 bit floats in 0..1")
+    whole = np.empty(images.shape, dtype=np.uint8)
+    for start in range(0, len(images), _CHUNK):
+        scaled = images[start : start + _CHUNK].astype(np.float64) * 255
+        rounded = np.clip(np.rint(scaled), 0, 255)
+        if not (np.abs(scaled - rounded) < 1e-3).all():
+            raise DataFilesMissing(f"{file} holds floats that are no multiples of 1/255 in 0..1: normalised images?")
+        whole[start : start + _CHUNK] = rounded
+    return whole

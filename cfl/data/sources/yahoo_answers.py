@@ -1,0 +1,128 @@
+"""Yahoo! Answers topics as features of a frozen sentence encoder."""
+
+from __future__ import annotations
+
+import logging
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cfl.data.sources.files import WHERE_ELSE
+from cfl.data.sources.standard import KEY, StandardSource
+from cfl.data.types import ImageSet
+from cfl.data.yahoo_csv import ADDRESS, FOLDER, PUBLISHED, TOPICS, features_file
+from cfl.errors import ConfigError, DataFilesMissing
+
+_log = logging.getLogger(__name__)
+_CENTRE, _PER_DEVIATION = 127, 127 / 4  # the stored integer that means 0, and integers per standard deviation
+_CHUNK = 65_536  # rows converted at a time
+
+
+class YahooAnswers(StandardSource):
+    """Questions in 10 topics, 140,000 + 6,000 of each (Zhang, Zhao, LeCun, NeurIPS 2015), as encoded sentences.
+
+    ``python -m cfl.data.embed`` writes ``<root>/yahoo_answers_csv/{train,test}.<encoder>.npz`` from the published CSV
+    files. A sample is an "image" ``[1, 1, D]``: every number of the vector, less its mean and divided by its standard
+    deviation over the training set, cut off at 4 and stored in one of 255 steps of 0.031, since the project keeps
+    samples as bytes. A linear head on them (``MLP`` with ``hidden: []``) is then a linear head on the encoder.
+
+    Fed-A-GEM (Dai et al., 2024) takes a DistilBERT, whose features it neither normalises nor rounds.
+
+    Args:
+        encoder: name of the files' encoder, as ``cfl.data.embed`` prints it.
+        dimensions: D, numbers per vector.
+        mean: subtracted, in units of ``stored / 254``; null: 0.5, which is a feature's mean.
+        std: divided by, in the same units, positive; null: 0.125, which is a feature's standard deviation.
+        max_train: keep at most this many training samples, class-balanced, at least one of each; null: all.
+        max_test: likewise for the test set.
+
+    Raises:
+        ConfigError: a number that cannot work.
+    """
+
+    name = "yahoo-answers"
+    title = "YahooAnswers"
+    num_classes = TOPICS
+    mean = (0.5,)
+    std = (0.125,)
+    scale = 254.0
+
+    def __init__(
+        self,
+        encoder: str = "wordllama-256",
+        dimensions: int = 256,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+        max_train: int | None = None,
+        max_test: int | None = None,
+    ) -> None:
+        if not encoder or "/" in encoder:
+            raise ConfigError(f"{KEY}.encoder", encoder, "the name of an encoder, as in the names of its files")
+        if dimensions < 1:
+            raise ConfigError(f"{KEY}.dimensions", dimensions, "a positive integer")
+        self.encoder, self.dimensions = encoder, dimensions
+        self.shape = (1, 1, dimensions)
+        super().__init__(mean, std, max_train, max_test)
+
+    def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
+        """Both sets, scaled by the training set."""
+        files = [features_file(root, part, self.encoder) for part in ("train", "test")]
+        absent = [file for file in files if not file.is_file()]
+        if absent:
+            names = "\n".join(f"  {file} ({'missing' if file in absent else 'present'})" for file in files)
+            raise DataFilesMissing(
+                f"{self.title}: files are missing. Expected:\n{names}\n`python -m cfl.data.embed --root {root}` writes "
+                f"them from {FOLDER}/train.csv and test.csv, which {ADDRESS} holds.\n{WHERE_ELSE}"
+            )
+        (train, train_labels), (test, test_labels) = (self._stored(file) for file in files)
+        mean, deviation = _moments(train)
+        if (len(train), len(test)) != (PUBLISHED["train"], PUBLISHED["test"]):
+            _log.warning(
+                "%s under %s has %d training and %d test samples; the published set has %d and %d",
+                *(self.title, root, len(train), len(test), PUBLISHED["train"], PUBLISHED["test"]),
+            )
+        return (
+            ImageSet(_as_bytes(train, mean, deviation), torch.from_numpy(train_labels)),
+            ImageSet(_as_bytes(test, mean, deviation), torch.from_numpy(test_labels)),
+        )
+
+    def _stored(self, file: Path) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        try:
+            with np.load(file, allow_pickle=False) as stored:
+                features, labels = stored["features"], stored["labels"]
+        except (zipfile.BadZipFile, ValueError, KeyError, OSError, EOFError) as error:
+            raise DataFilesMissing(f"{file} is damaged, or not written by cfl.data.embed: {error}") from error
+        if features.dtype != np.float32 or features.ndim != 2 or labels.shape != features.shape[:1] or not len(labels):
+            raise DataFilesMissing(
+                f"{file} holds features {features.dtype} {list(features.shape)} and labels {list(labels.shape)}: "
+                "expected float32 [N, D] and [N]"
+            )
+        if features.shape[1] != self.dimensions:
+            valid = f"{features.shape[1]}, the numbers per vector in {file}"
+            raise ConfigError(f"{KEY}.dimensions", self.dimensions, valid)
+        if not np.isfinite(features).all():
+            raise DataFilesMissing(f"{file} holds NaN or infinity")
+        return features, labels.astype(np.int64)
+
+
+def _moments(features: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean and standard deviation of every column; 1 for a constant one."""
+    mean = features.mean(0, dtype=np.float64)
+    squares = np.zeros_like(mean)
+    for start in range(0, len(features), _CHUNK):
+        squares += np.square(features[start : start + _CHUNK] - mean).sum(0)
+    deviation = np.sqrt(squares / len(features))
+    return mean, np.where(deviation > 0, deviation, 1.0)
+
+
+def _as_bytes(features: NDArray[Any], mean: NDArray[np.float64], deviation: NDArray[np.float64]) -> torch.Tensor:
+    """``[N, D]`` floats to ``[N, 1, 1, D]`` bytes 0 .. 254."""
+    stored = np.empty(features.shape, dtype=np.uint8)
+    for start in range(0, len(features), _CHUNK):
+        scaled = (features[start : start + _CHUNK] - mean) / deviation * _PER_DEVIATION
+        stored[start : start + _CHUNK] = np.clip(np.rint(scaled) + _CENTRE, 0, 2 * _CENTRE)
+    return torch.from_numpy(stored).view(len(features), 1, 1, -1)

@@ -1,0 +1,76 @@
+"""Several data sets, each cut into tasks of a few classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from cfl.data.sources.base import Source
+from cfl.data.streams.base import Stream
+from cfl.data.streams.class_split import select_classes
+from cfl.data.streams.sequence import common_shape, enlarge, repeat_channels
+from cfl.data.types import Task
+from cfl.errors import ConfigError
+from cfl.randomness import numpy_generator
+
+
+class Mixture(Stream):
+    """Tasks of ``classes_per_task`` classes out of several data sets, all of one data set before those of the next.
+
+    Images are brought to a common size and number of channels as in :class:`cfl.data.streams.sequence.Sequence`; each
+    source keeps its own normalisation. Within a source the classes are shuffled once for all runs (``class_seed``),
+    then cut into groups; what is left over is not used. A task's name is the source's with the group's number, as in
+    NonIID-50 of FedWeIT (Yoon et al., 2021), appendix B, whose shuffles were drawn by another generator.
+
+    Args:
+        sources: the data sets.
+        tasks_per_source: how many tasks to keep of each, the first ones; null: as many as its classes give.
+        classes_per_task: classes in each task.
+        class_seed: keys the shuffles; not the run's seed, so that a task is the same thing in all runs.
+
+    Raises:
+        ConfigError: no sources, one that has too few classes, or numbers of channels that cannot be reconciled.
+    """
+
+    shared_labels = False
+
+    def __init__(
+        self,
+        sources: list[Source],
+        tasks_per_source: list[int] | None = None,
+        classes_per_task: int = 5,
+        class_seed: int = 777,
+    ) -> None:
+        self.shape = common_shape(sources)
+        if classes_per_task < 1:
+            raise ConfigError("data.stream.classes_per_task", classes_per_task, "an integer of at least 1")
+        most = [source.num_classes // classes_per_task for source in sources]
+        kept = most if tasks_per_source is None else tasks_per_source
+        if len(kept) != len(sources) or any(not 1 <= k <= m for k, m in zip(kept, most, strict=True)):
+            limits = ", ".join(f"{source.name} 1..{m}" for source, m in zip(sources, most, strict=True))
+            raise ConfigError("data.stream.tasks_per_source", kept, f"one number for each source: {limits}")
+        self.sources, self.tasks_per_source, self.class_seed = sources, list(kept), class_seed
+        self.num_tasks = sum(kept)
+        self.classes_per_task = [classes_per_task] * self.num_tasks
+        self.name = f"mixture-{len(sources)}x{self.num_tasks}"
+
+    @property
+    def task_names(self) -> list[str]:
+        """``<source>_<group>`` of every task, known without reading a file."""
+        pairs = zip(self.sources, self.tasks_per_source, strict=True)
+        return [f"{source.name}_{group}" for source, kept in pairs for group in range(kept)]
+
+    def tasks(self, root: Path, seed: int) -> list[Task]:
+        """See :meth:`Stream.tasks`; nothing depends on the run's seed."""
+        tasks: list[Task] = []
+        size = self.classes_per_task[0]
+        for number, (source, kept) in enumerate(zip(self.sources, self.tasks_per_source, strict=True)):
+            train, test = (enlarge(part, self.shape) for part in source.load(root))
+            transform = repeat_channels(source.transform(), self.shape[0])
+            order = numpy_generator(self.class_seed, "mixture", number).permutation(source.num_classes)
+            for group in np.split(order[: kept * size], kept):
+                own = group.tolist()
+                own_train, own_test = (select_classes(part, own, source.num_classes) for part in (train, test))
+                tasks.append(Task(self.task_names[len(tasks)], own_train, own_test, size, transform))
+        return tasks

@@ -1,0 +1,248 @@
+"""Task sequences: every client learns tasks of its own, and is tested on them."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import Callback, Trainer
+from tiny import SaveAfter, double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
+from torch.func import functional_call
+
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.partitions import Dirichlet
+from cfl.data.sequences import DisjointTasks, FixedTasks, RandomTasks
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.methods import AGEM, ER, EWC, SCAFFOLD, FedCurv
+from cfl.methods.base import Method
+from cfl.methods.personal import PersonalLayers
+
+OWN = [[2, 0], [1, 2], [0, 1]]
+
+
+def stream() -> Any:
+    """Three tasks of two classes each, 30 training samples a class."""
+    return split(3, classes=6, train=180, test=60)
+
+
+def data_of(sequences: Any = None, **options: Any) -> FederatedDataModule:
+    settings = {"num_clients": 3, "schedule": {"rounds_per_task": 2}, **options}
+    return tiny_data(stream(), sequences=FixedTasks(OWN) if sequences is None else sequences, **settings)
+
+
+def test_random_tasks_are_distinct_and_keyed_by_client() -> None:
+    few, many = (RandomTasks(4).of_clients(clients, 9, seed=3) for clients in (5, 50))
+    assert many.shape == (50, 4)
+    assert np.array_equal(few, many[:5]), "another number of clients changes nobody's tasks"
+    assert all(len(set(own)) == 4 for own in many.tolist())
+    counts = np.bincount(np.concatenate([RandomTasks(4).of_clients(500, 9, s).ravel() for s in range(4)]), minlength=9)
+    expected = 4 * 500 * 4 / 9
+    assert (np.abs(counts - expected) < 5 * np.sqrt(expected)).all()
+    assert not np.array_equal(many, RandomTasks(4).of_clients(50, 9, seed=4))
+
+
+def test_disjoint_tasks_leave_none_to_two_clients() -> None:
+    found = DisjointTasks(3).of_clients(4, 13, seed=1)
+    assert found.shape == (4, 3)
+    assert len(set(found.ravel().tolist())) == 12
+    assert not np.array_equal(found, DisjointTasks(3).of_clients(4, 13, seed=2))
+
+
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [
+        (lambda: DisjointTasks(0), "data.sequences.count"),
+        (lambda: DisjointTasks(4).of_clients(4, 13, 0), "data.sequences.count"),
+        (lambda: RandomTasks(0), "data.sequences.count"),
+        (lambda: RandomTasks(2, split="all"), "data.sequences.split"),  # type: ignore[arg-type]
+        (lambda: RandomTasks(10).of_clients(2, 9, 0), "data.sequences.count"),
+        (lambda: FixedTasks([[0, 1], [2]]), "data.sequences.tasks"),
+        (lambda: FixedTasks([[0, 0]]), "data.sequences.tasks"),
+        (lambda: FixedTasks([[0, 9]]).of_clients(1, 9, 0), "data.sequences.tasks"),
+        (lambda: FixedTasks([[0, 1]]).of_clients(2, 9, 0), "data.num_clients"),
+        (lambda: data_of(exposure="asynchronous"), "data.exposure"),
+        (lambda: tiny_data(permuted(), sequences=RandomTasks(2), repartition=False), "data.repartition"),
+    ],
+)
+def test_settings_that_cannot_work(make: Any, key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert caught.value.key == key
+
+
+def test_a_method_that_needs_the_common_order_is_refused() -> None:
+    data = data_of()
+    with pytest.raises(ConfigError, match="same tasks in step"):
+        fit(tiny_client(data, methods={"er": ER()}), data)
+
+
+@pytest.mark.parametrize(("split_over", "size"), [("holders", 30), ("clients", 20)])
+def test_a_task_is_dealt_to_those_who_learn_it(split_over: Any, size: int) -> None:
+    data = data_of(FixedTasks(OWN, split=split_over))
+    assert data.num_tasks == 2
+    for position in range(2):
+        for client in range(3):
+            places = torch.from_numpy(data.indices[position][client])
+            tasks, index = data.places.split(places)
+            assert tasks.unique().tolist() == [OWN[client][position]]
+            assert len(index) == size, "60 samples a task over its two learners, or over three clients"
+            x, y = data.gather(position, places)
+            images = data.tasks[OWN[client][position]]
+            assert torch.equal(x, images.transform(images.train.images[index]))
+            assert torch.equal(y, images.train.labels[index] + 2 * OWN[client][position])
+            assert np.array_equal(data.client_places(position, client), places.numpy())
+    held = [place for p in range(2) for own in data.indices[p].values() for place in own.tolist()]
+    assert len(held) == len(set(held)), "nobody shares a sample"
+    assert data.learners(0) == [(0, 1), (2, 0)]
+    assert data.learners(2) == [(0, 0), (1, 1)]
+
+
+def run(methods: dict[str, Method] | None = None, width: int = 10, **options: Any) -> Federation:
+    data = data_of(**{**options, "schedule": {"rounds_per_task": 2, "cohort_width": width}})
+    return fit(tiny_client(data, double(mlp), methods=methods), data)
+
+
+def test_federated_averaging_is_a_plain_loop_over_every_clients_own_tasks() -> None:
+    data = data_of()
+    client = tiny_client(data, double(mlp))
+    network = double(mlp)(data.input_shape, data.num_outputs)
+    network.load_state_dict(client.network.state_dict())
+    model = {n: p.detach().clone() for n, p in network.named_parameters()}
+    matrix = torch.full((3, 2, 2), torch.nan, dtype=torch.float64)
+
+    federation = fit(client, data)
+
+    from cfl.data.orders import RoundOrders  # the order of a client's samples is not what is tested
+
+    for number in range(data.num_rounds):
+        plan = data.rounds.round(number)
+        total = {n: torch.zeros_like(v) for n, v in model.items()}
+        for c in plan.clients:
+            own, task = data.indices[plan.task][c], OWN[c][plan.task]
+            steps = -(-len(own) // 8)
+            index, mask = RoundOrders(0, number, [c], 1).cut([c], [own], [steps], 8)
+            local = {n: v.clone().requires_grad_() for n, v in model.items()}
+            for step in range(steps):
+                places = torch.from_numpy(index[0, step][mask[0, step]])
+                at = places - int(data.places.starts[task])
+                x = data.tasks[task].transform(data.tasks[task].train.images[at]).double()
+                y = data.tasks[task].train.labels[at]
+                logits = functional_call(network, local, (x,))[:, 2 * task : 2 * task + 2]
+                gradients = torch.autograd.grad(F.cross_entropy(logits, y), list(local.values()))
+                local = {
+                    n: (v - 0.1 * g).detach().requires_grad_()
+                    for (n, v), g in zip(local.items(), gradients, strict=True)
+                }
+            for n, v in local.items():
+                total[n] += v.detach() / len(plan.clients)
+        model = total
+        if plan.last_of_task:
+            for c in range(3):
+                for position, task in enumerate(OWN[c]):
+                    test = data.tasks[task].test
+                    x = data.tasks[task].transform(test.images)
+                    logits = functional_call(network, model, (x,))[:, 2 * task : 2 * task + 2]
+                    right = (logits.argmax(1) == test.labels).double().mean()
+                    matrix[c, plan.task, position] = 100 * right
+    for name, value in weights(federation).items():
+        torch.testing.assert_close(value, model[name], rtol=0, atol=1e-12)
+    torch.testing.assert_close(federation.accuracy.compute(), matrix, rtol=0, atol=1e-9)
+    figures = federation.accuracy.summary()
+    assert figures["clients_evaluated"] == 3
+    assert figures["acc"] == pytest.approx(matrix[:, 1].mean().item())
+    assert figures["fgt"] == pytest.approx((matrix[:, 0, 0] - matrix[:, 1, 0]).mean().item())
+
+
+def test_the_streams_order_as_everyones_sequence_is_no_sequence_at_all() -> None:
+    common = tiny_data(stream(), num_clients=3)
+    same = tiny_data(stream(), num_clients=3, sequences=FixedTasks([[0, 1, 2]] * 3))
+    models = [weights(fit(tiny_client(data, double(mlp)), data)) for data in (common, same)]
+    for name, value in models[0].items():
+        torch.testing.assert_close(models[1][name], value, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [
+        {},
+        {"ewc": EWC(10.0)},
+        {"fedcurv": FedCurv(1.0)},
+        {"scaffold": SCAFFOLD(variant="I")},
+        {"agem": AGEM()},
+        {"personal": PersonalLayers(["*"])},
+    ],
+    ids=lambda methods: "-".join(methods) or "fedavg",
+)
+def test_width_does_not_matter(methods: dict[str, Method]) -> None:
+    import copy
+
+    runs = [run(copy.deepcopy(methods), width, partition=Dirichlet(1.0, 4)) for width in (1, 3)]
+    for name, value in weights(runs[0]).items():
+        torch.testing.assert_close(weights(runs[1])[name], value, rtol=0, atol=1e-9)
+    assert torch.equal(runs[0].accuracy.compute(), runs[1].accuracy.compute())
+
+
+def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    def fresh() -> tuple[Any, FederatedDataModule]:
+        data = data_of(RandomTasks(2))
+        return tiny_client(data, double(mlp), sgd, {"ewc": EWC(10.0)}), data
+
+    client, data = fresh()
+    straight = fit(client, data, callbacks=[SaveAfter(2, tmp_path / "a.ckpt")])
+    client, data = fresh()
+    resumed = fit(client, data, ckpt_path=tmp_path / "a.ckpt")
+    for name, value in weights(straight).items():
+        assert torch.equal(weights(resumed)[name], value)
+    assert torch.equal(straight.accuracy.compute().nan_to_num(), resumed.accuracy.compute().nan_to_num())
+
+
+def test_personal_models_are_tested_on_their_own_tasks() -> None:
+    federation = run({"personal": PersonalLayers(["*"])})
+    data = federation.data
+    for client in range(3):
+        own = federation.clients.get("model", client)
+        assert own is not None
+        for position, task in enumerate(OWN[client]):
+            test = data.tasks[task].test
+            x = data.tasks[task].transform(test.images)
+            logits = functional_call(federation.network, own, (x,))[:, 2 * task : 2 * task + 2]
+            right = 100 * (logits.argmax(1) == test.labels).double().mean().item()
+            assert federation.accuracy.compute()[client, 1, position].item() == pytest.approx(right)
+
+
+def test_cumulative_exposure_adds_a_clients_own_earlier_tasks() -> None:
+    data = data_of(exposure="cumulative")
+    places = torch.from_numpy(np.asarray(data.trained_on(1)[0]))
+    assert set(data.places.tasks(places).tolist()) == {0, 2}
+    assert len(data.trained_on(0)[0]) == 30
+    assert len(places) == 60
+
+
+def test_weight_decay_leaves_outputs_alone_that_a_client_does_not_train() -> None:
+    data = data_of(schedule={"rounds_per_task": [2, 1]})
+    decaying = partial(torch.optim.SGD, lr=0.1, weight_decay=0.1)
+    client = tiny_client(data, mlp, decaying, {"personal": PersonalLayers(["*"])})
+    initial = client.network.state_dict()["head.weight"].clone()
+    after = AfterTask()
+    fit(client, data, callbacks=[after])
+    for c in range(3):
+        moved = (after.heads[0][c] != initial).any(1).view(3, 2).any(1)
+        assert moved.nonzero().squeeze(1).tolist() == OWN[c][:1]
+
+
+class AfterTask(Callback):
+    """Every client's head after each task."""
+
+    def __init__(self) -> None:
+        self.heads: list[list[torch.Tensor]] = []
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        federation = pl_module.federation
+        if federation.schedule.round(federation.round - 1).last_of_task:
+            self.heads.append([federation.clients.get("model", c)["head.weight"] for c in range(3)])
