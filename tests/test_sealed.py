@@ -1,0 +1,215 @@
+"""Methods that declare to need neither task ids nor boundaries are shown none, and depend on none."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tiny import double, fit, mlp, permuted, sgd, source, split, tiny_client, tiny_data, weights
+from torch import Tensor
+
+from cfl.cohort import Cohort
+from cfl.data.cohorts import CohortBatch
+from cfl.data.samples import Samples
+from cfl.data.streams import Permuted
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.methods import AGEM, DER, ER, EWC, SCAFFOLD, FedAGEM, FedCurv, FedProx, Method, PersonalLayers
+from cfl.replay_buffer import ReplayBuffer
+from cfl.schedule import RoundPlan
+from cfl.sealed import SealedTask, TaskHidden, opened, sealed_plan
+
+FREE: dict[str, Callable[[], dict[str, Method]]] = {
+    "agem": lambda: {"agem": AGEM(8)},
+    "der": lambda: {"der": DER(0.5, 0.5, 8)},
+    "fed_agem": lambda: {"fed_agem": FedAGEM(8)},
+    "fed_agem-all": lambda: {"fed_agem": FedAGEM(8, clients="all")},
+    "agem+fed_agem": lambda: {"agem": AGEM(8), "fed_agem": FedAGEM(8)},
+    "fedprox": lambda: {"fedprox": FedProx(0.1)},
+    "fedcurv": lambda: {"fedcurv": FedCurv(0.5)},
+    "scaffold-I": lambda: {"scaffold": SCAFFOLD("I")},
+    "scaffold-II": lambda: {"scaffold": SCAFFOLD("II")},
+    "personal": lambda: {"personal": PersonalLayers(["head.*"])},
+}
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda task: task == 0,
+        lambda task: task != task,
+        lambda task: task > 0,
+        lambda task: {task: 1},
+        int,
+        bool,
+        operator.index,
+        lambda task: [1, 2][task],
+        lambda task: range(task),
+    ],
+)
+def test_a_sealed_task_is_good_for_nothing_but_handing_on(use: Callable[[Any], Any]) -> None:
+    for task in (0, 2):
+        with pytest.raises(TaskHidden, match="hidden from a method"):
+            use(SealedTask(task))
+        assert opened(SealedTask(task)) == opened(task) == task
+    assert repr(SealedTask(0)) == repr(SealedTask(1))
+    with pytest.raises(IndexError):
+        torch.zeros(3)[SealedTask(1)]  # type: ignore[index]
+    with pytest.raises(TypeError):
+        SealedTask(1) + 1  # type: ignore[operator]
+
+
+def test_a_sealed_round_does_not_say_whether_it_is_a_tasks_first_or_last() -> None:
+    plan = sealed_plan(RoundPlan(3, 1, 0, (2, 5), True))
+    assert (plan.round, plan.clients) == (3, (2, 5))
+    assert isinstance(plan.task, SealedTask)
+    for name in ("round_in_task", "last_of_task"):
+        with pytest.raises(TaskHidden, match=name):
+            getattr(plan, name)
+
+
+class Looks(Method):
+    """Looks for a task in one of its hooks."""
+
+    def __init__(self, hook: str, look: Callable[..., Any], free: bool) -> None:
+        self.task_free, self.seen = free, 0
+
+        def called(*given: Any) -> Any:
+            look(*given)
+            self.seen += 1
+            return given[1] if hook == "extend_batch" else given[0] if hook == "weigh" else None
+
+        setattr(self, hook, called)
+
+
+def _cohort(cohort: Cohort, *_: Any) -> None:
+    assert cohort.task >= 0
+
+
+LOOKS: list[tuple[str, Callable[..., Any]]] = [
+    ("open_cohort", _cohort),
+    ("penalty", _cohort),
+    ("adjust_gradients", _cohort),
+    ("close_clients", _cohort),
+    ("open_cohort", lambda cohort: cohort.train_outputs),
+    ("open_cohort", lambda cohort: cohort.outputs_in_loss(cohort.task)),
+    ("extend_batch", lambda cohort, batch: batch.task_ids.sum().item()),
+    ("extend_batch", lambda cohort, batch: batch.task + 1),
+    ("observe", lambda cohort, batch, logits: batch.task_ids.sum().item()),
+    ("end_round", lambda plan: plan.last_of_task),
+    ("end_round", lambda plan: plan.task == 0),
+]
+
+
+@pytest.mark.parametrize(("hook", "look"), LOOKS)
+@pytest.mark.parametrize("exposure", ["sequential", "asynchronous"])
+def test_nothing_that_a_free_method_is_handed_tells_the_task(hook: str, look: Any, exposure: Any) -> None:
+    def run(free: bool) -> Looks:
+        data = tiny_data(split(2), exposure=exposure)
+        # On the class, so that the engine knows that the hook is there.
+        kind = type("LooksIn", (Looks,), {hook: lambda self, *given: self.__dict__[hook](*given)})
+        method = kind(hook, look, free)
+        fit(tiny_client(data, methods={"looks": method}), data)
+        return method
+
+    with pytest.raises((RuntimeError, TypeError), match=r"hidden|unsupported operand|SealedTask"):
+        run(free=True)
+    if exposure == "sequential":
+        assert run(free=False).seen > 0
+
+
+def test_losses_see_no_tasks() -> None:
+    class Sees(Method):
+        task_free = True
+
+        def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
+            return (samples.tasks == -1).all().logical_not() * 1e6 + 0 * logits.sum()
+
+    free, blind = Sees(), Sees()
+    blind.task_free = False
+    data = tiny_data(split(2))
+    losses = []
+    for method in (free, blind):
+        client = tiny_client(data, methods={"sees": method})
+        fit(client, data)
+        losses.append(client.mean_loss)
+    assert losses[0] < 100 < losses[1]
+
+
+def test_tasks_are_hidden_from_the_free_method_alone() -> None:
+    class Free(Method):
+        task_free = True
+
+        def begin_task(self, plan: RoundPlan) -> None:
+            raise AssertionError("told of a boundary")
+
+        end_task = begin_task
+
+    class Bound(Method):
+        def __init__(self) -> None:
+            self.heard: list[tuple[str, int]] = []
+
+        def begin_task(self, plan: RoundPlan) -> None:
+            self.heard.append(("begin", plan.task))
+
+        def end_task(self, plan: RoundPlan) -> None:
+            self.heard.append(("end", plan.task))
+
+        def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+            assert batch.task == cohort.task
+            assert bool((batch.task_ids == cohort.task).all())
+            return batch
+
+    bound = Bound()
+    data = tiny_data(permuted(2))
+    fit(tiny_client(data, methods={"before": Free(), "bound": bound, "after": Free()}), data)
+    assert bound.heard == [("begin", 0), ("end", 0), ("begin", 1), ("end", 1)]
+
+
+@pytest.mark.parametrize("method", [ER(per_task=False, update="step"), EWC(), SCAFFOLD(at_task_switch="reset")])
+def test_other_methods_are_refused_where_clients_have_their_own_clocks(method: Method) -> None:
+    data = tiny_data(exposure="asynchronous")
+    with pytest.raises(ConfigError, match=r"data\.exposure"):
+        fit(tiny_client(data, methods={"some": method}), data)
+
+
+class Repeated(Permuted):
+    """The same task over and over."""
+
+    def pixel_map(self, task: int, seed: int) -> None:
+        return None
+
+
+def _free_run(methods: dict[str, Method], scramble: bool, **options: Any) -> Federation:
+    """Rounds over three permuted tasks, with ``scramble`` under wrong task ids but from the same places."""
+    data = tiny_data(permuted(3), **options)
+    if scramble:
+        places = data.places
+        tasks = places.tasks
+        places.tasks = lambda at: (tasks(at) + 1) % 3  # type: ignore[method-assign]
+        places.split = lambda at: (tasks(at), at - torch.from_numpy(places.starts)[tasks(at)])  # type: ignore[method-assign]
+    return fit(tiny_client(data, double(mlp), sgd, methods), data)
+
+
+@pytest.mark.parametrize("name", [n for n in FREE if "scaffold" not in n and "fedcurv" not in n])
+def test_scrambled_task_ids_change_nothing(name: str) -> None:
+    runs = [_free_run(FREE[name](), scramble, exposure="asynchronous") for scramble in (False, True)]
+    for key, value in weights(runs[0]).items():
+        assert torch.equal(weights(runs[1])[key], value)
+    assert torch.equal(runs[0].accuracy.compute(), runs[1].accuracy.compute())
+
+
+@pytest.mark.parametrize("name", list(FREE))
+def test_boundaries_put_elsewhere_change_nothing(name: str) -> None:
+    """The same rounds of one data set, called one task, or three: free methods cannot tell."""
+    models = []
+    for rounds in ([6], [2, 3, 1]):
+        data = tiny_data(Repeated(source(), len(rounds)), repartition=False, schedule={"rounds_per_task": rounds})
+        client = tiny_client(data, double(mlp), sgd, FREE[name]())
+        client.buffer = ReplayBuffer(20, offered="every_step")  # "once" tells the tasks' samples apart
+        models.append(weights(fit(client, data)))
+    for key, value in models[0].items():
+        torch.testing.assert_close(models[1][key], value, rtol=0, atol=1e-12)
