@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
+from matplotlib.figure import Figure
+from matplotlib.image import imread
 
 from callbacks.checkpoint import record_of
 from callbacks.federated import _federation, mean_matrix
 from cfl.experiment import flatten, method_name
 from cfl.federation import Federation
-from cfl.figures import accuracy_heatmap
+from cfl.figures import accuracy_curve, accuracy_heatmap, learning_curves
 from cfl.metrics import average_accuracy
 
 
@@ -21,8 +26,10 @@ class DashboardLog(Callback):
     ``round`` and ``task`` are the axes. ``cl/acc``, ``cl/fgt``, ``cl/fgt_max``, ``cl/bwt``, ``cl/fwt`` (percent and
     points) and ``task_03/acc`` come with an evaluation, ``cl/rounds_to_90`` once, when that target is met;
     ``train/loss``, ``comm/uplink_bytes``, ``comm/downlink_bytes`` (so far) and ``time/seconds`` with every round, and a
-    method's own table as ``<method>/<layer>/<column>`` with every task. Wandb also gets the matrix as a table; it and
-    TensorBoard get it as a picture.
+    method's own table as ``<method>/<layer>/<column>`` with every task. TensorBoard and wandb also get the pictures of
+    the run folder: ``data/partition`` once, ``cl/accuracy_heatmap`` (TensorBoard: ``cl/accuracy_matrix``) and
+    ``cl/accuracy_curve`` at every task's end, and ``cl/learning_curve`` at the run's end if it was evaluated between
+    task ends. Wandb also gets the matrix as a table.
 
     Without a logger it does nothing: the CSV files of the run folder hold everything. Of several processes the first
     logs.
@@ -48,6 +55,9 @@ class DashboardLog(Callback):
                 )
             elif record.experiment:
                 logger.log_hyperparams({key: _plain(value) for key, value in flatten(record.experiment).items()})
+            # Drawn when the run folder was made; a run that goes on has shown it already.
+            if federation.round == 0 and _is_written(record.folder / "partition.png"):
+                _log_picture(logger, "data/partition", imread(record.folder / "partition.png"), {"round": 0, "task": 0})
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the round that has just been recorded."""
@@ -73,7 +83,8 @@ class DashboardLog(Callback):
             logger.log_metrics(figures, step=plan.round)
         if plan.last_of_task or federation.finished:
             for logger in trainer.loggers:
-                self._log_matrix(logger, federation, plan.round, plan.task)
+                targets = record_of(trainer).targets.accuracies
+                self._log_matrix(logger, federation, targets, plan.round, plan.task)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """End wandb's run: another fit in this process would go on writing into it."""
@@ -84,38 +95,64 @@ class DashboardLog(Callback):
             wandb.finish()
 
     @staticmethod
-    def _log_matrix(logger: Logger, federation: Federation, round: int, task: int) -> None:
-        matrix = mean_matrix(federation)
-        picture = accuracy_heatmap(matrix, f"after task {task}")
-        if isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_figure("cl/accuracy_matrix", picture, global_step=round)
-        elif isinstance(logger, WandbLogger):
+    def _log_matrix(logger: Logger, federation: Federation, targets: Sequence[float], round: int, task: int) -> None:
+        matrix, name = mean_matrix(federation), method_name(federation.methods)
+        place = {"round": round, "task": task}
+        kind = "matrix" if isinstance(logger, TensorBoardLogger) else "heatmap"
+        heatmap = f"cl/{federation.measure.name}_{kind}"
+        measure = federation.measure
+        _log_picture(logger, heatmap, accuracy_heatmap(matrix, f"after task {task}", measure=measure), place)
+        _log_picture(logger, f"cl/{measure.name}_curve", accuracy_curve({name: matrix}, measure), place)
+        if federation.finished and federation.schedule.settings.evaluate_every:
+            curves = learning_curves({name: federation.curve}, targets, measure)
+            _log_picture(logger, "cl/learning_curve", curves, place)
+        if isinstance(logger, WandbLogger):
             import wandb
 
             columns: list[str | int] = ["after_task", *(f"task_{i}" for i in range(len(matrix)))]
             rows = [[t, *row] for t, row in enumerate(matrix.tolist()) if t <= task]
-            logger.experiment.log(
-                {
-                    "cl/accuracy_matrix": wandb.Table(columns=columns, data=rows),
-                    "cl/accuracy_heatmap": wandb.Image(picture),
-                    "round": round,
-                    "task": task,
-                }
-            )
+            logger.experiment.log({f"cl/{measure.name}_matrix": wandb.Table(columns=columns, data=rows), **place})
+
+
+def _log_picture(logger: Logger, name: str, picture: Figure | np.ndarray, place: Mapping[str, int]) -> None:
+    """Show a figure, or an image ``[height, width, channels]`` of values 0 .. 1, where the logger can.
+
+    Args:
+        logger: TensorBoard's or wandb's; others show nothing.
+        name: under which it stands.
+        picture: what to show.
+        place: the values of ``round`` and ``task``.
+    """
+    if isinstance(logger, TensorBoardLogger):
+        if isinstance(picture, Figure):
+            logger.experiment.add_figure(name, picture, global_step=place["round"])
+        else:
+            logger.experiment.add_image(name, picture, global_step=place["round"], dataformats="HWC")
+    elif isinstance(logger, WandbLogger):
+        import wandb
+
+        image = wandb.Image(picture if isinstance(picture, Figure) else (255 * picture).astype(np.uint8))
+        logger.experiment.log({name: image, **place})
+
+
+def _is_written(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
 
 
 def evaluation_figures(federation: Federation, task: int) -> dict[str, float]:
-    """ACC, FGT, BWT, FWT and every task's accuracy after ``task``; undefined ones are left out."""
-    summary = federation.accuracy.summary(after=task)
+    """ACC, FGT, BWT, FWT and every task's accuracy after ``task``, or its NLL; undefined ones are left out."""
+    summary = federation.measured.summary(after=task)
     figures = {f"cl/{key}": value for key, value in summary.items() if value is not None}
     matrix = mean_matrix(federation)
-    figures |= {f"task_{i:02d}/acc": value for i, value in enumerate(matrix[task].tolist()) if value == value}
+    figure = federation.measure.figure
+    figures |= {f"task_{i:02d}/{figure}": value for i, value in enumerate(matrix[task].tolist()) if value == value}
     if federation.accuracy_task_il is not None:
         known = federation.accuracy_task_il.compute()
         figures["cl/acc_task_il"] = average_accuracy(known, task).nanmean().item()
     for name, method in federation.methods.items():
         for row in method.task_rows():
-            if row.get("task") != task:
+            of = row["task"] if "task" in row else federation.schedule.task_of(row["round"])
+            if of != task:
                 continue
             place = "/".join([name, str(row["layer"])]) if "layer" in row else name
             figures |= {
@@ -131,7 +168,15 @@ def define_axes(logger: WandbLogger, federation: Federation) -> None:
     run = logger.experiment
     run.define_metric("round")
     run.define_metric("task")
-    for pattern in ("cl/*", "train/*", "comm/*", "time/*", "task_*", *(f"{name}/*" for name in federation.methods)):
+    for pattern in (
+        "cl/*",
+        "train/*",
+        "comm/*",
+        "time/*",
+        "data/*",
+        "task_*",
+        *(f"{name}/*" for name in federation.methods),
+    ):
         run.define_metric(pattern, step_metric="round")
 
 

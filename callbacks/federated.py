@@ -21,6 +21,7 @@ from cfl.parallel import check_strategy
 from cfl.processes import ProcessFailed
 from cfl.randomness import seed_device, seed_for
 from cfl.schedule import RoundPlan
+from cfl.sealed import sealed_plan
 from cfl.server import Server
 
 NEVER = 10**9  # epochs between validations that no run reaches
@@ -133,7 +134,7 @@ class FederatedOrchestrator(Callback):
         federation.channel.enter_round(self.plan.task, self.plan.round)
         if self.plan.round_in_task == 0:
             for method in federation.methods.values():
-                if method.needs_boundaries:
+                if not method.task_free:
                     method.begin_task(self.plan)
         receivers = federation.own_clients(self.plan.task, self.plan.clients)
         federation.channel.downlink("model", federation.shared_tensors(), len(receivers))
@@ -160,6 +161,7 @@ class FederatedOrchestrator(Callback):
             shared={n: tensors[n] for n, _ in federation.network.named_parameters()},
             shared_buffers={n: tensors[n] for n, _ in federation.network.named_buffers()},
             own=federation.encode(plan.task, federation.own_tensors(batch.clients)),
+            mixed=batch.tasks_of_own is not None,
         )
         for optimizer in trainer.optimizers:
             optimizer.state.clear()
@@ -167,7 +169,7 @@ class FederatedOrchestrator(Callback):
         if federation.buffer is not None:
             federation.buffer.open(client._cohort)
         for method in federation.methods.values():
-            method.open_cohort(client._cohort)
+            method.open_cohort(client.shown(method))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: CohortBatch, batch_idx: int
@@ -187,7 +189,7 @@ class FederatedOrchestrator(Callback):
         if federation.buffer is not None:
             federation.buffer.close(cohort, positions)
         for method in federation.methods.values():
-            method.close_clients(cohort, positions)
+            method.close_clients(client.shown(method), positions)
         clients = [cohort.clients[p] for p in positions]
         trained = cohort.rows(positions, {**cohort.parameters, **cohort.buffers})
         cohort.put_back_unused_outputs(positions, trained)
@@ -221,10 +223,10 @@ class FederatedOrchestrator(Callback):
         federation.round += 1
         federation.data.next_round = federation.round
         for method in federation.methods.values():
-            method.end_round(plan)
+            method.end_round(sealed_plan(plan) if method.task_free else plan)
         if plan.last_of_task:
             for method in federation.methods.values():
-                if method.needs_boundaries:
+                if not method.task_free:
                     method.end_task(plan)
             check_same_model(federation)
         federation.synchronise()
@@ -340,9 +342,9 @@ def check_same_model(federation: Federation) -> None:
 
 
 def mean_matrix(federation: Federation) -> torch.Tensor:
-    """The accuracy matrix ``[T, T]`` in percent; the mean over clients where models are personal."""
-    matrix = federation.accuracy.compute()
-    return matrix.nanmean(0) if federation.has_personal_models else matrix
+    """What is measured, ``[T, T]``: accuracies in percent, or NLL in nats; the mean over clients where each has one."""
+    matrix = federation.measured.compute()
+    return matrix.nanmean(0) if federation.measures_clients else matrix
 
 
 class Located:

@@ -94,10 +94,11 @@ class RoundProgress(Callback):
             per_round = (time.perf_counter() - self._started) / run
             rounds_left = 0 if federation.finished else federation.schedule.num_rounds - federation.round
             left = clock(per_round * rounds_left)
+        name = federation.measure.mean_label
         acc = "-" if self._acc is None else f"{self._acc:.2f}"
         return (
             f"task {plan.task + 1}/{federation.data.num_tasks}  round {plan.round_in_task + 1}/{rounds}  "
-            f"clients {self._done}/{self._clients}  loss {client.mean_loss:.4f}  last ACC {acc}  left {left}"
+            f"clients {self._done}/{self._clients}  loss {client.mean_loss:.4f}  last {name} {acc}  left {left}"
         )
 
     def _show(self, pl_module: LightningModule, keep: bool = False) -> None:

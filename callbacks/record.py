@@ -16,15 +16,17 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from callbacks.federated import _client, _data, _federation, mean_matrix
 from callbacks.targets import AccuracyTargets, rounds_in_words
 from cfl import __version__, processes
+from cfl.channel import payload_bytes
 from cfl.client import Client
-from cfl.comparison import matrix_table, print_table, write_matrix_csv
+from cfl.compare.matrix_file import write_matrix_csv
+from cfl.compare.matrix_table import matrix_table
+from cfl.compare.printing import print_table
 from cfl.data.report import save as save_partition_report
 from cfl.errors import ConfigError
 from cfl.experiment import method_name
 from cfl.federation import Federation
 from cfl.figures import accuracy_curve, accuracy_heatmap, learning_curves
 from cfl.figures import save as save_figure
-from cfl.metrics import FORMULAS
 from cfl.schedule import RoundPlan
 
 LAST_CHECKPOINT = "last.ckpt"
@@ -36,7 +38,8 @@ class RunRecord(Callback):
     ``config.yaml`` (resolved), ``partition.csv`` and ``.png``, ``rounds.csv`` (a row per round),
     ``accuracy_matrix.csv`` (row = after task, column = task), ``<method>.csv``, and when the last round is over
     ``summary.json``, ``accuracy_matrix.png``, ``accuracy_curve.png`` and, if there were evaluations between task ends,
-    the learning curve ``accuracy_rounds.png``. Accuracies and forgetting are in percent.
+    the learning curve ``accuracy_rounds.png``. Accuracies and forgetting are in percent. Runs that estimate a density
+    have ``nll_matrix.csv`` and so on instead, in nats.
     Of several processes the first writes and prints.
 
     Args:
@@ -112,7 +115,7 @@ class RunRecord(Callback):
         if not self._prepared:
             self.prepare(resuming=False)
         data = _data(trainer)
-        save_partition_report(self.folder, data.tasks, data.indices, f"{self.name_of(data)}, {data.partition.name}")
+        save_partition_report(self.folder, data.tasks, data.dealt, f"{self.name_of(data)}, {data.partition.name}")
 
     def name_of(self, data: Any) -> str:
         """The benchmark's name."""
@@ -157,11 +160,11 @@ class RunRecord(Callback):
             "downlink_bytes": channel.total_downlink_bytes,
             "skipped_clients": sum(1 for entry in channel.skipped if entry[0] == plan.round),
             "seconds": federation.seconds,
-            "acc": federation.curve[plan.round] if evaluated else "",
+            federation.measure.figure: federation.curve[plan.round] if evaluated else "",
         }
         matrix = mean_matrix(federation) if evaluated else None
         for task in range(federation.data.num_tasks):
-            row[f"acc_task_{task}"] = "" if matrix is None else matrix[plan.task, task].item()
+            row[f"{federation.measure.figure}_task_{task}"] = "" if matrix is None else matrix[plan.task, task].item()
         return row
 
     def _append_round(self, row: dict[str, Any]) -> None:
@@ -174,18 +177,19 @@ class RunRecord(Callback):
             writer.writerow(row)
 
     def write_matrices(self, federation: Federation) -> None:
-        """Write the accuracy matrix; in class-incremental runs also the one with known tasks."""
-        write_matrix_csv(self.folder / "accuracy_matrix.csv", mean_matrix(federation), mean_initial(federation))
+        """Write the accuracy or NLL matrix; in class-incremental runs also the one with known tasks."""
+        name = f"{federation.measure.name}_matrix"
+        write_matrix_csv(self.folder / f"{name}.csv", mean_matrix(federation), mean_initial(federation))
         if federation.accuracy_task_il is not None:
             matrix = federation.accuracy_task_il
             write_matrix_csv(self.folder / "accuracy_matrix_task_il.csv", matrix.compute(), matrix.initial())
-        if federation.has_personal_models:
+        if federation.measures_clients:
             folder = self.folder / "clients"
             folder.mkdir(exist_ok=True)
             for client, (matrix, initial) in enumerate(
-                zip(federation.accuracy.compute(), federation.accuracy.initial(), strict=True)
+                zip(federation.measured.compute(), federation.measured.initial(), strict=True)
             ):
-                write_matrix_csv(folder / f"accuracy_matrix_{client:03d}.csv", matrix, initial)
+                write_matrix_csv(folder / f"{name}_{client:03d}.csv", matrix, initial)
 
     def summary(self, federation: Federation) -> dict[str, Any]:
         """All figures of the run by their contract names."""
@@ -197,7 +201,7 @@ class RunRecord(Callback):
             "participation": data.participation.name,
             "scenario": data.scenario,
             "seed": data.seed,
-            **federation.accuracy.summary(),
+            **federation.measured.summary(),
             "uplink_bytes": channel.total_uplink_bytes,
             "downlink_bytes": channel.total_downlink_bytes,
             "uplink_bytes_by_topic": dict(channel.uplink_bytes),
@@ -213,6 +217,7 @@ class RunRecord(Callback):
             "processes": processes.count(),
             "engine": federation.engine,
             "client_storage_bytes": federation.client_storage(),
+            "model_bytes": data.num_clients * payload_bytes(dict(federation.network.named_parameters())),
             "extra_local_computation": any(m.computes_locally for m in federation.methods.values()),
             "used_space": None,
             "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
@@ -233,11 +238,12 @@ class RunRecord(Callback):
     def _finish(self, federation: Federation) -> None:
         figures, matrix = self.summary(federation), mean_matrix(federation)
         title = f"{figures['method']} on {figures['benchmark']}"
-        save_figure(accuracy_heatmap(matrix, title), self.folder / "accuracy_matrix.png")
-        save_figure(accuracy_curve({figures["method"]: matrix}), self.folder / "accuracy_curve.png")
+        measure, name = federation.measure, federation.measure.name
+        save_figure(accuracy_heatmap(matrix, title, measure=measure), self.folder / f"{name}_matrix.png")
+        save_figure(accuracy_curve({figures["method"]: matrix}, measure), self.folder / f"{name}_curve.png")
         if federation.schedule.settings.evaluate_every:
-            curves = learning_curves({figures["method"]: federation.curve}, self.targets.accuracies)
-            save_figure(curves, self.folder / "accuracy_rounds.png")
+            curves = learning_curves({figures["method"]: federation.curve}, self.targets.accuracies, measure)
+            save_figure(curves, self.folder / f"{name}_rounds.png")
         # Last, in one piece: a summary says that everything else is there.
         temporary = self.folder / ".summary.json"
         temporary.write_text(json.dumps(figures, indent=2) + "\n")
@@ -263,27 +269,29 @@ class RunRecord(Callback):
             self.show(_federation(pl_module))
 
     def show(self, federation: Federation) -> None:
-        """Print accuracy matrix, ACC, FGT, BWT and FWT."""
-        print_table(matrix_table(mean_matrix(federation)))
+        """Print accuracy matrix, ACC, FGT, BWT and FWT, the bytes of all clients together and the time."""
+        print_table(matrix_table(mean_matrix(federation), federation.measure))
         after, plan_of = federation.last_task, federation.schedule
         if federation.stopped:
             print(f"stopped after {federation.round} of {plan_of.num_rounds} rounds: all targets are met")
         elif federation.round and not plan_of.round(federation.round - 1).last_of_task:
             print(f"task {after} is not finished: {federation.round} of {plan_of.num_rounds} rounds")
-        for name, figures in [("", federation.accuracy.summary())] + (
+        for name, figures in [("", federation.measured.summary())] + (
             [] if federation.accuracy_task_il is None else [(" (task known)", federation.accuracy_task_il.summary())]
         ):
-            for key, formula in FORMULAS.items():
+            for key, formula in federation.measure.formulas.items():
                 value = figures[key]
                 print(f"{key.upper() + name:<8} {'undefined' if value is None else format(value, '8.3f')}   {formula}")
         for line in rounds_in_words(self.targets.rounds(federation.curve), federation.round):
             print(line)
+        up, down = federation.channel.total_uplink_bytes / 1e6, federation.channel.total_downlink_bytes / 1e6
+        print(f"{federation.round:,} rounds, uplink {up:,.2f} MB, downlink {down:,.2f} MB, {federation.seconds:,.1f} s")
 
 
 def mean_initial(federation: Federation) -> torch.Tensor:
-    """Accuracies before training ``[T]`` in percent, mean over clients where models are personal."""
-    initial = federation.accuracy.initial()
-    return initial.nanmean(0) if federation.has_personal_models else initial
+    """What is measured before training, ``[T]``, the mean over clients where each has its own."""
+    initial = federation.measured.initial()
+    return initial.nanmean(0) if federation.measures_clients else initial
 
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from callbacks.federated import _data, _federation
-from cfl.comparison import rounds_to
+from cfl.compare.run_folder import rounds_to
 from cfl.errors import ConfigError
 from cfl.schedule import Schedule
 
@@ -70,10 +70,12 @@ class AccuracyTargets(Callback):
         return {name_of(accuracy): rounds_to(curve, accuracy) for accuracy in self.accuracies}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """As :meth:`check`."""
+        """As :meth:`check`; a density's network has no accuracies."""
         if stage == "fit":
             data = _data(trainer)
             self.check(data.schedule, data.num_tasks)
+            if self.accuracies and data.scenario == "density":
+                raise ConfigError("targets.accuracies", list(self.accuracies), "[] where a density is estimated")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A run that had stopped is not continued."""

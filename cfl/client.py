@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -17,6 +18,7 @@ from cfl import processes
 from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import EvaluationBatch
+from cfl.density_metrics import NLLMatrix
 from cfl.engines.base import Engine, EngineOptions, StepContext
 from cfl.engines.choice import EngineChoice, build_engine, candidates, from_dict
 from cfl.engines.probe import Measured, probe
@@ -28,10 +30,12 @@ from cfl.methods.base import Method
 from cfl.methods.right_factors import RightMultiplication
 from cfl.models.base import Network
 from cfl.models.batchnorm import convert_batchnorm, unmaskable_layers
+from cfl.models.density import LogLikelihood, is_density
 from cfl.models.dropout import convert_dropout
 from cfl.objective import Objective
 from cfl.randomness import seed_for
 from cfl.replay_buffer import ReplayBuffer
+from cfl.sealed import opened, sealed_cohort
 
 ELEMENTWISE_OPTIMIZERS = frozenset(
     {"SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta", "ASGD", "Rprop"}
@@ -81,6 +85,9 @@ class Client(LightningModule):
         with torch.random.fork_rng():
             torch.manual_seed(seed_for(seed, "initialise network"))
             self.network = convert_dropout(convert_batchnorm(network(input_shape, num_outputs)))
+            for method in self.methods.values():
+                torch.manual_seed(seed_for(seed, f"extend network, {type(method).__name__}"))
+                method.extend_network(self.network)
         mixing = unmaskable_layers(self.network)
         if mixing:
             raise ConfigError("model.network", mixing, "a network whose batch statistics can leave out padded samples")
@@ -92,7 +99,7 @@ class Client(LightningModule):
         self.engine_choice: EngineChoice | None = None
         self.engine_trials: list[Measured] = []
         self._resumed_choice: dict[str, Any] | None = None
-        self._objective = Objective(self.methods.values())
+        self._objective = Objective(self.methods.values(), is_density(self.network))
         self._step_context = StepContext(seed, objective=self._objective)
         self._multiplier: Method | None = None
         self._observers: tuple[Method, ...] = ()
@@ -117,6 +124,7 @@ class Client(LightningModule):
         self.engine = build_engine(choice, self.network, self.input_shape, self.engine_options)
         self.cohort = Cohort(self.network, choice.width, data.outputs.train, self.engine.channels_last)
         self.cohort.gradients_on = self._gradients_on
+        self._sealed = sealed_cohort(self.cohort)
         self._loss = torch.zeros(2, device=self.device)
         return self._optimizer_of(self.cohort.parameters.values())
 
@@ -213,7 +221,10 @@ class Client(LightningModule):
             self._step_context = StepContext(self.seed, at_once, self._objective, factors, keeps_logits)
         try:
             for method in self.methods.values():
-                batch = method.extend_batch(cohort, batch)
+                if method.task_free:
+                    batch = method.extend_batch(self.shown(method), batch.sealed()).unsealed(batch)
+                else:
+                    batch = method.extend_batch(cohort, batch)
             if batch.tasks_of_own is not None:
                 cohort.use_outputs(batch.task_ids, batch.mask)
             for added in batch.added:
@@ -224,11 +235,12 @@ class Client(LightningModule):
             if self._step_context.keeps_logits and self._engine.logits is not None:
                 logits = self._engine.logits[:, : batch.mask.shape[1]].detach()
                 for method in self._observers:
-                    method.observe(cohort, batch, logits)
+                    shown = batch.sealed() if method.task_free else batch
+                    method.observe(self.shown(method), shown, logits)
             if self._federation.buffer is not None:
                 self._federation.buffer.offer(cohort, batch, logits)
             for method in self.methods.values():
-                penalty = method.penalty(cohort)
+                penalty = method.penalty(self.shown(method))
                 if penalty is not None:
                     losses = losses + penalty
         except (BadUpdate, ConfigError):
@@ -237,8 +249,14 @@ class Client(LightningModule):
             raise self._failure(error) from error
         return losses.sum()
 
+    def shown(self, method: Method) -> Cohort:
+        """The cohort as a method may see it."""
+        return self._sealed if method.task_free else self._cohort
+
     def _gradients_on(self, batch: CohortBatch, purpose: str) -> dict[str, Tensor]:
-        return self._engine.gradients(self._cohort, batch, StepContext(self.seed, purpose=purpose))
+        batch = replace(batch, task=opened(batch.task))
+        context = StepContext(self.seed, objective=Objective(density=self._objective.density), purpose=purpose)
+        return self._engine.gradients(self._cohort, batch, context)
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Gradients of the last :meth:`training_step`, by the engine."""
@@ -301,7 +319,7 @@ class Client(LightningModule):
         try:
             for method in self.methods.values():
                 if method is not self._multiplier:
-                    method.adjust_gradients(self._cohort)
+                    method.adjust_gradients(self.shown(method))
         except (BadUpdate, ConfigError):
             raise
         except Exception as error:
@@ -329,27 +347,43 @@ class Client(LightningModule):
     # Evaluation: the global model, or every client's own.
 
     def validation_step(self, batch: EvaluationBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Count correct predictions of one task's test batch into the accuracy matrix."""
+        """Count correct predictions of one task's test batch into the accuracy matrix, or add up its likelihoods."""
         federation = self._federation
         row = -1 if self.trainer.sanity_checking else federation.last_task
         if not self._scores(row) or batch.start == batch.stop:
             return
+        learners = federation.data.learners(batch.task)
         if not federation.has_personal_models:
             with federation.evaluation_statistics():
                 server = federation.state_tensors()
                 model = federation.encode(batch.task, server)
-                self._count(self._scores_of(batch, model, model is server), batch, row, None)
+                scores = self._scores_of(batch, model, model is server)
+            for client, task in learners if federation.measures_clients else [(None, batch.task)]:
+                self._count(scores, batch, row, client, task)
             return
         with federation.evaluation_statistics():
-            shared = federation.encode(batch.task, federation.state_tensors())
-            members = federation.data.members[batch.task].tolist()
-            for client in members[processes.rank() :: processes.count()]:
-                own = federation.encode(batch.task, {n: v[0] for n, v in federation.own_tensors((client,)).items()})
-                self._count(self._scores_of(batch, {**shared, **own}, False), batch, row, client)
+            for client, task in learners[processes.rank() :: processes.count()]:
+                model = federation.encode(batch.task, self._model_of(client, task))
+                self._count(self._scores_of(batch, model, False), batch, row, client, task)
+
+    def _model_of(self, client: int, task: int) -> dict[str, Tensor]:
+        """The model with which a client answers images of its ``task``-th task, in the server's order."""
+        federation = self._federation
+        own = {name: values[0] for name, values in federation.own_tensors((client,)).items()}
+        model = {**federation.state_tensors(), **own}
+        for method in self.methods.values():
+            model = method.recall(client, task, model)
+        return model
 
     def _scores_of(self, batch: EvaluationBatch, model: dict[str, Tensor], is_network: bool) -> Tensor:
-        """``[B, O]`` of a test batch under a model, which may be the one that the network holds."""
+        """``[B, O]`` of a test batch under a model, which may be the one that the network holds.
+
+        Where the network estimates a density, log-likelihoods ``[B]`` instead.
+        """
         x = cast(Tensor, batch.x)
+        if self._objective.density:
+            named = {f"network.{name}": tensor for name, tensor in model.items()}
+            return cast(Tensor, functional_call(LogLikelihood(self.network), named, (x,)))
         for method in self.methods.values():
             found = method.classify(batch.task, model, x)
             if found is not None:
@@ -365,31 +399,32 @@ class Client(LightningModule):
         """As :meth:`validation_step`."""
         self.validation_step(batch, batch_idx, dataloader_idx)
 
-    def _count(self, logits: Tensor, batch: EvaluationBatch, row: int, client: int | None) -> None:
+    def _count(self, scores: Tensor, batch: EvaluationBatch, row: int, client: int | None, task: int) -> None:
         federation, outputs = self._federation, self._federation.data.outputs
+        if isinstance(federation.measured, NLLMatrix):
+            federation.measured.update(row, task, -scores.cpu().double().sum(), batch.stop - batch.start, client)
+            return
         matrices = [(federation.accuracy, outputs.test)]
         if federation.accuracy_task_il is not None:
             matrices.append((federation.accuracy_task_il, outputs.own))
         for matrix, mask in matrices:
-            allowed = logits if mask is None else logits.masked_fill(~mask[batch.task].to(logits.device), -torch.inf)
+            allowed = scores if mask is None else scores.masked_fill(~mask[batch.task].to(scores.device), -torch.inf)
             correct = allowed.argmax(1).eq(cast(Tensor, batch.y)).sum()
-            matrix.update(row, batch.task, correct, batch.stop - batch.start, client)
+            matrix.update(row, task, correct, batch.stop - batch.start, client)
 
     def clear_evaluation(self, row: int) -> None:
         """Forget a row of the matrices, so that a new evaluation replaces it."""
         if not self._scores(row):
             return
-        for matrix in (self._federation.accuracy, self._federation.accuracy_task_il):
-            if matrix is not None:
-                matrix.clear_row(row)
+        for matrix in self._federation.matrices:
+            matrix.clear_row(row)
 
     def finish_evaluation(self, row: int) -> None:
         """Add up what the processes have counted in a row of the matrices."""
         if not self._scores(row):
             return
-        for matrix in (self._federation.accuracy, self._federation.accuracy_task_il):
-            if matrix is not None:
-                matrix.add_up(row)
+        for matrix in self._federation.matrices:
+            matrix.add_up(row)
 
     # Checkpoints: the network's state dict is the global model; the rest lies under one key.
 

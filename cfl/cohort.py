@@ -74,6 +74,7 @@ class Cohort:
         shared: Mapping[str, Tensor],
         shared_buffers: Mapping[str, Tensor],
         own: Mapping[str, Tensor],
+        mixed: bool = False,
     ) -> None:
         """Start ``k <= width`` clients.
 
@@ -85,6 +86,7 @@ class Cohort:
             shared: parameter name -> ``[...]``, given to every client alike.
             shared_buffers: buffer name -> ``[...]``, given to every client alike.
             own: parameter or buffer name -> ``[k, ...]``, each client's own; wins over the shared ones.
+            mixed: whether samples may be of other tasks, so that :meth:`use_outputs` has to be told of all of them.
         """
         k = len(clients)
         self.clients, self.sizes, self.task, self.round = tuple(clients), tuple(sizes), task, round
@@ -99,7 +101,8 @@ class Cohort:
             self.buffers[name].copy_(own[name] if name in own else shared_buffers[name].expand_as(room[:k]))
         self.used_outputs = None
         if self._train_outputs is not None:
-            self.used_outputs = self._train_outputs[task].expand(k, -1).clone()
+            of_task = self._train_outputs[task].expand(k, -1)
+            self.used_outputs = torch.zeros_like(of_task) if mixed else of_task.clone()
 
     @property
     def train_outputs(self) -> Tensor | None:

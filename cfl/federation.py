@@ -12,10 +12,14 @@ from torch import Tensor, nn
 from cfl.channel import Channel, payload_bytes
 from cfl.client_states import ClientStates
 from cfl.data.datamodule import FederatedDataModule
+from cfl.density_metrics import NLLMatrix
 from cfl.errors import ConfigError
+from cfl.measure import ACCURACY, NLL, Measure
 from cfl.metrics import AccuracyMatrix
+from cfl.models.density import is_density
 from cfl.replay_buffer import ReplayBuffer
 from cfl.schedule import BoundSchedule
+from cfl.sealed import TaskRef, opened
 from cfl.server import Server
 
 if TYPE_CHECKING:
@@ -44,7 +48,8 @@ class Federation:
         buffer: samples that clients keep for replay, or None where no method asks for them.
         curve: ACC in percent after each finished round, None after those without an evaluation.
         stopped: whether the run ended before its last round, having reached what it was asked for.
-        accuracy: the accuracy matrix under the run's scenario; one per client when models are personal.
+        measure: what is measured after tasks: accuracies, or likelihoods where the network estimates a density.
+        measured: the matrix of that under the run's scenario; one per client when models are personal.
         accuracy_task_il: class-incremental runs only: the matrix when the task of a test sample is known.
         engine: for the record, how local steps are computed and what was measured to find that out; None before.
         personal: names of parameters and buffers that stay on their client from round to round.
@@ -79,9 +84,13 @@ class Federation:
                     data.scenario,
                     f"one of {sorted(method.scenarios)} while methods.{name} ({type(method).__name__}) is used",
                 )
-            if data.exposure == "asynchronous" and method.needs_boundaries:
+            if data.order is not None and method.common_order:
+                valid = f"null: methods.{name} ({type(method).__name__}) needs clients to learn the same tasks in step"
+                raise ConfigError("data.sequences", type(data.sequences).__name__, valid)
+            if data.exposure == "asynchronous" and not method.task_free:
                 valid = f"another exposure while methods.{name} ({type(method).__name__}) needs to know where tasks end"
                 raise ConfigError("data.exposure", data.exposure, valid)
+        check_objective(network, data.scenario)
         parameters = [n for n, _ in network.named_parameters()]
         buffers = [n for n, _ in network.named_buffers()]
         candidates = parameters if batchnorm == "drop" else parameters + buffers
@@ -95,15 +104,37 @@ class Federation:
             self.buffer.bind(self.clients, data, any(method.replays_logits for method in self.methods.values()))
         for method in self.methods.values():
             method.setup(self)
-        owners = data.num_clients if self.has_personal_models else None
-        self.accuracy = AccuracyMatrix(data.num_tasks, num_clients=owners)
+        owners = data.num_clients if self.measures_clients else None
+        self.measure: Measure = NLL if data.scenario == "density" else ACCURACY
+        self.measured: AccuracyMatrix | NLLMatrix
+        if data.scenario == "density":
+            self.measured = NLLMatrix(data.num_tasks, owners)
+        else:
+            self.measured = AccuracyMatrix(data.num_tasks, num_clients=owners)
         self.accuracy_task_il = AccuracyMatrix(data.num_tasks, num_clients=owners) if data.scenario == "class" else None
         self._initial = {n: t.detach().clone() for n, t in self.state_tensors().items() if n in self.personal}
+
+    @property
+    def accuracy(self) -> AccuracyMatrix:
+        """:attr:`measured` of a run that classifies."""
+        if not isinstance(self.measured, AccuracyMatrix):
+            raise RuntimeError("a run that estimates a density has no accuracies")
+        return self.measured
+
+    @property
+    def matrices(self) -> list[AccuracyMatrix | NLLMatrix]:
+        """All matrices that an evaluation counts into."""
+        return [self.measured] if self.accuracy_task_il is None else [self.measured, self.accuracy_task_il]
 
     @property
     def has_personal_models(self) -> bool:
         """Whether clients' models differ in a parameter, so that each is evaluated by itself."""
         return any(name in self.personal for name, _ in self.network.named_parameters())
+
+    @property
+    def measures_clients(self) -> bool:
+        """Whether there is an accuracy matrix per client: models differ, or the tasks that clients learn."""
+        return self.has_personal_models or self.data.order is not None
 
     @property
     def schedule(self) -> BoundSchedule:
@@ -120,14 +151,19 @@ class Federation:
         """Task of the last finished round; 0 before the first."""
         return self.schedule.task_of(max(self.round - 1, 0))
 
-    def own_clients(self, task: int, clients: Sequence[int]) -> list[int]:
+    def members(self, task: TaskRef) -> list[int]:
+        """The clients that hold a task, ascending."""
+        held: list[int] = self.data.members[opened(task)].tolist()
+        return held
+
+    def own_clients(self, task: TaskRef, clients: Sequence[int]) -> list[int]:
         """Those of these clients that fall to this process; for extra rounds, which every process does for its own.
 
         Args:
             task: whose data they are about to use.
             clients: the same in all processes.
         """
-        return self.data.own_clients(task, clients)
+        return self.data.own_clients(opened(task), clients)
 
     def synchronise(self) -> None:
         """Let all processes, which must all call it, know what each other's clients have sent, received and kept."""
@@ -156,19 +192,19 @@ class Federation:
         tensors = self.state_tensors()
         return {name: tensors[name] for name in (*self.shared_parameters, *self.shared_buffers)}
 
-    def encode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def encode(self, task: TaskRef, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """The server's tensors as the clients and tests of a task compute with them; see ``Method.encode``.
 
         Where no method encodes, these are the given tensors themselves.
         """
         for method in self.methods.values():
-            tensors = method.encode(task, tensors)
+            tensors = method.encode(opened(task), tensors)
         return tensors
 
-    def decode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def decode(self, task: TaskRef, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Undo :meth:`encode`."""
         for method in reversed(self.methods.values()):
-            tensors = method.decode(task, tensors)
+            tensors = method.decode(opened(task), tensors)
         return tensors
 
     @contextmanager
@@ -201,7 +237,7 @@ class Federation:
             "channel": self.channel.state_dict(),
             "clients": self.clients.state_dict(),
             "methods": {name: method.state_dict() for name, method in self.methods.items()},
-            "accuracy": self.accuracy.state_dict(),
+            self.measure.name: self.measured.state_dict(),
             "accuracy_task_il": None if self.accuracy_task_il is None else self.accuracy_task_il.state_dict(),
             "initial": {name: tensor.clone() for name, tensor in self._initial.items()},
         }
@@ -218,7 +254,20 @@ class Federation:
         self.clients.load_state_dict(state["clients"])
         for name, method in self.methods.items():
             method.load_state_dict(state["methods"][name])
-        self.accuracy.load_state_dict(state["accuracy"])
+        self.measured.load_state_dict(state[self.measure.name])
         if self.accuracy_task_il is not None:
             self.accuracy_task_il.load_state_dict(state["accuracy_task_il"])
         self._initial = dict(state["initial"])
+
+
+def check_objective(network: nn.Module, scenario: str) -> None:
+    """Refuse a network that does not train for what the scenario asks.
+
+    Raises:
+        ConfigError: a classifier shall estimate a density, or a density's network shall classify.
+    """
+    name = type(network).__name__
+    if scenario == "density" and not is_density(network):
+        raise ConfigError("model.network", name, "a network that estimates densities, such as MADE, in this scenario")
+    if scenario != "density" and is_density(network):
+        raise ConfigError("data.scenario", scenario, f"density with model.network {name}")

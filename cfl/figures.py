@@ -2,13 +2,14 @@
 
 Colours are told apart by readers with any form of colour blindness and in grey: the scale is cividis, the lines use
 the palette of Okabe and Ito together with markers and dashes. Every matrix is ``[T, T]`` in percent with ``a[t, i]``
-the accuracy on task i after learning task t, NaN where not evaluated (:mod:`cfl.metrics`).
+the accuracy on task i after learning task t, NaN where not evaluated (:mod:`cfl.metrics`); or whatever else a
+:class:`cfl.measure.Measure` says.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -25,6 +26,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
+from cfl.measure import ACCURACY, Measure
 from cfl.metrics import average_accuracy
 
 NUMBERS_UP_TO = 12
@@ -33,7 +35,6 @@ NUMBERS_UP_TO = 12
 # Yellow, too light for a line on white, is replaced by brown.
 _PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8C6D00")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-_SCALE = Normalize(0.0, 100.0, clip=True)
 _LIGHTER = 0.4  # share of the colour that cells of tasks not yet learned keep; the rest is white
 _UNSEEN_HATCH: dict[str, Any] = {
     "facecolor": "none",
@@ -44,14 +45,33 @@ _UNSEEN_HATCH: dict[str, Any] = {
 }
 
 
-def cell_colours(accuracy: float, seen: bool = True) -> tuple[str, str]:
-    """Background and text colour, as ``#rrggbb``, of a table cell showing ``accuracy``.
+def colour_scale(measure: Measure, matrices: Iterable[Tensor] = ()) -> ScalarMappable:
+    """Values to colours, bright ones for what is good.
 
     Args:
-        accuracy: in percent; values outside 0 .. 100 take the colour of the nearer end.
-        seen: False for a task that was not learned yet, whose cell is lighter.
+        measure: says how far the scale goes; if it does not, the values do.
+        matrices: all values to be shown, NaN for none.
     """
-    red, green, blue, _ = colormaps["cividis"](_SCALE(accuracy))
+    bounds = measure.bounds
+    if bounds is None:
+        values = torch.cat([matrix.flatten() for matrix in matrices])
+        values = values[~torch.isnan(values)]
+        bounds = (values.min().item(), values.max().item()) if len(values) else (0.0, 1.0)
+    return ScalarMappable(
+        Normalize(*bounds, clip=True), colormaps["cividis_r" if measure.lower_is_better else "cividis"]
+    )
+
+
+def cell_colours(value: float, seen: bool = True, scale: ScalarMappable | None = None) -> tuple[str, str]:
+    """Background and text colour, as ``#rrggbb``, of a table cell showing ``value``.
+
+    Args:
+        value: an accuracy in percent if no scale is given; values beyond the scale take the colour of the nearer end.
+        seen: False for a task that was not learned yet, whose cell is lighter.
+        scale: as :func:`colour_scale` gives it.
+    """
+    scale = colour_scale(ACCURACY) if scale is None else scale
+    red, green, blue, _ = scale.to_rgba(value)  # type: ignore[arg-type]
     share = 1.0 if seen else _LIGHTER
     rgb = (red * share + 1.0 - share, green * share + 1.0 - share, blue * share + 1.0 - share)
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb]
@@ -60,7 +80,9 @@ def cell_colours(accuracy: float, seen: bool = True) -> tuple[str, str]:
     return to_hex(rgb), "#000000" if luminance > 0.179 else "#ffffff"
 
 
-def accuracy_heatmap(matrix: Tensor, title: str, task_names: Sequence[str] | None = None) -> Figure:
+def accuracy_heatmap(
+    matrix: Tensor, title: str, task_names: Sequence[str] | None = None, measure: Measure = ACCURACY
+) -> Figure:
     """One accuracy matrix as a picture: a row per task learned, a column per task measured.
 
     Tasks not learned yet (above the diagonal) are lighter and hatched; cells that were not evaluated are blank. Up
@@ -70,19 +92,23 @@ def accuracy_heatmap(matrix: Tensor, title: str, task_names: Sequence[str] | Non
         matrix: ``[T, T]`` in percent.
         title: printed above, taken literally.
         task_names: T names for the columns; None numbers them.
+        measure: what the values are.
 
     Raises:
         ValueError: ``matrix`` is not ``[T, T]``, or there are not T names.
     """
-    return accuracy_heatmaps({title: matrix}, task_names)
+    return accuracy_heatmaps({title: matrix}, task_names, measure)
 
 
-def accuracy_heatmaps(matrices: Mapping[str, Tensor], task_names: Sequence[str] | None = None) -> Figure:
+def accuracy_heatmaps(
+    matrices: Mapping[str, Tensor], task_names: Sequence[str] | None = None, measure: Measure = ACCURACY
+) -> Figure:
     """Several accuracy matrices side by side on one colour scale, at most three to a line.
 
     Args:
         matrices: title to ``[T, T]`` in percent; T may differ where there are no ``task_names``.
         task_names: T names for the columns of each; None numbers them.
+        measure: what the values are.
 
     Raises:
         ValueError: nothing to draw, a matrix that is not ``[T, T]``, or not T names.
@@ -98,11 +124,13 @@ def accuracy_heatmaps(matrices: Mapping[str, Tensor], task_names: Sequence[str] 
     side = min(7.0, max(3.6, 0.52 * max(len(matrix) for matrix in matrices.values())))
     figure = Figure(figsize=(columns * side + 1.1, lines * (side + 0.55) + 0.4), layout="compressed")
     grid = figure.subplots(lines, columns, squeeze=False)
+    scale = colour_scale(measure, matrices.values())
     for axes, (title, matrix) in zip(grid.flat, matrices.items(), strict=False):
-        _draw_heatmap(axes, matrix, fill(title, int(11 * side)), task_names)  # about 11 letters to the inch
+        wrapped = fill(title, int(11 * side))  # about 11 letters to the inch
+        _draw_heatmap(axes, matrix, wrapped, task_names, measure, scale)
     for axes in grid.flat[len(matrices) :]:
         axes.set_axis_off()
-    figure.colorbar(ScalarMappable(_SCALE, colormaps["cividis"]), ax=grid, label="accuracy (%)", aspect=30, pad=0.02)
+    figure.colorbar(scale, ax=grid, label=measure.label, aspect=30, pad=0.02)
     if any(len(matrix) > 1 and bool((~torch.isnan(matrix).tril()).triu(1).any()) for matrix in matrices.values()):
         figure.legend(
             handles=[Patch(label="task not learned yet", **(_UNSEEN_HATCH | {"facecolor": "#f2f2f2"}))],
@@ -113,7 +141,14 @@ def accuracy_heatmaps(matrices: Mapping[str, Tensor], task_names: Sequence[str] 
     return figure
 
 
-def _draw_heatmap(axes: Axes, matrix: Tensor, title: str, task_names: Sequence[str] | None) -> None:
+def _draw_heatmap(
+    axes: Axes,
+    matrix: Tensor,
+    title: str,
+    task_names: Sequence[str] | None,
+    measure: Measure,
+    scale: ScalarMappable,
+) -> None:
     tasks = len(matrix)
     size = 10 if tasks <= 6 else 8
     cells: list[Rectangle] = []
@@ -123,7 +158,7 @@ def _draw_heatmap(axes: Axes, matrix: Tensor, title: str, task_names: Sequence[s
         for i, accuracy in enumerate(row):
             if math.isnan(accuracy):
                 continue
-            background, ink = cell_colours(accuracy, seen=i <= t)
+            background, ink = cell_colours(accuracy, i <= t, scale)
             cells.append(Rectangle((i - 0.5, t - 0.5), 1, 1))
             colours.append(background)
             if i > t:
@@ -137,7 +172,7 @@ def _draw_heatmap(axes: Axes, matrix: Tensor, title: str, task_names: Sequence[s
     axes.tick_params(length=0)
     axes.set_yticks(range(0, tasks, math.ceil(tasks / 20)))
     if task_names is None:
-        axes.set_xlabel("accuracy on task")
+        axes.set_xlabel(measure.task_label)
         axes.set_xticks(axes.get_yticks())
     else:
         axes.set_xticks(range(tasks), list(task_names), rotation=40, ha="right", rotation_mode="anchor", fontsize=8)
@@ -147,13 +182,14 @@ def _draw_heatmap(axes: Axes, matrix: Tensor, title: str, task_names: Sequence[s
         spine.set_color("#bbbbbb")
 
 
-def accuracy_curve(matrices: Mapping[str, Tensor]) -> Figure:
+def accuracy_curve(matrices: Mapping[str, Tensor], measure: Measure = ACCURACY) -> Figure:
     """ACC over the tasks seen so far after each task, one line per run, and the accuracy on task 0 as a thin line.
 
     Rows that were not evaluated are skipped.
 
     Args:
         matrices: name of the run to ``[T, T]`` in percent; T may differ.
+        measure: what the values are.
 
     Raises:
         ValueError: nothing to draw or a matrix that is not ``[T, T]``.
@@ -177,13 +213,17 @@ def accuracy_curve(matrices: Mapping[str, Tensor]) -> Figure:
         Line2D([], [], color="#555555", linewidth=2.0),
         Line2D([], [], color="#555555", linewidth=0.9, linestyle=(0, (4, 2))),
     ]
-    _name_lines(figure, handles, [*matrices, "", "ACC: mean over tasks seen", "accuracy on task 0"])
-    axes.set(xlabel="after learning task", ylabel="accuracy (%)")
-    _set_view(axes)
+    _name_lines(
+        figure, handles, [*matrices, "", f"{measure.mean_label}: mean over tasks seen", f"{measure.task_label} 0"]
+    )
+    axes.set(xlabel="after learning task", ylabel=measure.label)
+    _set_view(axes, measure)
     return figure
 
 
-def learning_curves(curves: Mapping[str, Sequence[float | None]], targets: Sequence[float] = ()) -> Figure:
+def learning_curves(
+    curves: Mapping[str, Sequence[float | None]], targets: Sequence[float] = (), measure: Measure = ACCURACY
+) -> Figure:
     """ACC over the communication rounds done, one line per run, with target accuracies as thin horizontal lines.
 
     Points are drawn where the model was evaluated, and nowhere else; runs may be of different length.
@@ -191,6 +231,7 @@ def learning_curves(curves: Mapping[str, Sequence[float | None]], targets: Seque
     Args:
         curves: name of the run to ACC in percent after each round, None where not evaluated.
         targets: in percent.
+        measure: what the values are.
 
     Raises:
         ValueError: nothing to draw, or a run that was never evaluated.
@@ -215,8 +256,9 @@ def learning_curves(curves: Mapping[str, Sequence[float | None]], targets: Seque
         handles += [Line2D([], [], linestyle="none"), Line2D([], [], color="#555555", linewidth=0.9, linestyle="--")]
     shown = ", ".join(f"{target:.10g}" for target in targets)
     _name_lines(figure, handles, [*curves, *(["", f"targets: {shown} %"] if targets else [])])
-    axes.set(xlabel="communication rounds", ylabel="ACC (%)")
-    _set_view(axes)
+    unit = measure.label[measure.label.index("(") :]
+    axes.set(xlabel="communication rounds", ylabel=f"{measure.mean_label} {unit}")
+    _set_view(axes, measure)
     return figure
 
 
@@ -236,12 +278,15 @@ def _name_lines(figure: Figure, handles: Sequence[Line2D], names: Sequence[str])
         text.set(text=name, parse_math=False)
 
 
-def _set_view(axes: Axes) -> None:
+def _set_view(axes: Axes, measure: Measure) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
     axes.margins(x=0.03, y=0.06)
     low, high = axes.get_ylim()
     centre, half = (low + high) / 2, max(high - low, 10.0) / 2  # a span below ten points would magnify noise
-    axes.set_ylim(max(-1.0, centre - half), min(101.0, centre + half))
+    if measure.bounds is None:
+        axes.set_ylim(centre - half, centre + half)
+    else:
+        axes.set_ylim(max(measure.bounds[0] - 1.0, centre - half), min(measure.bounds[1] + 1.0, centre + half))
     axes.grid(axis="y", color="#dddddd", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
 

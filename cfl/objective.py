@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from cfl.data.samples import Samples
 from cfl.errors import ConfigError
+from cfl.models.density import negative_log_likelihoods
 
 if TYPE_CHECKING:
     from cfl.data.cohorts import CohortBatch
@@ -24,32 +25,42 @@ class Objective:
     what methods say for those that they add. Logits of outputs that a sample's task does not use are left out of its
     cross-entropy.
 
+    Of a network that estimates a density, ``-log p(x_i)`` takes the place of the cross-entropy.
+
     Args:
         methods: in the order in which their hooks run.
+        density: whether the network estimates a density.
 
     Attributes:
         plain: whether the loss is the weighted cross-entropy alone, with weights that do not depend on logits.
         observers: methods that want to see a step's logits.
 
     Raises:
-        ConfigError: if two methods want to replace the whole loss, or one does and another wants to see logits.
+        ConfigError: if two methods want to replace the whole loss or the forward pass, or one replaces the loss and
+            another wants to see logits.
     """
 
-    def __init__(self, methods: Iterable[Method] = ()) -> None:
+    def __init__(self, methods: Iterable[Method] = (), density: bool = False) -> None:
         methods = tuple(methods)
+        self.density = density
         self.weighers = tuple(m for m in methods if _overrides(m, "weigh"))
         self.terms = tuple(m for m in methods if _overrides(m, "sample_loss"))
         whole = [m for m in methods if _overrides(m, "local_loss")]
         if len(whole) > 1:
             names = " and ".join(type(m).__name__ for m in whole)
             raise ConfigError("methods", names, "at most one method that replaces the whole local loss")
+        passing = [m for m in methods if m.passes_forward]
+        if len(whole) + len(passing) > 1:
+            names = " and ".join(type(m).__name__ for m in (*whole, *passing))
+            raise ConfigError("methods", names, "at most one method that takes the forward pass into its own hands")
         self.observers = tuple(m for m in methods if _overrides(m, "observe"))
         seeing = [*self.observers, *(m for m in methods if m.replays_logits)]
         if whole and seeing:
             names = " and ".join(type(m).__name__ for m in (*whole, *seeing))
             raise ConfigError("methods", names, "no method that keeps logits beside one that replaces the local loss")
         self._whole = whole[0] if whole else None
-        self.plain = not (self.weighers or self.terms or whole)
+        self._passing = passing[0] if passing else None
+        self.plain = not (self.weighers or self.terms or whole or passing or density)
 
     def of_network(self, network: nn.Module, x: Tensor, samples: Samples) -> Tensor:
         """One client's loss ``[]`` under a network that holds its parameters.
@@ -61,36 +72,50 @@ class Objective:
         """
         if self._whole is not None:
             return self._whole.local_loss(network, x, samples)
-        return self(network(x), samples)
+        return self._of_pass(network, x, samples)[0]
 
     def with_logits(self, network: nn.Module, x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
         """As :meth:`of_network`, and the logits ``[N, O]``, detached; only where no method replaces the loss."""
-        logits = network(x)
-        return self(logits, samples), logits.detach()
+        loss, logits = self._of_pass(network, x, samples)
+        return loss, logits.detach()
+
+    def _of_pass(self, network: nn.Module, x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+        if self._passing is None:
+            logits: Tensor = network(x)
+            return self(logits, samples, x), logits
+        logits, term = self._passing.forward_pass(network, x, samples)
+        return self(logits, samples, x) + term, logits
 
     def joins(self, batch: CohortBatch) -> bool:
         """Whether a step's loss is anything else than the mean cross-entropy of the step's own samples."""
         return (
             batch.joined
+            or self.density
             or self._whole is not None
+            or self._passing is not None
             or not all(m.reweighs_added_only for m in (*self.weighers, *self.terms))
         )
 
-    def __call__(self, logits: Tensor, samples: Samples) -> Tensor:
+    def __call__(self, logits: Tensor, samples: Samples, x: Tensor | None = None) -> Tensor:
         """One client's loss ``[]``.
 
         Args:
             logits: ``[N, O]``.
             samples: of the same N samples.
+            x: the samples themselves, ``[N, C, H, W]``; only a density's loss looks at them.
         """
         weights = samples.weights.to(logits.dtype)
         for method in self.weighers:
-            weights = method.weigh(weights, logits, samples)
-        losses = weights * cross_entropies(logits, samples)
+            weights = method.weigh(weights, logits, _shown(method, samples))
+        if self.density:
+            assert x is not None
+            losses = weights * negative_log_likelihoods(logits, x)
+        else:
+            losses = weights * cross_entropies(logits, samples)
         # Not a product with the mask: what is padded may be infinite.
         loss = torch.where(samples.mask, losses, torch.zeros_like(losses)).sum()
         for method in self.terms:
-            loss = loss + method.sample_loss(logits, samples)
+            loss = loss + method.sample_loss(logits, _shown(method, samples))
         return loss
 
     def with_gradient(self, logits: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
@@ -138,6 +163,10 @@ def weighted_cross_entropy_with_gradient(logits: Tensor, samples: Samples) -> tu
     weights = samples.weights.to(logits.dtype)
     losses = torch.where(samples.mask, losses * weights, torch.zeros_like(losses))
     return losses.sum(-1), gradient.mul_(torch.where(samples.mask, weights, torch.zeros_like(weights)).unsqueeze(-1))
+
+
+def _shown(method: Method, samples: Samples) -> Samples:
+    return samples.without_tasks() if method.task_free else samples
 
 
 def _overrides(method: Method, hook: str) -> bool:

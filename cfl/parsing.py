@@ -17,6 +17,7 @@ from cfl.client import ELEMENTWISE_OPTIMIZERS
 from cfl.data.augmentation import Augmentation
 from cfl.data.participation import Participation
 from cfl.data.partitions import Partition
+from cfl.data.sequences import TaskSequences
 from cfl.data.sources import Source
 from cfl.data.streams import Stream
 from cfl.errors import BadUpdate, ConfigError, DataFilesMissing
@@ -32,6 +33,7 @@ _PLUGINS: dict[str, type] = {
     "partition": Partition,
     "participation": Participation,
     "augmentation": Augmentation,
+    "sequences": TaskSequences,
 }
 _SAID_IN_FULL = (ConfigError, DataFilesMissing, BadUpdate, MisconfigurationException)
 _TYPES = {"NoneType": "null", "int": "an integer", "float": "a number", "bool": "true or false", "str": "text"}

@@ -98,6 +98,7 @@ class ReplayBuffer:
         self.rule: Rule = rule
         self._table: dict[str, Tensor] = {}
         self._offers = True
+        self._withheld: list[int] = []
         self._own: list[np.ndarray] = []
 
     def bind(self, states: ClientStates, data: FederatedDataModule, logits: bool) -> None:
@@ -124,14 +125,14 @@ class ReplayBuffer:
 
     def _places_of(self, client: int) -> np.ndarray:
         """Ascending places of all samples that a client ever holds."""
-        places, held = self.data.places, self.data.indices
-        own = [places.of(task, indices[client]) for task, indices in enumerate(held) if client in indices]
-        return np.concatenate(own) if own else np.zeros(0, dtype=np.int64)
+        own = [self.data.client_places(task, client) for task in range(self.data.num_tasks)]
+        return np.sort(np.concatenate(own))
 
     # Local training.
 
     def open(self, cohort: Cohort) -> None:
         """Look into the buffers of clients that are about to train."""
+        self._withheld = []
         self._table = self.states.gather(TOPIC, cohort.clients, self._empty)
         self._own = [self._places_of(client) for client in cohort.clients] if self.offered == "once" else []
         self._offers = self.offered == "every_step" or any(
@@ -141,9 +142,13 @@ class ReplayBuffer:
     def _has_news(self, row: int, client: int, task: int) -> bool:
         """Whether a client is about to train on a sample that it has not trained on before."""
         held = self.data.trained_on(task)[client]
-        places = self.data.places.of(task, held) if self.data.exposure == "sequential" else held
+        places = held if self.data.by_places else self.data.places.of(task, held)
         ranks = torch.from_numpy(np.searchsorted(self._own[row], places))
         return not bool(self._table["known"][row, ranks].all())
+
+    def withhold(self, rows: Sequence[int]) -> None:
+        """These clients of the open cohort do not train on their own samples, so none of these is offered."""
+        self._withheld = sorted({*self._withheld, *rows})
 
     @property
     def wants_logits(self) -> bool:
@@ -162,6 +167,9 @@ class ReplayBuffer:
             return
         table, present, index = self._table, batch.mask.cpu(), batch.index.cpu()
         places = index if batch.tasks_of_own is not None else index + int(self.data.places.starts[batch.task])
+        if self._withheld:
+            present = present.clone()  # the batch's own, on a CPU
+            present[self._withheld] = False
         if self.offered == "once":
             present = present & self._first_time(places, present)
         number = table["seen"].unsqueeze(1) + present.cumsum(1) - 1

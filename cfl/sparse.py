@@ -1,9 +1,11 @@
-"""Sending a few entries of a long vector: which ones, and what that costs."""
+"""A few entries of a long vector: which ones, what it costs to send them, and how to hold and add them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,3 +63,42 @@ def message_bytes(entries: int, size: int, value_bytes: int) -> int:
         ``entries * (value_bytes + index_bytes(size))``, or ``size * value_bytes`` where the whole vector takes less.
     """
     return min(entries * (value_bytes + index_bytes(size)), size * value_bytes)
+
+
+class SparseRows:
+    """Rows ``[J, n]`` of which few entries are not zero: these alone are held.
+
+    Args:
+        row: ``[e]`` int32, the row of each entry.
+        column: ``[e]`` int32 (int64 where n asks for it).
+        values: ``[e]``.
+        size: n.
+    """
+
+    def __init__(self, row: Tensor, column: Tensor, values: Tensor, size: int) -> None:
+        self.row, self.column, self.values, self.size = row, column, values, size
+
+    @classmethod
+    def of(cls, rows: Sequence[Tensor]) -> SparseRows:
+        """From at least one dense row ``[n]``; all of one size and dtype, on one device."""
+        size = rows[0].numel()
+        places = [values.nonzero().squeeze(1) for values in rows]
+        index = torch.int32 if index_bytes(size) == 4 else torch.int64
+        row = torch.cat([torch.full_like(p, number, dtype=torch.int32) for number, p in enumerate(places)])
+        values = torch.cat([values[p] for values, p in zip(rows, places, strict=True)])
+        return cls(row, torch.cat(places).to(index), values, size)
+
+    def dense(self, rows: int) -> Tensor:
+        """``[rows, n]``; further rows than those held are zeros."""
+        whole = self.values.new_zeros(rows, self.size)
+        whole[self.row.long(), self.column.long()] = self.values
+        return whole
+
+    def combined(self, weights: Tensor) -> Tensor:
+        """``sum_j weights_j row_j``, ``[n]``, on the device of the ``[J]`` weights."""
+        row, column, values = (part.to(weights.device) for part in (self.row, self.column, self.values))
+        return weights.new_zeros(self.size).index_add_(0, column.long(), values * weights[row.long()])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {"row": self.row, "column": self.column, "values": self.values, "size": self.size}

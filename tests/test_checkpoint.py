@@ -18,7 +18,7 @@ from lightning.pytorch import Trainer
 
 import callbacks.checkpoint
 from callbacks import FederatedOrchestrator, RoundCheckpoint, RunRecord
-from cfl.comparison import read_matrix_csv
+from cfl.compare.matrix_file import read_matrix_csv
 from cfl.data.sources import Synthetic
 from cfl.data.streams import Permuted
 from cfl.models import MLP

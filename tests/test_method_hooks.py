@@ -352,10 +352,6 @@ class Fails(Method):
         self.round, self.error = round, error
         setattr(self, hook, self._fail)
 
-    @property
-    def needs_boundaries(self) -> bool:
-        return True
-
     def _fail(self, first: Any, *rest: Any) -> Any:
         is_step = isinstance(first, dict)
         if self.round == (self.federation.round if is_step else first.round):

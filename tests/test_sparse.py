@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cfl.randomness import torch_generator
-from cfl.sparse import index_bytes, kept_entries, largest, message_bytes
+from cfl.sparse import SparseRows, index_bytes, kept_entries, largest, message_bytes
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,17 @@ def test_bytes_of_a_message() -> None:
     assert message_bytes(0, 1000, 4) == 0
     assert (index_bytes(2**31), index_bytes(2**31 + 1)) == (4, 8)
     assert message_bytes(10, 2**31 + 1, 4) == 120
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sparse_rows_are_the_dense_ones(dtype: torch.dtype) -> None:
+    dense = torch.randn(3, 40, dtype=dtype)
+    dense[torch.rand(3, 40) < 0.8] = 0
+    dense[1] = 0
+    rows = SparseRows.of(list(dense))
+    assert len(rows.values) == int(torch.count_nonzero(dense))
+    assert torch.equal(rows.dense(5), torch.cat([dense, torch.zeros(2, 40, dtype=dtype)]))
+    weights = torch.randn(3, dtype=dtype)
+    torch.testing.assert_close(rows.combined(weights), weights @ dense)
+    again = SparseRows(**rows.state_dict())
+    assert torch.equal(again.dense(3), dense)

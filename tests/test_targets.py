@@ -20,7 +20,7 @@ from tiny_parallel import Crew
 from callbacks import AccuracyTargets, FederatedOrchestrator, RunRecord
 from callbacks.targets import name_of
 from cfl.cli import SECTIONS
-from cfl.comparison import read_curve
+from cfl.compare.run_folder import read_curve
 from cfl.errors import ConfigError
 from cfl.experiment import completed, config_hash, differences, experiment_of
 from cfl.schedule import Schedule

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from cfl.curvature.sample_gradients import squared_gradient_sums
+from cfl.errors import ConfigError
+from cfl.models.density import is_density
 
 FisherKind = Literal["empirical", "expected", "sampled", "weighted"]
 FISHER_KINDS: tuple[FisherKind, ...] = ("empirical", "expected", "sampled", "weighted")
@@ -39,6 +41,9 @@ def diagonal_fisher(
     The first, third and fourth cost a forward and a backward pass over the samples and a product for every layer's
     squares: about one epoch of training; see :mod:`cfl.curvature.sample_gradients`.
 
+    Where the network estimates a density, it is ``mean_n (d log p(x_n, w) / d w_i)^2`` of the samples themselves, which
+    is ``empirical``; p is that of the network's logits, those of the first order of MADE.
+
     Args:
         network: images ``[B, C, H, W]`` to logits ``[B, O]``, each row from its own sample alone.
         tensors: parameters and buffers by name, those to compute with; the network's own where one is missing.
@@ -56,25 +61,51 @@ def diagonal_fisher(
         name -> tensor shaped and typed as the parameter, entries at least 0.
 
     Raises:
-        ValueError: no samples, an unknown kind, ``sampled`` without a generator, or a label that is not among
-            ``outputs``.
+        ValueError: no samples, an unknown kind, ``sampled`` without a generator, a label that is not among ``outputs``,
+            or another kind than ``empirical`` of a density.
     """
     if kind not in FISHER_KINDS:
         raise ValueError(f"kind = {kind!r}: one of {list(FISHER_KINDS)}")
     if kind == "sampled" and generator is None:
         raise ValueError("kind = 'sampled' draws labels: give it a generator")
+    density = is_density(network)
+    if density and kind != "empirical":
+        raise ValueError(f"kind = {kind!r}: empirical of a network that estimates a density")
     wanted = [n for n, _ in network.named_parameters()] if names is None else list(names)
     total: dict[str, Tensor] = {}
     samples = 0
     for x, y in batches:
-        sums = squared_gradient_sums(
-            network, tensors, x, _scores(kind, y, outputs, generator), wanted, batch_statistics
-        )
+        scores = _scores_of_bits(x) if density else _scores(kind, y, outputs, generator)
+        sums = squared_gradient_sums(network, tensors, x, scores, wanted, batch_statistics)
         total = {name: total[name].add_(value) for name, value in sums.items()} if total else sums
         samples += len(x)
     if samples == 0:
         raise ValueError("a Fisher information of no samples")
     return {name: value.div_(samples) for name, value in total.items()} if reduction == "mean" else total
+
+
+def check_fisher(kind: FisherKind, network: nn.Module, key: str) -> None:
+    """Refuse, before training, a Fisher information that :func:`diagonal_fisher` does not compute of a network.
+
+    Args:
+        kind: the labels.
+        network: of the run.
+        key: of the option, for the error.
+
+    Raises:
+        ConfigError: naming ``key``.
+    """
+    if is_density(network) and kind != "empirical":
+        raise ConfigError(key, kind, "empirical where a density is estimated: there are no labels")
+
+
+def _scores_of_bits(x: Tensor) -> Callable[[Tensor], Iterator[Tensor]]:
+    """Logits to ``d log p(x) / d logits = x - sigmoid(logits)``."""
+
+    def scores(logits: Tensor) -> Iterator[Tensor]:
+        yield x.flatten(1).to(logits.dtype) - logits.sigmoid()
+
+    return scores
 
 
 def _scores(

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from cfl.curvature.layer_squares import chunks, convolution_squares, linear_squares, normalisation_squares
 from cfl.models.batchnorm import MaskedBatchNorm1d, MaskedBatchNorm2d
 from cfl.models.evaluation import evaluation_mode
+from cfl.models.made import MaskedLinear
 
 Signals = Callable[[Tensor], Iterable[Tensor]]
 
@@ -86,6 +87,7 @@ class _Seen:
     input: Tensor
     output: Tensor
     statistics: tuple[Tensor, Tensor] | None
+    mask: Tensor | None
 
     @property
     def parameters(self) -> list[str]:
@@ -96,6 +98,8 @@ class _Seen:
         a, d = self.input.detach(), d.detach()
         if isinstance(self.module, nn.Linear):
             of_weight, of_bias = linear_squares(a, d, self.weight is not None)
+            if of_weight is not None and self.mask is not None:
+                of_weight = of_weight * self.mask
         elif isinstance(self.module, nn.Conv2d):
             of_weight, of_bias = convolution_squares(self.module, a, d, self.weight is not None)
         else:
@@ -163,7 +167,8 @@ class _Recording(TorchFunctionMode):
                 statistics = (module.running_mean, (module.running_var + module.eps).sqrt())
             if not output.requires_grad:
                 output = output.detach().requires_grad_()
-            self._seen[name] = _Seen(module, own.get("weight"), own.get("bias"), inputs[0], output, statistics)
+            mask = inputs[1] if isinstance(module, MaskedLinear) else None
+            self._seen[name] = _Seen(module, own.get("weight"), own.get("bias"), inputs[0], output, statistics, mask)
             return output.clone()  # what follows may change it in place
 
         yield module.register_forward_pre_hook(before)
@@ -183,7 +188,14 @@ def _is_known(module: nn.Module) -> bool:
     """Whether the layer's gradients can be written down; a subclass may do anything."""
     if type(module) is nn.Conv2d:
         return module.padding_mode == "zeros" and not isinstance(module.padding, str)
-    return type(module) in (nn.Linear, nn.BatchNorm1d, nn.BatchNorm2d, MaskedBatchNorm1d, MaskedBatchNorm2d)
+    return type(module) in (
+        nn.Linear,
+        MaskedLinear,
+        nn.BatchNorm1d,
+        nn.BatchNorm2d,
+        MaskedBatchNorm1d,
+        MaskedBatchNorm2d,
+    )
 
 
 # Everything else.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heapreplace
+from typing import cast
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from cfl.data.partitions.client_shares import share_sizes
 from cfl.data.samples import Added, Samples, join_samples
 from cfl.errors import ConfigError
 from cfl.schedule import RoundPlan, Schedule
+from cfl.sealed import SealedTask, TaskHidden
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,15 @@ class CohortBatch:
     def with_extras(self, extras: Mapping[str, Tensor]) -> CohortBatch:
         """The same step with more known of its own samples: name -> ``[K, B, ...]``."""
         return replace(self, extras={**self.extras, **extras})
+
+    def sealed(self) -> CohortBatch:
+        """The same step for a method that is not shown which tasks its samples belong to."""
+        hidden = None if self.tasks_of_own is None else _hidden
+        return replace(self, task=cast(int, SealedTask(self.task)), tasks_of_own=hidden)
+
+    def unsealed(self, original: CohortBatch) -> CohortBatch:
+        """What has become of ``original.sealed()``, with its tasks."""
+        return replace(self, task=original.task, tasks_of_own=original.tasks_of_own)
 
     @property
     def joined(self) -> bool:
@@ -139,6 +150,10 @@ class CohortBatch:
             index=self.index.to(device, non_blocking=non_blocking),
             mask=self.mask.to(device, non_blocking=non_blocking),
         )
+
+
+def _hidden(index: Tensor) -> Tensor:
+    raise TaskHidden("the tasks of a step's samples")
 
 
 def local_steps(size: int, schedule: Schedule) -> int:

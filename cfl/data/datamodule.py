@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,13 +20,15 @@ from cfl.data.cohorts import CohortBatch, RoundLoader, check_every_client_trains
 from cfl.data.exposure import EXPOSURES, Exposure, Places, exposed, portions
 from cfl.data.participation import AllClients, Participation
 from cfl.data.partitions import IID, Partition, client_indices
-from cfl.data.scenarios import OutputMap, Scenario, output_map
+from cfl.data.scenarios import OutputMap, Scenario, output_map, require_binary
+from cfl.data.sequences import TaskSequences
 from cfl.data.sources.root import data_root
 from cfl.data.streams import Stream
 from cfl.data.types import ImageSet, Task
 from cfl.errors import ConfigError
 from cfl.randomness import numpy_generator
 from cfl.schedule import BoundSchedule, Schedule
+from cfl.sealed import TaskRef, opened
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,8 @@ class FederatedDataModule(LightningDataModule):
         participation: which clients hold which task; all clients hold all tasks if not given.
         num_clients: number of clients C.
         repartition: deal every task anew; if false, tasks over the same samples keep one deal.
-        scenario: ``task``, ``class`` or ``domain`` incremental; null takes ``domain`` where a label means the
+        scenario: ``task``, ``class`` or ``domain`` incremental, or ``density``: labels play no part, samples are binary
+            and the network estimates their density; null takes ``domain`` where a label means the
             same in every task (permuted, rotated) and ``task`` elsewhere.
         class_loss: class-incremental only: the training loss runs over ``all`` classes of the stream, or over
             those ``seen`` so far.
@@ -109,6 +113,9 @@ class FederatedDataModule(LightningDataModule):
             in the order of the tasks, but each at its own pace (:func:`cfl.data.exposure.portions`), so that nobody
             can say where a task ends; the schedule's tasks are then periods.
         portion: asynchronous only: samples per client and period; null cuts each client's into equal parts.
+        sequences: which of the stream's tasks each client learns, and in what order; null: all of them, in the
+            stream's order. With sequences of their own, "task t" is every client's own t-th, except where images and
+            outputs are concerned (:class:`cfl.data.sequences.TaskSequences`).
         augmentation: random change of the images in local training, none if not given. Neither tests nor extra
             communication rounds see changed images.
         seed: the run's seed (in YAML ``seed_everything``).
@@ -130,6 +137,7 @@ class FederatedDataModule(LightningDataModule):
         augmentation: Augmentation | None = None,
         exposure: Exposure = "sequential",
         portion: int | None = None,
+        sequences: TaskSequences | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -143,7 +151,12 @@ class FederatedDataModule(LightningDataModule):
             raise ConfigError("data.exposure", exposure, f"one of {list(EXPOSURES)}")
         if portion is not None and (portion < 1 or exposure != "asynchronous"):
             raise ConfigError("data.portion", portion, "at least 1 with data.exposure: asynchronous, else null")
+        if sequences is not None and exposure == "asynchronous":
+            raise ConfigError("data.exposure", exposure, "another exposure with data.sequences")
+        if sequences is not None and not repartition:
+            raise ConfigError("data.repartition", repartition, "true with data.sequences")
         self.exposure: Exposure = exposure
+        self.sequences = sequences
         self.portion = portion
         self.stream = stream
         self.schedule = schedule
@@ -173,13 +186,33 @@ class FederatedDataModule(LightningDataModule):
 
     @property
     def num_tasks(self) -> int:
-        """Number of tasks T."""
-        return self.stream.num_tasks
+        """Number of tasks T that a client learns."""
+        return self.stream.num_tasks if self.sequences is None else self.sequences.length
+
+    @cached_property
+    def order(self) -> np.ndarray | None:
+        """``[C, T]`` int64, which of the stream's tasks is a client's t-th; None where all follow the stream."""
+        if self.sequences is None:
+            return None
+        return self.sequences.of_clients(self.num_clients, self.stream.num_tasks, self.seed)
+
+    def stream_task(self, task: int, client: int) -> int:
+        """The stream's number of a client's task."""
+        return task if self.order is None else int(self.order[client, task])
+
+    def learners(self, stream_task: int) -> list[tuple[int, int]]:
+        """Who learns one of the stream's tasks, and as which of its tasks: (client, task), clients ascending."""
+        if self.order is None:
+            return [(client, stream_task) for client in self.members[stream_task].tolist()]
+        clients, tasks = np.nonzero(self.order == stream_task)
+        held = zip(clients.tolist(), tasks.tolist(), strict=True)
+        return [(client, task) for client, task in held if client in self.members[task]]
 
     @cached_property
     def outputs(self) -> OutputMap:
         """How the tasks' classes lie over the network's outputs."""
-        return output_map(self.stream.classes_per_task, self.scenario, self.class_loss)  # type: ignore[arg-type]
+        variables = math.prod(self.stream.shape)
+        return output_map(self.stream.classes_per_task, self.scenario, self.class_loss, variables)  # type: ignore[arg-type]
 
     @property
     def num_outputs(self) -> int:
@@ -214,16 +247,50 @@ class FederatedDataModule(LightningDataModule):
         return self.stream.tasks(self.root, self.seed)
 
     @cached_property
+    def dealt(self) -> Sequence[Mapping[int, np.ndarray]]:
+        """Per task of the stream, client -> indices into the task's training set."""
+        members = self.members
+        if self.sequences is not None:
+            everyone = np.arange(self.num_clients)
+            holders = [np.array([c for c, _ in self.learners(task)]) for task in range(self.stream.num_tasks)]
+            members = [own if len(own) and self.sequences.split == "holders" else everyone for own in holders]
+        return client_indices(self.tasks, self.partition, members, self.num_clients, self.seed, self.repartition)
+
+    @cached_property
     def indices(self) -> Sequence[Mapping[int, np.ndarray]]:
-        """Per task, client -> indices into the task's training set."""
-        dealt = client_indices(self.tasks, self.partition, self.members, self.num_clients, self.seed, self.repartition)
-        check_every_client_trains(dealt, self.schedule)
-        return dealt
+        """Per task, client -> indices into the task's training set, or :attr:`places` where tasks differ by client."""
+        found = self.dealt
+        if self.order is not None:
+            found = [
+                {client: self._places_dealt(self.stream_task(task, client), client) for client in members.tolist()}
+                for task, members in enumerate(self.members)
+            ]
+        check_every_client_trains(found, self.schedule)
+        return found
 
     @cached_property
     def places(self) -> Places:
         """Numbers the training samples of all tasks."""
         return Places([len(task.train) for task in self.tasks])
+
+    @property
+    def by_places(self) -> bool:
+        """Whether local steps name their samples by :attr:`places`, not by indices into a task's training set."""
+        return self.exposure != "sequential" or self.order is not None
+
+    def _places_dealt(self, stream_task: int, client: int) -> np.ndarray:
+        return self.places.of(stream_task, self.dealt[stream_task][client])
+
+    def client_places(self, task: int, client: int) -> np.ndarray:
+        """Ascending :attr:`places` of a client's samples of a task; none if it does not learn it."""
+        if client not in self.indices[task]:
+            return np.zeros(0, dtype=np.int64)
+        return self._places_dealt(self.stream_task(task, client), client)
+
+    def outputs_in_loss(self, task: TaskRef, client: int) -> Tensor | None:
+        """``[O]`` bool, the outputs in the training loss of a client's task, or None for all."""
+        train = self.outputs.train
+        return None if train is None else train[self.stream_task(opened(task), client)]
 
     def trained_on(self, task: int) -> Mapping[int, np.ndarray]:
         """Client -> what it trains on during a task: indices into its training set, or :attr:`places` where clients
@@ -233,12 +300,19 @@ class FederatedDataModule(LightningDataModule):
         if self.exposure == "asynchronous":
             return self._portions[task]
         if self._exposed is None or self._exposed[0] != task:
-            self._exposed = task, exposed(task, self.exposure, self.indices, self.places)
+            self._exposed = task, exposed(task, self.exposure, self._places_held)
         return self._exposed[1]
+
+    @property
+    def _places_held(self) -> list[dict[int, np.ndarray]]:
+        return [
+            {client: self.client_places(task, client) for client in self.indices[task]}
+            for task in range(self.num_tasks)
+        ]
 
     @cached_property
     def _portions(self) -> list[dict[int, np.ndarray]]:
-        found = portions(self.indices, self.places, self.seed, self.portion)
+        found = portions(self._places_held, self.seed, self.portion)
         check_every_client_trains(found, self.schedule)
         return found
 
@@ -261,6 +335,8 @@ class FederatedDataModule(LightningDataModule):
             raise self._unread
         _ = self.rounds
         _ = self.indices
+        if self.scenario == "density":
+            require_binary(self.tasks)
         if self.exposure == "asynchronous":
             _ = self._portions
 
@@ -334,12 +410,14 @@ class FederatedDataModule(LightningDataModule):
 
         Args:
             task: from 0.
-            index: ``[...]`` int64 into the task's training set.
+            index: ``[...]`` int64 as :attr:`indices` gives them.
             moment: round and local step in which they are trained on, for the augmentation; None leaves them alone.
 
         Returns:
             ``[..., C, H, W]`` float32 inputs and ``[...]`` int64 output indices, on the index's device.
         """
+        if self.order is not None:
+            return self._gather_places(index, moment)
         flat = index.reshape(-1)
         if self.augmentation is None or moment is None:
             data = self._training_set(task, index.device)
@@ -402,15 +480,17 @@ class FederatedDataModule(LightningDataModule):
         if isinstance(batch, CohortBatch):
             # The next round to close is the one that is running.
             moment = (self.next_round, batch.step)
-            if self.exposure != "sequential":
-                return replace(
-                    batch, gather=partial(self._gather_places, moment=moment), tasks_of_own=self.places.tasks
-                )
-            return replace(batch, gather=partial(self.gather, batch.task, moment=moment))
+            return self.with_samples(batch, moment)
         if batch.start == batch.stop:
             return batch
         device = self.trainer.strategy.root_device if self.trainer is not None else torch.device("cpu")
         return self.evaluation_batch(batch, device)
+
+    def with_samples(self, batch: CohortBatch, moment: tuple[int, int] | None) -> CohortBatch:
+        """``batch`` knowing where its samples come from; see :meth:`gather`."""
+        if self.by_places:
+            return replace(batch, gather=partial(self._gather_places, moment=moment), tasks_of_own=self.places.tasks)
+        return replace(batch, gather=partial(self.gather, batch.task, moment=moment))
 
     def _test_order(self, task: int, device: torch.device) -> Tensor:
         """``[N]`` int64 on ``device``: a random order of a task's test set, keyed by (seed, task)."""
@@ -430,13 +510,14 @@ class FederatedDataModule(LightningDataModule):
         return replace(batch, x=x, y=y)
 
     def client_batches(
-        self, task: int, client: int, batch_size: int, device: torch.device
+        self, task: TaskRef, client: int, batch_size: int, device: torch.device
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """A client's training samples of a task in their stored order, for extra communication rounds.
 
         Yields:
             ``[b, C, H, W]`` network input and ``[b]`` output indices, ``b <= batch_size``.
         """
+        task = opened(task)
         own = torch.from_numpy(self.indices[task][client]).to(device)
         for part in own.split(batch_size):
             yield self.gather(task, part)

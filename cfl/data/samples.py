@@ -86,6 +86,10 @@ class Samples(NamedTuple):
         """The unpadded ones of one client's."""
         return self._each(lambda values: values[self.mask])
 
+    def without_tasks(self) -> Samples:
+        """For a loss that is not shown tasks: -1 for each."""
+        return self._replace(tasks=torch.full_like(self.tasks, -1))
+
     def _each(self, change: Callable[[Tensor], Tensor]) -> Samples:
         plain = (self.y, self.mask, self.weights, self.tasks, self.source)
         y, mask, weights, tasks, source = map(change, plain)

@@ -1,14 +1,18 @@
-"""Task-, class- and domain-incremental learning as class masks over one output layer."""
+"""Task-, class- and domain-incremental learning as class masks over one output layer; densities, which have none."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-Scenario = Literal["task", "class", "domain"]
+from cfl.data.types import Task
+from cfl.errors import ConfigError
+
+Scenario = Literal["task", "class", "domain", "density"]
 
 
 @dataclass(frozen=True)
@@ -17,7 +21,8 @@ class OutputMap:
 
     Attributes:
         scenario: ``domain``: all tasks share the outputs; ``task``: every task has its own and is told apart at
-            test time; ``class``: every task has its own and they compete at test time.
+            test time; ``class``: every task has its own and they compete at test time; ``density``: there are no
+            classes, and all tasks share the outputs, one per variable of a sample.
         num_outputs: size O of the network's output layer.
         offsets: per task, the output of its class 0.
         own: ``[T, O]`` bool, the outputs of each task.
@@ -39,7 +44,10 @@ class OutputMap:
 
 
 def output_map(
-    classes_per_task: list[int], scenario: Scenario, class_loss: Literal["all", "seen"] = "all"
+    classes_per_task: list[int],
+    scenario: Scenario,
+    class_loss: Literal["all", "seen"] = "all",
+    variables: int = 0,
 ) -> OutputMap:
     """Lay the tasks' classes out over one output layer.
 
@@ -48,8 +56,11 @@ def output_map(
         scenario: see :class:`OutputMap`.
         class_loss: class-incremental only: outputs in the training loss, ``all`` classes of the stream or those
             ``seen`` so far.
+        variables: density only: numbers in one sample, ``C H W``.
     """
     tasks = len(classes_per_task)
+    if scenario == "density":
+        return OutputMap(scenario, variables, (0,) * tasks, torch.ones(tasks, variables, dtype=torch.bool), None)
     shared = scenario == "domain"
     num_outputs = max(classes_per_task) if shared else sum(classes_per_task)
     offsets = tuple(0 if shared else sum(classes_per_task[:t]) for t in range(tasks))
@@ -62,3 +73,20 @@ def output_map(
     elif bool(own.all()):
         train = None
     return OutputMap(scenario, num_outputs, offsets, own, train)
+
+
+def require_binary(tasks: Sequence[Task]) -> None:
+    """Refuse samples that are anything but 0 and 1 as network input.
+
+    Raises:
+        ConfigError: naming the task.
+    """
+    for task in tasks:
+        for images in (task.train.images, task.test.images):
+            stored = torch.bincount(images.flatten(), minlength=256).nonzero().flatten().to(torch.uint8)
+            channels = len(task.transform.mean)
+            x = task.transform.normalised(stored.view(-1, 1, 1, 1).expand(-1, channels, 1, 1))
+            if not bool(((x == 0) | (x == 1)).all()):
+                what = f"{task.name}, whose network input lies between {float(x.min()):.3g} and {float(x.max()):.3g}"
+                valid = "binary data sets with data.scenario density, e.g. a source in Binarised"
+                raise ConfigError("data.stream.source", what, valid)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import nn
@@ -17,6 +16,8 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.engines.base import EngineOptions, StepContext
 from cfl.engines.choice import EngineChoice, build_engine
 from cfl.engines.probe import Trial
+from cfl.models.density import is_density
+from cfl.objective import Objective
 
 
 class Trials:
@@ -45,7 +46,7 @@ class Trials:
         self.data, self.network, self.input_shape, self.options = data, network, input_shape, options
         self.plan = data.rounds.round(round)
         self._optimizer_of, self._at_once = optimizer_of, at_once
-        sizes = {client: len(data.indices[self.plan.task][client]) for client in self.plan.clients}
+        sizes = {client: len(data.trained_on(self.plan.task)[client]) for client in self.plan.clients}
         self._largest = sorted(sizes, key=lambda client: (-sizes[client], client))
         steps = sum(local_steps(size, data.schedule) for size in sizes.values())
         self.client_steps_of_run = steps * (data.num_rounds - round)
@@ -57,7 +58,7 @@ class Trials:
         engine = build_engine(choice, self.network, self.input_shape, self.options)
         cohort = Cohort(self.network, len(clients), data.outputs.train, engine.channels_last)
         optimizer = self._optimizer_of(cohort.parameters.values())
-        context = StepContext(data.seed, self._at_once(optimizer))
+        context = StepContext(data.seed, self._at_once(optimizer), Objective(density=is_density(self.network)))
         device = next(self.network.parameters()).device
         batches = self._batches(clients, device)
         cohort.open(
@@ -90,9 +91,8 @@ class Trials:
         data = self.data
         schedule = data.schedule.with_width(len(clients))
         plan = replace(self.plan, clients=clients)
-        loader = RoundLoader(plan, data.indices[plan.task], schedule, data.seed)
-        gather = partial(data.gather, plan.task)
-        return [replace(batch.to(device), gather=gather) for batch, _ in zip(loader, range(4), strict=False)]
+        loader = RoundLoader(plan, data.trained_on(plan.task), schedule, data.seed)
+        return [data.with_samples(batch.to(device), None) for batch, _ in zip(loader, range(4), strict=False)]
 
 
 def _wait(device: torch.device) -> None:

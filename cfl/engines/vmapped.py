@@ -16,6 +16,7 @@ from cfl.data.samples import Samples
 from cfl.engines.base import Compile, Engine, StepContext, behind, drawn_masks
 from cfl.models.batchnorm import batch_mask
 from cfl.models.dropout import DropoutMasks, dropout_masks
+from cfl.models.step_draws import StepDraws
 from cfl.objective import Objective
 
 
@@ -33,6 +34,7 @@ class VmapEngine(Engine):
     def __init__(self, network: nn.Module, input_shape: tuple[int, int, int], compile: Compile | None = None) -> None:
         self.network = network
         self.masks = DropoutMasks(network, input_shape)
+        self.draws = StepDraws(network)
         self._has_batchnorm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules())
         self._together: Any = self._all_losses
         if compile is not None:
@@ -45,6 +47,7 @@ class VmapEngine(Engine):
         x, y = batch.x, batch.y
         mask = batch.mask if batch.padded else None
         dropped = drawn_masks(self.masks, context, cohort, batch, range(len(cohort.clients)), x.shape[1], x.device)
+        dropped |= self.draws.draw(cohort.round, cohort.clients, batch.step, x.device)
         outputs = cohort.outputs_in_loss(batch.task)
         if len(cohort.clients) == 1:
             return self._loss(
@@ -67,7 +70,7 @@ class VmapEngine(Engine):
         x, samples = batch.joined_samples(0, k, count, cohort.train_outputs)
         own = drawn_masks(self.masks, context, cohort, batch, range(k), count, x.device)
         more = drawn_masks(self.masks, context, cohort, batch, range(k), batch.added_count, x.device, added=True)
-        dropped = behind(own, more, 1)
+        dropped = behind(own, more, 1) | self.draws.draw(cohort.round, cohort.clients, batch.step, x.device)
 
         def loss(
             parameters: Mapping[str, Tensor],

@@ -23,6 +23,7 @@ from cfl.engines.threads import Threads
 from cfl.engines.updates import KeepGradients, StepAtOnce, Update
 from cfl.layer_inputs.right_factors import ClientFactor, RightFactor
 from cfl.models.dropout import DropoutMasks, dropout_masks
+from cfl.models.step_draws import StepDraws
 
 
 class WorkerEngine(Engine):
@@ -48,6 +49,7 @@ class WorkerEngine(Engine):
         self.channels_last = any(isinstance(m, nn.Conv2d) for m in network.modules())
         self.stack = stack if self.chain is not None and self.chain.stackable else 1
         self.masks = DropoutMasks(network, input_shape)
+        self.draws = StepDraws(network)
         recordable = self.chain is not None and not self.chain.has_convolutions and self.stack == 1
         self._recorded = RecordedSteps(self.chain) if self.chain is not None and recordable else None
         self.multiplies = self.chain is not None
@@ -69,6 +71,8 @@ class WorkerEngine(Engine):
         used = batch.mask.sum(1).tolist() if batch.padded else [batch.mask.shape[1]] * k
         outputs = cohort.outputs_in_loss(batch.task)
         if self._keeps:
+            for replica in self._replicas:
+                replica.unused.clear()  # what has no part in one step may have one in the next
             for row in (row for row in range(k) if not used[row]):
                 for gradient in self._rows(self._gradient_views, self._gradients, row, 1).values():
                     gradient.zero_()
@@ -111,7 +115,11 @@ class WorkerEngine(Engine):
                 else:
                     buffers = {n: b[start] for n, b in cohort.buffers.items()}
                     losses[start] = self._replicas[thread].step(
-                        partial(_mean_cross_entropy, x, y, outputs), weights, buffers, dropped, update
+                        partial(_mean_cross_entropy, x, y, outputs),
+                        weights,
+                        buffers,
+                        dropped | self._drawn(cohort, batch, start),
+                        update,
                     )
 
         starts = [s for s in range(0, k, stack) if any(used[s : s + stack])]
@@ -282,7 +290,16 @@ class WorkerEngine(Engine):
             loss, seen[start] = context.objective.with_logits(network, x, samples)
             return loss
 
-        return self._replicas[thread].step(loss_of, weights, buffers, dropped, update)
+        return self._replicas[thread].step(
+            loss_of, weights, buffers, dropped | self._drawn(cohort, batch, start), update
+        )
+
+    def _drawn(self, cohort: Cohort, batch: CohortBatch, row: int) -> dict[str, Tensor]:
+        """What a client's network draws in this step, beside dropout."""
+        if not self.draws:
+            return {}
+        drawn = self.draws.draw(cohort.round, cohort.clients[row : row + 1], batch.step, torch.device("cpu"))
+        return {name: values[0] for name, values in drawn.items()}
 
     def _stacked(
         self,

@@ -13,6 +13,7 @@ from torch.func import functional_call
 from cfl.layer_inputs.weighted_layers import WeightedLayer
 from cfl.models.evaluation import evaluation_mode
 from cfl.randomness import numpy_generator
+from cfl.sealed import TaskRef
 from cfl.subspace import layer_inputs
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def some_samples(
         yield data.gather(task, part)[0]
 
 
-def client_model(federation: Federation, task: int, client: int) -> dict[str, Tensor]:
+def client_model(federation: Federation, task: TaskRef, client: int) -> dict[str, Tensor]:
     """Parameters and buffers with which a client computes in a task before it trains: the global ones and its own."""
     own = {name: values[0] for name, values in federation.own_tensors((client,)).items()}
     model = federation.encode(task, {**federation.state_tensors(), **own})

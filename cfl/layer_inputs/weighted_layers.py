@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from cfl.errors import ConfigError
 
@@ -29,8 +30,8 @@ def choose_layers(
         without: a layer that is left out unless a pattern names it, such as outputs that every task has of its own.
 
     Raises:
-        ConfigError: if a pattern matches nothing, or a chosen convolution does not multiply whole patches padded with
-            zeros.
+        ConfigError: if a pattern matches nothing, a chosen layer has no weight of its own, or a chosen convolution does
+            not multiply whole patches padded with zeros.
     """
     found = weighted_layers(network)
     if patterns is None:
@@ -41,6 +42,10 @@ def choose_layers(
                 raise ConfigError(key, pattern, f"patterns that match one of {list(found)}")
         chosen = {name: layer for name, layer in found.items() if any(fnmatchcase(name, p) for p in patterns)}
     for name, layer in chosen.items():
+        if is_parametrized(layer, "weight"):
+            raise ConfigError(
+                key, f"{name}, whose weight another method decomposes", "layers with a weight of their own"
+            )
         if isinstance(layer, nn.Conv2d) and (layer.groups != 1 or layer.padding_mode != "zeros"):
             valid = "Linear layers and Conv2d layers with groups=1 and padding_mode='zeros'"
             raise ConfigError(key, f"{name}: {layer}", valid)

@@ -1,7 +1,9 @@
 """One file per method; ``cfl.methods.base`` says what a method may do."""
 
 from cfl.methods.agem import AGEM
+from cfl.methods.apd import APD
 from cfl.methods.base import Method
+from cfl.methods.cfed import CFeD
 from cfl.methods.der import DER
 from cfl.methods.er import ER
 from cfl.methods.ewc import EWC
@@ -9,10 +11,13 @@ from cfl.methods.fed_agem import FedAGEM
 from cfl.methods.fedcil import FedCIL
 from cfl.methods.fedcurv import FedCurv
 from cfl.methods.fedprox import FedProx
+from cfl.methods.fedweit import FedWeIT
 from cfl.methods.fot import FOT
 from cfl.methods.glfc import GradientCompensation
+from cfl.methods.glfc_full import GLFC
 from cfl.methods.gpm import GPM
 from cfl.methods.icarl import ICaRL
+from cfl.methods.l2p import L2P
 from cfl.methods.personal import PersonalLayers
 from cfl.methods.rgo import RGO
 from cfl.methods.scaffold import SCAFFOLD
@@ -20,17 +25,22 @@ from cfl.methods.single_task import SingleTask
 
 __all__ = [
     "AGEM",
+    "APD",
     "DER",
     "ER",
     "EWC",
     "FOT",
+    "GLFC",
     "GPM",
+    "L2P",
     "RGO",
     "SCAFFOLD",
+    "CFeD",
     "FedAGEM",
     "FedCIL",
     "FedCurv",
     "FedProx",
+    "FedWeIT",
     "GradientCompensation",
     "ICaRL",
     "Method",

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
+from cfl.data.scenarios import Scenario
 from cfl.errors import ConfigError
 from cfl.gradient_refinement import inner, refine
 from cfl.methods.base import Method
@@ -36,7 +37,9 @@ class AGEM(Method):
         ConfigError: below 1.
     """
 
+    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
     replays: ClassVar[bool] = True
+    task_free = True
 
     def __init__(self, batch_size: int = 32) -> None:
         if batch_size < 1:

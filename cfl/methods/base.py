@@ -5,11 +5,11 @@ compose: each hook runs for every method in the order of the ``methods`` mapping
 
 One round, as a method sees it::
 
-    begin_task            before the first round of a task, if the method needs boundaries: the global model is about to
-                          be sent out
+    begin_task            before the first round of a task: the global model is about to be sent out
     encode                the model as the task's clients compute with it; ``decode`` undoes that
     open_cohort           K clients have received the global model (or loaded their own)
       extend_batch        every local step, before anything is computed: more samples, or more known of them
+      forward_pass        every local step, for a method that wants more of it than logits
       weigh, sample_loss  every local step, as a function of the logits; or ``local_loss`` in the place of all that
       observe             every local step, with its logits
       penalty             every local step, added to the client's loss
@@ -18,6 +18,7 @@ One round, as a method sees it::
     transform_step        the server is about to move the global model
     end_round             the global model has moved
     end_task              after end_round of a task's last round, likewise: extra communication over the same channel
+    recall                every test batch, where models are personal: the model that a client answers with
     classify              every test batch: other scores than the network's
 """
 
@@ -46,22 +47,37 @@ class Method:
     Class attributes are declarations that are checked before training:
 
     Attributes:
-        scenarios: scenarios under which the method means something.
+        scenarios: scenarios under which the method means something; ``density`` for one that looks neither at labels
+            nor at classes.
         individual_uplinks: whether the server must see single clients' messages, which rules out secure aggregation.
         optimizers: names of the torch optimizers under which the method's guarantee holds, or None for any.
+        common_order: whether all clients must learn the same tasks in the same order.
         replays: whether the method needs ``federation.buffer``.
         replays_logits: whether the buffer has to keep logits with the samples.
         reweighs_added_only: whether ``weigh`` and ``sample_loss`` do nothing to a step that has its own samples alone.
+        task_free: whether the method declares to need neither task ids nor boundaries, as general continual learning
+            does. It is then shown none: ``begin_task`` and ``end_task`` are not called, and rounds, cohorts and batches
+            come without what tells tasks apart (:mod:`cfl.sealed`).
+        passes_forward: whether local steps go through :meth:`forward_pass`; at most one method of a run may say so.
     """
 
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain"})
     individual_uplinks: ClassVar[bool] = False
     optimizers: ClassVar[frozenset[str] | None] = None
+    common_order: ClassVar[bool] = False
     replays: ClassVar[bool] = False
     replays_logits: bool = False
     reweighs_added_only: bool = False
+    task_free: bool = False
+    passes_forward: bool = False
 
     federation: Federation
+
+    def extend_network(self, network: nn.Module) -> None:
+        """Add parameters to the network that has just been made, before anybody has seen it.
+
+        Torch's random numbers are seeded here by the run's seed, and what is drawn has no effect elsewhere.
+        """
 
     def setup(self, federation: Federation) -> None:
         """Learn the federation and allocate state; raise ConfigError for settings that cannot work with it."""
@@ -79,7 +95,7 @@ class Method:
         return False
 
     def begin_task(self, plan: RoundPlan) -> None:
-        """``plan`` is a task's first round, and nobody has been sent anything yet."""
+        """``plan`` is a task's first round, and nobody has been sent anything yet; not for ``task_free`` methods."""
 
     def encode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """The server's model as the clients and tests of ``task`` compute with it: a permutation of its numbers.
@@ -117,6 +133,15 @@ class Method:
     def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
         """A term ``[]`` of one client's loss; arguments as for :meth:`weigh`, likewise under vmap."""
         return logits.new_zeros(())
+
+    def forward_pass(self, network: nn.Module, x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+        """Logits ``[N, O]`` of one client's step, and a term ``[]`` of its loss that the same pass gives.
+
+        For losses that depend on more of the network than its logits; these go on to all other terms as always. Only
+        where :attr:`passes_forward` says so, and for networks that are no chain of simple layers. Runs under
+        ``torch.func.vmap``; arguments as for :meth:`local_loss`.
+        """
+        raise NotImplementedError
 
     def local_loss(self, network: nn.Module, x: Tensor, samples: Samples) -> Tensor:
         """The whole loss ``[]`` of one client's step, in the place of everything that is a function of its logits.
@@ -163,7 +188,17 @@ class Method:
         """The global model has moved."""
 
     def end_task(self, plan: RoundPlan) -> None:
-        """A task's last round is over."""
+        """A task's last round is over; not for ``task_free`` methods."""
+
+    def recall(self, client: int, task: int, model: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The model with which a client answers test images of one of its tasks; for personal models only.
+
+        Args:
+            client: its id.
+            task: its place in the client's own sequence, from 0; may be one that the client has yet to learn.
+            model: the client's parameters and buffers by name, in the server's order; not to be changed.
+        """
+        return model
 
     def classify(self, task: int, model: dict[str, Tensor], x: Tensor) -> Tensor | None:
         """Scores ``[B, O]`` of test images in the place of the network's logits, or None to leave these alone.
@@ -183,15 +218,6 @@ class Method:
         return 0
 
     @property
-    def needs_boundaries(self) -> bool:
-        """Whether the method has to know when a task begins or ends; if not, it is never told.
-
-        Nobody can say so where clients have clocks of their own (``data.exposure: asynchronous``).
-        """
-        hooks = ("begin_task", "end_task")
-        return any(getattr(type(self), hook) is not getattr(Method, hook) for hook in hooks)
-
-    @property
     def changes_gradients(self) -> bool:
         """Whether local steps must leave gradients behind for :meth:`penalty` or :meth:`adjust_gradients`.
 
@@ -204,7 +230,7 @@ class Method:
     @property
     def computes_locally(self) -> bool:
         """Whether local steps cost more than those of federated averaging."""
-        hooks = ("extend_batch", "weigh", "sample_loss", "local_loss", "penalty", "adjust_gradients")
+        hooks = ("extend_batch", "forward_pass", "weigh", "sample_loss", "local_loss", "penalty", "adjust_gradients")
         return any(getattr(type(self), hook) is not getattr(Method, hook) for hook in hooks)
 
     def task_rows(self) -> list[dict[str, Any]]:

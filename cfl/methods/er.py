@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -47,6 +47,8 @@ class ER(Method):
 
     _source_name = "er"
 
+    common_order: ClassVar[bool] = True
+
     def __init__(
         self,
         size: int = 1,
@@ -81,11 +83,6 @@ class ER(Method):
         self.source = 1 + list(federation.methods.values()).index(self) if names else 1
         slots = self.size * (federation.data.num_tasks - 1) if self.per_task else self.size
         self.memory = ReplayMemory(federation.clients, topic, max(slots, 1))
-
-    @property
-    def needs_boundaries(self) -> bool:
-        """Not where samples enter the memory step by step."""
-        return self.update == "task"
 
     # Local training.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -13,7 +13,8 @@ from torch import Tensor
 from cfl import processes
 from cfl.channel import payload_bytes
 from cfl.cohort import Cohort
-from cfl.curvature.fisher import FISHER_KINDS, FisherKind, diagonal_fisher
+from cfl.curvature.fisher import FISHER_KINDS, FisherKind, check_fisher, diagonal_fisher
+from cfl.data.scenarios import Scenario
 from cfl.errors import ConfigError
 from cfl.federation import Federation
 from cfl.methods.base import Method
@@ -45,7 +46,8 @@ class EWC(Method):
     Differs from the papers: FOT gives its strengths (40 for Permuted MNIST) without saying whether the penalty has the
     half, which Fisher it takes, whether that is a sum or a mean over samples, and at which weights. Gradient steps
     along the quadratic are stable where ``learning rate * strength * S`` stays below 2; compare ``fisher_max`` in the
-    method's table.
+    method's table. Clients of two classes have such Fishers that the published strength passes that; ``limit`` bounds
+    the product, so that a weight held firmly is put back to its anchor instead of beyond it.
 
     Sends: after every task but the last, an extra round: the new global model down and, with ``scope: server``, one
     tensor per parameter up, read as a sum; then ``S`` and ``A`` down in every round. Extra memory per client: two
@@ -63,11 +65,15 @@ class EWC(Method):
             (one draw from it) or ``weighted`` (true, times its probability).
         scope: whose Fisher a client's penalty has: the ``client``'s own, or the mean that the ``server`` keeps.
         fisher_clients: who computes one: ``all`` clients that hold the task, or those ``sampled`` in its last round.
+        limit: the greatest ``learning rate * strength * S``, above 0 and below 2; null leaves it as it is. With 1 the
+            penalty alone takes a weight no further than to its anchor.
         fisher_batch_size: samples per pass. Changes memory and speed, and results where BatchNorm has no statistics.
 
     Raises:
         ConfigError: for values other than these, or ``gamma`` without ``online``.
     """
+
+    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
 
     def __init__(
         self,
@@ -79,6 +85,7 @@ class EWC(Method):
         scope: Literal["client", "server"] = "client",
         fisher_clients: Literal["all", "sampled"] = "all",
         fisher_batch_size: int = 250,
+        limit: float | None = None,
     ) -> None:
         if not 0 <= strength < math.inf:
             raise ConfigError("methods.ewc.strength", strength, "a number of at least 0")
@@ -94,6 +101,8 @@ class EWC(Method):
                 raise ConfigError(f"methods.ewc.{key}", value, " or ".join(valid))
         if consolidation == "separate" and gamma != 1:
             raise ConfigError("methods.ewc.gamma", gamma, "1, or consolidation=online, which alone forgets")
+        if limit is not None and not 0 < limit < 2:
+            raise ConfigError("methods.ewc.limit", limit, "a number between 0 and 2, or null")
         if fisher_batch_size < 1:
             raise ConfigError("methods.ewc.fisher_batch_size", fisher_batch_size, "an integer of at least 1")
         self.strength, self.half = strength, half
@@ -101,7 +110,7 @@ class EWC(Method):
         self.fisher: FisherKind = fisher
         self.scope = scope
         self.fisher_clients = fisher_clients
-        self.fisher_batch_size = fisher_batch_size
+        self.fisher_batch_size, self.limit = fisher_batch_size, limit
         self.curvature: Tensors = {}
         self.anchor: Tensors = {}
         self._rows: list[dict[str, Any]] = []
@@ -112,9 +121,11 @@ class EWC(Method):
         """Decide which parameters' quadratics the server keeps.
 
         Raises:
-            ConfigError: if there are two of these methods, which would share their clients' state.
+            ConfigError: if there are two of these methods, which would share their clients' state, or for labels of
+                which the network knows nothing.
         """
         super().setup(federation)
+        check_fisher(self.fisher, federation.network, "methods.ewc.fisher")
         twins = [name for name, method in federation.methods.items() if isinstance(method, EWC)]
         if len(twins) > 1:
             raise ConfigError("methods", twins, "one EWC; its strength is the sum of theirs")
@@ -144,7 +155,14 @@ class EWC(Method):
             curvature, anchor = {**curvature, **own_curvature}, {**anchor, **own_anchor}
         curvature = self.federation.encode(cohort.task, curvature)
         anchor = self.federation.encode(cohort.task, anchor)
+        if self.limit is not None and cohort.lr > 0:
+            most = self.limit / (cohort.lr * self._factor)
+            curvature = {n: value.clamp(max=most) for n, value in curvature.items()}
         self._pull = {n: (value, anchor[n]) for n, value in curvature.items()}
+
+    @property
+    def _factor(self) -> float:
+        return self.strength if self.half else 2 * self.strength
 
     @property
     def changes_gradients(self) -> bool:
@@ -156,11 +174,10 @@ class EWC(Method):
         """Add the penalty's gradient ``strength S (w - A)``."""
         if not self._pull:
             return
-        factor = self.strength if self.half else 2 * self.strength
         gradients = cohort.gradients
         for name, (curvature, anchor) in self._pull.items():
             if name in gradients:
-                gradients[name].addcmul_(curvature, cohort.parameters[name] - anchor, value=factor)
+                gradients[name].addcmul_(curvature, cohort.parameters[name] - anchor, value=self._factor)
 
     def end_round(self, plan: RoundPlan) -> None:
         """Let go of the last cohort's quadratics."""
@@ -218,7 +235,7 @@ class EWC(Method):
             federation.encode(task, model),
             data.client_batches(task, client, self.fisher_batch_size, device),
             self.fisher,
-            outputs=None if data.outputs.train is None else data.outputs.train[task],
+            outputs=data.outputs_in_loss(task, client),
             generator=torch_generator(data.seed, "fisher labels", task, client),
             batch_statistics=federation.batchnorm == "drop",
         )

@@ -67,6 +67,7 @@ class FedAGEM(Method):
     """
 
     replays: ClassVar[bool] = True
+    task_free = True
 
     def __init__(
         self,
@@ -184,7 +185,7 @@ class FedAGEM(Method):
         if federation.finished or (plan.round + 1) % self.every:
             return
         started = time.perf_counter()
-        members = federation.data.members[plan.task].tolist() if self.clients == "all" else plan.clients
+        members = federation.members(plan.task) if self.clients == "all" else plan.clients
         own = federation.own_clients(plan.task, members)
         following = set(federation.schedule.round(plan.round + 1).clients)
         waiting = [client for client in own if client not in following]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +69,8 @@ class FedCIL(Method):
         consolidation_batch_size: images of the current task per step, and as many of earlier tasks.
         consolidation_lr: Adam's learning rate at the server.
     """
+
+    common_order: ClassVar[bool] = True
 
     def __init__(
         self,

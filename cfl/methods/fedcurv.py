@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,8 @@ from torch.optim import SGD, Optimizer
 from cfl import processes
 from cfl.channel import payload_bytes
 from cfl.cohort import Cohort
-from cfl.curvature.fisher import FISHER_KINDS, FisherKind, diagonal_fisher
+from cfl.curvature.fisher import FISHER_KINDS, FisherKind, check_fisher, diagonal_fisher
+from cfl.data.scenarios import Scenario
 from cfl.errors import ConfigError
 from cfl.federation import Federation
 from cfl.in_order import in_order
@@ -89,6 +90,9 @@ class FedCurv(Method):
         ConfigError: for values other than these; two of these methods; with ``stop``, an unstable penalty.
     """
 
+    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
+    task_free = True
+
     def __init__(
         self,
         strength: float = 1.0,
@@ -132,9 +136,10 @@ class FedCurv(Method):
 
         Raises:
             ConfigError: if there are two of these methods, which would share their clients' state, or clients train on
-                other samples than the task's.
+                other samples than the task's, or for labels of which the network knows nothing.
         """
         super().setup(federation)
+        check_fisher(self.fisher, federation.network, "methods.fedcurv.fisher")
         twins = [name for name, method in federation.methods.items() if isinstance(method, FedCurv)]
         if len(twins) > 1:
             raise ConfigError("methods", twins, "one FedCurv; its strength is the sum of theirs")
@@ -233,7 +238,6 @@ class FedCurv(Method):
         federation, task = self.federation, cohort.task
         data, network = federation.data, federation.network
         device = next(network.parameters()).device
-        outputs = None if data.outputs.train is None else data.outputs.train[task]
 
         def compute(network: nn.Module, row: int) -> Tensors:
             return diagonal_fisher(
@@ -241,7 +245,7 @@ class FedCurv(Method):
                 {name: values[row] for name, values in trained.items()},
                 data.client_batches(task, clients[row], self.fisher_batch_size, device),
                 self.fisher,
-                outputs,
+                data.outputs_in_loss(task, clients[row]),
                 self._names,
                 torch_generator(data.seed, "fedcurv labels", cohort.round, clients[row]),
                 self.reduction,
@@ -291,7 +295,6 @@ class FedCurv(Method):
         seconds, self._fisher_seconds = max(processes.gather(self._fisher_seconds)), 0.0
         self._rows.append(
             {
-                "task": plan.task,
                 "round": plan.round,
                 "clients": round(clients),
                 "u_mean": sum(float(self.u[n].sum()) for n in self._names) / size,

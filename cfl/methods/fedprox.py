@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 
 from cfl.cohort import Cohort
+from cfl.data.scenarios import Scenario
 from cfl.errors import ConfigError
 from cfl.federation import Federation
 from cfl.methods.base import Method
@@ -37,6 +39,9 @@ class FedProx(Method):
     Raises:
         ConfigError: for another value, or if clients and server exchange no parameter.
     """
+
+    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
+    task_free = True
 
     def __init__(self, mu: float = 0.01) -> None:
         if not 0 <= mu < math.inf:

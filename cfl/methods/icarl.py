@@ -66,6 +66,7 @@ class ICaRL(Method):
         ConfigError: a value other than these.
     """
 
+    common_order: ClassVar[bool] = True
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"class"})
 
     def __init__(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from typing import ClassVar
 
+from cfl.data.scenarios import Scenario
 from cfl.errors import ConfigError
 from cfl.federation import Federation
 from cfl.methods.base import Method
@@ -21,6 +23,9 @@ class PersonalLayers(Method):
     Args:
         layers: patterns (as in file names) over the names of parameters and buffers, e.g. ``head.*``.
     """
+
+    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
+    task_free = True
 
     def __init__(self, layers: list[str] | None = None) -> None:
         self.layers = ["*"] if layers is None else layers

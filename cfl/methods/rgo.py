@@ -75,6 +75,7 @@ class RGO(RightMultiplication):
         batch_size: samples per pass after a task.
     """
 
+    common_order: ClassVar[bool] = True
     optimizers: ClassVar[frozenset[str] | None] = frozenset({"SGD"})
 
     def __init__(

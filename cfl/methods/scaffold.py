@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from cfl import processes
 from cfl.channel import payload_bytes
 from cfl.cohort import Cohort
+from cfl.data.scenarios import Scenario
 from cfl.engines.updates import plain_sgd
 from cfl.errors import ConfigError
 from cfl.federation import Federation
@@ -77,8 +78,11 @@ class SCAFFOLD(Method):
 
     Raises:
         ConfigError: for values other than these, another optimizer, two of these methods, no parameters that clients
-            and server exchange, or option I where clients are exposed to more than one task's samples.
+            and server exchange, or option I where clients are exposed to more than one task's samples, or a density is
+            estimated.
     """
+
+    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
 
     def __init__(
         self,
@@ -92,6 +96,7 @@ class SCAFFOLD(Method):
         ):
             if value not in valid:
                 raise ConfigError(f"methods.scaffold.{key}", value, " or ".join(valid))
+        self.task_free = at_task_switch == "keep"
         self.variant, self.at_task_switch, self.any_optimizer = variant, at_task_switch, any_optimizer
         self.variate: Tensors = {}
         # name -> [k, ...] c - c_i of the open cohort, in the coordinates it computes in; None while there is no cohort.
@@ -109,6 +114,8 @@ class SCAFFOLD(Method):
             raise ConfigError("methods", twins, "no SCAFFOLD where all parameters stay on their client")
         data = federation.data
         if self.variant == "I":
+            if data.scenario == "density":
+                raise ConfigError("methods.scaffold.variant", "I", "II where a density is estimated: I looks at labels")
             if data.exposure != "sequential":
                 valid = "sequential while methods.scaffold.variant is I; II works with any"
                 raise ConfigError("data.exposure", data.exposure, valid)
@@ -141,11 +148,6 @@ class SCAFFOLD(Method):
             )
 
     # A round.
-
-    @property
-    def needs_boundaries(self) -> bool:
-        """To forget, if wanted."""
-        return self.at_task_switch == "reset"
 
     def begin_task(self, plan: RoundPlan) -> None:
         """Forget the variates of earlier tasks, if wanted."""
@@ -253,7 +255,7 @@ class SCAFFOLD(Method):
                     (x, y, self._masks_of(cohort.round, client, number, len(y), device))
                     for number, (x, y) in enumerate(batches)
                 ),
-                cohort.outputs_in_loss(cohort.task),
+                data.outputs_in_loss(cohort.task, client),
             )
             for name, stack in stacks.items():
                 stack.append(found[name])

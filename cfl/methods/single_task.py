@@ -2,28 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from cfl.channel import payload_bytes
+from cfl.cohort import Cohort
+from cfl.errors import ConfigError
 from cfl.federation import Federation
 from cfl.methods.base import Method
 from cfl.schedule import RoundPlan
+from cfl.task_states import TaskStates
 
 
 class SingleTask(Method):
     """Every task is trained from the initial model, as if it were the only one (FOT, Table 11).
 
-    The figure is ``acc_single_task``, the mean of the accuracy matrix's diagonal: forgetting is not what is measured,
-    and ACC, FGT and BWT of such a run say nothing.
+    With one global model the figure is ``acc_single_task``, the mean of the accuracy matrix's diagonal: forgetting is
+    not what is measured, and ACC, FGT and BWT of such a run say nothing.
 
-    Sends and keeps nothing of its own.
+    Where models are personal (``PersonalLayers``), what clients keep to themselves starts anew as well, when a client
+    begins a task, which is in the first round of the task that it is sampled in. It is filed away then, and images of
+    earlier tasks are answered with what the client had for them. With ``["*"]`` every client so has a model per task,
+    and nothing is forgotten: STL of FedWeIT (Yoon et al., 2021, Table 1), whose figure is ACC and whose size,
+    ``model_bytes``, grows by a model per task.
+
+    Sends nothing of its own. Extra memory per client: what it keeps to itself, once per learned task.
     """
 
     def setup(self, federation: Federation) -> None:
-        """Remember the initial model."""
+        """Remember the initial model.
+
+        Raises:
+            ConfigError: if there are two of these methods, which would share their clients' state.
+        """
         super().setup(federation)
+        twins = [name for name, method in federation.methods.items() if isinstance(method, SingleTask)]
+        if len(twins) > 1:
+            raise ConfigError("methods", twins, "one SingleTask")
         self._initial = {name: tensor.detach().clone() for name, tensor in federation.shared_tensors().items()}
+        self._initial |= {name: federation.state_tensors()[name].detach().clone() for name in federation.personal}
+        self._tasks = TaskStates(federation.clients, "single task")
+        self._beginners: frozenset[int] = frozenset()
 
     def begin_task(self, plan: RoundPlan) -> None:
         """Go back to the initial model, with a server that has no momentum yet."""
@@ -34,11 +56,65 @@ class SingleTask(Method):
             for name, tensor in self.federation.shared_tensors().items():
                 tensor.copy_(self._initial[name])
 
+    @torch.no_grad()
+    def open_cohort(self, cohort: Cohort) -> None:
+        """Clients that have not yet trained in the task file what they keep, and begin it from the initial values."""
+        federation = self.federation
+        if not federation.has_personal_models:
+            return
+        latest = self._tasks.latest(cohort.clients)
+        beginners = [position for position, task in enumerate(latest) if task != cohort.task]
+        self._beginners = frozenset(beginners)
+        experienced = [position for position in beginners if latest[position] >= 0]
+        if experienced:
+            # As they keep it, not in the coordinates of the task.
+            own = federation.own_tensors(tuple(cohort.clients[position] for position in experienced))
+            clients = [cohort.clients[position] for position in experienced]
+            self._tasks.file(clients, [latest[position] for position in experienced], own)
+        present: dict[str, Tensor] = {**cohort.parameters, **cohort.buffers}
+        initial = federation.encode(cohort.task, {name: self._initial[name] for name in federation.personal})
+        for name, value in initial.items():
+            for position in beginners:
+                present[name][position] = value.to(present[name].device)
+
+    @torch.no_grad()
+    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        """Clients that have begun the task remember that, unless they have trained to NaN."""
+        beginners = [position for position in positions if position in self._beginners]
+        if not beginners:
+            return
+        clients = [cohort.clients[position] for position in beginners]
+        trained = cohort.rows(beginners, {**cohort.parameters, **cohort.buffers})
+        own = {name: trained[name] for name in self.federation.personal}
+        self._tasks.begin(clients, cohort.task, self.federation.channel.usable(own, clients))
+
+    def recall(self, client: int, task: int, model: dict[str, Tensor]) -> dict[str, Tensor]:
+        """With what the client had for the task."""
+        if not self.federation.has_personal_models:
+            return model
+        filed = self._tasks.of(client, task) or {}
+        return {**model, **{name: value.to(model[name].device) for name, value in filed.items() if name in model}}
+
+    def client_storage(self) -> int:
+        """What a client keeps to itself, once per task that is filed."""
+        federation = self.federation
+        tensors = federation.state_tensors()
+        own = payload_bytes({name: tensors[name] for name in federation.personal})
+        begun = 8 * bool(federation.clients.holders("single task task"))
+        return begun + own * max(self._tasks.filed(federation.data.num_tasks).values(), default=0)
+
     def summary(self) -> dict[str, Any]:
-        """Mean accuracy of each task right after it was trained, in percent."""
-        diagonal = self.federation.accuracy.compute().diagonal(dim1=-2, dim2=-1)
+        """Mean accuracy of each task right after it was trained, in percent; where all models are personal,
+        ``model_bytes``, of all clients' models of all tasks."""
+        federation = self.federation
+        diagonal = federation.accuracy.compute().diagonal(dim1=-2, dim2=-1)
         value = diagonal.nanmean().item()
-        return {"acc_single_task": None if value != value else value}
+        found = {"acc_single_task": None if value != value else value}
+        if federation.has_personal_models and not federation.shared_parameters:
+            present, filed = federation.clients.holders("model"), self._tasks.filed(federation.data.num_tasks)
+            one = payload_bytes(dict(federation.network.named_parameters()))
+            found["model_bytes"] = one * (len(present) + filed.total())
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """The initial model."""

@@ -12,11 +12,14 @@ from cfl.models.batchnorm import (
 )
 from cfl.models.cnn import DropoutCNN, MnistCNN, SmallCNN
 from cfl.models.lenet import LeNet
+from cfl.models.made import MADE
 from cfl.models.mlp import MLP
 from cfl.models.resnet import ResNet18
+from cfl.models.vit import PromptedViT
 
 __all__ = [
     "ACGAN",
+    "MADE",
     "MLP",
     "AlexNet",
     "DropoutCNN",
@@ -25,6 +28,7 @@ __all__ = [
     "MaskedBatchNorm2d",
     "MnistCNN",
     "Network",
+    "PromptedViT",
     "ResNet18",
     "SmallCNN",
     "batch_mask",

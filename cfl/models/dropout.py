@@ -28,14 +28,14 @@ class _CountedDropout(_DropoutNd):
     """What the counted layers share; see :class:`CountedDropout`."""
 
     # On the class, so that a layer converted in place has them too.
-    _scales: Tensor | None = None
+    _drawn: Tensor | None = None
 
     def forward(self, input: Tensor) -> Tensor:
-        if not self.training or self.p == 0 or self._scales is None:
+        if not self.training or self.p == 0 or self._drawn is None:
             return super().forward(input)
-        if len(self._scales) != len(input):
-            raise ValueError(f"dropout masks of {len(self._scales)} samples do not fit a batch of {len(input)}")
-        return input * self._scales
+        if len(self._drawn) != len(input):
+            raise ValueError(f"dropout masks of {len(self._drawn)} samples do not fit a batch of {len(input)}")
+        return input * self._drawn
 
 
 class CountedDropout(_CountedDropout, nn.Dropout):
@@ -210,17 +210,19 @@ def _mask_shapes(
 def dropout_masks(network: nn.Module, masks: dict[str, Tensor]) -> Iterator[None]:
     """Within the context, the named layers of ``network`` drop by these masks.
 
+    Likewise for what other layers draw in every step (:mod:`cfl.models.step_draws`).
+
     Enter it around the forward pass, inside the function given to ``torch.func.vmap`` if the masks are mapped.
 
     Args:
         network: holds the layers.
-        masks: layer name -> ``[B, ...]``, as :meth:`DropoutMasks.draw` gives them for one client.
+        masks: layer name -> ``[B, ...]``, as :meth:`DropoutMasks.draw` gives them for one client, or another draw.
     """
     layers = [(network.get_submodule(name), mask) for name, mask in masks.items()]
     try:
         for layer, mask in layers:
-            layer._scales = mask
+            layer._drawn = mask
         yield
     finally:
         for layer, _ in layers:
-            layer._scales = None  # type: ignore[assignment]
+            layer._drawn = None  # type: ignore[assignment]

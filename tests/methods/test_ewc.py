@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -263,14 +264,15 @@ class ConstantGradients(Method):
             gradient.fill_(0.01)
 
 
+@pytest.mark.parametrize("limit", [None, 0.1])
 @pytest.mark.parametrize("scope", ["client", "server"])
-def test_one_client_walks_down_the_quadratic(scope: Any) -> None:
+def test_one_client_walks_down_the_quadratic(scope: Any, limit: float | None) -> None:
     """Gradient descent with a constant pull g has a closed form, whose distance falls with the curvature S:
 
-    ``w_n = A - g / S (1 - (1 - lr S)^n)``.
+    ``w_n = A - g / S (1 - (1 - lr S)^n)``, where ``limit`` bounds ``lr S``.
     """
     data = tiny_data(permuted(2), num_clients=1, schedule={"rounds_per_task": [3, 4], "clients_per_round": 1})
-    ewc, strength, lr = EWC(30.0, scope=scope), 30.0, 0.1
+    ewc, strength, lr = EWC(30.0, scope=scope, limit=limit), 30.0, 0.1
     anchors: dict[str, Tensor] = {}
 
     class Copy(Method):
@@ -282,9 +284,11 @@ def test_one_client_walks_down_the_quadratic(scope: Any) -> None:
     steps = 4 * -(-len(data.indices[1][0]) // 8)
     fisher = fisher_by_loop(federation, 0, 0, anchors)
     found = weights(federation)
-    moved, curvature = [], []
+    moved, curvature, limited = [], [], 0
+    most = math.inf if limit is None else limit / lr
     for name, anchor in anchors.items():
-        s = strength * fisher[name]
+        s = (strength * fisher[name]).clamp(max=most)
+        limited += int((strength * fisher[name] > most).sum())
         free = s < 1e-9  # dead units: no curvature, nothing holds them
         way = torch.where(free, lr * steps, (1 - (1 - lr * s) ** steps) / s.clamp(min=1e-9))
         torch.testing.assert_close(found[name], anchor - 0.01 * way, rtol=1e-9, atol=1e-11)
@@ -294,6 +298,7 @@ def test_one_client_walks_down_the_quadratic(scope: Any) -> None:
     distances = torch.cat(moved)[order]
     assert (distances.diff() <= 1e-9).all(), "the greater the Fisher information, the shorter the way"
     assert distances[-1] < 0.8 * distances[0]
+    assert (limited > 0) == (limit is not None)
 
 
 @pytest.mark.parametrize("scope", ["client", "server"])
@@ -459,6 +464,8 @@ def test_two_processes_are_the_same_as_one(scope: str) -> None:
     ("options", "key"),
     [
         ({"strength": -1.0}, "strength"),
+        ({"limit": 2.0}, "limit"),
+        ({"limit": 0.0}, "limit"),
         ({"strength": float("nan")}, "strength"),
         ({"strength": float("inf")}, "strength"),
         ({"gamma": 1.5, "consolidation": "online"}, "gamma"),

@@ -15,8 +15,21 @@ from torch.nn.functional import avg_pool2d, conv2d, max_pool2d, relu
 
 import cfl.models
 from cfl.errors import ConfigError
-from cfl.models import ACGAN, MLP, AlexNet, DropoutCNN, LeNet, MnistCNN, Network, ResNet18, SmallCNN, num_parameters
+from cfl.models import (
+    ACGAN,
+    MLP,
+    AlexNet,
+    DropoutCNN,
+    LeNet,
+    MnistCNN,
+    Network,
+    PromptedViT,
+    ResNet18,
+    SmallCNN,
+    num_parameters,
+)
 from cfl.models.lenet import LocalResponseNorm, same_max_pool2d
+from cfl.models.vit import PromptPool
 
 # (class, options, input shape, outputs): small ones, every class and every option value that changes the computation.
 CASES: list[tuple[type[Network], dict[str, Any], tuple[int, int, int], int]] = [
@@ -32,6 +45,13 @@ CASES: list[tuple[type[Network], dict[str, Any], tuple[int, int, int], int]] = [
     (DropoutCNN, {}, (3, 6, 9), 5),
     (LeNet, {}, (3, 8, 11), 10),
     (ACGAN, {"classifier": partial(MLP, hidden=[7]), "widths": [5]}, (1, 4, 6), 4),
+    (
+        PromptedViT,
+        {"pool_size": 4, "prompt_length": 2, "top_k": 3, "image_size": 8, "patch_size": 4, "num_layers": 2}
+        | {"num_heads": 2, "hidden_dim": 6, "mlp_dim": 7, "weights": None},
+        (1, 4, 6),
+        4,
+    ),
     (ACGAN, {"classifier": SmallCNN, "generator_kind": "conv", "noise_dim": 3, "bound": 2.0}, (2, 17, 19), 5),
 ]
 IDS = [f"{case[0].__name__}-{index}" for index, case in enumerate(CASES)]
@@ -115,7 +135,7 @@ def test_contract_of_every_network(case: tuple[type[Network], dict[str, Any], tu
     expected = features @ network.head.weight.T + (0 if network.head.bias is None else network.head.bias)
     torch.testing.assert_close(logits, expected)
     owners = [module for module in network.modules() if list(module.parameters(recurse=False))]
-    assert all(isinstance(module, (nn.Linear, nn.Conv2d, nn.BatchNorm2d)) for module in owners)
+    assert all(isinstance(module, (nn.Linear, nn.Conv2d, nn.BatchNorm2d, PromptPool)) for module in owners)
     # What is given in YAML can be read back.
     given = {"input_shape": shape, "num_outputs": outputs, **options}
     for name in list(inspect.signature(network_class.__init__).parameters)[1:]:
@@ -131,6 +151,9 @@ def test_stacked_networks_equal_separate_ones(
     case: tuple[type[Network], dict[str, Any], tuple[int, int, int], int],
 ) -> None:
     networks = [build(case, seed).eval() for seed in range(3)]
+    for network in networks:
+        if isinstance(network, PromptedViT):  # what is frozen is the same at every client
+            network.backbone = networks[0].backbone  # type: ignore[assignment]
     x = images(case, 3, 4)
     parameters, buffers = stack_module_state(networks)  # type: ignore[arg-type]
 
@@ -141,8 +164,9 @@ def test_stacked_networks_equal_separate_ones(
     separate = torch.stack([network(each) for network, each in zip(networks, x, strict=True)])
     torch.testing.assert_close(stacked, separate, rtol=1e-5, atol=1e-5)
     weight = torch.randn(stacked.shape)
-    # An AC-GAN's generator and its judgement of images have no part in the logits.
-    classifying = [name for name in parameters if not name.startswith(("generator.", "realness."))]
+    # An AC-GAN's generator and its judgement of images have no part in the logits, keys of prompts none but by choice.
+    without = ("generator.", "realness.", "pool.keys")
+    classifying = [name for name in parameters if not name.startswith(without)]
     gradients = torch.autograd.grad((stacked * weight).sum(), [parameters[name] for name in classifying])
     (separate * weight).sum().backward()
     for name, gradient in zip(classifying, gradients, strict=True):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import yaml
 
-from cfl.comparison import write_matrix_csv
+from cfl.compare.matrix_file import write_matrix_csv
 from cfl.papers.definition import SCALE, Table, papers
 from cfl.papers.resolving import Resolver
 

@@ -15,7 +15,7 @@ from cfl.data.participation import Joining
 from cfl.data.partitions import Dirichlet
 from cfl.models import ResNet18, SmallCNN
 from cfl.papers.cells import Experiments, each_recipe
-from cfl.papers.definition import CONFIGS, NotAvailable, Table
+from cfl.papers.definition import CONFIGS, Table
 from cfl.papers.missing_data import MissingData
 from cfl.papers.resolving import seedless_hash
 from cfl.papers.results import read_results
@@ -247,12 +247,31 @@ def test_scale_short_changes_what_it_says(benchmark: str) -> None:
     assert short == paper
 
 
-def test_what_cannot_be_run_says_why() -> None:
-    for method, why in {"l2p": "L2P", "cfed": "CFeD", "glfc": "proxy"}.items():
-        with pytest.raises(NotAvailable, match=why):
-            fedagem()["table1"].recipe(place("cifar10", method))
-    for name in ("table7", "table8"):
-        assert not list(each_recipe(fedagem()[name], "smoke"))
+@pytest.mark.parametrize(("benchmark", "other"), [("cifar10", "CIFAR100"), ("cifar100", "CIFAR10")])
+def test_cfed_distils_on_the_other_cifar_and_not_at_the_server(benchmark: str, other: str) -> None:
+    """Table 19."""
+    alone, both = (of_table1(benchmark, "cfed", w)["methods"] for w in ("without", "fedagem"))
+    assert list(both) == ["cfed", "fed_agem"]
+    assert both["cfed"] == alone["cfed"]
+    options = alone["cfed"]["init_args"]
+    assert options["surrogate"]["class_path"].endswith(f".{other}")
+    assert options["server_distillation"] == 0
+    assert (options["share"], options["temperature"], options["weight"]) == (0.4, 2.0, 0.1)
+
+
+@pytest.mark.parametrize("benchmark", CIFAR)
+def test_glfc_remembers_as_much_as_the_others(benchmark: str) -> None:
+    alone, both = (of_table1(benchmark, "glfc", w) for w in ("without", "fedagem"))
+    assert list(both["methods"]) == ["glfc", "fed_agem"]
+    assert both["methods"]["glfc"] == alone["methods"]["glfc"]
+    options = alone["methods"]["glfc"]["init_args"]
+    assert options["size"] == both["buffer"]["size"]
+    assert (options["threshold"], options["inversion_steps"], options["perturbation_steps"]) == (1.2, 250, 50)
+
+
+def test_every_cell_of_table_1_can_be_run() -> None:
+    table = fedagem()["table1"]
+    assert all(table.recipe(point).arguments for point in table.points("paper"))
 
 
 def test_columns_are_the_readings_of_a_run(tmp_path: Path) -> None:

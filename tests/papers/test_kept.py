@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fabricated import every_table, fot, point, resolver, write_run
 
-from cfl.comparison import RunFolderError
+from cfl.compare.matrix_file import RunFolderError
 from cfl.errors import ConfigError
 from cfl.papers.adopting import adopt
 from cfl.papers.command import main

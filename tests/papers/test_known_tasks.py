@@ -9,7 +9,7 @@ import pytest
 import torch
 from fabricated import fot, point, write_run
 
-from cfl.comparison import write_matrix_csv
+from cfl.compare.matrix_file import write_matrix_csv
 from cfl.papers.expressions import Undefined
 from cfl.papers.kept import keep, read_kept
 from cfl.papers.results import Result, read_result

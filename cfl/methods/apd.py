@@ -1,0 +1,450 @@
+"""Additive parameter decomposition (Yoon et al., ICLR 2020), as the clients of FedWeIT's paper use it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from cfl.channel import payload_bytes
+from cfl.cohort import Cohort
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.methods.base import Method
+from cfl.models.decomposition import (
+    DecomposedLayer,
+    decompose,
+    decomposed_layers,
+    is_base,
+    per_unit,
+    variance_scaled,
+)
+from cfl.randomness import torch_generator
+from cfl.schedule import RoundPlan
+from cfl.task_states import TaskStates
+
+Tensors = dict[str, Tensor]
+
+
+class APD(Method):
+    """Every weight is a shared base, seen through a task's mask, plus what the task adds to it::
+
+        theta^(t) = B * sigmoid(m^(t)) + A^(t)                               (Yoon et al., 2020, eq 2)
+
+    for all Linear and Conv2d layers but the head; m has a logit per output unit, A the shape of B. To the mean
+    cross-entropy of task t every client adds::
+
+        sparsity (||A^(t)||_1 + sum_{i<t} ||A^(i)||_1) + mask_sparsity ||m^(t)||_1
+        + weight_decay / 2 (||A^(t)||^2 + ||m^(t)||^2, and ||B||^2 in the first task)
+        + consolidation / 2 sum_{i<t} ||B * sigmoid(m^(i)) + A^(i) - theta*^(i)||^2
+
+    with ``theta*^(i) = B* sigmoid(m^(i)) + A*^(i)`` as they were when task t began, before the client was sent the base
+    of that round. All norms are sums over elements; their gradients are added to those of the local step, before
+    clipping and the optimizer. As for all methods, the reported training loss is without them.
+
+    B is an ordinary parameter, exchanged and averaged unless another method keeps it local (``PersonalLayers`` with
+    ``["*"]``: the papers' Local-APD; ``FedProx`` beside this: FedProx-APD). Everything else belongs to a client and a
+    task and is never sent: m, A, biases, head, normalisation. When a client begins a task (in the first round of the
+    task that it is sampled in), it files those of its last one and starts anew: m and biases from a normal distribution
+    of variance 1 / O cut at two deviations (FedWeIT's code; all clients draw the same), A from a third of B, and all
+    else, the head too, from its initial values. Images of an earlier task are answered with its filed set, the present
+    B, and entries of A above ``threshold`` in absolute value.
+
+    Differs from the papers: losses and start values are those of FedWeIT's code; nothing is grouped by k-means (APD(2)
+    is left out), gradients are not rescaled and no best epoch is selected. FedWeIT's code trains A of the present task
+    only (``retroactive: false``); the consolidation term is then, up to rounding, ``1/2 sum_i sigmoid(m^(i))^2
+    (B - B*)^2``, whose cost does not grow with the number of tasks.
+
+    Gradient steps along the consolidation term are stable where ``learning rate * consolidation * sum_i
+    sigmoid(m^(i))^2`` stays below 2: a consolidation of 100 is for Adam.
+
+    Sends nothing of its own. Extra memory per client: a set as above per learned task, of the size of the model; beside
+    consolidation, B* and, if retroactive, A and A* of all earlier tasks. Extra compute: element-wise passes over the
+    weights in every local step, about ten, and six more per earlier task if retroactive. Scenarios: those in which it
+    is known whose image is tested: task and domain. Optimizers: any.
+
+    Args:
+        sparsity: lambda_1, at least 0; of the adaptive weights.
+        mask_sparsity: of the masks; in the papers ``sparsity``, in FedWeIT's code 0.
+        consolidation: lambda_2, at least 0.
+        weight_decay: at least 0; in the loss, so that it does not matter how an optimizer understands its own.
+        retroactive: whether A of earlier tasks go on being trained (both papers).
+        adaptive_from: the base of which A starts as a third: the ``initial`` one (FedWeIT's code), or the ``current``
+            one, with which the client begins the task.
+        threshold: at or below it an entry of A counts as 0, in tests and in what is sent; ``sparsity`` if not given.
+
+    Raises:
+        ConfigError: for values other than these, two such methods, a network without a layer to decompose, a method
+            that permutes weights, or clients that train on other samples than the task's.
+    """
+
+    scenarios = frozenset({"task", "domain"})
+
+    def __init__(
+        self,
+        sparsity: float = 1e-3,
+        mask_sparsity: float = 0.0,
+        consolidation: float = 100.0,
+        weight_decay: float = 1e-4,
+        retroactive: bool = True,
+        adaptive_from: Literal["initial", "current"] = "initial",
+        threshold: float | None = None,
+    ) -> None:
+        for option, value in (
+            ("sparsity", sparsity),
+            ("mask_sparsity", mask_sparsity),
+            ("consolidation", consolidation),
+            ("weight_decay", weight_decay),
+            ("threshold", 0.0 if threshold is None else threshold),
+        ):
+            if not 0 <= value < math.inf:
+                raise ConfigError(f"{self._key}.{option}", value, "a number of at least 0")
+        if adaptive_from not in ("initial", "current"):
+            raise ConfigError(f"{self._key}.adaptive_from", adaptive_from, "initial or current")
+        self.sparsity, self.mask_sparsity = sparsity, mask_sparsity
+        self.consolidation, self.weight_decay = consolidation, weight_decay
+        self.retroactive = retroactive
+        self.adaptive_from = adaptive_from
+        self.threshold = sparsity if threshold is None else threshold
+        self._initial: Tensors = {}
+        self._rows: list[dict[str, Any]] = []
+        self._model_bytes = 0
+        self._beginners: frozenset[int] = frozenset()
+        self._anchor: Tensors = {}
+        self._strength: Tensors = {}
+        self._earlier_gradients: Tensors = {}
+
+    @property
+    def _key(self) -> str:
+        return f"methods.{type(self).__name__.lower()}"
+
+    @property
+    def _topic(self) -> str:
+        return type(self).__name__.lower()
+
+    # Before training.
+
+    def extend_network(self, network: nn.Module) -> None:
+        """Decompose the weights."""
+        if decomposed_layers(network):
+            raise ConfigError("methods", type(self).__name__, "one method that decomposes weights")
+        decompose(network, **self._parts())
+
+    def _parts(self) -> dict[str, bool]:
+        """Of which parts weights are made; see :func:`cfl.models.decomposition.decompose`."""
+        return {"remembers": self.retroactive}
+
+    def setup(self, federation: Federation) -> None:
+        """Give the network the first task's set, and remember what later ones start from."""
+        super().setup(federation)
+        data, network = federation.data, federation.network
+        permuting = [name for name, method in federation.methods.items() if type(method).encode is not Method.encode]
+        if permuting:
+            raise ConfigError("methods", permuting, f"no method that permutes weights beside {type(self).__name__}")
+        if data.exposure != "sequential":
+            valid = f"sequential while {type(self).__name__} has weights for every task"
+            raise ConfigError("data.exposure", data.exposure, valid)
+        self._layers = decomposed_layers(network)
+        if not self._layers:
+            valid = "a network with a Linear or Conv2d layer before its head"
+            raise ConfigError("model.network", type(network).__name__, valid)
+        for layer in self._layers:
+            layer.parts.reserve(self._knowledge_entries(), data.num_tasks - 1)
+        self._tasks = TaskStates(federation.clients, self._topic)
+        self._shares_base = self._layers[0].base in federation.shared_parameters
+        without = {name for layer in self._layers for name in (layer.base, layer.earlier, layer.others)}
+        tensors = federation.state_tensors()
+        self._set = [name for name in tensors if name not in without]
+        drawn = {name for layer in self._layers for name in self._drawn_parts(layer)}
+        adaptive = {layer.adaptive for layer in self._layers}
+        self._initial = {
+            name: tensor.detach().clone()
+            for name, tensor in tensors.items()
+            if is_base(name) or name in set(self._set) - drawn - adaptive
+        }
+        with torch.no_grad():
+            for name, value in self._fresh(0).items():
+                tensors[name].copy_(value)
+
+    def _knowledge_entries(self) -> int:
+        """Entries of the knowledge base; the method has none."""
+        return 0
+
+    def keeps_local(self, name: str) -> bool:
+        """All but the base."""
+        return not is_base(name)
+
+    def _drawn_parts(self, layer: DecomposedLayer) -> list[str]:
+        """Names of a layer's vectors that start from random values."""
+        parts = [layer.mask if layer.parts.mask is not None else None, layer.bias]
+        parts.append(layer.attention if layer.parts.attention is not None else None)
+        return [name for name in parts if name is not None]
+
+    def _fresh(self, task: int) -> Tensors:
+        """The set with which every client begins a task, but for A that starts from the current base."""
+        seed, tensors = self.federation.data.seed, self.federation.state_tensors()
+        found = {name: value for name, value in self._initial.items() if not is_base(name)}
+        for number, layer in enumerate(self._layers):
+            for part, name in enumerate(self._drawn_parts(layer)):
+                generator = torch_generator(seed, "parameters of a task", task, number, part)
+                found[name] = variance_scaled(tensors[name].detach(), generator)
+            if layer.parts.adaptive is not None:
+                found[layer.adaptive] = self._initial[layer.base] / 3
+        return found
+
+    # A cohort opens.
+
+    @torch.no_grad()
+    def open_cohort(self, cohort: Cohort) -> None:
+        """Clients that have not yet trained in the task file the set of their last one and begin it."""
+        latest = self._tasks.latest(cohort.clients)
+        beginners = [position for position, task in enumerate(latest) if task != cohort.task]
+        self._beginners = frozenset(beginners)
+        experienced = [position for position in beginners if latest[position] >= 0]
+        if experienced:
+            self._file(cohort, experienced, [latest[position] for position in experienced])
+        self._anchor = self._anchored(cohort, experienced, latest)
+        self._strength = {}
+        if self._anchor and not self.retroactive:
+            self._strength = {x.name: self._anchor[f"gates {x.name}"].square().sum(1) for x in self._layers}
+        self._receive(cohort)
+        self._begin(cohort, beginners)
+
+    def _receive(self, cohort: Cohort) -> None:
+        """What clients are sent, beside what the server sends to all."""
+
+    def _file(self, cohort: Cohort, positions: Sequence[int], tasks: Sequence[int]) -> None:
+        """File the sets of some clients, as they were when they were last trained."""
+        clients = [cohort.clients[position] for position in positions]
+        present: Tensors = {**cohort.parameters, **cohort.buffers}
+        filed = {name: present[name][positions] for name in self._set}
+        above = torch.zeros(len(positions), dtype=torch.int64)
+        for layer in self._layers:
+            if layer.parts.adaptive is None:
+                continue
+            above += (filed[layer.adaptive].abs() > self.threshold).flatten(1).sum(1).cpu()
+            if self.retroactive:
+                values = filed.pop(layer.adaptive)
+                for row, (position, task) in enumerate(zip(positions, tasks, strict=True)):
+                    cohort.parameters[layer.earlier][position, task] = values[row]
+        self._tasks.file(clients, tasks, {**filed, "entries above the threshold": above})
+
+    def _anchored(self, cohort: Cohort, experienced: Sequence[int], latest: Sequence[int]) -> Tensors:
+        """What holds the clients' earlier tasks in place: per layer the base ``[k, ...]`` and the gates sigmoid(m) of
+        earlier tasks ``[k, T - 1, O]``, zeros where there is no such task; if retroactive, A of these as well."""
+        if self.consolidation == 0 or cohort.task == 0:
+            return {}
+        clients, tasks = self.federation.clients, self.federation.data.num_tasks
+        nothing: Tensors = {}
+        bases = {layer.base: cohort.parameters[layer.base][0].detach() for layer in self._layers}
+        for layer in self._layers:
+            base = bases[layer.base]
+            nothing[f"base {layer.name}"] = torch.zeros_like(base)
+            nothing[f"gates {layer.name}"] = base.new_zeros(tasks - 1, len(base))
+            if layer.parts.earlier is not None:
+                nothing[f"earlier {layer.name}"] = base.new_zeros(tasks - 1, *base.shape)
+        anchor = clients.gather(f"{self._topic} anchor", cohort.clients, nothing)
+        if not experienced:
+            return anchor
+        if self._shares_base:
+            ended = clients.gather(f"{self._topic} base", cohort.clients, bases)
+        else:
+            ended = {name: cohort.parameters[name].detach() for name in bases}
+        for layer in self._layers:
+            for position in experienced:
+                gates = 1.0 if layer.parts.mask is None else torch.sigmoid(cohort.parameters[layer.mask][position])
+                anchor[f"gates {layer.name}"][position, latest[position]] = gates
+                anchor[f"base {layer.name}"][position] = ended[layer.base][position]
+                if layer.parts.earlier is not None:
+                    anchor[f"earlier {layer.name}"][position] = cohort.parameters[layer.earlier][position]
+        return anchor
+
+    def _begin(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        """Give some clients the set with which they begin the cohort's task."""
+        if not positions:
+            return
+        present: Tensors = {**cohort.parameters, **cohort.buffers}
+        for name, value in self._fresh(cohort.task).items():
+            for position in positions:
+                present[name][position] = value.to(present[name].device)
+        if self.adaptive_from == "current":
+            for layer in self._layers:
+                if layer.parts.adaptive is not None:
+                    for position in positions:
+                        present[layer.adaptive][position] = present[layer.base][position] / 3
+
+    # Local steps.
+
+    @property
+    def changes_gradients(self) -> bool:
+        """Unless no term has a coefficient, or that of consolidation alone and there is nothing to hold."""
+        return bool(self.weight_decay or self.sparsity or self.mask_sparsity or self._anchor)
+
+    @torch.no_grad()
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        """Add the gradients of all terms."""
+        gradients = cohort.gradients
+        for layer in self._layers:
+            for name, l1 in ((layer.adaptive, self.sparsity), (layer.mask, self.mask_sparsity)):
+                if name in gradients:
+                    self._add_decay(gradients[name], cohort.parameters[name], l1, self.weight_decay)
+            if cohort.task == 0:
+                self._add_decay(gradients[layer.base], cohort.parameters[layer.base], 0.0, self.weight_decay)
+            elif layer.parts.earlier is not None:
+                self._hold_retroactively(cohort, layer, gradients[layer.base])
+            elif self._anchor:
+                moved = cohort.parameters[layer.base] - self._anchor[f"base {layer.name}"]
+                strength = per_unit(self._strength[layer.name], moved)
+                gradients[layer.base].addcmul_(strength, moved, value=self.consolidation)
+
+    @staticmethod
+    def _add_decay(gradient: Tensor, values: Tensor, l1: float, l2: float) -> None:
+        if l2:
+            gradient.add_(values, alpha=l2)
+        if l1:
+            gradient.add_(values.sign(), alpha=l1)
+
+    def _hold_retroactively(self, cohort: Cohort, layer: DecomposedLayer, of_base: Tensor) -> None:
+        """Gradients of the terms of earlier tasks, by their adaptive weights and by the base."""
+        parameter = cohort.parameters[layer.earlier]
+        room = self._earlier_gradients.get(layer.name)
+        if room is None or len(room) < len(parameter) or room.device != parameter.device:
+            room = self._earlier_gradients[layer.name] = torch.zeros_like(parameter)
+        gradient = room[: len(parameter)]
+        moved = cohort.parameters[layer.base] - self._anchor[f"base {layer.name}"] if self._anchor else None
+        for task in range(cohort.task):  # rows of tasks to come stay zero
+            torch.sign(parameter[:, task], out=gradient[:, task]).mul_(self.sparsity)
+            if moved is None:
+                continue
+            gates = per_unit(self._anchor[f"gates {layer.name}"][:, task], moved)
+            drift = torch.addcmul(parameter[:, task] - self._anchor[f"earlier {layer.name}"][:, task], gates, moved)
+            gradient[:, task].add_(drift, alpha=self.consolidation)
+            of_base.addcmul_(gates, drift, value=self.consolidation)
+        parameter.grad = gradient  # the forward pass gives none
+
+    # Clients close.
+
+    @torch.no_grad()
+    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        """Clients that have begun the task remember that, and what their earlier ones are held to."""
+        beginners = [position for position in positions if position in self._beginners]
+        follows = self.consolidation > 0 and cohort.task + 1 < self.federation.data.num_tasks
+        keeping = positions if self._shares_base and follows else beginners
+        if not keeping:
+            return
+        # Who trains to NaN stays where it was: then it begins the task once more.
+        clients = [cohort.clients[position] for position in keeping]
+        usable = self.federation.channel.usable(cohort.rows(keeping, {**cohort.parameters, **cohort.buffers}), clients)
+        sound = {position for position, good in zip(keeping, usable, strict=True) if good}
+        started = [position for position in beginners if position in sound]
+        states = self.federation.clients
+        if started:
+            clients = [cohort.clients[position] for position in started]
+            self._tasks.begin(clients, cohort.task)
+            if self._anchor:
+                states.scatter(f"{self._topic} anchor", clients, cohort.rows(started, self._anchor))
+        if self._shares_base and follows:
+            clients = [cohort.clients[position] for position in positions]
+            bases = cohort.rows(positions, {layer.base: cohort.parameters[layer.base] for layer in self._layers})
+            states.scatter(f"{self._topic} base", clients, bases, [position in sound for position in positions])
+
+    # Tests.
+
+    @torch.no_grad()
+    def recall(self, client: int, task: int, model: Tensors) -> Tensors:
+        """The task's set over the present base; of a task yet to be learned, the present set."""
+        at = self._tasks.latest([client])[0]
+        filed = None if task == at else self._tasks.of(client, task)
+        found = dict(model)
+        if filed is not None:
+            found |= {name: value.to(model[name].device) for name, value in filed.items() if name in model}
+        for layer in self._layers:
+            if layer.parts.adaptive is not None:
+                values = found[layer.adaptive]
+                if filed is not None and self.retroactive:
+                    values = model[layer.earlier][task]
+                found[layer.adaptive] = self._above_threshold(values)
+        self._borrow(client, at if filed is None else task, found)
+        return found
+
+    def _borrow(self, client: int, task: int, model: Tensors) -> None:
+        """Change, in ``model``, what a set learned in ``task`` computes with beside its own and the base."""
+
+    def _above_threshold(self, values: Tensor) -> Tensor:
+        return torch.where(values.abs() > self.threshold, values, torch.zeros_like(values))
+
+    # Reports and checkpoints.
+
+    @torch.no_grad()
+    def end_task(self, plan: RoundPlan) -> None:
+        """Note how sparse the task's sets have become."""
+        federation = self.federation
+        holders = federation.clients.holders("model")
+        total = 0
+        for client, at in zip(holders, self._tasks.latest(holders), strict=True):
+            model = federation.clients.get("model", client) or {}
+            total += self._entries(client, at, {**federation.state_tensors(), **model})
+            if at == plan.task:
+                self._rows += [self._row(plan.task, client, layer, model) for layer in self._layers]
+        self._model_bytes = total
+
+    def _row(self, task: int, client: int, layer: DecomposedLayer, model: Mapping[str, Tensor]) -> dict[str, Any]:
+        adaptive, mask = model.get(layer.adaptive), model.get(layer.mask)
+        above = None if adaptive is None else (adaptive.abs() > self.threshold).double().mean().item()
+        gate = None if mask is None else torch.sigmoid(mask).double().mean().item()
+        return {"task": task, "client": client, "layer": layer.name, "adaptive_share": above, "mean_gate": gate}
+
+    def _entries(self, client: int, at: int, model: Mapping[str, Tensor]) -> int:
+        """Bytes of a client's base and of the adaptive weights of all its tasks, without zeros."""
+        total = 0
+        for layer in self._layers:
+            size = model[layer.base].element_size()
+            total += size * int(torch.count_nonzero(model[layer.base]))
+            for name in (layer.adaptive, layer.earlier):
+                if name in model:
+                    total += size * int((model[name].abs() > self.threshold).sum())
+        if not self.retroactive:
+            size = model[self._layers[0].base].element_size()
+            for task in range(at):
+                filed = self._tasks.of(client, task)
+                total += 0 if filed is None else size * int(filed["entries above the threshold"])
+        return total
+
+    def task_rows(self) -> list[dict[str, Any]]:
+        """Per task, client that learned it and layer: the share of A above the threshold, and the mean of sigmoid(m),
+        both at the task's end; None where the layer has none."""
+        return [dict(row) for row in self._rows]
+
+    def client_storage(self) -> int:
+        """The filed sets, and what holds them."""
+        states, tensors = self.federation.clients, self.federation.state_tensors()
+        adaptive = {layer.adaptive for layer in self._layers} if self.retroactive else set()
+        one = payload_bytes({name: tensors[name] for name in self._set if name not in adaptive})
+        bases = payload_bytes({layer.base: tensors[layer.base] for layer in self._layers})
+        earlier = payload_bytes({x.earlier: tensors[x.earlier] for x in self._layers if x.parts.earlier is not None})
+        total = one * max(self._tasks.filed(self.federation.data.num_tasks).values(), default=0)
+        total += (bases + earlier) * bool(states.holders(f"{self._topic} anchor"))
+        total += bases * bool(states.holders(f"{self._topic} base"))
+        return total + 8 * bool(states.holders(f"{self._topic} task"))
+
+    def summary(self) -> dict[str, Any]:
+        """``model_bytes``: of all clients' bases and adaptive weights above the threshold, without zeros, after the
+        last finished task (the papers' model size); ``adaptive_share``: mean over that task's sets."""
+        sizes = {layer.name: layer.weight.numel() for layer in self._layers}
+        last = [row for row in self._rows if row["task"] == self._rows[-1]["task"]]
+        known = [(row["adaptive_share"], sizes[row["layer"]]) for row in last if row["adaptive_share"] is not None]
+        share = sum(share * size for share, size in known) / sum(size for _, size in known) if known else None
+        return {"model_bytes": self._model_bytes, "adaptive_share": share}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What tasks start from, and the record; clients' sets are with ``federation.clients``."""
+        return {"initial": dict(self._initial), "rows": self.task_rows(), "model_bytes": self._model_bytes}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        self._initial = dict(state["initial"])
+        self._rows = [dict(row) for row in state["rows"]]
+        self._model_bytes = state["model_bytes"]

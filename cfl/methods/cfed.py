@@ -1,0 +1,343 @@
+"""CFeD (Ma et al., IJCAI 2022, "Continual Federated Learning Based on Knowledge Distillation")."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from cfl.channel import payload_bytes
+from cfl.cohort import Cohort
+from cfl.data.cohorts import CohortBatch
+from cfl.data.samples import Added, Samples
+from cfl.data.sources.base import Source
+from cfl.data.types import PixelTransform
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.layer_inputs.of_clients import client_model, evaluating
+from cfl.methods.base import Method
+from cfl.randomness import numpy_generator
+from cfl.schedule import RoundPlan
+from cfl.surrogate import normalised_as, passes, read_surrogate, shards
+
+Gather = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+class CFeD(Method):
+    """From the second task on some of a round's clients do not learn: they hold on to what the model knew.
+
+    Clients that *learn* minimise the cross-entropy of their own samples, as in federated averaging. The others
+    *review*: they minimise, on unlabelled images x of a surrogate data set::
+
+        weight * mean_x - sum_o p_o(x) log q_o(x),   p = softmax(h_old(x) / T),   q = softmax(h(x) / T)
+
+    where ``h_old`` is the global model as it stood when the task began, in evaluation mode, and o runs over the outputs
+    that earlier tasks have trained (all of them where classes compete from the start). There is no factor T^2. The
+    server averages over both groups alike. Which ``round(share * clients)`` clients review is drawn in every round.
+
+    The surrogate set is dealt out to the clients once and for all, at random and in equal shards. A reviewing client
+    takes as many local steps, of as many images, as it would with its own samples; it goes through its shard in a new
+    random order each time. Its own samples neither enter the network nor the buffers of methods that replay. Surrogate
+    images are brought to the network's input size (:func:`cfl.surrogate.read_surrogate`) and normalised as those of the
+    task being trained, without its permutation or rotation of pixels; they are not augmented.
+
+    **Server distillation** (``server_distillation`` epochs after every round, from the first task on): the server has
+    a shard of its own and lets the averaged model imitate the round's clients on it: the same loss without ``weight``,
+    with the mean of the clients' ``softmax(h_k(x) / T)`` as p, over all outputs trained so far, by plain SGD.
+
+    Differs from the paper: it trains with Adam at 5e-5, CIFAR's ResNet-18 from ImageNet's weights. The authors' code
+    computes ``h_old`` once per shard and keeps it; here it is computed where it is needed, which gives the same. What
+    the clients' mean is of, and the server's optimizer, are our choice. BatchNorm: reviewing clients normalise by
+    surrogate images, and their running statistics are averaged with the others'; the server leaves them alone.
+
+    Sends: the task's first model down once more to a client that reviews without having had it. With
+    ``server_distillation`` the server must see single clients' models, which rules out secure aggregation; they are the
+    updates themselves and not counted twice. Storage per client: that model and a shard. Extra compute: reviewing
+    clients' forward pass of the old model; at the server, all clients' forward passes and training over its shard.
+    Scenarios: all. Optimizers: any.
+
+    Args:
+        surrogate: the data set whose training images, without labels, everybody has.
+        share: of a round's clients that review, in [0, 1); 0 is federated averaging. The paper's code takes 0.4.
+        temperature: T, above 0.
+        weight: of the reviewing clients' loss, at least 0.
+        server_distillation: epochs per round; 0 is averaging alone.
+        server_lr: learning rate of server distillation, above 0.
+
+    Raises:
+        ConfigError: an option is out of range; or, before training, the surrogate images do not fit the network or are
+            too few, nobody would ever review, clients' models differ, or another method replaces the local loss.
+    """
+
+    common_order: ClassVar[bool] = True
+    reweighs_added_only = True
+
+    def __init__(
+        self,
+        surrogate: Source,
+        share: float = 0.4,
+        temperature: float = 2.0,
+        weight: float = 0.1,
+        server_distillation: int = 0,
+        server_lr: float = 0.01,
+    ) -> None:
+        if not 0 <= share < 1:
+            raise ConfigError("methods.cfed.share", share, "a number in [0, 1)")
+        for key, value in (("temperature", temperature), ("server_lr", server_lr)):
+            if not 0 < value < math.inf:
+                raise ConfigError(f"methods.cfed.{key}", value, "a number above 0")
+        if not 0 <= weight < math.inf:
+            raise ConfigError("methods.cfed.weight", weight, "a number of at least 0")
+        if server_distillation < 0:
+            raise ConfigError("methods.cfed.server_distillation", server_distillation, "an integer of at least 0")
+        self.surrogate, self.share, self.temperature, self.weight = surrogate, share, temperature, weight
+        self.server_distillation, self.server_lr = server_distillation, server_lr
+        self.individual_uplinks = server_distillation > 0  # type: ignore[misc]
+        self.name = "cfed"
+        self.server_seconds = 0.0
+        self._old: dict[str, Tensor] = {}
+        self._received: set[int] = set()
+        self._orders: dict[int, Tensor] = {}
+        self._taken: dict[int, int] = {}
+        self._models: dict[int, dict[str, Tensor]] = {}
+        self._compared = torch.zeros(0, dtype=torch.bool)
+        self._transforms: dict[int, PixelTransform] = {}
+
+    def setup(self, federation: Federation) -> None:
+        """Read the surrogate set and deal it out."""
+        super().setup(federation)
+        names = [name for name, method in federation.methods.items() if method is self]
+        self.name = names[0] if names else self.name
+        self._source = 1 + list(federation.methods.values()).index(self) if names else 1
+        data, key = federation.data, f"methods.{self.name}"
+        if federation.has_personal_models:
+            raise ConfigError(key, "with parameters kept local", "one model for all clients")
+        replaced = [n for n, m in federation.methods.items() if type(m).local_loss is not Method.local_loss]
+        if replaced:
+            raise ConfigError(
+                "methods", [self.name, *replaced], f"{self.name} without one that replaces the local loss"
+            )
+        plans = [federation.schedule.round(number) for number in range(federation.schedule.num_rounds)]
+        later = [len(self._reviewing(plan)) for plan in plans if plan.task > 0]
+        if self.share > 0 and later and not max(later):
+            valid = f"a greater one, or more clients per round: that share of {len(plans[-1].clients)} is nobody"
+            raise ConfigError(f"{key}.share", self.share, valid)
+        parties = data.num_clients + (self.server_distillation > 0)
+        images = read_surrogate(self.surrogate, data.root, data.input_shape, f"{key}.surrogate")
+        if len(images) < parties:
+            valid = f"at least {parties}, one for everybody who has a shard"
+            raise ConfigError(f"{key}.surrogate", f"{self.surrogate.name}, {len(images)} images", valid)
+        self._images = images
+        self._shards = shards(len(images), parties, data.seed, f"{self.name} shards")
+
+    def _reviewing(self, plan: RoundPlan) -> frozenset[int]:
+        """Who distils in a round; nobody in those of the first task."""
+        count = round(self.share * len(plan.clients))
+        if plan.task == 0 or not count:
+            return frozenset()
+        generator = numpy_generator(self.federation.data.seed, f"{self.name} who reviews", plan.round)
+        return frozenset(generator.choice(plan.clients, min(count, len(plan.clients) - 1), replace=False).tolist())
+
+    def _pixels(self, task: int, index: Tensor) -> Tensor:
+        """``[n, C, H, W]`` network input: surrogate images ``[n]``, normalised as the task's."""
+        if self._images.device != index.device:
+            self._images = self._images.to(index.device)
+        if task not in self._transforms:
+            transform = self.federation.data.tasks[task].transform
+            self._transforms[task] = normalised_as(transform, self.surrogate.scale)
+        return self._transforms[task](self._images[index])
+
+    def _outputs(self, tasks: int) -> Tensor:
+        """``[O]`` bool, outputs that have been in the loss of one of the first ``tasks`` tasks."""
+        outputs = self.federation.data.outputs
+        if outputs.train is None:
+            return torch.ones(outputs.num_outputs, dtype=torch.bool)
+        return outputs.train[:tasks].any(0)
+
+    # Local training.
+
+    def begin_task(self, plan: RoundPlan) -> None:
+        """The model that is about to be sent out is the old one from now on."""
+        if plan.task > 0 and self.share > 0:
+            shared = self.federation.shared_tensors()
+            self._old = {name: tensor.detach().clone() for name, tensor in shared.items()}
+            self._received = set(plan.clients)
+
+    def open_cohort(self, cohort: Cohort) -> None:
+        """Clients that review find their shards; who has not got the old model gets it."""
+        federation, data = self.federation, self.federation.data
+        reviewing = self._reviewing(federation.schedule.round(cohort.round))
+        rows = [row for row, client in enumerate(cohort.clients) if client in reviewing]
+        self._orders, self._models = {}, {}
+        self._taken = dict.fromkeys(rows, 0)
+        if not rows:
+            return
+        device = next(federation.network.parameters()).device
+        self._old = {name: tensor.to(device) for name, tensor in self._old.items()}
+        late = [row for row in rows if cohort.clients[row] not in self._received]
+        federation.channel.downlink(f"{self.name} old model", self._old, len(late))
+        old = federation.encode(cohort.task, self._old)
+        for row in rows:
+            client = cohort.clients[row]
+            count = cohort.sizes[row] * data.schedule.local_epochs
+            purpose = f"{self.name} order"
+            self._orders[row] = passes(self._shards[client], count, data.seed, purpose, cohort.round, client)
+            self._models[row] = {**client_model(federation, cohort.task, client), **old}
+        self._compared = self._outputs(cohort.task).to(device)
+        if cohort.used_outputs is not None:  # those of the task stay where they are
+            cohort.used_outputs[rows] = self._compared
+        if federation.buffer is not None:
+            federation.buffer.withhold(rows)
+
+    def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+        """Put surrogate images in the place of the samples of those who review."""
+        counts = batch.mask.sum(1).tolist() if self._orders else []
+        rows = [row for row in self._orders if counts[row]]
+        if not rows:
+            return batch
+        device, (k, count) = batch.index.device, batch.mask.shape
+        target = torch.zeros(k, count, len(self._compared), device=device)
+        weights = torch.zeros(k, count, dtype=torch.float64, device=device)
+        factor = torch.ones(k, dtype=torch.float64, device=device)
+        own, images = [], []
+        for row in rows:
+            start, stop = self._taken[row], self._taken[row] + counts[row]
+            self._taken[row] = stop
+            own.append(batch.index[row, : counts[row]])
+            images.append(self._orders[row][start:stop].to(device))
+            found = self._soft(self._models[row], self._pixels(batch.task, images[-1]))
+            target = target.to(found.dtype)
+            target[row, : counts[row]] = found
+            weights[row, : counts[row]] = self.weight / counts[row]
+            factor[row] = 0.0
+        order = torch.cat(own).argsort()
+        places, stand_ins = torch.cat(own)[order], torch.cat(images)[order]
+        assert batch.gather is not None
+        gather = partial(self._gather, batch.gather, batch.task, places, stand_ins)
+        extras = {f"{self.name} target": target, f"{self.name} weight": weights}
+        return replace(batch, gather=gather).with_extras(extras).with_added(self._nothing(batch, factor))
+
+    def _gather(self, fetch: Gather, task: int, places: Tensor, images: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """As ``fetch``, but with surrogate images for some samples: no sample has two clients, so it tells whose it is.
+
+        Args:
+            fetch: indices ``[...]`` to inputs and outputs.
+            task: whose.
+            places: ``[n]`` int64, ascending: the samples that are replaced.
+            images: ``[n]`` int64, by which surrogate images.
+            index: ``[...]`` int64.
+        """
+        x, y = fetch(index)
+        at = torch.searchsorted(places, index.contiguous()).clamp(max=len(places) - 1)
+        replaced = places[at] == index
+        x[replaced] = self._pixels(task, images[at[replaced]])
+        return x, y
+
+    def _nothing(self, batch: CohortBatch, factor: Tensor) -> Added:
+        """No samples, only the factors ``[K]`` of the step's own cross-entropies."""
+        k, device = len(factor), factor.device
+        none = torch.zeros((k, 0), dtype=torch.int64, device=device)
+        x = torch.zeros((k, 0, *self.federation.data.input_shape), device=device)
+        return Added(x, none, none, none.bool(), none.double(), self._source, own_factor=factor)
+
+    @torch.no_grad()
+    def _soft(self, model: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """``softmax(h(x) / T)`` ``[B, O]`` over the outputs compared, 0 elsewhere; in evaluation mode."""
+        with evaluating(self.federation):
+            logits: Tensor = functional_call(self.federation.network, dict(model), (x,))
+        return (logits.masked_fill(~self._compared, -torch.inf) / self.temperature).softmax(-1)
+
+    def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
+        """The soft cross-entropy of those who review."""
+        weights = samples.extras.get(f"{self.name} weight")
+        if weights is None:
+            return logits.new_zeros(())
+        losses = self._soft_cross_entropy(logits, samples.extras[f"{self.name} target"])
+        return torch.where(
+            samples.mask & (weights > 0), weights.to(losses.dtype) * losses, torch.zeros_like(losses)
+        ).sum()
+
+    def _soft_cross_entropy(self, logits: Tensor, target: Tensor) -> Tensor:
+        """``[..., O]`` logits and probabilities to ``[...]``."""
+        student = (logits.masked_fill(~self._compared, -torch.inf) / self.temperature).log_softmax(-1)
+        return -(target.to(logits.dtype) * student.masked_fill(~self._compared, 0.0)).sum(-1)
+
+    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        """With server distillation, the server looks at single models."""
+        if not self.server_distillation:
+            return
+        federation = self.federation
+        tensors = {**cohort.parameters, **cohort.buffers}
+        shared = {name: tensors[name] for name in federation.shared_tensors()}
+        message = federation.decode(cohort.task, cohort.rows(positions, shared))
+        clients = [cohort.clients[position] for position in positions]
+        federation.channel.uplink_individually(f"{self.name} models", message, clients, wire_bytes=0)
+
+    # After a round.
+
+    def end_round(self, plan: RoundPlan) -> None:
+        """Note who has the old model; let the server distil."""
+        if self._old:
+            self._received |= self._reviewing(plan)
+        self._orders, self._models = {}, {}
+        if self.server_distillation:
+            started = time.perf_counter()
+            self._distil(plan)
+            self.server_seconds += time.perf_counter() - started
+
+    @torch.no_grad()
+    def _distil(self, plan: RoundPlan) -> None:
+        """Let the new global model imitate the round's clients on the server's shard."""
+        federation, data = self.federation, self.federation.data
+        models = federation.channel.collect_individually(f"{self.name} models").values()
+        state = federation.encode(plan.task, {n: t.detach() for n, t in federation.state_tensors().items()})
+        encoded = [{**state, **federation.encode(plan.task, model)} for model in models]
+        device = next(federation.network.parameters()).device
+        self._compared = self._outputs(plan.task + 1).to(device)
+        leaves = {n: state[n].clone().requires_grad_() for n in federation.shared_parameters}
+        optimizer = torch.optim.SGD(leaves.values(), lr=self.server_lr)
+        for epoch in range(self.server_distillation):
+            shard = self._shards[-1]
+            order = passes(shard, len(shard), data.seed, f"{self.name} order of the server", plan.round, epoch)
+            for part in order.to(device).split(data.schedule.batch_size):
+                x = self._pixels(plan.task, part)
+                target = torch.stack([self._soft(model, x) for model in encoded]).mean(0)
+                with torch.enable_grad(), evaluating(federation):
+                    logits: Tensor = functional_call(federation.network, {**state, **leaves}, (x,))
+                    loss = self._soft_cross_entropy(logits, target).mean()
+                    optimizer.zero_grad()
+                    loss.backward()
+                optimizer.step()
+        server = federation.state_tensors()
+        for name, tensor in federation.decode(plan.task, {n: t.detach() for n, t in leaves.items()}).items():
+            server[name].copy_(tensor)
+
+    # Reports and checkpoints.
+
+    def client_storage(self) -> int:
+        """The old model and a shard of images, a byte per pixel."""
+        if self.share == 0 or self.federation.data.num_tasks == 1:
+            return 0
+        shard = int(np.prod(self._images.shape[1:])) * max(map(len, self._shards))
+        return payload_bytes(self.federation.shared_tensors()) + shard
+
+    def summary(self) -> dict[str, Any]:
+        """Surrogate images of a client, seconds of server distillation."""
+        return {"surrogate_samples": max(map(len, self._shards)), "server_seconds": self.server_seconds}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The old model, and who has it."""
+        return {"old": dict(self._old), "received": sorted(self._received), "seconds": self.server_seconds}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        self._old, self._received = dict(state["old"]), set(state["received"])
+        self.server_seconds = state["seconds"]

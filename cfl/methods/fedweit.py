@@ -1,0 +1,365 @@
+"""FedWeIT: federated weighted inter-client transfer (Yoon et al., ICML 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from cfl import processes
+from cfl.cohort import Cohort
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.methods.apd import APD, Tensors
+from cfl.models.decomposition import DecomposedLayer, per_unit
+from cfl.schedule import RoundPlan
+from cfl.sparse import SparseRows, kept_entries, largest, message_bytes
+
+
+class FedWeIT(APD):
+    """Clients decompose their weights, exchange parts of the base, and borrow what others have learned::
+
+        theta_c^(t) = B_c * sigmoid(m_c^(t)) + A_c^(t) + sum_{j != c} alpha_{c,j}^(t) A_j^(t-1)        (eq 1)
+
+    trained by the loss of :class:`APD` (eq 2), whose options it has. alpha is one factor per layer and entry of the
+    knowledge base; what others have learned does not change while it is borrowed, and has no part in consolidation.
+
+    The base is each client's own. After local training client c sends its rows ``B_c`` of the output units whose mask
+    logits are the largest in absolute value, ``keep`` of each layer's, and says which. The server's G is the mean of
+    every unit over those that sent it; in the next round clients replace the units of G, and keep their own of units
+    that nobody sent. So in the first round they all get the network's initial base. When a task is over, the clients of
+    its last round send A, without entries at or below ``threshold`` and, with ``top_kappa``, but its largest ones. All
+    of these are the knowledge base of the next task, which a client is sent when it begins it; its own entry counts
+    nothing. Earlier tasks are answered as by APD, with the knowledge and the attention that they were learned with.
+
+    Differs from the paper: B is not multiplied with the mask before it is sent, and means are over the senders of a
+    unit (both as in the authors' code; the paper's would shrink B). Differs from the code: entries of the knowledge
+    base are in the order of the clients' ids and without the client's own (there: in that of threads, and with it), m
+    is trained with the loss (there it is outside of the gradient), and ``keep`` is the paper's 30 %, with which its
+    costs are reported (there 70 %). Whoever is not sampled in a round does not train in it.
+
+    Sends, in the place of the model: up, the values of the kept units and a bit per unit; down, likewise, all units in
+    the first round. Between tasks, A up, read client by client, and down all but a client's own: values with their
+    indices, or all values where that is less. Extra memory per client: as for APD, and the knowledge base of every
+    task, sparse. Extra compute: as for APD, and one product of attention and knowledge base per step.
+
+    Args:
+        keep: share of each layer's output units that a client sends, in (0, 1].
+        send_base: whether bases are exchanged at all ("w/o B communication" in the paper's Table 6).
+        send_adaptive: whether there is a knowledge base ("w/o A communication").
+        use_adaptive: whether there are adaptive weights ("w/o A"); without, there is no knowledge base either.
+        use_mask: whether there are masks ("w/o m"); without, all units are sent.
+        top_kappa: share of the entries of A that may be sent, the largest of all layers, in (0, 1] (Figure 5a).
+        attention: how attention starts: ``random``, drawn as masks are, of variance 1 / J for J entries (the code), or
+            ``uniform``, one over the number of entries that the client may use (the paper).
+        sparsity: see :class:`APD`, as for the rest.
+
+    Raises:
+        ConfigError: for values other than these; otherwise as :class:`APD`.
+    """
+
+    individual_uplinks = True
+
+    def __init__(
+        self,
+        sparsity: float = 1e-3,
+        mask_sparsity: float = 0.0,
+        consolidation: float = 100.0,
+        weight_decay: float = 1e-4,
+        retroactive: bool = True,
+        adaptive_from: Literal["initial", "current"] = "initial",
+        threshold: float | None = None,
+        keep: float = 0.3,
+        send_base: bool = True,
+        send_adaptive: bool = True,
+        use_adaptive: bool = True,
+        use_mask: bool = True,
+        top_kappa: float = 1.0,
+        attention: Literal["random", "uniform"] = "random",
+    ) -> None:
+        super().__init__(
+            sparsity, mask_sparsity, consolidation, weight_decay, retroactive and use_adaptive, adaptive_from, threshold
+        )
+        for option, value in (("keep", keep), ("top_kappa", top_kappa)):
+            if not 0 < value <= 1:
+                raise ConfigError(f"{self._key}.{option}", value, "a number above 0 and at most 1")
+        if attention not in ("random", "uniform"):
+            raise ConfigError(f"{self._key}.attention", attention, "random or uniform")
+        self.keep, self.top_kappa = keep if use_mask else 1.0, top_kappa
+        self.send_base = send_base
+        self.borrows = send_adaptive and use_adaptive
+        self.use_adaptive, self.use_mask = use_adaptive, use_mask
+        self.attention = attention
+        self._sent: Tensors = {}
+        self._knowledge: dict[int, dict[str, Any]] = {}
+        self._lends: int | None = None
+        self._own_bytes = [0, 0]
+        self._bytes: list[list[int]] = []
+
+    # Before training.
+
+    def _parts(self) -> dict[str, bool]:
+        """As the options say."""
+        return {
+            "masked": self.use_mask,
+            "adaptive": self.use_adaptive,
+            "attends": self.borrows,
+            "remembers": self.retroactive,
+        }
+
+    def keeps_local(self, name: str) -> bool:
+        """Everything: what is sent of bases is not the model."""
+        return True
+
+    def setup(self, federation: Federation) -> None:
+        """As for APD; every client is about to be sent all of the initial base."""
+        super().setup(federation)
+        self._sent = {x.name: torch.ones(len(x.weight), dtype=torch.bool) for x in self._layers}
+
+    def _knowledge_entries(self) -> int:
+        """As many as clients take part in a round."""
+        return self.federation.schedule.most_clients
+
+    # A cohort opens.
+
+    @torch.no_grad()
+    def open_cohort(self, cohort: Cohort) -> None:
+        """As for APD, with the task's knowledge base."""
+        super().open_cohort(cohort)
+        if not self.borrows:
+            return
+        if self._lends != cohort.task:
+            self._lend(cohort.task)
+        for layer in self._layers:
+            usable = cohort.buffers[layer.others]
+            for row, client in enumerate(cohort.clients):
+                usable[row] = self._usable(client, cohort.task).to(usable)
+
+    def _lend(self, task: int) -> None:
+        """Let the network compute with the knowledge base of a task."""
+        held = self._knowledge.get(task)
+        for layer in self._layers:
+            entries = None
+            if held is not None:
+                base = layer.weight
+                entries = held["layers"][layer.name].dense(self._knowledge_entries()).view(-1, *base.shape).to(base)
+            layer.parts.knowledge.entries = entries
+        self._lends = task
+
+    def _usable(self, client: int, task: int) -> Tensor:
+        """``[J]``, 1 for the entries of a task's knowledge base that a client borrows from."""
+        held = self._knowledge.get(task)
+        owners = [] if held is None else held["clients"]
+        factors = [float(owner != client) for owner in owners]
+        return torch.tensor(factors + [0.0] * (self._knowledge_entries() - len(factors)))
+
+    def _receive(self, cohort: Cohort) -> None:
+        """Clients replace the units of the base that the server has."""
+        if not self.send_base:
+            return
+        for layer in self._layers:
+            base = cohort.parameters[layer.base]
+            sent = per_unit(self._sent[layer.name].to(base.device), layer.weight)
+            base.copy_(torch.where(sent, layer.weight, base))
+        size = self._base_bytes({name: int(sent.sum()) for name, sent in self._sent.items()})
+        self._down("base", size, len(cohort.clients))
+
+    def _begin(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        """As for APD; clients that begin a task are sent its knowledge base."""
+        super()._begin(cohort, positions)
+        held = self._knowledge.get(cohort.task)
+        if held is None:
+            return
+        for position in positions:
+            client = cohort.clients[position]
+            sizes = dict(zip(held["clients"], held["bytes"], strict=True))
+            self._down("knowledge", sum(size for owner, size in sizes.items() if owner != client), 1)
+            if self.attention == "uniform":
+                usable = self._usable(client, cohort.task)
+                for layer in self._layers:
+                    cohort.parameters[layer.attention][position] = usable / usable.sum().clamp(min=1)
+
+    def _base_bytes(self, units: Mapping[str, int]) -> int:
+        """Bytes of some units of each layer's base, and of a bit per unit that says which."""
+        total = 0
+        for layer in self._layers:
+            weight = layer.weight
+            total += units[layer.name] * weight[0].numel() * weight.element_size()
+            total += -(-len(weight) // 8) if self.use_mask else 0
+        return total
+
+    def _down(self, topic: str, size: int, receivers: int) -> None:
+        self.federation.channel.downlink(topic, {}, receivers, size)
+        self._own_bytes[1] += size * receivers
+
+    # After local training.
+
+    @torch.no_grad()
+    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        """Clients send units of their bases."""
+        super().close_clients(cohort, positions)
+        if not self.send_base:
+            return
+        clients = [cohort.clients[position] for position in positions]
+        trained = cohort.rows(positions, cohort.parameters)
+        message: Tensors = {}
+        for layer in self._layers:
+            base = trained[layer.base]
+            sent = base.new_ones(base.shape[:2], dtype=torch.bool)
+            if self.use_mask:
+                sent = largest(trained[layer.mask].abs(), self.keep)
+            message[layer.base] = torch.where(per_unit(sent, base), base, torch.zeros_like(base))
+            message[f"units of {layer.name}"] = sent.to(base.dtype)
+        size = self._base_bytes({x.name: kept_entries(self.keep, len(x.weight)) for x in self._layers})
+        self.federation.channel.uplink("base", message, [1.0] * len(clients), clients, size)
+        self._own_bytes[0] += size * len(clients)
+
+    @torch.no_grad()
+    def end_round(self, plan: RoundPlan) -> None:
+        """The server takes the mean of every unit over the clients that sent it."""
+        if self.send_base:
+            sums, _ = self.federation.channel.sum("base")
+            for layer in self._layers:
+                senders = sums[f"units of {layer.name}"]
+                sent = senders > 0
+                weight = layer.weight
+                mean = sums[layer.base] / per_unit(senders.clamp(min=1), weight)
+                weight.copy_(torch.where(per_unit(sent, weight), mean, weight))
+                self._sent[layer.name] = sent.cpu()
+        self._count_bytes(plan.task)
+
+    def _count_bytes(self, task: int) -> None:
+        """Add what all processes' clients have sent and received since the last time to the task's figures."""
+        everyones = processes.gather(list(self._own_bytes))
+        self._own_bytes = [0, 0]
+        while len(self._bytes) <= task:
+            self._bytes.append([0, 0])
+        for direction in (0, 1):
+            self._bytes[task][direction] += sum(theirs[direction] for theirs in everyones)
+
+    @torch.no_grad()
+    def end_task(self, plan: RoundPlan) -> None:
+        """The clients of the last round send what they have learned, for the next task."""
+        super().end_task(plan)
+        if not self.borrows or plan.task + 1 == self.federation.data.num_tasks:
+            return
+        federation = self.federation
+        for client in federation.own_clients(plan.task, plan.clients):
+            model = federation.clients.get("model", client)
+            if model is None or self._tasks.latest([client])[0] != plan.task:
+                continue  # it has not come out of local training with usable weights
+            message = self._lent(model)
+            size = _adaptive_bytes(message)
+            stacked = {name: values[None] for name, values in message.items()}
+            federation.channel.uplink_individually("adaptive", stacked, [client], size)
+            self._own_bytes[0] += size
+        collected = federation.channel.collect_individually("adaptive")
+        self._count_bytes(plan.task)
+        if not collected:
+            return
+        self._knowledge[plan.task + 1] = {
+            "clients": list(collected),
+            "bytes": [_adaptive_bytes(message) for message in collected.values()],
+            "layers": {
+                layer.name: SparseRows.of([message[layer.adaptive].flatten() for message in collected.values()])
+                for layer in self._layers
+            },
+        }
+
+    def _lent(self, model: Mapping[str, Tensor]) -> Tensors:
+        """The adaptive weights that a client sends, zeros where it does not."""
+        values = [self._above_threshold(model[layer.adaptive]) for layer in self._layers]
+        if self.top_kappa < 1:
+            flat = torch.cat([part.flatten() for part in values])
+            chosen = largest(flat.abs(), self.top_kappa).split([part.numel() for part in values])
+            values = [torch.where(c.view(part.shape), part, 0) for part, c in zip(values, chosen, strict=True)]
+        return {layer.adaptive: part for layer, part in zip(self._layers, values, strict=True)}
+
+    # Tests.
+
+    def _borrow(self, client: int, task: int, model: Tensors) -> None:
+        """Put what the client borrowed in the task into its adaptive weights: the network may be about to lend it the
+        knowledge of another one."""
+        if not self.borrows:
+            return
+        held = self._knowledge.get(task)
+        usable = self._usable(client, task)
+        for layer in self._layers:
+            attention, adaptive = model[layer.attention], model[layer.adaptive]
+            if held is not None:
+                weights = attention * usable.to(attention)
+                borrowed = held["layers"][layer.name].combined(weights[: len(held["clients"])])
+                model[layer.adaptive] = adaptive + borrowed.view(adaptive.shape)
+            model[layer.attention] = torch.zeros_like(attention)
+
+    # Reports and checkpoints.
+
+    def _row(self, task: int, client: int, layer: DecomposedLayer, model: Mapping[str, Tensor]) -> dict[str, Any]:
+        row = super()._row(task, client, layer, model)
+        held = self._knowledge.get(task) if self.borrows else None
+        owners = [] if held is None else held["clients"]
+        others = [number for number, owner in enumerate(owners) if owner != client]
+        attention = model[layer.attention].tolist() if others else []
+        return {
+            **row,
+            "sources": " ".join(str(owners[number]) for number in others),
+            "attention": " ".join(f"{attention[number]:.6g}" for number in others),
+        }
+
+    def task_rows(self) -> list[dict[str, Any]]:
+        """As for APD, with the clients whose knowledge could be borrowed and the attention to each (Figure 5b)."""
+        return super().task_rows()
+
+    def client_storage(self) -> int:
+        """As for APD, and every knowledge base."""
+        return super().client_storage() + sum(sum(held["bytes"]) for held in self._knowledge.values())
+
+    def summary(self) -> dict[str, Any]:
+        """As for APD, and bytes per task: what all clients sent (C2S) and received (S2C) over all of its rounds, the
+        mean over tasks and one by one."""
+        sent, received = ([of_task[direction] for of_task in self._bytes] for direction in (0, 1))
+        return {
+            **super().summary(),
+            "c2s_bytes_per_task": sum(sent) / max(len(sent), 1),
+            "s2c_bytes_per_task": sum(received) / max(len(received), 1),
+            "c2s_bytes_of_tasks": sent,
+            "s2c_bytes_of_tasks": received,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """As for APD, and the units that the server has, knowledge bases and byte counts."""
+        knowledge = [
+            {
+                "task": task,
+                "clients": list(held["clients"]),
+                "bytes": list(held["bytes"]),
+                "layers": {name: rows.state_dict() for name, rows in held["layers"].items()},
+            }
+            for task, held in self._knowledge.items()
+        ]
+        counted = [list(of_task) for of_task in self._bytes]
+        return {**super().state_dict(), "sent": dict(self._sent), "knowledge": knowledge, "bytes": counted}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        super().load_state_dict(state)
+        self._sent = dict(state["sent"])
+        self._bytes = [list(of_task) for of_task in state["bytes"]]
+        self._knowledge = {
+            held["task"]: {
+                "clients": list(held["clients"]),
+                "bytes": list(held["bytes"]),
+                "layers": {name: SparseRows(**rows) for name, rows in held["layers"].items()},
+            }
+            for held in state["knowledge"]
+        }
+        self._lends = None
+
+
+def _adaptive_bytes(message: Mapping[str, Tensor]) -> int:
+    """Bytes of a client's adaptive weights as they are sent."""
+    entries = sum(int(torch.count_nonzero(values)) for values in message.values())
+    some = next(iter(message.values()))
+    return message_bytes(entries, sum(values.numel() for values in message.values()), some.element_size())

@@ -1,0 +1,493 @@
+"""GLFC (Dong et al., CVPR 2022, "Federated Class-Incremental Learning"): global-local forgetting compensation."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call
+
+from cfl import processes
+from cfl.channel import payload_bytes
+from cfl.cohort import Cohort
+from cfl.data.cohorts import CohortBatch
+from cfl.data.samples import Added, Samples
+from cfl.data.scenarios import Scenario
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.gradient_inversion import GradientEncoder, encoder_gradient, invert_gradient, recovered_label
+from cfl.herding import herd
+from cfl.layer_inputs.of_clients import client_model, evaluating
+from cfl.methods.base import Method
+from cfl.methods.glfc_proxy import KeptModel, ProxyServer
+from cfl.models.base import Network
+from cfl.models.features import unit_features
+from cfl.randomness import seed_for, torch_generator
+from cfl.replay_memory import chosen
+from cfl.schedule import RoundPlan
+from cfl.sealed import TaskRef, opened
+
+Table = dict[str, Tensor]
+
+
+class GLFC(Method):
+    """Clients notice new data by themselves, replay, compensate gradients, and distil from a model the server picks.
+
+    **Task detection.** When a round begins, a client computes the mean entropy of the received model's predictions on
+    its present data. A rise by more than ``threshold`` since its last round is its *signal* that the data are new; so
+    is its first round. It then fills its memory from the data that it trained on before: ``size / classes learned``
+    samples of each class, by herding on features of length 1 under the received model; earlier classes keep their
+    first ones. Nobody is told where tasks begin.
+
+    **Loss** of n samples, own ones and, in proportion, the memory's, over the outputs of the sample's loss::
+
+        1/2 mean_i w_i BCE(sigmoid(h(x_i)), onehot(y_i)) + 1/2 mean_i BCE(sigmoid(h(x_i)), t_i)
+
+    The first term is gradient compensation: ``w_i = g_i / (mean of g over i's group)`` with
+    ``g_i = |sigmoid(h(x_i))_y - 1|``, one group being the samples of classes that the client has learned before, the
+    other all others; 1 before it has learned any. The second is relation distillation: ``t_i`` is ``onehot(y_i)`` with
+    the entries of the old model's classes replaced by that model's sigmoids. Without an old model the first term stands
+    alone, without the half.
+
+    **Proxy server.** A client with a signal takes, after local training, for each of its present classes the image
+    nearest to the mean feature, disturbs it by ``perturbation_steps`` steps of SGD towards the trained model's own idea
+    of the class (learning rate a tenth of the client's, weight decay 1e-5) and sends the gradient that it leaves in a
+    small fixed encoder (:class:`cfl.gradient_inversion.GradientEncoder`). The server recovers labels and images
+    (:func:`cfl.gradient_inversion.invert_gradient`), keeps the last ``images`` iterates of each, and measures every
+    round's global model on them: the best one of the task, and of the task before, are what clients distil from
+    (:class:`cfl.methods.glfc_proxy.ProxyServer`, which also says where it departs from the authors' code).
+
+    Differs from the paper. Its network grows, and all old outputs are distilled; here outputs are there from the start,
+    and distilled are those of classes whose images the server had when it picked the model. A client's first round
+    counts as a signal even where the entropy, from 0, rises by less. Inversion has a line search, without which it may
+    diverge, and an image that has converged takes no further iterations. No entropy exceeds log O: with fewer than four
+    outputs in the loss nothing rises by the paper's 1.2.
+
+    Sends: up, with a signal, a gradient of the encoder per class, seen by the server one by one, which rules out secure
+    aggregation, and is meant to show it images; down, the old model whenever it is another than the client has.
+    Storage per client: the memory and that model. Extra compute: a forward pass over all of a client's data per round,
+    one of the old model in every step, training on the memory, prototypes; at the server, ``inversion_steps`` of up to
+    20 iterations, each a gradient of the encoder's gradient, per client and class of a new task, and a forward pass
+    over the pool per round. Scenarios: class-incremental. Optimizers: any.
+
+    Args:
+        size: samples in a client's memory, of all classes together.
+        batch_size: memory samples per local step; null is their proportion, as if they were in the training set.
+        threshold: rise of the mean entropy, in nats.
+        perturbation_steps: at least 0.
+        inversion_steps: per image, at least 1.
+        images: kept of each inversion, at least 1.
+
+    Raises:
+        ConfigError: a value other than these; or, before training, that clients' models differ.
+    """
+
+    individual_uplinks: ClassVar[bool] = True
+    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"class"})
+    task_free = True
+
+    def __init__(
+        self,
+        size: int = 2000,
+        batch_size: int | None = None,
+        threshold: float = 1.2,
+        perturbation_steps: int = 50,
+        inversion_steps: int = 250,
+        images: int = 20,
+    ) -> None:
+        for key, number, least in (
+            ("size", size, 1),
+            ("batch_size", batch_size, 1),
+            ("perturbation_steps", perturbation_steps, 0),
+            ("inversion_steps", inversion_steps, 1),
+            ("images", images, 1),
+        ):
+            if number is not None and number < least:
+                raise ConfigError(f"methods.glfc.{key}", number, f"an integer of at least {least}")
+        if not 0 <= threshold < math.inf:
+            raise ConfigError("methods.glfc.threshold", threshold, "a number of at least 0")
+        self.size, self.batch_size, self.threshold = size, batch_size, threshold
+        self.perturbation_steps, self.inversion_steps, self.images = perturbation_steps, inversion_steps, images
+        self.seconds = 0.0
+        self.name = "glfc"
+        self._rows: list[dict[str, Any]] = []
+        self._table: Table = {}
+        self._signals: list[bool] = []
+        self._old: list[KeptModel | None] = []
+        self._models: list[dict[str, Tensor] | None] = []
+
+    def setup(self, federation: Federation) -> None:
+        """Give every client an empty memory, and make the encoder."""
+        super().setup(federation)
+        names = [name for name, method in federation.methods.items() if method is self]
+        self.name = names[0] if names else self.name
+        self._source = 1 + list(federation.methods.values()).index(self) if names else 1
+        if federation.has_personal_models:
+            raise ConfigError(f"methods.{self.name}", "with parameters kept local", "one model for all clients")
+        data = federation.data
+        self.proxy = ProxyServer(data.num_outputs)
+        generator = torch_generator(data.seed, f"{self.name} encoder")
+        self._encoder = GradientEncoder(data.input_shape, data.num_outputs, generator)
+        self._empty = {
+            "place": torch.full((self.size,), -1, dtype=torch.int64),
+            "output": torch.full((self.size,), -1, dtype=torch.int64),
+            "rank": torch.zeros(self.size, dtype=torch.int64),
+            "learned": torch.zeros(data.num_outputs, dtype=torch.bool),
+            "entropy": torch.zeros((), dtype=torch.float64),
+            "before": torch.tensor(-1),
+            "version": torch.tensor(0),
+        }
+
+    @property
+    def _network(self) -> Network:
+        network = self.federation.network
+        assert isinstance(network, Network)
+        return network
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.federation.network.parameters()).device
+
+    # A client's data and what it makes of them.
+
+    def _places(self, address: TaskRef, client: int) -> Tensor:
+        """Ascending places ``[n]`` of a client's training data; the address is good for nothing but finding them."""
+        data, period = self.federation.data, opened(address)
+        held = data.trained_on(period)[client]
+        return torch.from_numpy(held if data.by_places else data.places.of(period, held))
+
+    def _samples(self, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        data = self.federation.data
+        tasks, index = data.places.split(places)
+        return *data.gather_mixed(tasks, index), tasks
+
+    def _batches(self, places: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        for part in places.to(self._device).split(self.federation.data.eval_batch_size):
+            x, y, _ = self._samples(part)
+            yield x, y
+
+    @torch.no_grad()
+    def _entropy(self, model: Mapping[str, Tensor], places: Tensor, allowed: Tensor | None) -> float:
+        """Mean entropy in nats of a model's predictions, over the allowed outputs."""
+        total = 0.0
+        with evaluating(self.federation):
+            for x, _ in self._batches(places):
+                logits: Tensor = functional_call(self.federation.network, dict(model), (x,))
+                if allowed is not None:
+                    logits = logits.masked_fill(~allowed.to(logits.device), -torch.inf)
+                total += float(torch.special.entr(logits.double().softmax(1)).sum())
+        return total / len(places)
+
+    @torch.no_grad()
+    def _features(self, model: Mapping[str, Tensor], places: Tensor) -> tuple[Tensor, Tensor]:
+        """``[n, d]`` features of length 1 and ``[n]`` outputs."""
+        with evaluating(self.federation):
+            parts = [(unit_features(self._network, model, x), y) for x, y in self._batches(places)]
+        return torch.cat([f for f, _ in parts]), torch.cat([y for _, y in parts])
+
+    def _remember(self, before: Table, model: Mapping[str, Tensor], places: Tensor) -> Table:
+        """A client's memory from now on.
+
+        Args:
+            before: its table.
+            model: chooses.
+            places: of the data that it trained on before.
+        """
+        features, labels = self._features(model, places)
+        found = labels.unique().tolist()
+        learned = before["learned"].clone()
+        learned[found] = True
+        each = max(1, self.size // int(learned.sum()))
+        stays = (before["place"] >= 0) & (before["rank"] < each) & ~torch.isin(before["output"], torch.tensor(found))
+        kept = [[before[name][stays]] for name in ("place", "output", "rank")]
+        for output in found:
+            rows = (labels == output).nonzero().squeeze(1)
+            picked = rows[herd(features[rows], each)].cpu()
+            for parts, values in zip(
+                kept, (places[picked], torch.full((len(picked),), output), torch.arange(len(picked))), strict=True
+            ):
+                parts.append(values)
+        table = {name: values.clone() for name, values in self._empty.items()} | {"learned": learned}
+        for name, parts in zip(("place", "output", "rank"), kept, strict=True):
+            held = torch.cat(parts)[: self.size]
+            table[name][: len(held)] = held
+        return table
+
+    # Local training.
+
+    @torch.no_grad()
+    def open_cohort(self, cohort: Cohort) -> None:
+        """Clients look at their data with the received model, and are given an old one."""
+        federation = self.federation
+        stacked = federation.clients.gather(self.name, cohort.clients, self._empty)
+        self._signals, self._old, late = [], [], []
+        for row, client in enumerate(cohort.clients):
+            table = {name: values[row] for name, values in stacked.items()}
+            before = int(table["before"])
+            model = client_model(federation, cohort.task, client)
+            places = self._places(cohort.task, client)
+            entropy = self._entropy(model, places, federation.data.outputs_in_loss(cohort.task, client))
+            signals = before < 0 or entropy - float(table["entropy"]) > self.threshold
+            if signals and before >= 0:
+                version = table["version"]
+                table = self._remember(table, model, self._places(before, client)) | {"version": version}
+            old = self.proxy.old_model(signals, self._classes(places))
+            if old is not None and old.version != int(table["version"]):
+                late.append(old)
+                table["version"] = torch.tensor(old.version)
+            table["entropy"] = torch.tensor(entropy, dtype=torch.float64)
+            table["before"] = torch.tensor(opened(cohort.task))
+            self._signals.append(signals)
+            self._old.append(old)
+            for name, values in table.items():
+                stacked[name][row] = values
+        self._table = stacked
+        for model_sent in late:
+            federation.channel.downlink(f"{self.name} old model", model_sent.tensors, 1)
+        federation.clients.scatter(self.name, cohort.clients, stacked)
+        self._models = [self._client_model(cohort, row, old) for row, old in enumerate(self._old)]
+
+    def _classes(self, places: Tensor) -> Tensor:
+        """``[O]`` bool, outputs that occur."""
+        data = self.federation.data
+        tasks, index = data.places.split(places)
+        found = torch.zeros(data.num_outputs, dtype=torch.bool)
+        for task in tasks.unique().tolist():
+            labels = data.tasks[task].train.labels.cpu()[index[tasks == task]]
+            found[labels + data.outputs.offsets[task]] = True
+        return found
+
+    def _client_model(self, cohort: Cohort, row: int, old: KeptModel | None) -> dict[str, Tensor] | None:
+        """An old model as a client computes with it: with its own running statistics, where it keeps such."""
+        if old is None:
+            return None
+        tensors = {name: tensor.to(self._device) for name, tensor in old.tensors.items()}
+        encoded = self.federation.encode(cohort.task, tensors)
+        return {**client_model(self.federation, cohort.task, cohort.clients[row]), **encoded}
+
+    def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+        """Add memory samples, and what the losses have to know of all of them."""
+        known = [self._known(row, batch.x[row], batch.y[row], batch.mask[row]) for row in range(len(cohort.clients))]
+        batch = batch.with_extras(_stacked(known))
+        added = self._replayed(cohort, batch)
+        return batch if added is None else batch.with_added(added)
+
+    def _known(self, row: int, x: Tensor, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        """Of one client's samples ``[M]``: whose gradients are alike in scale, and the old model's sigmoids.
+
+        Returns:
+            ``group`` ``[M]`` int64, see :func:`compensation`; ``distils`` ``[M]`` bool, whether there is an old model;
+            ``old`` ``[M, O]``, -1 for the classes that it does not know.
+        """
+        learned = self._table["learned"][row].to(y.device)
+        group = torch.where(learned[y], 2, 1) if bool(learned.any()) else torch.zeros_like(y)
+        old, model = self._old[row], self._models[row]
+        target = torch.full((len(y), self.federation.data.num_outputs), -1.0, device=y.device)
+        if old is not None and model is not None and bool(mask.any()):
+            with torch.no_grad(), evaluating(self.federation):
+                logits: Tensor = functional_call(self.federation.network, model, (x[mask],))
+            target = target.to(logits.dtype)
+            target[mask] = torch.where(old.classes.to(y.device), logits.sigmoid(), -1.0)
+        distils = torch.full_like(mask, old is not None)
+        return {f"{self.name} group": group, f"{self.name} distils": distils, f"{self.name} old": target}
+
+    def _replayed(self, cohort: Cohort, batch: CohortBatch) -> Added | None:
+        held = self._table["place"] >= 0
+        wanted = torch.full((len(held),), self.batch_size or 0)
+        if self.batch_size is None:
+            shares = held.sum(1) / torch.tensor(cohort.sizes).clamp(min=1)
+            wanted = (shares * batch.mask.sum(1).cpu()).ceil().long()
+        wanted = wanted.minimum(held.sum(1)) * batch.mask.any(1).cpu()
+        if not int(wanted.max()):
+            return None
+        seed = self.federation.data.seed
+        keys = [seed_for(seed, f"{self.name} draw", client, cohort.round, batch.step) for client in cohort.clients]
+        slots, mask = chosen(held, int(wanted.max()), torch.tensor(keys, dtype=torch.int64))
+        mask = mask & (torch.arange(mask.shape[1]) < wanted.unsqueeze(1))
+        places, device = self._table["place"].gather(1, slots), batch.index.device
+        x, y, tasks = self._samples(torch.where(mask, places, places[mask][0]).to(device))
+        mask = mask.to(device)
+        own, kept = batch.mask.sum(1), mask.sum(1)
+        total = (own + kept).clamp(min=1)
+        extras = _stacked([self._known(row, x[row], y[row], mask[row]) for row in range(len(cohort.clients))])
+        weights = mask.double() / total.unsqueeze(1)
+        return Added(x, y, tasks, mask, weights, self._source, extras, own_factor=own.double() / total)
+
+    def weigh(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
+        """No cross-entropy of the step's own samples and of the memory's."""
+        return torch.where(self._ours(samples), torch.zeros_like(weights), weights)
+
+    def _ours(self, samples: Samples) -> Tensor:
+        return (samples.source == 0) | (samples.source == self._source)
+
+    def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
+        """Gradient compensation and relation distillation."""
+        ours = samples.mask & self._ours(samples)
+        extras = samples.extras
+        truth = F.one_hot(samples.y, logits.shape[-1]).to(logits.dtype)
+        allowed = torch.ones_like(truth, dtype=torch.bool) if samples.allowed is None else samples.allowed
+        factors = compensation(logits.detach(), samples.y, ours, extras[f"{self.name} group"])
+        old = extras[f"{self.name} old"].to(logits.dtype)
+        distils = extras[f"{self.name} distils"].bool()
+        compensated = factors * _mean_bce(logits, truth, allowed)
+        related = _mean_bce(logits, torch.where(old >= 0, old, truth), allowed)
+        losses = torch.where(distils, 0.5 * compensated + 0.5 * related, compensated)
+        return torch.where(ours, samples.weights.to(losses.dtype) * losses, torch.zeros_like(losses)).sum()
+
+    # Prototypes of new classes.
+
+    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        """Clients that have noticed new data send gradients of a prototype of each class."""
+        tensors = {**cohort.parameters, **cohort.buffers}
+        for position in positions:
+            if not self._signals[position]:
+                continue
+            client = cohort.clients[position]
+            model = {name: values[position].detach().clone() for name, values in tensors.items()}
+            images, labels = self._prototypes(model, cohort, client)
+            encoder = self._encoder.to(images.device)
+            gradients = [encoder_gradient(encoder, x, int(y)) for x, y in zip(images, labels, strict=True)]
+            message = {name: torch.stack([g[name] for g in gradients])[None] for name in gradients[0]}
+            self.federation.channel.uplink_individually(f"{self.name} prototypes", message, [client])
+
+    def _prototypes(self, model: Mapping[str, Tensor], cohort: Cohort, client: int) -> tuple[Tensor, Tensor]:
+        """``[n, C, H, W]`` disturbed images, one for each class of a client's present data, and ``[n]`` classes."""
+        federation = self.federation
+        places = self._places(cohort.task, client)
+        features, labels = self._features(model, places)
+        classes = labels.unique()
+        nearest = []
+        for output in classes.tolist():
+            rows = (labels == output).nonzero().squeeze(1)
+            nearest.append(rows[(features[rows] - features[rows].mean(0)).norm(dim=1).argmin()])
+        x, y, _ = self._samples(places[torch.stack(nearest).cpu()].to(self._device))
+        allowed = federation.data.outputs_in_loss(cohort.task, client)
+        outputs = torch.ones(federation.data.num_outputs, dtype=torch.bool) if allowed is None else allowed
+        image = x.clone().requires_grad_()
+        optimizer = torch.optim.SGD([image], lr=cohort.lr / 10, weight_decay=1e-5)
+        with torch.enable_grad(), evaluating(federation):
+            for _ in range(self.perturbation_steps):
+                logits = functional_call(federation.network, dict(model), (image,))
+                truth = F.one_hot(y, logits.shape[1]).to(logits.dtype)
+                loss = _mean_bce(logits, truth, outputs.to(y.device).expand_as(truth)).sum()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        return image.detach(), y
+
+    # The proxy server.
+
+    @torch.no_grad()
+    def end_round(self, plan: RoundPlan) -> None:
+        """Invert the gradients that have come; measure the new global model on the images."""
+        started = time.perf_counter()
+        federation = self.federation
+        self._models, self._old = [], []
+        messages = federation.channel.collect_individually(f"{self.name} prototypes")
+        moved = False
+        if messages:
+            # By one process for all: rounding that differs between processes would grow with every iteration.
+            found = self._inverted(plan, messages) if processes.rank() == 0 else None
+            given = processes.from_first(found)
+            assert given is not None
+            moved = self.proxy.receive(*given)
+            self._rows.append(
+                {"round": plan.round, "clients": len(messages), "images": len(given[1]), "new_task": int(moved)}
+            )
+        shared = federation.shared_tensors()
+        self.proxy.judge(shared, lambda tensors: self._accuracy(plan.task, tensors), bool(messages) and not moved)
+        self.seconds += time.perf_counter() - started
+
+    def _inverted(self, plan: RoundPlan, messages: Mapping[int, dict[str, Tensor]]) -> tuple[Tensor, Tensor]:
+        """``[m, C, H, W]`` images and ``[m]`` labels out of clients' gradients, on the CPU."""
+        data = self.federation.data
+        images, labels = [], []
+        for client, message in messages.items():
+            for number in range(len(next(iter(message.values())))):
+                gradient = {name: values[number] for name, values in message.items()}
+                device = next(iter(gradient.values())).device
+                label = recovered_label(gradient)
+                generator = torch_generator(data.seed, f"{self.name} inversion", plan.round, client, number)
+                shape = data.input_shape
+                encoder = self._encoder.to(device)
+                found = invert_gradient(encoder, gradient, label, shape, self.inversion_steps, generator, self.images)
+                images.append(found.cpu())
+                labels.append(torch.full((len(found),), label))
+        return torch.cat(images), torch.cat(labels)
+
+    def _accuracy(self, task: TaskRef, tensors: Mapping[str, Tensor]) -> float:
+        """Share of the pool's images that a model gets right."""
+        federation, pool, labels = self.federation, self.proxy.images, self.proxy.labels
+        assert pool is not None
+        state = {n: t.detach() for n, t in federation.state_tensors().items()}
+        shared = {name: tensor.to(self._device) for name, tensor in tensors.items()}
+        model = federation.encode(task, {**state, **shared})
+        correct = 0
+        with evaluating(federation):
+            for rows in torch.arange(len(labels)).split(federation.data.eval_batch_size):
+                logits: Tensor = functional_call(federation.network, model, (pool[rows].to(self._device),))
+                correct += int((logits.argmax(1).cpu() == labels[rows]).sum())
+        return float(processes.from_first(correct / len(labels)))
+
+    # Reports and checkpoints.
+
+    def client_storage(self) -> int:
+        """The memory with label and rank, the old model, entropy and flags."""
+        channels, height, width = self.federation.data.input_shape
+        old = payload_bytes(self.federation.shared_tensors())
+        return self.size * (channels * height * width + 2) + old + 8 + self.federation.data.num_outputs
+
+    def task_rows(self) -> list[dict[str, Any]]:
+        """Per round in which clients gave images away: how many clients, images, and whether it opened a new task."""
+        return [dict(row) for row in self._rows]
+
+    def summary(self) -> dict[str, Any]:
+        """Samples that a client can remember, seconds of the proxy server."""
+        return {"memory_samples": self.size, "proxy_seconds": self.seconds}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The proxy server and the record; clients' memories are with ``federation.clients``."""
+        return {"proxy": self.proxy.state_dict(), "rows": self.task_rows(), "seconds": self.seconds}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        self.proxy.load_state_dict(state["proxy"])
+        self._rows, self.seconds = [dict(row) for row in state["rows"]], state["seconds"]
+
+
+def compensation(logits: Tensor, y: Tensor, ours: Tensor, group: Tensor) -> Tensor:
+    """``[N]`` factors ``g_i / mean of g over i's group`` with ``g_i = |sigmoid(z_i)_y - 1|``; 1 outside the groups.
+
+    Args:
+        logits: ``[N, O]``, detached.
+        y: ``[N]`` int64.
+        ours: ``[N]`` bool, which samples count.
+        group: ``[N]`` int64: 2 for classes learned before, 1 for others, 0 where the client has learned none before.
+    """
+    g = 1.0 - logits.sigmoid().gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    factors = torch.ones_like(g)
+    for number in (1, 2):
+        members = ours & (group == number)
+        mean = torch.where(members, g, torch.zeros_like(g)).sum() / members.sum().clamp(min=1)
+        factors = torch.where(members, g / mean.clamp(min=torch.finfo(g.dtype).tiny), factors)
+    return factors
+
+
+def _mean_bce(logits: Tensor, target: Tensor, allowed: Tensor) -> Tensor:
+    """``[N]`` binary cross-entropies with logits, mean over the allowed outputs."""
+    each = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+    return torch.where(allowed, each, torch.zeros_like(each)).sum(-1) / allowed.sum(-1)
+
+
+def _stacked(known: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Rows' tensors one above the other, in the wider of their dtypes."""
+    found = {}
+    for name in known[0]:
+        dtype = max((k[name].dtype for k in known), key=lambda d: d.itemsize)
+        found[name] = torch.stack([k[name].to(dtype) for k in known])
+    return found

@@ -1,0 +1,78 @@
+"""Learning to Prompt (Wang et al., CVPR 2022), its prompts, keys and head averaged over clients."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from cfl.data.samples import Samples
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.methods.base import Method
+from cfl.models.vit import PromptedViT
+
+
+class L2P(Method):
+    """Keys of prompts are pulled towards the queries that choose them; other tasks' logits are masked in training.
+
+    Prompts, their keys and the head are the network's (:class:`cfl.models.PromptedViT`) and are trained and averaged
+    like any weights; see there for query and choice. Every local step minimises (eq 5)::
+
+        CE(h(x), y) - strength * mean_i sum_{s in S_i} cos(q(x_i), key_s)
+
+    over the k keys ``S_i`` that sample i has chosen: the sum over keys is the paper's and the code's, the mean is over
+    the samples of the step. Samples that other methods add count here as they count in the cross-entropy.
+
+    With ``mask_logits`` the cross-entropy of a sample runs over the outputs of its own task alone, as in the authors'
+    code; tests still choose among all classes. That makes training aware of tasks in class-incremental streams: it is
+    as if ``data.class_loss`` left out all other tasks, for every method and for the server's momentum. Task- and
+    domain-incremental streams are like that anyway. Without it the method needs no tasks, and asynchronous clients
+    (``data.exposure``) are possible.
+
+    Sends: nothing beyond the model, which is prompts, keys and head. Storage per client: none; the frozen transformer
+    is supposed to be there beforehand and is counted nowhere. Extra compute: none beyond the network's two passes.
+    Scenarios: all. Optimizers: any; the authors take Adam with learning rate 0.03 x batch size / 256 and gradients
+    clipped to norm 1.
+
+    Differs from the paper: prompts are not chosen less often for having been chosen before (its optional frequency
+    penalty), as in the authors' runs.
+
+    Args:
+        strength: weight of the pull term, at least 0; 0.1 in the authors' code.
+        mask_logits: whether other tasks' outputs are left out of the training loss of class-incremental streams.
+
+    Raises:
+        ConfigError: an option is out of range.
+    """
+
+    def __init__(self, strength: float = 0.1, mask_logits: bool = True) -> None:
+        if not 0 <= strength < math.inf:
+            raise ConfigError("methods.l2p.strength", strength, "a number of at least 0")
+        self.strength, self.mask_logits = strength, mask_logits
+        self.passes_forward = strength > 0
+        self.task_free = not mask_logits
+
+    def setup(self, federation: Federation) -> None:
+        """Leave other tasks' outputs out of the training loss.
+
+        Raises:
+            ConfigError: the network has no prompts.
+        """
+        super().setup(federation)
+        name = next((name for name, method in federation.methods.items() if method is self), "l2p")
+        if not isinstance(federation.network, PromptedViT):
+            valid = f"PromptedViT while methods.{name} is used"
+            raise ConfigError("model.network", type(federation.network).__name__, valid)
+        data = federation.data
+        if self.mask_logits and data.scenario == "class":
+            # There, and not in the loss, so that whatever asks which outputs are trained gets the same answer.
+            data.outputs = replace(data.outputs, train=data.outputs.own)
+
+    def forward_pass(self, network: nn.Module, x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+        """Logits, and minus ``strength`` times the weighted sum of the chosen keys' cosines."""
+        assert isinstance(network, PromptedViT)
+        features, cosines = network.prompted(x)
+        pull = (samples.weights.to(cosines.dtype) * cosines.sum(-1)).sum()  # weights are 0 where padded
+        return network.head(features), -self.strength * pull

@@ -1,0 +1,226 @@
+"""Weights as sums: what a network shares, what a task adds to it, and what is borrowed from others.
+
+Torch's parametrization does it, so layers stay what they are and their ``weight`` is computed when it is asked for::
+
+    weight = base * sigmoid(mask) + adaptive + sum_j attention_j others_j knowledge_j
+
+That is equation 1 of FedWeIT (Yoon et al., 2021), there for ``other`` clients only; without the sum it is additive
+parameter decomposition (Yoon et al., ICLR 2020).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+_BASE = ".parametrizations.weight.original"
+_ADDED = ".parametrizations.weight.0."
+
+
+class Knowledge:
+    """Weights that all clients look at alike, ``[J, *shape]``, or None.
+
+    They are neither parameter nor buffer, of which every client would have a copy. Copies of a network, which threads
+    compute with, share them with it.
+    """
+
+    def __init__(self) -> None:
+        self.entries: Tensor | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Knowledge:
+        return self
+
+
+class DecomposedWeight(nn.Module):
+    """One layer's weight, given its base; see the module.
+
+    Args:
+        weight: ``[O, ...]``, the base.
+        masked: whether there is a mask; without, the base counts as it is.
+        adaptive: whether there are adaptive weights.
+        attends: whether there is attention to a knowledge base; how many entries that has, :meth:`reserve` says.
+        remembers: whether the adaptive weights of earlier tasks go on being trained. They have no part in the weight.
+
+    Attributes:
+        mask: ``[O]``, a logit per output unit, or None.
+        adaptive: ``[O, ...]``, or None; at first a third of the base.
+        attention: ``[J]``, a factor per entry of the knowledge base, or None.
+        others: ``[J]``, 1 for entries that a client may use, else 0, so that it has no part in their gradient either.
+        earlier: ``[T, O, ...]``, adaptive weights of earlier tasks, zeros where there are none; or None.
+        knowledge: the entries; while there are none, nothing is borrowed.
+    """
+
+    mask: nn.Parameter | None
+    adaptive: nn.Parameter | None
+    attention: nn.Parameter | None
+    earlier: nn.Parameter | None
+    others: Tensor | None
+
+    def __init__(
+        self,
+        weight: Tensor,
+        masked: bool = True,
+        adaptive: bool = True,
+        attends: bool = False,
+        remembers: bool = False,
+    ) -> None:
+        super().__init__()
+        base = weight.detach()
+        self.mask = nn.Parameter(base.new_zeros(len(base))) if masked else None
+        self.adaptive = nn.Parameter(base / 3) if adaptive else None
+        self.attention = nn.Parameter(base.new_zeros(0)) if attends else None
+        self.earlier = nn.Parameter(base.new_zeros((0, *base.shape))) if remembers else None
+        self.register_buffer("others", base.new_zeros(0) if attends else None)
+        self.knowledge = Knowledge()
+
+    def reserve(self, entries: int = 0, earlier: int = 0) -> None:
+        """Make room for a knowledge base of so many entries, and for so many earlier tasks.
+
+        Sizes that follow from the federation, which a network is made before.
+        """
+        if self.attention is not None and len(self.attention) != entries:
+            self.attention = nn.Parameter(self.attention.new_zeros(entries), self.attention.requires_grad)
+            self.others = torch.zeros_like(self.attention.detach())
+        if self.earlier is not None and len(self.earlier) != earlier:
+            room = self.earlier.new_zeros((earlier, *self.earlier.shape[1:]))
+            self.earlier = nn.Parameter(room, self.earlier.requires_grad)
+
+    def forward(self, base: Tensor) -> Tensor:
+        """The weight ``[O, ...]``."""
+        weight = base if self.mask is None else base * per_unit(torch.sigmoid(self.mask), base)
+        if self.adaptive is not None:
+            weight = weight + self.adaptive
+        entries = self.knowledge.entries
+        if self.attention is not None and self.others is not None and entries is not None:
+            weight = weight + ((self.attention * self.others) @ entries.flatten(1)).view(base.shape)
+        return weight
+
+    def _apply(self, fn: Any, recurse: bool = True) -> DecomposedWeight:
+        super()._apply(fn, recurse)
+        if self.knowledge.entries is not None:
+            self.knowledge.entries = fn(self.knowledge.entries)
+        return self
+
+
+@dataclass(frozen=True)
+class DecomposedLayer:
+    """Where the parts of a layer's weight are found in a network's parameters and buffers.
+
+    Attributes:
+        name: of the layer in its network.
+        module: the layer.
+    """
+
+    name: str
+    module: nn.Module
+
+    @property
+    def parts(self) -> DecomposedWeight:
+        """What holds them."""
+        return self.module.parametrizations.weight[0]  # type: ignore[union-attr, index, return-value]
+
+    @property
+    def weight(self) -> Tensor:
+        """The base ``[O, ...]``."""
+        return self.module.parametrizations.weight.original  # type: ignore[union-attr, return-value]
+
+    @property
+    def base(self) -> str:
+        """Name of the base."""
+        return self.name + _BASE
+
+    @property
+    def mask(self) -> str:
+        """Name of the mask."""
+        return f"{self.name}{_ADDED}mask"
+
+    @property
+    def adaptive(self) -> str:
+        """Name of the adaptive weights."""
+        return f"{self.name}{_ADDED}adaptive"
+
+    @property
+    def attention(self) -> str:
+        """Name of the attention."""
+        return f"{self.name}{_ADDED}attention"
+
+    @property
+    def others(self) -> str:
+        """Name of the buffer that says which entries may be used."""
+        return f"{self.name}{_ADDED}others"
+
+    @property
+    def earlier(self) -> str:
+        """Name of earlier tasks' adaptive weights."""
+        return f"{self.name}{_ADDED}earlier"
+
+    @property
+    def bias(self) -> str | None:
+        """Name of the bias, if the layer has one."""
+        return None if self.module.bias is None else f"{self.name}.bias"
+
+
+def decompose(
+    network: nn.Module,
+    masked: bool = True,
+    adaptive: bool = True,
+    attends: bool = False,
+    remembers: bool = False,
+) -> None:
+    """Decompose the weights of all Linear and Conv2d layers but ``network.head``, in place.
+
+    ``weight`` of layer ``x`` becomes ``x.parametrizations.weight.original``, the base, and its parts
+    ``x.parametrizations.weight.0.mask``, ``.adaptive`` and so on. Other parameters keep their names. See
+    :class:`DecomposedWeight` for the arguments.
+
+    Raises:
+        ValueError: if weights are decomposed already.
+    """
+    if decomposed_layers(network):
+        raise ValueError("the network's weights are decomposed already")
+    head = getattr(network, "head", None)
+    layers = [m for m in network.modules() if isinstance(m, nn.Linear | nn.Conv2d) and m is not head]
+    for layer in layers:
+        parts = DecomposedWeight(layer.weight, masked, adaptive, attends, remembers)
+        parametrize.register_parametrization(layer, "weight", parts)
+
+
+def decomposed_layers(network: nn.Module) -> list[DecomposedLayer]:
+    """The layers whose weights are decomposed, in the network's order."""
+    return [
+        DecomposedLayer(name, module)
+        for name, module in network.named_modules()
+        if parametrize.is_parametrized(module, "weight")
+        and isinstance(module.parametrizations.weight[0], DecomposedWeight)
+    ]
+
+
+def is_base(name: str) -> bool:
+    """Whether a parameter of this name is the base of a decomposed weight."""
+    return name.endswith(_BASE)
+
+
+def per_unit(values: Tensor, weights: Tensor) -> Tensor:
+    """``[..., O]`` values of output units in the form ``[..., O, 1, ...]`` that multiplies weights ``[..., O, ...]``.
+
+    Leading axes are those that ``values`` has.
+    """
+    return values.view(*values.shape, *[1] * (weights.ndim - values.ndim))
+
+
+def variance_scaled(values: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """New values for a vector ``[n]``: mean 0 and variance 1 / n, a normal distribution cut at two deviations.
+
+    TensorFlow's variance scaling, which counts n inputs for a vector of n; FedWeIT's code initialises masks, biases and
+    attention with it.
+    """
+    deviation = 1 / math.sqrt(max(len(values), 1)) / 0.87962566103423978  # that of a normal distribution so cut
+    drawn = torch.empty(values.shape, dtype=values.dtype)
+    if len(values):
+        nn.init.trunc_normal_(drawn, std=deviation, a=-2 * deviation, b=2 * deviation, generator=generator)
+    return drawn.to(values.device)

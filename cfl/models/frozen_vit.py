@@ -1,0 +1,115 @@
+"""A vision transformer that nobody trains, beside the parameters of the network that uses it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+
+from cfl.errors import ConfigError
+
+KEY = "model.network"
+
+HOW_TO_GET = (
+    "the file of a state dict of torchvision's VisionTransformer with these sizes: for ViT-B/16 vit_b_16-c867db91.pth, "
+    "torchvision's ViT_B_16_Weights.IMAGENET1K_V1, from https://download.pytorch.org/models/vit_b_16-c867db91.pth"
+)
+
+
+class FrozenViT:
+    """torchvision's ``VisionTransformer`` (Dosovitskiy et al., ICLR 2021) without its head, its weights fixed.
+
+    It is no ``nn.Module``, so that a network that holds it has none of its weights among its parameters and buffers:
+    they are not stacked over clients, sent, averaged or written to checkpoints. Copies of a network share it. The
+    holder passes on moves between devices and number formats (:meth:`apply`).
+
+    Args:
+        image_size: side of the square images, in pixels; others are scaled.
+        patch_size: side of a patch, in pixels; divides ``image_size``.
+        num_layers: encoder blocks.
+        num_heads: attention heads per block; divides ``hidden_dim``.
+        hidden_dim: length d of a token.
+        mlp_dim: width of a block's hidden layer.
+        weights: file of a state dict in torchvision's names, ``~`` is expanded; its head, if any, is not used. None
+            draws weights from torch's generator.
+
+    Raises:
+        ConfigError: sizes that do not fit together, or a file that is absent, unreadable or of other sizes.
+    """
+
+    def __init__(
+        self,
+        image_size: int,
+        patch_size: int,
+        num_layers: int,
+        num_heads: int,
+        hidden_dim: int,
+        mlp_dim: int,
+        weights: str | None = None,
+    ) -> None:
+        # Imported here, because it takes as long as everything else that a run without it imports of networks.
+        from torchvision.models import VisionTransformer
+
+        if image_size % patch_size:
+            raise ConfigError(f"{KEY}.patch_size", patch_size, f"a divisor of image_size, {image_size}")
+        if hidden_dim % num_heads:
+            raise ConfigError(f"{KEY}.num_heads", num_heads, f"a divisor of hidden_dim, {hidden_dim}")
+        vit: Any = VisionTransformer(image_size, patch_size, num_layers, num_heads, hidden_dim, mlp_dim)
+        vit.heads = nn.Identity()
+        if weights is not None:
+            _load(vit, weights)
+        vit.requires_grad_(False).eval()
+        # Under vmap on a CPU, torch computes attention for one client after another, and warns of it.
+        warnings.filterwarnings("ignore", message=".*aten::_scaled_dot_product_flash_attention_for_cpu")
+        for layer in vit.modules():
+            if isinstance(layer, nn.MultiheadAttention):
+                # Its shortcut for inference does not run under vmap. Without dropout, training computes the same.
+                layer.training = True
+        self.image_size, self.vit = image_size, vit
+
+    def apply(self, change: Callable[[Tensor], Tensor]) -> None:
+        """What ``nn.Module._apply`` does to a module's tensors: moves and casts."""
+        self.vit._apply(change)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FrozenViT:
+        return self
+
+    def tokens(self, x: Tensor) -> Tensor:
+        """What the first block is given: class token and patches with their positions.
+
+        Args:
+            x: ``[B, C, H, W]``, C 3, or 1 for grey images, which become three equal channels. They are scaled
+                bilinearly to ``image_size``.
+
+        Returns:
+            ``[B, 1 + (image_size / patch_size)^2, d]``.
+        """
+        if x.shape[-2:] != (self.image_size, self.image_size):
+            x = interpolate(x, (self.image_size, self.image_size), mode="bilinear", align_corners=False)
+        patches = self.vit.conv_proj(x.expand(-1, 3, -1, -1)).flatten(2).transpose(1, 2)
+        first = self.vit.class_token.expand(len(patches), -1, -1)
+        embedded: Tensor = torch.cat([first, patches], 1) + self.vit.encoder.pos_embedding
+        return embedded
+
+    def encode(self, tokens: Tensor) -> Tensor:
+        """All blocks and the last normalisation, ``[B, n, d]`` to ``[B, n, d]`` for any number n of tokens."""
+        encoded: Tensor = self.vit.encoder.ln(self.vit.encoder.layers(tokens))
+        return encoded
+
+
+def _load(vit: nn.Module, weights: str) -> None:
+    file = Path(weights).expanduser()
+    if not file.is_file():
+        raise ConfigError(f"{KEY}.weights", f"{weights} (no such file)", HOW_TO_GET)
+    try:
+        stored = torch.load(file, map_location="cpu", weights_only=True)
+        state = {name: value for name, value in stored.items() if not name.startswith("heads.")}
+        vit.load_state_dict(state)
+    except Exception as error:  # whatever unpickling and torch's own checks may raise
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{KEY}.weights", f"{weights} ({reason[:300]})", HOW_TO_GET) from error

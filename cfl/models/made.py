@@ -1,0 +1,259 @@
+"""MADE: masked autoencoder for distribution estimation (Germain et al., ICML 2015)."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cfl.errors import ConfigError
+from cfl.models.base import at_least_one
+from cfl.models.density import DensityNetwork, negative_log_likelihoods
+from cfl.models.made_masks import (
+    Degrees,
+    direct_mask,
+    inner_masks,
+    natural_order,
+    output_mask,
+    random_hidden,
+    random_order,
+)
+from cfl.models.step_draws import DrawsEachStep
+from cfl.randomness import seed_for
+
+
+class MaskedLinear(nn.Linear):
+    """``(W * M) x + b`` with a mask that comes with every call."""
+
+    def forward(self, input: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        """Inputs ``[B, I]`` and mask ``[O, I]`` bool to ``[B, O]``."""
+        return F.linear(input, self.weight * mask, self.bias)
+
+
+class MADE(DrawsEachStep, DensityNetwork):
+    """An autoencoder whose masks make output d a function of the variables before d: ``p(x) = prod_d p(x_d | x_<d)``::
+
+        h_l = relu((W_l * M_l) h_{l-1} + b_l)             h_0 = x
+        logits = (V * M_V) h_L + c  [+ (D * M_D) x]       [direct connections]
+
+    (Germain et al., 2015, eq 8 to 13; masks in :mod:`cfl.models.made_masks`). With conditioning weights every layer
+    also adds ``(U_l * M_l) 1``. The loss is the mean over samples of ``-log p(x)``, the sum over variables of their
+    binary cross-entropies.
+
+    Order-agnostic training takes another random order of the variables in every local step, connectivity-agnostic
+    training one of ``num_masks`` draws of the hidden degrees after the other, beginning anywhere in each round. All
+    masks of a step follow from one draw. Draws are keyed by (``mask_seed``, round, step), so that all clients of a
+    round have the same; without ``synchronised`` by the client as well, and what clients share then are weights of
+    different connectivities (CONFEDMADE, Table 1). Client 0's draws are those of the synchronised case.
+
+    Evaluation takes the first order and the first hidden degrees, client 0's, or the mean of p over ``eval_orders``
+    draws of them, the first included.
+
+    Differs from the papers: Germain et al. draw masks from one stream of random numbers, here each has a key; initial
+    weights are torch's for linear layers; their code's direct connections into hidden layers are left out.
+    CONFEDMADE's code, in order-agnostic training with one draw of hidden degrees, leaves the mask into the outputs at
+    the first order while the other two change: outputs then depend on themselves, and what it calls likelihood is none
+    (``stale_output_mask``).
+
+    Args:
+        input_shape: ``(C, H, W)`` of one sample.
+        num_outputs: C H W.
+        hidden: widths of the hidden layers, each at least 1; default ``[500]``. An empty list is a fully visible
+            sigmoid belief network.
+        direct: direct connections from variables to outputs.
+        conditioning: conditioning weights U, as many as W and V.
+        order: the first order: ``random``, or ``natural``, row by row.
+        order_agnostic: another order in every local step.
+        num_masks: draws of the hidden degrees; with 2 or more, training is connectivity-agnostic.
+        synchronised: all clients have the same masks.
+        eval_orders: draws whose densities are averaged in evaluation, for ``order_agnostic`` or ``num_masks`` above 1.
+        mask_seed: seed of all draws; null draws it with the initial weights, hence by the run's seed. A number, where
+            trained weights shall be used outside of their run.
+        stale_output_mask: reproduce the defect above, in training and evaluation, where the order is then not the first
+            one. For comparisons; needs ``order_agnostic`` and ``num_masks`` 1.
+
+    Raises:
+        ConfigError: for values other than these, or options without effect on each other's account.
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, int, int],
+        num_outputs: int,
+        hidden: list[int] | None = None,
+        direct: bool = False,
+        conditioning: bool = False,
+        order: Literal["random", "natural"] = "random",
+        order_agnostic: bool = False,
+        num_masks: int = 1,
+        synchronised: bool = True,
+        eval_orders: int = 1,
+        mask_seed: int | None = None,
+        stale_output_mask: bool = False,
+    ) -> None:
+        super().__init__(input_shape, num_outputs)
+        self.hidden = [500] if hidden is None else list(hidden)
+        for width in self.hidden:
+            at_least_one("hidden", width)
+        at_least_one("num_masks", num_masks)
+        at_least_one("eval_orders", eval_orders)
+        key = "model.network"
+        if order not in ("random", "natural"):
+            raise ConfigError(f"{key}.order", order, "random or natural")
+        if not self.hidden and direct:
+            raise ConfigError(f"{key}.direct", direct, "false without hidden layers: all connections are direct")
+        if not self.hidden and num_masks > 1:
+            raise ConfigError(f"{key}.num_masks", num_masks, "1 without hidden layers")
+        if eval_orders > 1 and not order_agnostic and num_masks == 1:
+            raise ConfigError(
+                f"{key}.eval_orders", eval_orders, "1 where training knows one order and one connectivity"
+            )
+        if eval_orders > num_masks and not order_agnostic:
+            raise ConfigError(f"{key}.eval_orders", eval_orders, f"at most {num_masks}, as many as num_masks")
+        if stale_output_mask and (not order_agnostic or num_masks > 1):
+            raise ConfigError(
+                f"{key}.stale_output_mask", True, "false without order_agnostic, or with num_masks above 1"
+            )
+        self.order, self.order_agnostic, self.num_masks = order, order_agnostic, num_masks
+        self.synchronised, self.eval_orders, self.stale_output_mask = synchronised, eval_orders, stale_output_mask
+        # Always drawn: the initial weights do not depend on who names the seed.
+        drawn = int(torch.randint(2**62, ()))
+        self.mask_seed = drawn if mask_seed is None else mask_seed
+
+        widths = [self.variables, *self.hidden]
+        self.layers = nn.ModuleList(MaskedLinear(i, o) for i, o in pairwise(widths))
+        self.output = MaskedLinear(widths[-1], self.variables)
+        self.direct = MaskedLinear(self.variables, self.variables, bias=False) if direct else None
+        pairs = [*pairwise(widths), (widths[-1], self.variables)] if conditioning else []
+        self.conditioning = nn.ModuleList(MaskedLinear(i, o, bias=False) for i, o in pairs)
+        self._first_orders: dict[int, Tensor] = {}
+        self._hidden_degrees: dict[tuple[int, int], tuple[Tensor, ...]] = {}
+        self._of_evaluation: dict[int, Degrees] = {}
+
+    # Degrees: of a local step, of an evaluation.
+
+    @property
+    def draws(self) -> bool:
+        """Whether a step's degrees are others than evaluation's first."""
+        return self.order_agnostic or self.num_masks > 1 or not self.synchronised
+
+    def draw(self, round: int, client: int, step: int) -> Tensor:
+        """``[D + sum H + D]`` int64, a client's degrees in a local step; see :meth:`Degrees.of_flat`."""
+        return self.degrees(round, client, step).flat()
+
+    def degrees(self, round: int, client: int, step: int) -> Degrees:
+        """A client's degrees in a local step."""
+        client = 0 if self.synchronised else client
+        order = self._first_order(client)
+        if self.order_agnostic:
+            order = random_order(self.variables, self.mask_seed, "order", round, step, client)
+        start = seed_for(self.mask_seed, "first mask", round) if self.num_masks > 1 else 0
+        hidden = self._hidden((start + step) % self.num_masks, client)
+        return Degrees(order, hidden, self._first_order(client) if self.stale_output_mask else order)
+
+    def evaluation_degrees(self, number: int, device: torch.device) -> Degrees:
+        """The degrees of one of the densities that are averaged in evaluation, from 0."""
+        if number not in self._of_evaluation:
+            order = first = self._first_order(0)
+            if self.order_agnostic and (number > 0 or self.stale_output_mask):
+                order = random_order(self.variables, self.mask_seed, "order in evaluation", number)
+            hidden = self._hidden(number % self.num_masks, 0)
+            self._of_evaluation[number] = Degrees(order, hidden, first if self.stale_output_mask else order)
+        return self._of_evaluation[number].to(device)
+
+    def _first_order(self, client: int) -> Tensor:
+        if client not in self._first_orders:
+            natural = self.order == "natural"
+            self._first_orders[client] = (
+                natural_order(self.variables)
+                if natural
+                else random_order(self.variables, self.mask_seed, "first order", client)
+            )
+        return self._first_orders[client]
+
+    def _hidden(self, number: int, client: int) -> tuple[Tensor, ...]:
+        key = (number, client)
+        if key not in self._hidden_degrees:
+            drawn = random_hidden(self.hidden, self.variables, self.mask_seed, "hidden degrees", number, client)
+            self._hidden_degrees[key] = drawn
+        return self._hidden_degrees[key]
+
+    # Passes.
+
+    def features(self, x: Tensor) -> Tensor:
+        """Samples ``[B, C, H, W]`` to the last hidden layer ``[B, hidden[-1]]``."""
+        return self._hidden_layers(self._variables(x), self._present_degrees(x))
+
+    def _variables(self, x: Tensor) -> Tensor:
+        return x.flatten(1).to(self.output.weight.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Samples ``[B, C, H, W]``, each variable 0 or 1, to logits ``[B, D]``; by a step's degrees, or the first."""
+        return self.logits(x, self._present_degrees(x))
+
+    def logits(self, x: Tensor, degrees: Degrees) -> Tensor:
+        """As :meth:`forward`, under given degrees, on the same device."""
+        x = self._variables(x)
+        h = self._hidden_layers(x, degrees)
+        mask = output_mask(degrees)
+        logits: Tensor = self.output(h, mask)
+        if self.conditioning:
+            logits = logits + self.conditioning[-1](torch.ones_like(h), mask)
+        if self.direct is not None:
+            logits = logits + self.direct(x, direct_mask(degrees))
+        return logits
+
+    def log_likelihood(self, x: Tensor) -> Tensor:
+        """``log p(x)`` ``[B]`` in nats of samples ``[B, C, H, W]``, each variable 0 or 1: that of evaluation.
+
+        With n = ``eval_orders`` above 1: ``log (1/n sum_e p_e(x))``.
+        """
+        every = [self.evaluation_degrees(number, x.device) for number in range(self.eval_orders)]
+        found = torch.stack([-negative_log_likelihoods(self.logits(x, degrees), x) for degrees in every])
+        return found.logsumexp(0) - math.log(len(every))
+
+    @torch.no_grad()
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """``[count, C, H, W]`` samples of the density of evaluation: ancestral, one pass of all samples per variable.
+
+        With ``eval_orders`` above 1 each sample first draws one of the densities that are averaged.
+
+        Args:
+            count: how many.
+            generator: on the CPU; torch's own if not given.
+
+        Raises:
+            ConfigError: with ``stale_output_mask`` there is no density to sample from.
+        """
+        if self.stale_output_mask:
+            raise ConfigError("model.network.stale_output_mask", True, "false for samples")
+        device, dtype = self.output.bias.device, self.output.bias.dtype
+        of = torch.randint(self.eval_orders, (count,), generator=generator)
+        uniform = torch.rand(count, self.variables, generator=generator, dtype=torch.float64).to(device, dtype)
+        x = torch.zeros(count, self.variables, device=device, dtype=dtype)
+        for number in of.unique().tolist():
+            rows = (of == number).nonzero().squeeze(1).to(device)
+            degrees, own = self.evaluation_degrees(number, device), x[rows]
+            for variable in degrees.order.argsort().tolist():
+                p = self.logits(own, degrees)[:, variable].sigmoid()
+                own[:, variable] = (uniform[rows, variable] < p).to(dtype)
+            x[rows] = own
+        return x.view(count, *self.input_shape)
+
+    def _present_degrees(self, x: Tensor) -> Degrees:
+        if self.training and self._drawn is not None:
+            return Degrees.of_flat(self._drawn, self.variables, self.hidden)
+        return self.evaluation_degrees(0, x.device)
+
+    def _hidden_layers(self, x: Tensor, degrees: Degrees) -> Tensor:
+        h = x
+        for number, (layer, mask) in enumerate(zip(self.layers, inner_masks(degrees), strict=True)):
+            z = layer(h, mask)
+            if self.conditioning:
+                z = z + self.conditioning[number](torch.ones_like(h), mask)
+            h = torch.relu(z)
+        return h

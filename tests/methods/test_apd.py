@@ -1,0 +1,151 @@
+"""Additive parameter decomposition against runs written out, alone and beside other methods."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from naive_decomposed import assert_the_same, data_of, written_out
+from test_personal import kept_by
+from tiny import ConvNet, double, fit, mlp, norm_net, sgd, split, tiny_client, tiny_data
+from torch import Tensor
+
+from cfl.cohort import Cohort
+from cfl.engines import EngineOptions
+from cfl.errors import ConfigError
+from cfl.methods import APD, FOT, GPM, RGO, FedProx, FedWeIT, Method, PersonalLayers
+from cfl.models import MLP
+from cfl.models.decomposition import decomposed_layers, is_base
+
+OPTIONS: dict[str, Any] = {
+    "sparsity": 0.01,
+    "mask_sparsity": 0.003,
+    "consolidation": 2.0,
+    "weight_decay": 0.02,
+    "retroactive": True,
+}
+FROZEN = {**OPTIONS, "retroactive": False}
+ADAM = partial(torch.optim.Adam, lr=0.02)
+MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+
+
+@pytest.mark.parametrize(
+    ("stream", "make", "options", "optimizer", "width", "engine", "beside"),
+    [
+        (None, mlp, OPTIONS, ADAM, 2, "vmap", None),
+        (None, mlp, FROZEN, MOMENTUM, 1, "workers", None),
+        (split(3, classes=6), ConvNet, OPTIONS, sgd, 2, "workers", None),
+        (None, mlp, OPTIONS, MOMENTUM, 1, "vmap", "local"),
+        (split(3, classes=6), mlp, FROZEN, ADAM, 2, "vmap", "local"),
+        (None, mlp, OPTIONS, ADAM, 2, "vmap", "prox"),
+        (None, ConvNet, FROZEN, sgd, 1, "vmap", "prox"),
+    ],
+)
+def test_a_whole_run_is_the_one_written_out(
+    stream: Any, make: Any, options: dict[str, Any], optimizer: Any, width: int, engine: Any, beside: str | None
+) -> None:
+    """Bases averaged, each client's own (Local-APD), or averaged and held near the average (FedProx-APD)."""
+    others: dict[str, Method] = {"local": {"own": PersonalLayers()}, "prox": {"prox": FedProx(0.7)}}.get(
+        beside or "", {}
+    )
+    data = data_of(stream, width)
+    method = APD(**options)
+    federation = fit(tiny_client(data, double(make), optimizer, {"apd": method, **others}, EngineOptions(engine)), data)
+    fresh = tiny_client(data, double(make), optimizer, {"apd": APD(**options)})
+    run = {"make_optimizer": optimizer, "lends": False, "exchange": "none" if beside == "local" else "mean"}
+    naive = written_out(fresh, data, make, method, options, mu=0.7 if beside == "prox" else 0.0, **run)
+    assert_the_same(federation, method, naive)
+    bases = sum(p.numel() for n, p in federation.network.named_parameters() if is_base(n))
+    sent = {} if beside == "local" else {"update": 6 * 2 * bases * 8}
+    assert federation.channel.uplink_bytes == sent
+
+
+@pytest.mark.parametrize("adaptive_from", ["initial", "current"])
+def test_what_a_task_begins_with(adaptive_from: Any) -> None:
+    """A from a third of a base, masks and biases drawn anew and alike for all, the head as at first."""
+    begun: dict[tuple[int, int], dict[str, Tensor]] = {}
+
+    class Begun(Method):
+        def open_cohort(self, cohort: Cohort) -> None:
+            tensors = {**cohort.parameters, **cohort.buffers}
+            for row, client in enumerate(cohort.clients):
+                own = {name: value[row].detach().clone() for name, value in tensors.items()}
+                begun.setdefault((cohort.task, client), own)
+
+    data = data_of()
+    method = APD(**OPTIONS, adaptive_from=adaptive_from)
+    client = tiny_client(data, norm_net, ADAM, {"apd": method, "begun": Begun()})
+    initial = {n: t.detach().clone() for n, t in client.network.state_dict().items()}
+    layers = decomposed_layers(client.network)
+    fit(client, data)
+    drawn = {name for x in layers for name in (x.mask, x.bias)}
+    for (task, client_id), own in begun.items():
+        for x in layers:
+            start = own if adaptive_from == "current" else initial
+            torch.testing.assert_close(own[x.adaptive], start[x.base] / 3, rtol=0, atol=1e-7)
+            assert not task or not torch.equal(own[x.base], initial[x.base])
+        others = [theirs for (at, _), theirs in begun.items() if at == task]
+        earlier = [theirs for (at, c), theirs in begun.items() if at != task and c == client_id]
+        for name in drawn:
+            assert all(torch.equal(theirs[name], own[name]) for theirs in others)
+            assert not any(torch.equal(theirs[name], own[name]) for theirs in earlier)
+        for name in ("head.weight", "head.bias", "conv_norm.weight", "conv_norm.running_mean"):
+            assert torch.equal(own[name], initial[name])
+
+
+def test_who_trains_to_nan_begins_the_task_once_more() -> None:
+    class Poison(Method):
+        """Breaks what one client keeps of its first round of the second task."""
+
+        @torch.no_grad()
+        def adjust_gradients(self, cohort: Cohort) -> None:
+            if cohort.round == 2 and 1 in cohort.clients:
+                cohort.gradients["head.bias"][cohort.clients.index(1)] = torch.nan
+
+    started: list[tuple[int, int]] = []
+
+    class Counts(APD):
+        def _begin(self, cohort: Cohort, positions: Any) -> None:
+            super()._begin(cohort, positions)
+            started.extend((cohort.round, cohort.clients[position]) for position in positions)
+
+    data = data_of(clients_per_round=1.0, rounds_per_task=2)
+    method = Counts(**OPTIONS)
+    client = tiny_client(data, mlp, sgd, {"apd": method, "poison": Poison()})
+    federation = fit(client, data, {"on_bad_update": "skip"})
+    again = [(3, 1)]
+    assert sorted(started) == sorted([(r, c) for r in (0, 2, 4) for c in range(3)] + again)
+    assert federation.channel.skipped == [(2, 1, 1)]
+    assert all(bool(torch.isfinite(v).all()) for own in kept_by(federation).values() for v in own.values())
+    assert [method._tasks.of(1, task) is not None for task in range(3)] == [True, True, False]
+
+
+def test_terms_without_coefficients_leave_gradients_alone() -> None:
+    data = data_of()
+    method = APD(sparsity=0, consolidation=0, weight_decay=0)
+    fit(tiny_client(data, mlp, sgd, {"apd": method}), data)
+    assert not method.changes_gradients
+    assert APD().changes_gradients
+
+
+@pytest.mark.parametrize(
+    ("network", "methods", "settings", "key"),
+    [
+        (mlp, {"apd": APD(), "also": FedWeIT()}, {}, "methods"),
+        (mlp, {"apd": APD(), "also": RGO(share=1.0)}, {}, "methods"),
+        (mlp, {"apd": APD(), "also": FOT()}, {}, "methods.fot.layers"),
+        (mlp, {"apd": APD(), "also": GPM()}, {}, "methods.gpm.layers"),
+        (partial(MLP, hidden=[], dropout=0.0), {"apd": APD()}, {}, "model.network"),
+        (mlp, {"apd": APD()}, {"exposure": "cumulative"}, "data.exposure"),
+        (mlp, {"apd": APD()}, {"scenario": "class"}, "data.scenario"),
+    ],
+    ids=["twice", "permuted", "server's projection", "clients' projections", "nothing to decompose", "cumulative", "class"],
+)
+def test_what_cannot_work_is_refused(network: Any, methods: Any, settings: dict[str, Any], key: str) -> None:
+    stream = split() if "scenario" in settings else None
+    data = tiny_data(stream, **settings)
+    with pytest.raises(ConfigError) as caught:
+        fit(tiny_client(data, network, sgd, methods), data)
+    assert caught.value.key == key

@@ -1,0 +1,398 @@
+"""CFeD against a plain loop over clients; whose samples go where."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from naive import local_batches, plain_network, task_loss, used_outputs
+from naive_replay import replay_client
+from tiny import Rounds, SaveAfter, double, fit, mlp, norm_net, sgd, split, tiny_client, tiny_data, weights
+from torch import Tensor
+
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.partitions import Dirichlet
+from cfl.data.sources import Digits, Source, Synthetic
+from cfl.data.types import PixelTransform
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.methods import DER, ER, CFeD, FedAGEM, FedCIL, ICaRL, Method, PersonalLayers
+from cfl.randomness import numpy_generator
+from cfl.replay_buffer import ReplayBuffer
+from cfl.schedule import RoundPlan
+from cfl.surrogate import normalised_as, passes, read_surrogate, shards
+
+
+def surrogate(size: int = 30) -> Synthetic:
+    """Another data set than the streams', with a normalisation of its own."""
+    return Synthetic(3, [1, 4, 4], size, 3, seed=7, mean=[0.1], std=[0.9])
+
+
+def data_of(width: int = 2, scenario: Any = "class", **options: Any) -> FederatedDataModule:
+    """Five unequal clients, four per round, three tasks of two classes and two rounds of two epochs."""
+    schedule = {"rounds_per_task": 2, "clients_per_round": 4, "cohort_width": width, "local_epochs": 2}
+    return tiny_data(
+        split(3, classes=6, train=120),
+        num_clients=5,
+        scenario=scenario,
+        partition=Dirichlet(1.0, 3),
+        schedule={**schedule, **options.pop("schedule", {})},
+        **options,
+    )
+
+
+def run(method: CFeD, data: FederatedDataModule | None = None, network: Any = norm_net, **options: Any) -> Federation:
+    data = data_of() if data is None else data
+    others = options.pop("others", {})
+    return fit(tiny_client(data, double(network), sgd, {"cfed": method, **others}), data, **options)
+
+
+# Against a plain loop.
+
+
+def soft_cross_entropy(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """Mean over samples, one number after another."""
+    total = torch.zeros((), dtype=torch.float64)
+    for s, p in zip(student, teacher, strict=True):
+        exponentials = (s / temperature).exp()
+        for output in range(len(s)):
+            total = total - p[output] * (exponentials[output] / exponentials.sum()).log()
+    return total / len(student)
+
+
+def softened(logits: Tensor, temperature: float) -> Tensor:
+    exponentials = (logits / temperature).exp()
+    return exponentials / exponentials.sum(1, keepdim=True)
+
+
+class Naive:
+    """CFeD over clients one by one, each an ordinary network."""
+
+    def __init__(self, data: FederatedDataModule, method: CFeD, network: torch.nn.Module) -> None:
+        self.data, self.method, self.network = data, method, network
+        # The stream's mean and deviation, not the surrogate's.
+        self.images = PixelTransform((0.5,), (0.25,))(surrogate().load(Path())[0].images).double()
+        parties = data.num_clients + (method.server_distillation > 0)
+        order = numpy_generator(data.seed, "cfed shards").permutation(len(self.images))
+        self.shards = np.array_split(order, parties)
+        self.late = 0
+        self.train()
+
+    def reviewing(self, plan: RoundPlan) -> list[int]:
+        if plan.task == 0:
+            return []
+        count = round(self.method.share * len(plan.clients))
+        drawn = numpy_generator(self.data.seed, "cfed who reviews", plan.round).choice(plan.clients, count, False)
+        return sorted(drawn.tolist())
+
+    def compared(self, task: int) -> slice:
+        """The outputs of the first ``task`` tasks."""
+        return slice(0, 2 * task) if self.data.scenario == "task" else slice(None)
+
+    def train(self) -> None:
+        old, having = None, set[int]()
+        for number in range(self.data.num_rounds):
+            plan = self.data.rounds.round(number)
+            if plan.round_in_task == 0 and plan.task > 0:
+                old, having = copy.deepcopy(self.network).eval(), set(plan.clients)
+            models = []
+            for client in plan.clients:
+                network = copy.deepcopy(self.network).train()
+                if client in self.reviewing(plan):
+                    assert old is not None
+                    self.late += client not in having
+                    having.add(client)
+                    self.review(network, old, plan, client)
+                else:
+                    self.learn(network, plan, client)
+                models.append(network)
+            states = [m.state_dict() for m in models]
+            mean = {n: torch.stack([s[n].double() for s in states]).mean(0) for n in states[0]}
+            mean = {n: v if states[0][n].is_floating_point() else v.round().long() for n, v in mean.items()}
+            self.network.load_state_dict(mean)
+            self.imitate(models, plan)
+
+    def learn(self, network: torch.nn.Module, plan: RoundPlan, client: int) -> None:
+        start = copy.deepcopy(network.state_dict())
+        optimizer = sgd(network.parameters())
+        for x, y in local_batches(self.data, plan, client):
+            optimizer.zero_grad()
+            task_loss(self.data, plan.task, network(x), y).backward()
+            optimizer.step()
+        self.keep(network, start, used_outputs(self.data, plan.task))
+
+    def review(self, network: torch.nn.Module, old: torch.nn.Module, plan: RoundPlan, client: int) -> None:
+        start = copy.deepcopy(network.state_dict())
+        optimizer, shard, order = sgd(network.parameters()), self.shards[client], []
+        outputs, temperature = self.compared(plan.task), self.method.temperature
+        number = 0
+        for _, y in local_batches(self.data, plan, client):
+            while len(order) < len(y):
+                key = (plan.round, client, number)
+                order += numpy_generator(self.data.seed, "cfed order", *key).permutation(shard).tolist()
+                number += 1
+            chosen, order = order[: len(y)], order[len(y) :]
+            x = self.images[chosen]
+            with torch.no_grad():
+                target = softened(old(x)[:, outputs], temperature)
+            optimizer.zero_grad()
+            (self.method.weight * soft_cross_entropy(network(x)[:, outputs], target, temperature)).backward()
+            optimizer.step()
+        self.keep(network, start, outputs)
+
+    def keep(self, network: torch.nn.Module, start: dict[str, Tensor], outputs: slice) -> None:
+        """Momentum and decay do not move outputs that are not in the loss."""
+        for name, value in network.state_dict().items():
+            if name.startswith("head."):
+                rows = start[name].clone()
+                rows[outputs] = value[outputs]
+                value.copy_(rows)
+
+    def imitate(self, models: list[torch.nn.Module], plan: RoundPlan) -> None:
+        optimizer = torch.optim.SGD(self.network.parameters(), lr=self.method.server_lr)
+        self.network.eval()
+        outputs, temperature = self.compared(plan.task + 1), self.method.temperature
+        for epoch in range(self.method.server_distillation):
+            key = (plan.round, epoch, 0)
+            order = numpy_generator(self.data.seed, "cfed order of the server", *key).permutation(self.shards[-1])
+            for start in range(0, len(order), self.data.schedule.batch_size):
+                x = self.images[order[start : start + self.data.schedule.batch_size]]
+                with torch.no_grad():
+                    found = [softened(m.eval()(x)[:, outputs], temperature) for m in models]
+                optimizer.zero_grad()
+                target = torch.stack(found).mean(0)
+                soft_cross_entropy(self.network(x)[:, outputs], target, temperature).backward()
+                optimizer.step()
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize(("scenario", "epochs"), [("class", 0), ("task", 0), ("class", 2), ("task", 1)])
+def test_it_is_the_plain_loop(width: int, scenario: str, epochs: int) -> None:
+    whole_batches = {"batch_size": 3, "drop_last": True}  # torch's BatchNorm refuses a last batch of one sample
+    data = data_of(width, scenario, schedule=whole_batches)
+    method = CFeD(surrogate(), 0.5, 3.0, 0.7, server_distillation=epochs, server_lr=0.3)
+    client = tiny_client(data, double(norm_net), sgd, {"cfed": method})
+    network = plain_network(data, double(norm_net), copy.deepcopy(client.network.state_dict()))
+    federation = fit(client, data)
+    naive = Naive(data_of(1, scenario, schedule=whole_batches), method, network)
+    for name, value in weights(federation).items():
+        expected = naive.network.state_dict()[name]
+        torch.testing.assert_close(value, expected, rtol=1e-8, atol=1e-9, check_dtype=False)
+    model = sum(t.numel() * t.element_size() for t in federation.shared_tensors().values())
+    assert federation.channel.downlink_bytes["cfed old model"] == naive.late * model
+    assert naive.late > 0
+
+
+# Who reviews, and what becomes of its samples.
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.4, 2), (0.25, 1), (0.5, 2), (0.99, 3), (0.0, 0)])
+def test_a_share_of_every_rounds_clients_reviews_but_never_all(share: float, count: int) -> None:
+    method = CFeD(surrogate(), share)
+    federation = run(method, data_of(schedule={"rounds_per_task": 6}))
+    drawn = [method._reviewing(federation.schedule.round(r)) for r in range(18)]
+    assert [len(who) for who in drawn] == [0] * 6 + [count] * 12
+    assert all(who <= set(federation.schedule.round(r).clients) for r, who in enumerate(drawn))
+    assert count == 0 or len(set(drawn[6:])) > 2
+
+
+@pytest.mark.parametrize("first", ["cfed", "der"])
+def test_the_samples_of_who_reviews_stay_out_of_the_buffers(first: str) -> None:
+    """Logits of surrogate images would come with them."""
+    data, method = data_of(), CFeD(surrogate(), 0.5)
+    both: dict[str, Method] = {"cfed": method, "der": DER(1.0, 0.0, 4)}
+    methods = {name: both[name] for name in sorted(both, reverse=first == "der")}
+    federation = fit(replay_client(data, methods, double(norm_net), ReplayBuffer(10, offered="every_step")), data)
+    offered = [0] * 5
+    for number in range(data.num_rounds):
+        plan = data.rounds.round(number)
+        for client in set(plan.clients) - method._reviewing(plan):
+            offered[client] += 2 * len(data.indices[plan.task][client])
+    for client in range(5):
+        table = federation.clients.get("buffer", client)
+        assert (0 if table is None else int(table["seen"])) == offered[client]
+
+
+class Watch(Method):
+    """What a step's own samples are for the methods behind."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int, Tensor]] = []
+
+    def extend_batch(self, cohort: Any, batch: Any) -> Any:
+        for row, client in enumerate(cohort.clients):
+            count = int(batch.mask[row].sum())
+            self.seen.append((cohort.round, client, batch.samples(row, count)[0]))
+        return batch
+
+
+def test_who_reviews_sees_its_shard_and_nothing_else() -> None:
+    """Every image of it as often as any other, up to one time; never an image of its own."""
+    watch, method, data = Watch(), CFeD(surrogate(), 0.5), data_of(3)
+    run(method, data, others={"watch": watch})
+    images = ((surrogate().load(Path())[0].images.double() / 255 - 0.5) / 0.25).flatten(1)
+    dealt = shards(30, 5, data.seed, "cfed shards")
+    reviewed = 0
+    for number in range(data.num_rounds):
+        plan = data.rounds.round(number)
+        for client in plan.clients:
+            seen = torch.cat([x for r, c, x in watch.seen if (r, c) == (number, client)]).double().flatten(1)
+            assert len(seen) == 2 * len(data.indices[plan.task][client])
+            near = torch.cdist(seen, images)
+            if client not in method._reviewing(plan):
+                assert float(near.min()) > 0.5
+                continue
+            reviewed += 1
+            assert float(near.min(1).values.max()) < 1e-4
+            counts = torch.bincount(near.argmin(1), minlength=30)
+            assert set(counts.nonzero().flatten().tolist()) <= set(dealt[client].tolist())
+            of_shard = counts[dealt[client]]
+            assert int(of_shard.max() - of_shard.min()) <= 1
+    assert reviewed == 8
+
+
+def test_the_order_of_methods_does_not_matter() -> None:
+    found = []
+    for names in (["cfed", "er"], ["er", "cfed"]):
+        methods: dict[str, Method] = {"cfed": CFeD(surrogate(), 0.5), "er": ER(2)}
+        data = data_of()
+        found.append(weights(fit(tiny_client(data, double(mlp), sgd, {n: methods[n] for n in names}), data)))
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("other", [FedAGEM(8, when="always"), ICaRL(12)])
+def test_it_composes(other: Method) -> None:
+    """Either method leaves its mark on the other's run."""
+    after = []
+    for names in (["cfed", "other"], ["cfed"], ["other"]):
+        both, data = {"cfed": CFeD(surrogate(), 0.5), "other": copy.deepcopy(other)}, data_of()
+        after.append(weights(fit(tiny_client(data, double(mlp), sgd, {n: both[n] for n in names}), data)))
+    for plain in after[1:]:
+        assert max(float((after[0][n] - v).abs().max()) for n, v in plain.items()) > 1e-3
+
+
+class Weights(Method):
+    """The greatest weight of a client's own samples in its loss, and how far it has moved."""
+
+    def __init__(self) -> None:
+        self.weight: dict[tuple[int, int], float] = {}
+        self.moved: dict[tuple[int, int], float] = {}
+
+    def extend_batch(self, cohort: Any, batch: Any) -> Any:
+        _, samples = batch.joined_samples(0, *batch.mask.shape, cohort.train_outputs)
+        for row, client in enumerate(cohort.clients):
+            if batch.mask[row].any():
+                own = samples.weights[row][samples.source[row] == 0]
+                self.weight[cohort.round, client] = float(own.max())
+        return batch
+
+    def close_clients(self, cohort: Any, positions: Any) -> None:
+        for p in positions:
+            moved = max(float((v[p] - cohort.received[n]).abs().max()) for n, v in cohort.parameters.items())
+            self.moved[cohort.round, cohort.clients[p]] = moved
+
+
+@pytest.mark.parametrize("others", [{}, {"icarl": ICaRL(12)}])
+def test_labels_of_who_reviews_have_no_part(others: dict[str, Method]) -> None:
+    """Its own samples weigh nothing for any method; alone, with a loss of weight 0, it comes back as it was sent."""
+    method, watch = CFeD(surrogate(), 0.5, weight=0.0), Weights()
+    federation = run(method, network=mlp, others={**others, "watch": watch})
+    for (number, client), moved in watch.moved.items():
+        reviews = client in method._reviewing(federation.schedule.round(number))
+        assert (watch.weight[number, client] == 0) == reviews
+        assert others or (moved == 0) == reviews
+
+
+def test_server_distillation_goes_on_after_an_interruption(tmp_path: Path) -> None:
+    def of(**options: Any) -> Federation:
+        return run(CFeD(surrogate(), 0.5, server_distillation=1), **options)
+
+    whole = of(callbacks=[SaveAfter(2, tmp_path / "a.ckpt")])
+    resumed = of(ckpt_path=str(tmp_path / "a.ckpt"))
+    for name, value in weights(whole).items():
+        assert torch.equal(weights(resumed)[name], value)
+
+
+def test_server_distillation_acts_within_the_first_task() -> None:
+    watch, plain = Rounds(), Rounds()
+    run(CFeD(surrogate(), server_distillation=1), callbacks=[watch])
+    run(CFeD(surrogate()), callbacks=[plain])
+    assert any(not torch.equal(watch.models[0][n], v) for n, v in plain.models[0].items())
+
+
+# The surrogate set.
+
+
+def test_shards_are_a_deal() -> None:
+    dealt = shards(31, 4, 5, "deal")
+    assert sorted(np.concatenate(dealt).tolist()) == list(range(31))
+    assert sorted(map(len, dealt)) == [7, 8, 8, 8]
+    assert [s.tolist() for s in shards(31, 4, 6, "deal")] != [s.tolist() for s in dealt]
+
+
+def test_passes_are_permutations_one_after_another() -> None:
+    shard = np.array([4, 7, 9])
+    found = passes(shard, 8, 0, "order", 1, 2).tolist()
+    assert [sorted(found[i : i + 3]) for i in (0, 3)] == [[4, 7, 9]] * 2
+    assert passes(shard, 4, 0, "order", 1, 2).tolist() == found[:4]
+    assert passes(shard, 40, 0, "order", 1, 3).tolist() != passes(shard, 40, 0, "order", 1, 2).tolist()
+    assert passes(shard, 0, 0, "order").tolist() == []
+
+
+def test_surrogate_images_are_centred_on_black_and_normalised_as_the_stream() -> None:
+    stored = Digits().load(Path())[0].images
+    images = read_surrogate(Digits(), Path(), (3, 11, 8), "surrogate")
+    assert images.shape == (len(stored), 3, 11, 8)
+    for channel in range(3):
+        assert torch.equal(images[:, channel, 1:9], stored[:, 0])
+    assert not images[:, :, [0, 9, 10]].any()
+    stream = PixelTransform((0.25,), (0.5,), 255.0, torch.arange(64).flip(0))
+    found = normalised_as(stream, Digits.scale)(stored[:5]).double()
+    torch.testing.assert_close(found, (stored[:5].double() / 16 - 0.25) / 0.5)
+
+
+def test_bad_settings_are_refused(tmp_path: Path) -> None:
+    for options, key in (
+        ({"share": 1.0}, "share"),
+        ({"share": -0.1}, "share"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"weight": -1.0}, "weight"),
+        ({"server_distillation": -1}, "server_distillation"),
+        ({"server_lr": 0.0}, "server_lr"),
+    ):
+        with pytest.raises(ConfigError, match=f"methods.cfed.{key}"):
+            CFeD(surrogate(), **options)  # type: ignore[arg-type]
+
+
+def refused(source: Source, stream: Any = None, share: float = 0.4, **schedule: Any) -> ConfigError:
+    data = tiny_data(stream, num_clients=5, schedule={"clients_per_round": 5, **schedule})
+    with pytest.raises(ConfigError) as caught:
+        fit(tiny_client(data, methods={"mine": CFeD(source, share)}), data)
+    return caught.value
+
+
+def test_a_surrogate_that_does_not_fit_is_refused() -> None:
+    large = refused(Digits())
+    assert large.key == "methods.mine.surrogate"
+    assert "[1, 8, 8]" in str(large)
+    assert "[1, 4, 4]" in str(large)
+    coloured = refused(Synthetic(2, [3, 4, 4], 20, 2))
+    assert "[3, 4, 4]" in str(coloured)
+    few = refused(Synthetic(2, [1, 4, 4], 4, 2))
+    assert "at least 5" in str(few)
+
+
+def test_a_share_that_is_nobody_is_refused() -> None:
+    assert refused(surrogate(), share=0.4, clients_per_round=1).key == "methods.mine.share"
+
+
+@pytest.mark.parametrize("other", [PersonalLayers(["head.*"]), FedCIL()])
+def test_methods_that_it_cannot_work_with_are_refused(other: Method) -> None:
+    data = tiny_data()
+    with pytest.raises(ConfigError):
+        fit(tiny_client(data, methods={"cfed": CFeD(surrogate()), "other": other}), data)

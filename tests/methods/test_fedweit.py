@@ -1,0 +1,373 @@
+"""FedWeIT against a run written out, and what it sends."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from naive_decomposed import assert_the_same, data_of, written_out
+from test_personal import kept_by
+from tiny import ConvNet, SaveAfter, double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data
+from torch import Tensor
+from torch.func import functional_call
+
+from cfl.cohort import Cohort
+from cfl.data.sequences import FixedTasks
+from cfl.engines import EngineOptions
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.methods import FedProx, FedWeIT, Method
+from cfl.models.decomposition import decomposed_layers
+from cfl.schedule import RoundPlan
+
+OPTIONS: dict[str, Any] = {
+    "sparsity": 0.01,
+    "mask_sparsity": 0.003,
+    "consolidation": 2.0,
+    "weight_decay": 0.02,
+    "retroactive": True,
+}
+FROZEN = {**OPTIONS, "retroactive": False}
+SPARSE = {**OPTIONS, "sparsity": 0.06}
+ADAM = partial(torch.optim.Adam, lr=0.02)
+MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+BASE, UNITS = 16 * 8, 8  # of the one decomposed layer of the MLP
+
+
+@pytest.mark.parametrize(
+    ("stream", "make", "options", "optimizer", "width", "engine", "sampled"),
+    [
+        (None, mlp, OPTIONS, sgd, 1, "vmap", 2),
+        (None, mlp, OPTIONS, ADAM, 2, "vmap", 2),
+        (None, mlp, FROZEN, MOMENTUM, 2, "workers", 2),
+        (None, mlp, OPTIONS, ADAM, 1, "vmap", 1),
+        (split(3, classes=6), mlp, {**SPARSE, "retroactive": False}, ADAM, 2, "vmap", 2),
+        (split(3, classes=6), ConvNet, SPARSE, MOMENTUM, 2, "workers", 2),
+        (None, ConvNet, FROZEN, sgd, 1, "vmap", 1),
+    ],
+)
+def test_a_whole_run_is_the_one_written_out(
+    stream: Any, make: Any, options: dict[str, Any], optimizer: Any, width: int, engine: Any, sampled: int
+) -> None:
+    data = data_of(stream, width, clients_per_round=sampled)
+    method = FedWeIT(**options, keep=0.4)
+    client = tiny_client(data, double(make), optimizer, {"fedweit": method}, EngineOptions(engine))
+    federation = fit(client, data)
+    fresh = tiny_client(data, double(make), optimizer, {"fedweit": FedWeIT(**options)})
+    run = {"make_optimizer": optimizer, "exchange": "units", "lends": True}
+    naive = written_out(fresh, data, make, method, {**options, "keep": 0.4}, **run)
+    assert_the_same(federation, method, naive)
+    assert any(not bool(units.all()) for units in naive.sent.values()), "some units are sent by nobody"
+    if sampled == 1:
+        assert any(len(owner.filed) + 1 < 3 for owner in naive.owners.values()), "somebody misses a task"
+
+
+def run(
+    options: dict[str, Any], stream: Any = None, methods: Any = None, **schedule: Any
+) -> tuple[FedWeIT, Federation]:
+    data, method = data_of(stream, **schedule), FedWeIT(**options)
+    return method, fit(tiny_client(data, double(mlp), ADAM, {"fedweit": method, **(methods or {})}), data)
+
+
+def same(one: Federation, other: Federation) -> bool:
+    """What clients keep and what was measured, to the last bit."""
+    kept, expected = kept_by(one), kept_by(other)
+    assert set(kept) == set(expected)
+    equal = all(torch.equal(kept[c][n], value) for c, own in expected.items() for n, value in own.items())
+    return equal and torch.equal(one.accuracy.compute().nan_to_num(), other.accuracy.compute().nan_to_num())
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 5])
+def test_a_resumed_run_goes_on_bit_for_bit(rounds: int, tmp_path: Path) -> None:
+    """From the middle of a task, its end, and with clients that have missed one."""
+    path = tmp_path / "after.ckpt"
+
+    def start(*arguments: Any, **more: Any) -> Federation:
+        data = data_of()
+        return fit(tiny_client(data, mlp, ADAM, {"fedweit": FedWeIT(**OPTIONS)}), data, *arguments, **more)
+
+    whole = start(callbacks=[SaveAfter(rounds - 1, path)])
+    resumed = start(ckpt_path=path)
+    assert same(resumed, whole)
+    assert resumed.methods["fedweit"].summary() == whole.methods["fedweit"].summary()
+    assert resumed.methods["fedweit"].task_rows() == whole.methods["fedweit"].task_rows()
+
+
+# The exchange of bases.
+
+
+class Fixed(Method):
+    """After local training, clients have these masks and bases, whatever they have learned."""
+
+    def __init__(self, masks: Tensor, bases: Tensor) -> None:
+        self.masks, self.bases = masks, bases
+
+    @torch.no_grad()
+    def close_clients(self, cohort: Cohort, positions: Any) -> None:
+        (layer,) = decomposed_layers(self.federation.network)
+        for position in positions:
+            client = cohort.clients[position]
+            cohort.parameters[layer.mask][position] = self.masks[client]
+            cohort.parameters[layer.base][position] = self.bases[client].view(-1, 1)
+
+
+class Received(Method):
+    """The bases with which clients start the last round."""
+
+    def open_cohort(self, cohort: Cohort) -> None:
+        (layer,) = decomposed_layers(self.federation.network)
+        self.bases = cohort.parameters[layer.base].detach().clone()
+
+
+def test_units_are_averaged_over_those_who_send_them_and_kept_where_nobody_does() -> None:
+    masks = torch.zeros(3, UNITS, dtype=torch.float64)
+    for client, units in enumerate([(0, 1), (1, 2), (1, 5)]):
+        masks[client, list(units)] = torch.tensor([3.0, -2.0], dtype=torch.float64)  # size decides, not sign
+    bases = torch.tensor([[1.0], [2.0], [6.0]], dtype=torch.float64).expand(3, UNITS)
+    data = tiny_data(permuted(1), num_clients=3, schedule={"rounds_per_task": 2, "cohort_width": 3})
+    method, received = FedWeIT(**OPTIONS, keep=0.25), Received()
+    methods = {"fixed": Fixed(masks, bases), "fedweit": method, "received": received}
+    client = tiny_client(data, double(mlp), sgd, methods)
+    initial = decomposed_layers(client.network)[0].weight.detach().clone()
+    federation = fit(client, data)
+
+    mean = {0: 1.0, 1: 3.0, 2: 2.0, 5: 6.0}
+    final = decomposed_layers(federation.network)[0].weight
+    for unit in range(UNITS):
+        for client_id in range(3):
+            expected = mean.get(unit, float(bases[client_id, unit]))
+            assert received.bases[client_id, unit].eq(expected).all(), (client_id, unit)
+        assert torch.equal(
+            final[unit], torch.full((16,), mean[unit], dtype=torch.float64) if unit in mean else initial[unit]
+        )
+    up = 3 * 2 * (2 * 16 * 8 + 1)  # clients, rounds, two units of sixteen values, a byte that says which
+    down = 3 * (8 * 16 * 8 + 1) + 3 * (4 * 16 * 8 + 1)  # all units, then the four that somebody has sent
+    assert federation.channel.uplink_bytes == {"base": up}
+    assert federation.channel.downlink_bytes == {"model": 0, "base": down}
+    figures = method.summary()
+    assert (figures["c2s_bytes_of_tasks"], figures["s2c_bytes_of_tasks"]) == ([up], [down])
+    assert (figures["c2s_bytes_per_task"], figures["s2c_bytes_per_task"]) == (up, down)
+
+
+# The knowledge base.
+
+
+class Looks(Method):
+    """What attention is in every step, and its gradients when the methods before have seen them."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, tuple[int, ...], Tensor | None]] = []
+        self.lent: dict[int, Tensor | None] = {}
+
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        (layer,) = decomposed_layers(self.federation.network)
+        gradient = cohort.gradients.get(layer.attention)
+        self.seen.append((cohort.task, cohort.clients, None if gradient is None else gradient.clone()))
+        entries = layer.parts.knowledge.entries
+        self.lent[cohort.task] = None if entries is None else entries.clone()
+
+
+class Ends(Method):
+    """The adaptive weights of a task's last clients."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, dict[int, Tensor]] = {}
+
+    def end_task(self, plan: RoundPlan) -> None:
+        (layer,) = decomposed_layers(self.federation.network)
+        kept = {c: self.federation.clients.get("model", c) or {} for c in plan.clients}
+        self.values[plan.task] = {c: own[layer.adaptive] for c, own in kept.items()}
+
+
+def test_a_task_borrows_what_others_had_learned_when_the_last_one_ended() -> None:
+    looks, ends = Looks(), Ends()
+    method, federation = run({**OPTIONS, "sparsity": 0.05}, methods={"looks": looks, "ends": ends})
+    assert looks.lent[0] is None
+    assert all(gradient is None for task, _, gradient in looks.seen if task == 0)
+    for task in (1, 2):
+        lenders, lent = sorted(ends.values[task - 1]), looks.lent[task]
+        assert lent is not None
+        for number, client in enumerate(lenders):
+            own = ends.values[task - 1][client]
+            assert torch.equal(lent[number], torch.where(own.abs() > 0.05, own, 0.0))
+        assert 0 < int((lent == 0).sum()) < lent.numel()
+        own_entries = 0
+        for at, clients, gradient in looks.seen:
+            for row, client in enumerate(clients if at == task else ()):
+                assert gradient is not None
+                for number, lender in enumerate(lenders):
+                    assert bool(gradient[row, number] == 0) == (lender == client)
+                    own_entries += lender == client
+        assert own_entries, "lenders train again"
+
+    # Values with their indices, but all of them where that is less; to everybody else, when they begin the task.
+    sizes = {
+        task: {c: min(12 * int((a.abs() > 0.05).sum()), 8 * BASE) for c, a in ends.values[task].items()}
+        for task in (0, 1)
+    }
+    assert federation.channel.uplink_bytes["adaptive"] == sum(sum(of.values()) for of in sizes.values())
+    begun = {(t, c) for r in range(6) for t, c in [(r // 2, c) for c in federation.schedule.round(r).clients] if t}
+    expected = sum(size for task, c in begun for lender, size in sizes[task - 1].items() if lender != c)
+    assert federation.channel.downlink_bytes["knowledge"] == expected
+    assert method.summary()["c2s_bytes_of_tasks"][2] == federation.channel.uplink_bytes["base"] / 3
+
+    rows = [row for row in method.task_rows() if row["task"] == 2]
+    (layer,) = decomposed_layers(federation.network)
+    for row in rows:
+        lenders = sorted(ends.values[1])
+        kept = federation.clients.get("model", row["client"]) or {}
+        others = [lender for lender in lenders if lender != row["client"]]
+        assert row["sources"] == " ".join(map(str, others))
+        attention = [float(kept[layer.attention][lenders.index(other)]) for other in others]
+        assert [float(a) for a in row["attention"].split()] == pytest.approx(attention, rel=1e-5)
+        share = (kept[layer.adaptive].abs() > 0.05).double().mean().item()
+        assert row["adaptive_share"] == pytest.approx(share)
+
+
+def test_only_the_largest_adaptive_weights_are_sent() -> None:
+    looks, ends = Looks(), Ends()
+    _, federation = run({**OPTIONS, "top_kappa": 0.1, "threshold": 0.0}, methods={"looks": looks, "ends": ends})
+    for task in (1, 2):
+        lent = looks.lent[task]
+        assert lent is not None
+        for number, own in enumerate(ends.values[task - 1].values()):
+            least = own.abs().flatten().sort(descending=True).values[12]  # 13 of 128 are a tenth
+            assert torch.equal(lent[number], torch.where(own.abs() >= least, own, 0.0))
+    assert federation.channel.uplink_bytes["adaptive"] == 4 * 13 * 12
+
+
+def test_attention_may_start_evenly() -> None:
+    starts: dict[tuple[int, int], Tensor] = {}
+
+    class Starts(Method):
+        def open_cohort(self, cohort: Cohort) -> None:
+            (layer,) = decomposed_layers(self.federation.network)
+            for row, client in enumerate(cohort.clients):
+                starts.setdefault((cohort.task, client), cohort.parameters[layer.attention][row].detach().clone())
+
+    ends = Ends()
+    run({**OPTIONS, "attention": "uniform"}, methods={"starts": Starts(), "ends": ends})
+    for (task, client), found in starts.items():
+        if task:
+            others = [float(lender != client) for lender in sorted(ends.values[task - 1])]
+            assert found.tolist() == pytest.approx([o / sum(others) for o in others])
+    assert any(set(found.tolist()) == {0.0, 1.0} for (task, _), found in starts.items() if task)
+
+
+# Old tasks.
+
+
+class Freeze(Method):
+    """Bases do not move."""
+
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        for layer in decomposed_layers(self.federation.network):
+            cohort.gradients[layer.base].zero_()
+
+
+def effective(federation: Federation, method: FedWeIT, client: int, task: int) -> tuple[Tensor, Tensor]:
+    """A client's logits for a task's test images, and the decomposed weight that gives them."""
+    network, data = federation.network, federation.data
+    own = {n: v[0] for n, v in federation.own_tensors((client,)).items()}
+    model = method.recall(client, task, {**federation.state_tensors(), **own})
+    x = data.tasks[task].transform(data.tasks[task].test.images)
+    (layer,) = decomposed_layers(network)
+    gates = torch.sigmoid(model[layer.mask]).view(-1, 1)
+    return functional_call(network, model, (x,)), model[layer.base] * gates + model[layer.adaptive]
+
+
+@pytest.mark.parametrize("sequences", [None, FixedTasks([[0, 1, 2], [1, 2, 0], [2, 0, 1]])], ids=["common", "own"])
+def test_old_tasks_are_answered_as_before_while_bases_do_not_move(sequences: FixedTasks | None) -> None:
+    """Also where clients learn other tasks at the same time: a task is its place in the client's own sequence."""
+    answers: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
+
+    class Asks(Method):
+        def end_task(self, plan: RoundPlan) -> None:
+            for client in range(3):
+                for task in range(plan.task + 1):
+                    answers[plan.task, client, task] = effective(self.federation, method, client, task)
+
+    schedule = {"rounds_per_task": 2, "cohort_width": 2}
+    data = tiny_data(split(3, classes=6), num_clients=3, sequences=sequences, schedule=schedule)
+    method = FedWeIT(**{**FROZEN, "sparsity": 0.02}, send_base=False)
+    methods = {"fedweit": method, "freeze": Freeze(), "asks": Asks()}
+    federation = fit(tiny_client(data, double(mlp), ADAM, methods), data)
+    for client in range(3):
+        for task in range(3):
+            for after in range(task + 1, 3):
+                for one, other in zip(answers[after, client, task], answers[task, client, task], strict=True):
+                    assert torch.equal(one, other)
+        assert not torch.allclose(answers[2, client, 2][1], answers[2, client, 1][1], atol=1e-3)
+    matrix = federation.accuracy.compute()
+    assert torch.equal(matrix[:, 2, 0], matrix[:, 0, 0])
+
+
+# Without one part after another (the paper's Table 6).
+
+
+@pytest.mark.parametrize(
+    ("options", "absent"),
+    [
+        ({"send_base": False}, {"base"}),
+        ({"send_adaptive": False}, {"adaptive", "knowledge"}),
+        ({"use_adaptive": False}, {"adaptive", "knowledge"}),
+        ({"use_mask": False}, set()),
+    ],
+    ids=str,
+)
+def test_what_is_left_out_is_not_sent(options: dict[str, bool], absent: set[str]) -> None:
+    _, whole = run(OPTIONS)
+    method, federation = run({**OPTIONS, **options})
+    sent = set(federation.channel.uplink_bytes) | set(federation.channel.downlink_bytes)
+    assert sent == {"model", "base", "adaptive", "knowledge"} - absent
+    assert not same(federation, whole)
+    if options == {"use_mask": False}:
+        assert federation.channel.uplink_bytes["base"] == 6 * 2 * BASE * 8
+    assert method.summary()["model_bytes"] <= whole.methods["fedweit"].summary()["model_bytes"] * 1.1
+
+
+def test_the_size_is_that_of_what_is_not_zero() -> None:
+    """Of all clients: the base, and adaptive weights of all their tasks above the threshold; by hand."""
+    for retroactive in (True, False):
+        method, federation = run({**OPTIONS, "sparsity": 0.05, "retroactive": retroactive})
+        (layer,) = decomposed_layers(federation.network)
+        entries = 0
+        for client, own in kept_by(federation).items():
+            entries += BASE + int((own[layer.adaptive].abs() > 0.05).sum())
+            for task in range(3):
+                filed = method._tasks.of(client, task)
+                if filed is not None:
+                    earlier = own[layer.earlier][task] if retroactive else filed[layer.adaptive]
+                    entries += int((earlier.abs() > 0.05).sum())
+        assert method.summary()["model_bytes"] == 8 * entries
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"keep": 0.0}, "keep"),
+        ({"keep": 1.1}, "keep"),
+        ({"top_kappa": 0}, "top_kappa"),
+        ({"attention": "even"}, "attention"),
+        ({"sparsity": -1.0}, "sparsity"),
+        ({"consolidation": float("inf")}, "consolidation"),
+        ({"threshold": float("nan")}, "threshold"),
+        ({"adaptive_from": "last"}, "adaptive_from"),
+    ],
+)
+def test_other_options_are_refused(options: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        FedWeIT(**options)
+    assert caught.value.key == f"methods.fedweit.{key}"
+
+
+def test_nothing_is_left_for_a_proximal_term() -> None:
+    data = data_of()
+    with pytest.raises(ConfigError, match="mu"):
+        fit(tiny_client(data, mlp, sgd, {"fedweit": FedWeIT(), "prox": FedProx(0.1)}), data)

@@ -1,0 +1,451 @@
+"""GLFC: when clients notice new data, what they remember, what they minimise, which old model the server picks."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from naive import plain_network
+from tiny import Rounds, double, fit, mlp, norm_net, split, tiny_client, tiny_data, weights
+from torch import Tensor
+
+from cfl.cohort import Cohort
+from cfl.data.cohorts import CohortBatch
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.partitions import Dirichlet
+from cfl.data.samples import Samples
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.gradient_inversion import GradientEncoder
+from cfl.methods import GLFC, FedAGEM, Method, PersonalLayers
+from cfl.methods.glfc_full import compensation
+from cfl.methods.glfc_proxy import ProxyServer
+from cfl.models import MLP
+from cfl.randomness import torch_generator
+from cfl.sealed import opened
+
+QUICK = {"size": 12, "perturbation_steps": 2, "inversion_steps": 1, "images": 1}
+fast = partial(torch.optim.SGD, lr=2.0)  # the mean over outputs makes for small gradients
+wide_mlp = partial(MLP, hidden=[24], dropout=0.0)
+
+
+def data_of(width: int = 2, **options: Any) -> FederatedDataModule:
+    """Five unequal clients, three per round, three tasks of two classes and three rounds."""
+    return tiny_data(
+        split(3, classes=6, train=120),
+        num_clients=5,
+        scenario="class",
+        partition=Dirichlet(1.0, 3),
+        schedule={"rounds_per_task": 3, "clients_per_round": 3, "cohort_width": width, "local_epochs": 3},
+        **options,
+    )
+
+
+def run(
+    method: GLFC,
+    data: FederatedDataModule | None = None,
+    network: Any = wide_mlp,
+    others: Mapping[str, Method] | None = None,
+    **options: Any,
+) -> Federation:
+    data = data_of() if data is None else data
+    return fit(tiny_client(data, double(network), fast, {"glfc": method, **(others or {})}), data, **options)
+
+
+# New data are noticed, and the old ones remembered.
+
+
+def entropy(logits: Tensor) -> float:
+    """Mean over samples, in nats."""
+    total = 0.0
+    for row in logits.tolist():
+        exponentials = [math.exp(z) for z in row]
+        for value in exponentials:
+            p = value / sum(exponentials)
+            total -= p * math.log(p) if p > 0 else 0.0
+    return total / len(logits)
+
+
+def herded(features: Tensor, count: int) -> list[int]:
+    """Rows chosen one by one, each bringing the mean of the chosen closest to that of all."""
+    chosen: list[int] = []
+    while len(chosen) < min(count, len(features)):
+        left = [row for row in range(len(features)) if row not in chosen]
+        means = {row: features[[*chosen, row]].mean(0) for row in left}
+        chosen.append(min(left, key=lambda row: float((means[row] - features.mean(0)).norm())))
+    return chosen
+
+
+class Memory:
+    """A client as the paper has it: entropies, learned classes, exemplars by class as (task, index)."""
+
+    def __init__(self, data: FederatedDataModule, client: int, threshold: float) -> None:
+        self.data, self.client, self.threshold = data, client, threshold
+        self.last, self.before = 0.0, -1
+        self.exemplars: dict[int, list[tuple[int, int]]] = {}
+        self.signals = 0
+
+    def look(self, network: torch.nn.Module, task: int) -> bool:
+        samples, own = self.data.tasks[task], self.data.indices[task][self.client]
+        with torch.no_grad():
+            now = entropy(network(samples.transform(samples.train.images[own]).double()))
+        signals = self.before < 0 or now - self.last > self.threshold
+        print("RISE", self.before, task, round(now - self.last, 3))
+        if signals and self.before >= 0:
+            self.remember(network)
+        self.last, self.before = now, task
+        return signals
+
+    def remember(self, network: Any) -> None:
+        task = self.data.tasks[self.before]
+        own = self.data.indices[self.before][self.client]
+        labels = (task.train.labels[own] + 2 * self.before).tolist()
+        count = 12 // len({*labels, *self.exemplars})
+        self.exemplars = {output: kept[:count] for output, kept in self.exemplars.items()}
+        with torch.no_grad():
+            features = network.features(task.transform(task.train.images[own]).double())
+        features = features / features.norm(dim=1, keepdim=True)
+        for output in sorted(set(labels)):
+            rows = [row for row, label in enumerate(labels) if label == output]
+            picked = herded(features[rows], count)
+            self.exemplars[output] = [(self.before, int(own[rows[row]])) for row in picked]
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_memories_follow_from_entropies(width: int) -> None:
+    """Entropies of every round's model on every client's data, and all that follows from them, computed anew."""
+    data, rounds, threshold = data_of(width), Rounds(), 0.2
+    method = GLFC(threshold=threshold, **QUICK)  # type: ignore[arg-type]
+    client = tiny_client(data, double(wide_mlp), fast, {"glfc": method})
+    models = [copy.deepcopy(client.network.state_dict())]
+    federation = fit(client, data, callbacks=[rounds])
+    models += rounds.models
+    memories = [Memory(data, number, threshold) for number in range(5)]
+    signals: dict[int, int] = {}
+    for number in range(data.num_rounds):
+        plan = data.rounds.round(number)
+        network = plain_network(data, double(wide_mlp), models[number])
+        for member in plan.clients:
+            signals[number] = signals.get(number, 0) + memories[member].look(network, plan.task)
+    assert sum(signals.values()) > 7  # clients' first rounds, and some of new data
+    assert sum(signals.values()) < 20  # not in every round
+    for memory in memories:
+        kept = federation.clients.get("glfc", memory.client)
+        assert kept is not None
+        assert float(kept["entropy"]) == pytest.approx(memory.last, abs=1e-9)
+        assert int(kept["before"]) == memory.before
+        assert set(kept["learned"].nonzero().flatten().tolist()) == set(memory.exemplars)
+        held = kept["place"] >= 0
+        tasks, index = data.places.split(kept["place"][held])
+        found: dict[int, list[tuple[int, int]]] = {}
+        for task, at, output in zip(tasks.tolist(), index.tolist(), kept["output"][held].tolist(), strict=True):
+            found.setdefault(output, []).append((task, at))
+        # As sets: of two samples, both are as far from their mean.
+        assert {o: set(kept) for o, kept in found.items()} == {o: set(kept) for o, kept in memory.exemplars.items()}
+    assert sum(len(m.exemplars) > 2 for m in memories) >= 2
+    assert [row["clients"] for row in method.task_rows()] == [n for n in signals.values() if n]
+
+
+def test_nobody_tells_it_where_tasks_end() -> None:
+    method = GLFC(**QUICK)  # type: ignore[arg-type]
+    assert method.task_free
+    assert run(method, data_of(exposure="asynchronous")).finished
+
+
+# What clients minimise.
+
+
+def sigmoid(z: float) -> float:
+    return 1 / (1 + math.exp(-z))
+
+
+def bce(logits: list[float], targets: list[float], outputs: list[int]) -> float:
+    """Mean over the given outputs."""
+    each = [
+        -targets[o] * math.log(sigmoid(logits[o])) - (1 - targets[o]) * math.log(1 - sigmoid(logits[o]))
+        for o in outputs
+    ]
+    return sum(each) / len(outputs)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("distils", [False, True])
+def test_the_loss_is_the_papers(masked: bool, learned: bool, distils: bool) -> None:
+    generator = torch.Generator().manual_seed(3)
+    count, outputs = 9, 4
+    logits = torch.randn(count, outputs, generator=generator, dtype=torch.float64)
+    y = torch.tensor([0, 1, 2, 3, 2, 0, 3, 1, 2])
+    mask = torch.tensor([1, 1, 1, 1, 0, 1, 1, 1, 1], dtype=torch.bool)
+    source = torch.tensor([0, 0, 0, 0, 0, 1, 1, 7, 7])  # own, the memory's, another method's
+    share = torch.rand(count, generator=generator, dtype=torch.float64)
+    group = torch.where(y < 2, 2, 1) if learned else torch.zeros_like(y)
+    old = torch.full((count, outputs), -1.0, dtype=torch.float64)
+    if distils:
+        old[:, :2] = torch.rand(count, 2, generator=generator, dtype=torch.float64)
+    allowed = torch.tensor([True, True, True, False]) | (y == 3)[:, None]
+    data = tiny_data(split(2), scenario="class", schedule={"rounds_per_task": 1})
+    method = GLFC(**QUICK)  # type: ignore[arg-type]
+    fit(tiny_client(data, mlp, fast, {"glfc": method}), data)
+    extras = {"glfc group": group, "glfc distils": torch.full((count,), distils), "glfc old": old}
+    samples = Samples(y, mask, share, torch.zeros_like(y), source, allowed if masked else None, extras)
+
+    expected = 0.0
+    ours = [i for i in range(count) if mask[i] and source[i] < 2]
+    g = [1 - sigmoid(float(logits[i, y[i]])) for i in range(count)]
+    for i in ours:
+        inside = [o for o in range(outputs) if not masked or allowed[i, o]]
+        truth = [float(o == y[i]) for o in range(outputs)]
+        peers = [j for j in ours if group[j] == group[i]]
+        factor = g[i] / (sum(g[j] for j in peers) / len(peers)) if learned else 1.0
+        loss = factor * bce(logits[i].tolist(), truth, inside)
+        if distils:
+            target = [float(old[i, o]) if o < 2 else truth[o] for o in range(outputs)]
+            loss = 0.5 * loss + 0.5 * bce(logits[i].tolist(), target, inside)
+        expected += float(share[i]) * loss
+    assert float(method.sample_loss(logits, samples)) == pytest.approx(expected, rel=1e-12)
+    kept = method.weigh(share, logits, samples)
+    assert torch.equal(kept, torch.where(source < 2, 0.0, share))
+
+
+def test_compensation_brings_both_groups_to_one_scale() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(40, 6, generator=generator, dtype=torch.float64)
+    y, ours = torch.arange(40) % 6, torch.arange(40) < 33
+    factors = compensation(logits, y, ours, torch.where(y < 3, 2, 1))
+    for members in (ours & (y < 3), ours & (y >= 3)):
+        assert float(factors[members].mean()) == pytest.approx(1.0, rel=1e-12)
+    assert torch.equal(factors[~ours], torch.ones(7, dtype=torch.float64))
+
+
+class Watch(Method):
+    """Every step as the methods before have left it."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[Cohort, int, tuple[int, ...], CohortBatch]] = []
+
+    def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+        self.steps.append((cohort, cohort.round, cohort.clients, batch))
+        return batch
+
+
+class Chosen(GLFC):
+    """Notes which old model each client was given, round by round."""
+
+    def open_cohort(self, cohort: Cohort) -> None:
+        super().open_cohort(cohort)
+        if not hasattr(self, "given"):
+            self.given: dict[tuple[int, int], Any] = {}
+            self.signalled: dict[tuple[int, int], bool] = {}
+            self.learned: dict[tuple[int, int], Tensor] = {}
+            self.held: dict[tuple[int, int], int] = {}
+        for row, client in enumerate(cohort.clients):
+            key = (cohort.round, client)
+            self.given[key], self.signalled[key] = copy.deepcopy(self._old[row]), self._signals[row]
+            self.learned[key] = self._table["learned"][row].clone()
+            self.held[key] = int((self._table["place"][row] >= 0).sum())
+
+
+@pytest.mark.parametrize("batchnorm", ["average", "drop"])
+def test_targets_are_the_old_models_outputs(batchnorm: str) -> None:
+    """On own and remembered samples alike, for the classes that it knows; with batch statistics, of one client's."""
+    method, watch, data = Chosen(threshold=0.0, **QUICK), Watch(), data_of(3)  # type: ignore[arg-type]
+    run(method, data, norm_net, {"watch": watch}, federated={"batchnorm": batchnorm})
+    network = double(norm_net)(data.input_shape, data.num_outputs)
+    with_old = remembered = 0
+    for _, number, clients, batch in watch.steps:
+        for row, client in enumerate(clients):
+            mask, key = batch.mask[row], (number, client)
+            if not mask.any():
+                continue
+            parts = [(batch.x[row][mask], batch.y[row][mask], {n: v[row][mask] for n, v in batch.extras.items()})]
+            for added in batch.added:
+                kept = added.mask[row]
+                parts.append(
+                    (added.x[row][kept], added.y[row][kept], {n: v[row][kept] for n, v in added.extras.items()})
+                )
+                share = method.held[key] / len(data.indices[data.rounds.task_of(number)][client])
+                assert int(kept.sum()) == min(math.ceil(share * int(mask.sum()) - 1e-6), method.held[key])
+            old, learned = method.given[key], method.learned[key]
+            for part, (x, y, extras) in enumerate(parts):
+                if not len(x):
+                    continue
+                remembered += part
+                assert torch.equal(extras["glfc group"] == 2, learned[y])
+                assert bool((extras["glfc group"] > 0).all()) == bool(learned.any())
+                assert bool(extras["glfc distils"].any()) == (old is not None)
+                if old is None:
+                    assert bool((extras["glfc old"] == -1).all())
+                    continue
+                with_old += 1
+                network.load_state_dict(old.tensors, strict=False)
+                network.train(batchnorm == "drop")
+                if batchnorm == "drop" and len(x) < 2:
+                    continue  # torch's BatchNorm refuses them
+                with torch.no_grad():
+                    expected = torch.where(old.classes, 1 / (1 + (-network(x)).exp()), -1.0)
+                torch.testing.assert_close(extras["glfc old"].double(), expected, rtol=1e-9, atol=1e-10)
+    assert with_old > 20
+    assert remembered > 20
+
+
+# The proxy server.
+
+
+def named(name: str) -> dict[str, Tensor]:
+    return {name: torch.zeros(1)}
+
+
+def test_slots_move_on_with_new_classes() -> None:
+    proxy, scores = ProxyServer(6), {"a": 0.5, "b": 0.7, "c": 0.6, "d": 0.2, "e": 0.2, "f": 0.1}
+
+    def judge(name: str, changed: bool = False) -> str | None:
+        proxy.judge(named(name), lambda tensors: scores[next(iter(tensors))], changed)
+        return None if proxy.current is None else next(iter(proxy.current.tensors))
+
+    def images(*labels: int) -> tuple[Tensor, Tensor]:
+        return torch.zeros(len(labels), 1, 2, 2), torch.tensor(labels)
+
+    def old(signals: bool, *classes: int) -> str | None:
+        flags = torch.zeros(6, dtype=torch.bool)
+        flags[list(classes)] = True
+        kept = proxy.old_model(signals, flags)
+        return None if kept is None else next(iter(kept.tensors))
+
+    assert judge("a") is None  # no image yet
+    assert proxy.receive(*images(0, 0, 1))
+    assert [judge("a"), judge("b"), judge("c")] == ["a", "b", "b"]
+    assert old(True, 0, 1) is None
+    assert old(True, 2, 3) == "b"
+    assert old(False, 2, 3) is None
+    assert not proxy.receive(*images(0, 2))  # a straggler, half of its classes known
+    assert proxy.labels.tolist() == [0, 0, 1, 0, 2]
+    scores["b"] = 0.55
+    assert judge("c", changed=True) == "c"
+    assert proxy.current is not None
+    assert proxy.current.classes.tolist() == [True, True, True, False, False, False]
+    assert proxy.receive(*images(3, 4, 1))
+    assert proxy.labels.tolist() == [3, 4, 1]
+    assert [judge("d"), judge("e"), judge("f")] == ["d", "e", "e"]  # no worse is good enough
+    assert old(True, 3, 4) == "c"  # the others were faster
+    assert old(False, 3, 4) == "c"
+    assert old(True, 5) == "e"
+    again = ProxyServer(6)
+    again.load_state_dict(copy.deepcopy(proxy.state_dict()))
+    for signals, classes in ((True, (5,)), (False, (5,))):
+        flags = torch.zeros(6, dtype=torch.bool)
+        flags[list(classes)] = True
+        one, other = proxy.old_model(signals, flags), again.old_model(signals, flags)
+        assert one is not None
+        assert other is not None
+        assert (one.version, one.accuracy) == (other.version, other.accuracy)
+
+
+class Prototypes(GLFC):
+    """Notes what is sent."""
+
+    sent: list[tuple[dict[str, Tensor], FederatedDataModule, int, int, Tensor, Tensor]]
+
+    def _prototypes(self, model: Mapping[str, Tensor], cohort: Cohort, client: int) -> tuple[Tensor, Tensor]:
+        images, labels = super()._prototypes(model, cohort, client)
+        held = {name: tensor.clone() for name, tensor in model.items()}
+        self.sent.append((held, self.federation.data, opened(cohort.task), client, images.clone(), labels))
+        return images, labels
+
+
+def test_prototypes_are_the_middle_of_their_class_and_reach_the_server() -> None:
+    """Disturbed as by hand; the server's images are theirs."""
+    method = Prototypes(12, None, 1.2, perturbation_steps=3, inversion_steps=25, images=2)
+    method.sent = []
+    federation = run(method, data_of(2), mlp)
+    first = [entry for entry in method.sent if entry[2] == 0]
+    assert len(first) >= 3
+    for model, data, task, client, images, labels in method.sent:
+        network: Any = plain_network(data, double(mlp), model).eval()
+        own, samples = data.indices[task][client], data.tasks[task]
+        x = samples.transform(samples.train.images[own])
+        y = samples.train.labels[own] + data.outputs.offsets[task]
+        assert labels.tolist() == sorted(set(y.tolist()))
+        for image, label in zip(images, labels.tolist(), strict=True):
+            members = x[y == label]
+            with torch.no_grad():
+                features = network.features(members.double())
+            features = features / features.norm(dim=1, keepdim=True)
+            by_hand = members[(features - features.mean(0)).norm(dim=1).argmin()].double()
+            for _ in range(3):
+                by_hand = by_hand.detach().requires_grad_()
+                p = torch.sigmoid(network(by_hand[None])[0])
+                loss = -(p[label].log() + sum((1 - p[o]).log() for o in range(6) if o != label)) / 6
+                (gradient,) = torch.autograd.grad(loss, by_hand)
+                by_hand = by_hand - 0.2 * (gradient + 1e-5 * by_hand)
+            torch.testing.assert_close(image.double(), by_hand.detach(), rtol=0, atol=1e-5)
+    assert method.proxy.images is not None
+    expected = [
+        (label, image) for *_, images, labels in method.sent for image, label in zip(images, labels, strict=True)
+    ]
+    for number in range(len(method.proxy.labels)):
+        found, label = method.proxy.images[number], method.proxy.labels[number]
+        near = [float((found - image).square().mean()) for same, image in expected if same == label]
+        assert min(near) < 1e-3
+    encoder = GradientEncoder((1, 4, 4), 6, torch_generator(0, "glfc encoder"))
+    size = 4 * sum(p.numel() for p in encoder.parameters())
+    assert federation.channel.uplink_bytes["glfc prototypes"] == size * len(expected)
+
+
+def test_old_models_go_down_when_they_are_new_to_a_client() -> None:
+    method = Chosen(threshold=0.2, **QUICK)  # type: ignore[arg-type]
+    federation = run(method)
+    has: dict[int, int] = {}
+    sent = 0
+    for (_, client), old in sorted(method.given.items()):
+        if old is not None and has.get(client) != old.version:
+            has[client] = old.version
+            sent += 1
+    assert sent > 3
+    size = sum(t.numel() * 8 for t in federation.shared_tensors().values())
+    assert federation.channel.downlink_bytes["glfc old model"] == sent * size
+
+
+def test_nothing_depends_on_the_width() -> None:
+    one, three = (run(GLFC(threshold=0.2, **QUICK), data_of(width)) for width in (1, 3))  # type: ignore[arg-type]
+    for name, value in weights(one).items():
+        torch.testing.assert_close(weights(three)[name], value, rtol=1e-8, atol=1e-10)
+
+
+def test_it_composes_with_fed_a_gem() -> None:
+    after = []
+    for names in (["glfc", "fed_agem"], ["glfc"], ["fed_agem"]):
+        both: dict[str, Method] = {
+            "glfc": GLFC(threshold=0.2, **QUICK),  # type: ignore[arg-type]
+            "fed_agem": FedAGEM(8, when="always"),
+        }
+        data = data_of()
+        after.append(weights(fit(tiny_client(data, double(mlp), fast, {n: both[n] for n in names}), data)))
+    for plain in after[1:]:
+        assert max(float((after[0][n] - v).abs().max()) for n, v in plain.items()) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("size", 0),
+        ("batch_size", 0),
+        ("threshold", -0.1),
+        ("perturbation_steps", -1),
+        ("inversion_steps", 0),
+        ("images", 0),
+    ],
+)
+def test_bad_settings_are_refused(option: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"methods.glfc.{option}"):
+        GLFC(**{option: value})
+
+
+def test_personal_models_are_refused() -> None:
+    with pytest.raises(ConfigError, match="one model for all clients"):
+        run(GLFC(**QUICK), others={"own": PersonalLayers(["head.*"])})  # type: ignore[arg-type]

@@ -1,0 +1,115 @@
+"""Single-task training: every task from the initial model, with one model or one per client."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from naive import accuracy, plain_network, train_client
+from naive_decomposed import data_of
+from test_personal import kept_by
+from tiny import NetworkFactory, SaveAfter, double, fit, mlp, norm_net, sgd, split, tiny_client
+
+from cfl.cohort import Cohort
+from cfl.federation import Federation
+from cfl.methods import Method, PersonalLayers, SingleTask
+
+ADAM = partial(torch.optim.Adam, lr=0.02)
+
+
+@pytest.mark.parametrize(
+    ("make", "stream"), [(norm_net, None), (mlp, split(3, classes=6))], ids=["domain, BatchNorm", "task"]
+)
+def test_each_client_has_a_model_for_each_task(make: NetworkFactory, stream: Any) -> None:
+    """Against clients trained one by one; a task that a client has missed is answered with its latest model."""
+    data = data_of(stream)
+    methods: dict[str, Method] = {"own": PersonalLayers(), "single": SingleTask()}
+    client = tiny_client(data, double(make), ADAM, methods)
+    initial = copy.deepcopy(client.network.state_dict())
+    models: dict[int, dict[int, torch.nn.Module]] = {c: {} for c in range(3)}
+    untrained = plain_network(data, double(make), initial).eval()
+    expected = torch.full((3, 3, 3), torch.nan)
+    for number in range(data.num_rounds):
+        plan = data.rounds.round(number)
+        for c in plan.clients:
+            model = models[c].setdefault(plan.task, plain_network(data, double(make), initial))
+            start = copy.deepcopy(model.state_dict())
+            train_client(model, data, plan, c, ADAM)
+            if data.scenario == "task":
+                used = slice(2 * plan.task, 2 * plan.task + 2)
+                for name in ("head.weight", "head.bias"):
+                    kept = model.state_dict()[name].clone()
+                    model.state_dict()[name].copy_(start[name])
+                    model.state_dict()[name][used] = kept[used]
+        if not plan.last_of_task:
+            continue
+        for c, own in models.items():
+            for i, task in enumerate(data.tasks):
+                answers = own.get(i, own[max(own)] if own else untrained).eval()
+                with torch.no_grad():
+                    logits = answers(task.transform(task.test.images))
+                if data.scenario == "task":
+                    logits = logits[:, 2 * i : 2 * i + 2]
+                expected[c, plan.task, i] = accuracy(logits, task.test.labels)
+                answers.train()
+
+    federation = fit(client, data)
+    torch.testing.assert_close(federation.accuracy.compute().float(), expected, rtol=0, atol=1e-3)
+    assert federation.channel.total_uplink_bytes == 0
+    trained = sum(len(own) for own in models.values())
+    size = sum(p.numel() * 8 for p in client.network.parameters())
+    assert methods["single"].summary()["model_bytes"] == size * trained
+    assert methods["single"].client_storage() > 0
+    for c, own in models.items():
+        assert federation.clients.get("model", c) is not None or not own
+
+
+def test_its_learned_tasks_are_never_forgotten() -> None:
+    data = data_of(clients_per_round=1.0)
+    methods: dict[str, Method] = {"single": SingleTask(), "own": PersonalLayers()}
+    federation = fit(tiny_client(data, mlp, ADAM, methods), data)
+    matrix = federation.accuracy.compute()
+    for task in range(3):
+        assert torch.equal(matrix[:, 2, task], matrix[:, task, task])
+    assert federation.accuracy.summary()["fgt"] == 0
+    assert federation.accuracy.summary()["acc"] == pytest.approx(methods["single"].summary()["acc_single_task"])
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 5])
+def test_a_resumed_run_goes_on_bit_for_bit(rounds: int, tmp_path: Path) -> None:
+    path = tmp_path / "after.ckpt"
+
+    def start(*arguments: Any, **more: Any) -> Federation:
+        data = data_of()
+        return fit(tiny_client(data, norm_net, sgd, {"own": PersonalLayers(), "single": SingleTask()}), data, **more)
+
+    whole = start(callbacks=[SaveAfter(rounds - 1, path)])
+    resumed = start(ckpt_path=path)
+    expected, found = kept_by(whole), kept_by(resumed)
+    assert all(torch.equal(found[c][n], value) for c, own in expected.items() for n, value in own.items())
+    assert torch.equal(resumed.accuracy.compute(), whole.accuracy.compute())
+
+
+def test_one_model_starts_anew_and_clients_statistics_go_on() -> None:
+    """Where models are not personal nothing is filed; what ``batchnorm: local`` keeps stays as it is."""
+    starts: list[dict[str, torch.Tensor]] = []
+
+    class Starts(Method):
+        def open_cohort(self, cohort: Cohort) -> None:
+            if cohort.round % 2 == 0:
+                starts.append({n: t[0].detach().clone() for n, t in {**cohort.parameters, **cohort.buffers}.items()})
+
+    data = data_of(clients_per_round=1.0, cohort_width=3)
+    client = tiny_client(data, norm_net, sgd, {"single": SingleTask(), "starts": Starts()})
+    initial = copy.deepcopy(client.network.state_dict())
+    federation = fit(client, data, {"batchnorm": "local"})
+    for task, start in enumerate(starts):
+        for name, value in start.items():
+            same = torch.equal(value, initial[name])
+            assert same == (task == 0 or ("running" not in name and "num_batches" not in name)), (task, name)
+    assert set(federation.clients.state_dict()) == {"model"}
+    assert set(client.methods["single"].summary()) == {"acc_single_task"}
