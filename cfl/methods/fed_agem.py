@@ -7,9 +7,7 @@ from contextlib import nullcontext
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
 from cfl import processes
 from cfl.channel import payload_bytes
@@ -19,8 +17,9 @@ from cfl.errors import ConfigError
 from cfl.federation import Federation
 from cfl.gradient_refinement import REFINEMENTS, Refinement, inner, refine
 from cfl.layer_inputs.of_clients import client_model, evaluating
+from cfl.mean_gradient import Labelled, mean_gradient
 from cfl.methods.base import Method
-from cfl.models.dropout import DropoutMasks, dropout_masks
+from cfl.models.dropout import DropoutMasks
 from cfl.random_words import random_words_at
 from cfl.randomness import seed_for
 from cfl.replay_buffer import Replayed
@@ -212,27 +211,18 @@ class FedAGEM(Method):
 
     def _gradient(self, model: dict[str, Tensor], drawn: Replayed, key: int) -> dict[str, Tensor]:
         """Of the mean cross-entropy on one client's drawn samples, each over the outputs of its own loss."""
-        network, outputs = self.federation.network, self.federation.data.outputs.train
-        used = drawn.mask[0]
+        federation = self.federation
+        network, outputs, used = federation.network, federation.data.outputs.train, drawn.mask[0]
         x, y = drawn.x[0][used], drawn.y[0][used]
-        names = self.federation.shared_parameters
-        leaves = {name: model[name].clone().requires_grad_() for name in names}
-        buffers = {name: buffer.clone() for name, buffer in model.items() if name not in leaves}
-        with torch.enable_grad(), self._mode(network, x, key):
-            logits: Tensor = functional_call(network, {**buffers, **leaves}, (x,))
-            if outputs is not None:
-                logits = logits.masked_fill(~outputs.to(logits.device)[drawn.tasks[0][used]], -torch.inf)
-            found = torch.autograd.grad(F.cross_entropy(logits, y), list(leaves.values()), allow_unused=True)
-        return {n: torch.zeros_like(model[n]) if g is None else g for n, g in zip(names, found, strict=True)}
-
-    def _mode(self, network: nn.Module, x: Tensor, key: int) -> Any:
-        if self.mode == "eval":
-            return evaluating(self.federation)
-        if not self._masks:
-            return nullcontext()
-        keys = torch.tensor([key], dtype=torch.int64, device=x.device)
-        drawn = self._masks.draw(keys, len(x), next(network.parameters()).dtype)
-        return dropout_masks(network, {name: mask[0] for name, mask in drawn.items()})
+        allowed = None if outputs is None else outputs.to(x.device)[drawn.tasks[0][used]]
+        masks: dict[str, Tensor] = {}
+        if self.mode == "train" and self._masks:
+            keys = torch.tensor([key], dtype=torch.int64, device=x.device)
+            per_client = self._masks.draw(keys, len(x), next(network.parameters()).dtype)
+            masks = {name: mask[0] for name, mask in per_client.items()}
+        with evaluating(federation) if self.mode == "eval" else nullcontext():
+            found = mean_gradient(network, model, [Labelled(x, y, allowed, masks)])
+        return {name: found[name] for name in federation.shared_parameters}
 
     # Reports and checkpoints.
 

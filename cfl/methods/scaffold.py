@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 from torch.optim import Optimizer
 
 from cfl import processes
@@ -19,8 +17,9 @@ from cfl.data.scenarios import Scenario
 from cfl.engines.updates import plain_sgd
 from cfl.errors import ConfigError
 from cfl.federation import Federation
+from cfl.mean_gradient import Labelled, mean_gradient
 from cfl.methods.base import Method
-from cfl.models.dropout import DropoutMasks, dropout_masks
+from cfl.models.dropout import DropoutMasks
 from cfl.randomness import seed_for
 from cfl.schedule import RoundPlan
 
@@ -248,14 +247,14 @@ class SCAFFOLD(Method):
         for row in positions:
             client = cohort.clients[row]
             batches = data.client_batches(cohort.task, client, data.schedule.batch_size, device)
+            allowed = data.outputs_in_loss(cohort.task, client)
             found = mean_gradient(
                 federation.network,
                 {**start, **{n: values[row] for n, values in cohort.own.items()}},
                 (
-                    (x, y, self._masks_of(cohort.round, client, number, len(y), device))
+                    Labelled(x, y, allowed, self._masks_of(cohort.round, client, number, len(y), device))
                     for number, (x, y) in enumerate(batches)
                 ),
-                data.outputs_in_loss(cohort.task, client),
             )
             for name, stack in stacks.items():
                 stack.append(found[name])
@@ -284,35 +283,3 @@ class SCAFFOLD(Method):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
         self.variate = dict(state["variate"])
-
-
-def mean_gradient(
-    network: nn.Module,
-    tensors: Mapping[str, Tensor],
-    batches: Iterable[tuple[Tensor, Tensor, Mapping[str, Tensor]]],
-    outputs: Tensor | None = None,
-) -> Tensors:
-    """Gradient of the mean cross-entropy over all samples, the network in the mode it is in.
-
-    Args:
-        network: the architecture; its own tensors are not touched.
-        tensors: parameters and buffers by name.
-        batches: ``[B, C, H, W]`` inputs, ``[B]`` int64 outputs, dropout masks by layer name (see
-            :func:`cfl.models.dropout.dropout_masks`). What depends on the batch, as BatchNorm in training mode does, is
-            taken batch by batch.
-        outputs: ``[O]`` bool, outputs in the loss, or None for all.
-
-    Returns:
-        parameter name -> gradient, zero where the loss does not depend on it.
-    """
-    leaves = {n: tensors[n].detach().clone().requires_grad_() for n, _ in network.named_parameters()}
-    buffers = {n: tensors[n].detach().clone() for n, _ in network.named_buffers()}
-    samples = 0
-    for x, y, masks in batches:
-        with torch.enable_grad(), dropout_masks(network, dict(masks)):
-            logits = functional_call(network, {**leaves, **buffers}, (x,))
-            if outputs is not None:
-                logits = logits.masked_fill(~outputs, -torch.inf)
-            F.cross_entropy(logits, y, reduction="sum").backward()  # adds to what the batches before have left
-        samples += len(y)
-    return {n: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad / samples for n, leaf in leaves.items()}

@@ -16,7 +16,7 @@ from cfl.errors import DataFilesMissing
 
 def sources_of(experiment: Mapping[str, Any]) -> list[str]:
     """Short names of the data sets of an experiment, each once."""
-    return list(dict.fromkeys(node["class_path"].rpartition(".")[2] for node, _ in _sources(experiment["data"])))
+    return list(dict.fromkeys(node["class_path"].rpartition(".")[2] for node, _ in _sources([experiment["data"], experiment.get("methods", {})])))
 
 
 def _sources(tree: Any) -> Iterator[tuple[Mapping[str, Any], type[Source]]]:
@@ -38,7 +38,7 @@ def _sources(tree: Any) -> Iterator[tuple[Mapping[str, Any], type[Source]]]:
 def find_missing(experiment: Mapping[str, Any]) -> dict[str, str]:
     """Try to read an experiment's data sets; name -> the first line that says what is missing."""
     missing = {}
-    for node, source in _sources(experiment["data"]):
+    for node, source in _sources([experiment["data"], experiment.get("methods", {})]):
         try:
             source(**(node.get("init_args") or {})).load(data_root())
         except DataFilesMissing as error:

@@ -1,0 +1,54 @@
+"""The gradient of a mean cross-entropy at a given model, outside of local steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from cfl.models.dropout import dropout_masks
+
+
+class Labelled(NamedTuple):
+    """Samples of one client.
+
+    Attributes:
+        x: ``[B, C, H, W]`` network input.
+        y: ``[B]`` int64 output indices.
+        allowed: ``[B, O]`` or ``[O]`` bool, outputs in the loss, or None for all.
+        masks: dropout masks by layer name, see :func:`cfl.models.dropout.dropout_masks`.
+    """
+
+    x: Tensor
+    y: Tensor
+    allowed: Tensor | None
+    masks: Mapping[str, Tensor]
+
+
+def mean_gradient(network: nn.Module, tensors: Mapping[str, Tensor], batches: Iterable[Labelled]) -> dict[str, Tensor]:
+    """Gradient of the mean cross-entropy over all samples, the network in the mode it is in.
+
+    Args:
+        network: the architecture; its own tensors are not touched.
+        tensors: parameters and buffers by name.
+        batches: at least one sample. What depends on the batch, as BatchNorm in training mode does, is taken batch by
+            batch.
+
+    Returns:
+        parameter name -> gradient, zero where the loss does not depend on it.
+    """
+    leaves = {n: tensors[n].detach().clone().requires_grad_() for n, _ in network.named_parameters()}
+    buffers = {n: tensors[n].detach().clone() for n, _ in network.named_buffers()}
+    samples = 0
+    for x, y, allowed, masks in batches:
+        with torch.enable_grad(), dropout_masks(network, dict(masks)):
+            logits: Tensor = functional_call(network, {**leaves, **buffers}, (x,))
+            if allowed is not None:
+                logits = logits.masked_fill(~allowed.to(logits.device), -torch.inf)
+            F.cross_entropy(logits, y, reduction="sum").backward()  # adds to what the batches before have left
+        samples += len(y)
+    return {n: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad / samples for n, leaf in leaves.items()}
