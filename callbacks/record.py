@@ -22,11 +22,13 @@ from cfl.compare.matrix_file import write_matrix_csv
 from cfl.compare.matrix_table import matrix_table
 from cfl.compare.printing import print_table
 from cfl.data.report import save as save_partition_report
+from cfl.density_metrics import NLLMatrix
 from cfl.errors import ConfigError
 from cfl.experiment import method_name
 from cfl.federation import Federation
 from cfl.figures import accuracy_curve, accuracy_heatmap, learning_curves
 from cfl.figures import save as save_figure
+from cfl.metrics import AccuracyMatrix
 from cfl.schedule import RoundPlan
 
 LAST_CHECKPOINT = "last.ckpt"
@@ -39,7 +41,8 @@ class RunRecord(Callback):
     ``accuracy_matrix.csv`` (row = after task, column = task), ``<method>.csv``, and when the last round is over
     ``summary.json``, ``accuracy_matrix.png``, ``accuracy_curve.png`` and, if there were evaluations between task ends,
     the learning curve ``accuracy_rounds.png``. Accuracies and forgetting are in percent. Runs that estimate a density
-    have ``nll_matrix.csv`` and so on instead, in nats.
+    have ``nll_matrix.csv`` and so on instead, in nats. What is known of tests in which tasks are told apart lies beside
+    that, in ``accuracy_matrix_task_il.csv`` or ``nll_matrix_task_aware.csv``.
     Of several processes the first writes and prints.
 
     Args:
@@ -180,9 +183,8 @@ class RunRecord(Callback):
         """Write the accuracy or NLL matrix; in class-incremental runs also the one with known tasks."""
         name = f"{federation.measure.name}_matrix"
         write_matrix_csv(self.folder / f"{name}.csv", mean_matrix(federation), mean_initial(federation))
-        if federation.accuracy_task_il is not None:
-            matrix = federation.accuracy_task_il
-            write_matrix_csv(self.folder / "accuracy_matrix_task_il.csv", matrix.compute(), matrix.initial())
+        for suffix, known in known_tasks(federation).items():
+            write_matrix_csv(self.folder / f"{name}{suffix}.csv", *_means(federation, known))
         if federation.measures_clients:
             folder = self.folder / "clients"
             folder.mkdir(exist_ok=True)
@@ -225,9 +227,8 @@ class RunRecord(Callback):
             "versions": {"cfl": __version__, "torch": torch.__version__, "python": platform.python_version()},
             "finished_at": time.strftime("%Y-%m-%dT%H:%M:%S"),
         }
-        if federation.accuracy_task_il is not None:
-            task_il = federation.accuracy_task_il.summary()
-            figures |= {f"{key}_task_il": value for key, value in task_il.items()}
+        for suffix, matrix in known_tasks(federation).items():
+            figures |= {f"{key}{suffix}": value for key, value in matrix.summary().items()}
         if self.targets.accuracies:
             figures["rounds_to_accuracy"] = self.targets.rounds(federation.curve)
             figures["stopped_early"] = federation.stopped
@@ -276,9 +277,10 @@ class RunRecord(Callback):
             print(f"stopped after {federation.round} of {plan_of.num_rounds} rounds: all targets are met")
         elif federation.round and not plan_of.round(federation.round - 1).last_of_task:
             print(f"task {after} is not finished: {federation.round} of {plan_of.num_rounds} rounds")
-        for name, figures in [("", federation.measured.summary())] + (
-            [] if federation.accuracy_task_il is None else [(" (task known)", federation.accuracy_task_il.summary())]
-        ):
+        for name, figures in [
+            ("", federation.measured.summary()),
+            *((" (task known)", matrix.summary()) for matrix in known_tasks(federation).values()),
+        ]:
             for key, formula in federation.measure.formulas.items():
                 value = figures[key]
                 print(f"{key.upper() + name:<8} {'undefined' if value is None else format(value, '8.3f')}   {formula}")
@@ -290,8 +292,19 @@ class RunRecord(Callback):
 
 def mean_initial(federation: Federation) -> torch.Tensor:
     """What is measured before training, ``[T]``, the mean over clients where each has its own."""
-    initial = federation.measured.initial()
-    return initial.nanmean(0) if federation.measures_clients else initial
+    return _means(federation, federation.measured)[1]
+
+
+def known_tasks(federation: Federation) -> dict[str, AccuracyMatrix | NLLMatrix]:
+    """Ending of names in files -> the matrix of tests in which it is known whose task a sample is, if there is one."""
+    found = {"_task_il": federation.accuracy_task_il, "_task_aware": federation.nll_task_aware}
+    return {suffix: matrix for suffix, matrix in found.items() if matrix is not None}
+
+
+def _means(federation: Federation, matrix: AccuracyMatrix | NLLMatrix) -> tuple[torch.Tensor, torch.Tensor]:
+    """A matrix ``[T, T]`` and its row before training ``[T]``, the mean over clients where each has its own."""
+    values = matrix.compute(), matrix.initial()
+    return (values[0].nanmean(0), values[1].nanmean(0)) if federation.measures_clients else values
 
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -18,6 +18,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from cfl.compare.command import main as compare
 
         return compare(given[1:])
+    if given[:1] == ["dashboard"]:
+        from cfl.dashboard.command import main as dashboard
+
+        return dashboard(given[1:])
+    if given[:1] == ["export"]:
+        from cfl.export.command import main as export
+
+        return export(given[1:])
     from cfl.cli import main as train
 
     return train(given)

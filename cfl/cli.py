@@ -1,6 +1,7 @@
 """``cfl fit | validate | test``: the one place that puts application and callbacks together.
 
-``cfl compare`` is dispatched in :mod:`cfl.__main__`, which imports this module only to train.
+``cfl compare``, ``export`` and ``dashboard`` are dispatched in :mod:`cfl.__main__`, which imports this module only
+where there is something to train or to restore.
 """
 
 from __future__ import annotations
@@ -258,37 +259,84 @@ def with_run_config(arguments: Sequence[str]) -> list[str]:
     return given
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit status.
+class _Restoring(FederatedCLI):
+    """Builds all that ``cfl validate`` builds, and runs nothing."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        pass
+
+
+ALONE = ("accelerator=cpu", "devices=1", "num_nodes=1", "strategy=auto", "logger=false")
+"""The trainer's settings where nothing is run, whatever the run itself had."""
+
+
+def restored(arguments: Sequence[str]) -> tuple[Client, str]:
+    """A run as a checkpoint has left it, on the CPU, without evaluating anything.
+
+    Data are read only if a method needs them to be set up.
 
     Args:
-        arguments: the command line without the program's name; None takes the process's own.
+        arguments: options as for ``cfl validate``, with ``--ckpt_path``.
+
+    Returns:
+        The client module with its federation, and the run's configuration as YAML.
+
+    Raises:
+        ConfigError: for whatever ``cfl validate`` refuses.
+        SystemExit: the command line cannot be parsed; said on standard error.
     """
+    given = with_run_config(["validate", *arguments])
+    built = _build(_Restoring, [*given, *(f"--trainer.{setting}" for setting in ALONE)])
+    client: Client = built.model
+    # As the Trainer does it: what belongs to the experiment is set up, then filled.
+    built.trainer.datamodule = built.datamodule  # type: ignore[attr-defined]
+    for callback in built.trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, FederatedOrchestrator):
+            callback.setup(built.trainer, client, "validate")
+    path = built.config_init[built.subcommand]["ckpt_path"]
+    checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    client.on_load_checkpoint(checkpoint)
+    client.load_state_dict(checkpoint["state_dict"])
+    client.train(False)
+    return client, built.config_yaml
+
+
+def _build(kind: type[FederatedCLI], arguments: Sequence[str]) -> FederatedCLI:
+    """Parse the command line, build what it names, and run the subcommand."""
     warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
     warnings.filterwarnings("ignore", message=".*LightningCLI's args parameter.*")
     warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")  # a row per round, always
     warnings.filterwarnings("ignore", message=".*across ranks is zero, but local rank has zero.*")  # test sets' shares
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
-    given = with_run_config(sys.argv[1:] if arguments is None else arguments)
-    try:
-        FederatedCLI(
-            Client,
-            FederatedDataModule,
-            args=given,
-            seed_everything_default=0,
-            auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,
-            save_config_callback=None,
-            parser_class=Parser,
-            parser_kwargs={
-                "epilog": "cfl compare RUN... makes tables and a page of charts of finished runs: cfl compare --help",
-                **{
-                    name: {"default_config_files": [str(DEFAULT_CONFIG)], "epilog": FORMULAS_HELP}
-                    for name in FederatedCLI.subcommands()
-                },
+    return kind(
+        Client,
+        FederatedDataModule,
+        args=list(arguments),
+        seed_everything_default=0,
+        auto_configure_optimizers=False,
+        load_from_checkpoint_support=False,
+        save_config_callback=None,
+        parser_class=Parser,
+        parser_kwargs={
+            "epilog": "Further commands, each with --help: cfl compare RUN... makes tables and a page of charts of "
+            "finished runs, cfl export a file of a run's model, cfl dashboard panels at wandb.",
+            **{
+                name: {"default_config_files": [str(DEFAULT_CONFIG)], "epilog": FORMULAS_HELP}
+                for name in FederatedCLI.subcommands()
             },
-        )
+        },
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit status.
+
+    Args:
+        arguments: the command line without the program's name; None takes the process's own.
+    """
+    try:
+        _build(FederatedCLI, with_run_config(sys.argv[1:] if arguments is None else arguments))
     except Exception as error:
         elsewhere = cause_elsewhere(error)
         reason = reason_for_user(error) or elsewhere

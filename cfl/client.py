@@ -22,6 +22,7 @@ from cfl.density_metrics import NLLMatrix
 from cfl.engines.base import Engine, EngineOptions, StepContext
 from cfl.engines.choice import EngineChoice, build_engine, candidates, from_dict
 from cfl.engines.probe import Measured, probe
+from cfl.engines.scaled_steps import ScaledSteps
 from cfl.engines.trials import Trials
 from cfl.engines.updates import plain_sgd
 from cfl.errors import BadUpdate, ConfigError
@@ -102,6 +103,7 @@ class Client(LightningModule):
         self._objective = Objective(self.methods.values(), is_density(self.network))
         self._step_context = StepContext(seed, objective=self._objective)
         self._multiplier: Method | None = None
+        self._scaled_steps: ScaledSteps | None = None
         self._observers: tuple[Method, ...] = ()
         self.local_step = 0
         self._loss = torch.zeros(2)
@@ -212,7 +214,10 @@ class Client(LightningModule):
         self.local_step, cohort.steps = batch.step, batch.step + 1
         if batch.opens:
             optimizer = cast(Optimizer, self.optimizers(use_pl_optimizer=False))
-            at_once = self._at_once(optimizer) if self._engine.steps_at_once else None
+            rates = [method.step_factors(self.shown(method)) for method in self.methods.values()]
+            self._scaled_steps = ScaledSteps.of(rates, cohort.buffers)
+            steps_at_once = self._engine.steps_at_once and self._scaled_steps is None
+            at_once = self._at_once(optimizer) if steps_at_once else None
             self._multiplier = next((m for m in self.methods.values() if self._multiplied_by_engine(m)), None)
             factors = {} if self._multiplier is None else cast(RightMultiplication, self._multiplier).right_factors
             self._observers = tuple(m for m in self._objective.observers if m.observes)
@@ -264,6 +269,12 @@ class Client(LightningModule):
             self._engine.backward(loss, self._cohort)
         except Exception as error:
             raise self._failure(error) from error
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        """As any module's; then clients that learn at another rate take back, or add, what that makes of their step."""
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        if self._scaled_steps is not None:
+            self._scaled_steps.rescale()
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
         """Nothing where the engine leaves no gradients."""
@@ -320,6 +331,8 @@ class Client(LightningModule):
             for method in self.methods.values():
                 if method is not self._multiplier:
                     method.adjust_gradients(self.shown(method))
+            if self._scaled_steps is not None:
+                self._scaled_steps.remember(self._cohort.parameters)
         except (BadUpdate, ConfigError):
             raise
         except Exception as error:
@@ -363,11 +376,18 @@ class Client(LightningModule):
             return
         with federation.evaluation_statistics():
             for client, task in learners[processes.rank() :: processes.count()]:
-                model = federation.encode(batch.task, self._model_of(client, task))
+                # Of whose task a sample is, nobody says where densities are estimated.
+                told = None if self._objective.density else task
+                model = federation.encode(batch.task, self._model_of(client, told))
                 self._count(self._scores_of(batch, model, False), batch, row, client, task)
+                if federation.nll_task_aware is not None:
+                    model = federation.encode(batch.task, self._model_of(client, task))
+                    total = -self._scores_of(batch, model, False).cpu().double().sum()
+                    federation.nll_task_aware.update(row, task, total, batch.stop - batch.start, client)
 
-    def _model_of(self, client: int, task: int) -> dict[str, Tensor]:
-        """The model with which a client answers images of its ``task``-th task, in the server's order."""
+    def _model_of(self, client: int, task: int | None) -> dict[str, Tensor]:
+        """The model with which a client answers images of its ``task``-th task, or of whichever if that is None, in
+        the server's order."""
         federation = self._federation
         own = {name: values[0] for name, values in federation.own_tensors((client,)).items()}
         model = {**federation.state_tensors(), **own}

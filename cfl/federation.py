@@ -51,6 +51,7 @@ class Federation:
         measure: what is measured after tasks: accuracies, or likelihoods where the network estimates a density.
         measured: the matrix of that under the run's scenario; one per client when models are personal.
         accuracy_task_il: class-incremental runs only: the matrix when the task of a test sample is known.
+        nll_task_aware: the same of densities, where a method has personal models that tell tasks apart; else None.
         engine: for the record, how local steps are computed and what was measured to find that out; None before.
         personal: names of parameters and buffers that stay on their client from round to round.
         shared_parameters: names of the parameters that clients and server exchange.
@@ -112,6 +113,8 @@ class Federation:
         else:
             self.measured = AccuracyMatrix(data.num_tasks, num_clients=owners)
         self.accuracy_task_il = AccuracyMatrix(data.num_tasks, num_clients=owners) if data.scenario == "class" else None
+        apart = self.has_personal_models and any(method.tells_tasks_apart for method in self.methods.values())
+        self.nll_task_aware = NLLMatrix(data.num_tasks, owners) if data.scenario == "density" and apart else None
         self._initial = {n: t.detach().clone() for n, t in self.state_tensors().items() if n in self.personal}
 
     @property
@@ -124,7 +127,7 @@ class Federation:
     @property
     def matrices(self) -> list[AccuracyMatrix | NLLMatrix]:
         """All matrices that an evaluation counts into."""
-        return [self.measured] if self.accuracy_task_il is None else [self.measured, self.accuracy_task_il]
+        return [m for m in (self.measured, self.accuracy_task_il, self.nll_task_aware) if m is not None]
 
     @property
     def has_personal_models(self) -> bool:
@@ -239,6 +242,7 @@ class Federation:
             "methods": {name: method.state_dict() for name, method in self.methods.items()},
             self.measure.name: self.measured.state_dict(),
             "accuracy_task_il": None if self.accuracy_task_il is None else self.accuracy_task_il.state_dict(),
+            "nll_task_aware": None if self.nll_task_aware is None else self.nll_task_aware.state_dict(),
             "initial": {name: tensor.clone() for name, tensor in self._initial.items()},
         }
 
@@ -257,6 +261,8 @@ class Federation:
         self.measured.load_state_dict(state[self.measure.name])
         if self.accuracy_task_il is not None:
             self.accuracy_task_il.load_state_dict(state["accuracy_task_il"])
+        if self.nll_task_aware is not None:
+            self.nll_task_aware.load_state_dict(state["nll_task_aware"])
         self._initial = dict(state["initial"])
 
 

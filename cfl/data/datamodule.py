@@ -25,6 +25,7 @@ from cfl.data.sequences import TaskSequences
 from cfl.data.sources.root import data_root
 from cfl.data.streams import Stream
 from cfl.data.types import ImageSet, Task
+from cfl.data.validation import set_aside
 from cfl.errors import ConfigError
 from cfl.randomness import numpy_generator
 from cfl.schedule import BoundSchedule, Schedule
@@ -116,6 +117,9 @@ class FederatedDataModule(LightningDataModule):
         sequences: which of the stream's tasks each client learns, and in what order; null: all of them, in the
             stream's order. With sequences of their own, "task t" is every client's own t-th, except where images and
             outputs are concerned (:class:`cfl.data.sequences.TaskSequences`).
+        validation: share of each client's training samples of every task that is set aside, in [0, 1)
+            (:func:`cfl.data.validation.set_aside`). Nothing trains on them, no memory and no extra communication round
+            sees them; methods that validate do (:meth:`validation_batches`).
         augmentation: random change of the images in local training, none if not given. Neither tests nor extra
             communication rounds see changed images.
         seed: the run's seed (in YAML ``seed_everything``).
@@ -138,6 +142,7 @@ class FederatedDataModule(LightningDataModule):
         exposure: Exposure = "sequential",
         portion: int | None = None,
         sequences: TaskSequences | None = None,
+        validation: float = 0.0,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -155,6 +160,9 @@ class FederatedDataModule(LightningDataModule):
             raise ConfigError("data.exposure", exposure, "another exposure with data.sequences")
         if sequences is not None and not repartition:
             raise ConfigError("data.repartition", repartition, "true with data.sequences")
+        if not 0 <= validation < 1:
+            raise ConfigError("data.validation", validation, "a share in [0, 1)")
+        self.validation = validation
         self.exposure: Exposure = exposure
         self.sequences = sequences
         self.portion = portion
@@ -246,9 +254,25 @@ class FederatedDataModule(LightningDataModule):
         """The tasks with their data. Reads files on first use."""
         return self.stream.tasks(self.root, self.seed)
 
-    @cached_property
+    @property
     def dealt(self) -> Sequence[Mapping[int, np.ndarray]]:
-        """Per task of the stream, client -> indices into the task's training set."""
+        """Per task of the stream, client -> indices into the task's training set, without :attr:`validation_dealt`."""
+        return self._cut_deal[0]
+
+    @property
+    def validation_dealt(self) -> Sequence[Mapping[int, np.ndarray]]:
+        """Per task of the stream, client -> indices into the task's training set that validate it; empty mappings where
+        nothing is set aside."""
+        return self._cut_deal[1]
+
+    @cached_property
+    def _cut_deal(self) -> tuple[Sequence[Mapping[int, np.ndarray]], Sequence[Mapping[int, np.ndarray]]]:
+        whole = self._whole_deal()
+        if self.validation == 0:
+            return whole, [{} for _ in whole]
+        return set_aside(whole, self.validation, self.seed)
+
+    def _whole_deal(self) -> Sequence[Mapping[int, np.ndarray]]:
         members = self.members
         if self.sequences is not None:
             everyone = np.arange(self.num_clients)
@@ -286,6 +310,11 @@ class FederatedDataModule(LightningDataModule):
         if client not in self.indices[task]:
             return np.zeros(0, dtype=np.int64)
         return self._places_dealt(self.stream_task(task, client), client)
+
+    def validation_indices(self, task: TaskRef, client: int) -> np.ndarray:
+        """A client's validation samples of its task: indices into the training set of the stream's task."""
+        nothing = np.zeros(0, dtype=np.int64)
+        return self.validation_dealt[self.stream_task(opened(task), client)].get(client, nothing)
 
     def outputs_in_loss(self, task: TaskRef, client: int) -> Tensor | None:
         """``[O]`` bool, the outputs in the training loss of a client's task, or None for all."""
@@ -521,3 +550,17 @@ class FederatedDataModule(LightningDataModule):
         own = torch.from_numpy(self.indices[task][client]).to(device)
         for part in own.split(batch_size):
             yield self.gather(task, part)
+
+    def validation_batches(
+        self, task: TaskRef, client: int, batch_size: int, device: torch.device
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """A client's validation samples of a task, which nobody trains on; never augmented.
+
+        Yields:
+            As :meth:`client_batches`.
+        """
+        stream_task = self.stream_task(opened(task), client)
+        own = torch.from_numpy(self.validation_indices(task, client)).to(device)
+        for part in own.split(batch_size):
+            # The images of the current task are kept as its transform has left them where all clients share it.
+            yield self.gather(stream_task, part) if self.order is None else self._gathered(stream_task, part, None)

@@ -4,6 +4,7 @@ from cfl.methods.agem import AGEM
 from cfl.methods.apd import APD
 from cfl.methods.base import Method
 from cfl.methods.cfed import CFeD
+from cfl.methods.confedmade import CONFEDMADE
 from cfl.methods.der import DER
 from cfl.methods.er import ER
 from cfl.methods.ewc import EWC
@@ -19,6 +20,7 @@ from cfl.methods.gpm import GPM
 from cfl.methods.icarl import ICaRL
 from cfl.methods.l2p import L2P
 from cfl.methods.personal import PersonalLayers
+from cfl.methods.plateau import LearningRateDecay
 from cfl.methods.rgo import RGO
 from cfl.methods.scaffold import SCAFFOLD
 from cfl.methods.single_task import SingleTask
@@ -26,6 +28,7 @@ from cfl.methods.single_task import SingleTask
 __all__ = [
     "AGEM",
     "APD",
+    "CONFEDMADE",
     "DER",
     "ER",
     "EWC",
@@ -43,6 +46,7 @@ __all__ = [
     "FedWeIT",
     "GradientCompensation",
     "ICaRL",
+    "LearningRateDecay",
     "Method",
     "PersonalLayers",
     "SingleTask",

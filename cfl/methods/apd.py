@@ -64,7 +64,8 @@ class APD(Method):
     Sends nothing of its own. Extra memory per client: a set as above per learned task, of the size of the model; beside
     consolidation, B* and, if retroactive, A and A* of all earlier tasks. Extra compute: element-wise passes over the
     weights in every local step, about ten, and six more per earlier task if retroactive. Scenarios: those in which it
-    is known whose image is tested: task and domain. Optimizers: any.
+    is known whose image is tested: task and domain; and density, where tests are answered both without knowing it, with
+    the set of the task that the client is at, and with it. Optimizers: any.
 
     Args:
         sparsity: lambda_1, at least 0; of the adaptive weights.
@@ -81,7 +82,8 @@ class APD(Method):
             that permutes weights, or clients that train on other samples than the task's.
     """
 
-    scenarios = frozenset({"task", "domain"})
+    scenarios = frozenset({"task", "domain", "density"})
+    adaptive_divisor = 3.0
 
     def __init__(
         self,
@@ -192,7 +194,7 @@ class APD(Method):
                 generator = torch_generator(seed, "parameters of a task", task, number, part)
                 found[name] = variance_scaled(tensors[name].detach(), generator)
             if layer.parts.adaptive is not None:
-                found[layer.adaptive] = self._initial[layer.base] / 3
+                found[layer.adaptive] = self._initial[layer.base] / self.adaptive_divisor
         return found
 
     # A cohort opens.
@@ -274,7 +276,7 @@ class APD(Method):
             for layer in self._layers:
                 if layer.parts.adaptive is not None:
                     for position in positions:
-                        present[layer.adaptive][position] = present[layer.base][position] / 3
+                        present[layer.adaptive][position] = present[layer.base][position] / self.adaptive_divisor
 
     # Local steps.
 
@@ -286,28 +288,40 @@ class APD(Method):
     @torch.no_grad()
     def adjust_gradients(self, cohort: Cohort) -> None:
         """Add the gradients of all terms."""
-        gradients = cohort.gradients
+        gradients, counted = cohort.gradients, self._counted(cohort)
         for layer in self._layers:
-            for name, l1 in ((layer.adaptive, self.sparsity), (layer.mask, self.mask_sparsity)):
-                if name in gradients:
-                    self._add_decay(gradients[name], cohort.parameters[name], l1, self.weight_decay)
+            where = counted.get(layer.name)
+            if layer.adaptive in gradients:
+                values = cohort.parameters[layer.adaptive]
+                self._add_decay(gradients[layer.adaptive], values, self.sparsity, self.weight_decay, where)
+            if layer.mask in gradients:
+                values = cohort.parameters[layer.mask]
+                self._add_decay(gradients[layer.mask], values, self.mask_sparsity, self.weight_decay)
             if cohort.task == 0:
                 self._add_decay(gradients[layer.base], cohort.parameters[layer.base], 0.0, self.weight_decay)
             elif layer.parts.earlier is not None:
-                self._hold_retroactively(cohort, layer, gradients[layer.base])
+                self._hold_retroactively(cohort, layer, gradients[layer.base], where)
             elif self._anchor:
                 moved = cohort.parameters[layer.base] - self._anchor[f"base {layer.name}"]
                 strength = per_unit(self._strength[layer.name], moved)
                 gradients[layer.base].addcmul_(strength, moved, value=self.consolidation)
 
+    def _counted(self, cohort: Cohort) -> Tensors:
+        """Layer -> ``[*shape]`` bool, the entries of adaptive weights whose L1 norm counts in the present step; all of
+        layers that are not named."""
+        return {}
+
     @staticmethod
-    def _add_decay(gradient: Tensor, values: Tensor, l1: float, l2: float) -> None:
+    def _add_decay(gradient: Tensor, values: Tensor, l1: float, l2: float, where: Tensor | None = None) -> None:
         if l2:
             gradient.add_(values, alpha=l2)
         if l1:
-            gradient.add_(values.sign(), alpha=l1)
+            signs = values.sign()
+            gradient.add_(signs if where is None else signs.mul_(where), alpha=l1)
 
-    def _hold_retroactively(self, cohort: Cohort, layer: DecomposedLayer, of_base: Tensor) -> None:
+    def _hold_retroactively(
+        self, cohort: Cohort, layer: DecomposedLayer, of_base: Tensor, where: Tensor | None
+    ) -> None:
         """Gradients of the terms of earlier tasks, by their adaptive weights and by the base."""
         parameter = cohort.parameters[layer.earlier]
         room = self._earlier_gradients.get(layer.name)
@@ -317,6 +331,8 @@ class APD(Method):
         moved = cohort.parameters[layer.base] - self._anchor[f"base {layer.name}"] if self._anchor else None
         for task in range(cohort.task):  # rows of tasks to come stay zero
             torch.sign(parameter[:, task], out=gradient[:, task]).mul_(self.sparsity)
+            if where is not None:
+                gradient[:, task].mul_(where)
             if moved is None:
                 continue
             gates = per_unit(self._anchor[f"gates {layer.name}"][:, task], moved)
@@ -354,10 +370,11 @@ class APD(Method):
     # Tests.
 
     @torch.no_grad()
-    def recall(self, client: int, task: int, model: Tensors) -> Tensors:
-        """The task's set over the present base; of a task yet to be learned, the present set."""
+    def recall(self, client: int, task: int | None, model: Tensors) -> Tensors:
+        """The task's set over the present base; of a task not known or yet to be learned, the present set."""
         at = self._tasks.latest([client])[0]
-        filed = None if task == at else self._tasks.of(client, task)
+        asked = at if task is None else task
+        filed = None if asked == at else self._tasks.of(client, asked)
         found = dict(model)
         if filed is not None:
             found |= {name: value.to(model[name].device) for name, value in filed.items() if name in model}
@@ -365,9 +382,9 @@ class APD(Method):
             if layer.parts.adaptive is not None:
                 values = found[layer.adaptive]
                 if filed is not None and self.retroactive:
-                    values = model[layer.earlier][task]
+                    values = model[layer.earlier][asked]
                 found[layer.adaptive] = self._above_threshold(values)
-        self._borrow(client, at if filed is None else task, found)
+        self._borrow(client, at if filed is None else asked, found)
         return found
 
     def _borrow(self, client: int, task: int, model: Tensors) -> None:

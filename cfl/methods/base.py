@@ -14,6 +14,7 @@ One round, as a method sees it::
       observe             every local step, with its logits
       penalty             every local step, added to the client's loss
       adjust_gradients    every local step, between backward and the optimizer
+      step_factors        once per cohort: clients that take the optimizer's steps with another learning rate
     close_clients         clients have finished; their updates are about to be sent
     transform_step        the server is about to move the global model
     end_round             the global model has moved
@@ -177,6 +178,12 @@ class Method:
     def adjust_gradients(self, cohort: Cohort) -> None:
         """Change ``cohort.gradients`` (name -> ``[k, ...]``) in place."""
 
+    def step_factors(self, cohort: Cohort) -> Tensor | None:
+        """Factors ``[k]`` of the learning rate with which the clients of the cohort that has opened take their local
+        steps, or None for 1. Only for :data:`cfl.engines.scaled_steps.LINEAR_OPTIMIZERS`; not part of ``cohort.lr``.
+        """
+        return None
+
     def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """The clients at ``positions`` of the cohort have taken their last local step."""
 
@@ -190,12 +197,13 @@ class Method:
     def end_task(self, plan: RoundPlan) -> None:
         """A task's last round is over; not for ``task_free`` methods."""
 
-    def recall(self, client: int, task: int, model: dict[str, Tensor]) -> dict[str, Tensor]:
+    def recall(self, client: int, task: int | None, model: dict[str, Tensor]) -> dict[str, Tensor]:
         """The model with which a client answers test images of one of its tasks; for personal models only.
 
         Args:
             client: its id.
-            task: its place in the client's own sequence, from 0; may be one that the client has yet to learn.
+            task: its place in the client's own sequence, from 0; may be one that the client has yet to learn. None
+                where the client is not told: it answers with what it has for the task that it is at.
             model: the client's parameters and buffers by name, in the server's order; not to be changed.
         """
         return model
@@ -218,6 +226,11 @@ class Method:
         return 0
 
     @property
+    def tells_tasks_apart(self) -> bool:
+        """Whether :meth:`recall` may answer one task otherwise than another."""
+        return type(self).recall is not Method.recall
+
+    @property
     def changes_gradients(self) -> bool:
         """Whether local steps must leave gradients behind for :meth:`penalty` or :meth:`adjust_gradients`.
 
@@ -230,7 +243,8 @@ class Method:
     @property
     def computes_locally(self) -> bool:
         """Whether local steps cost more than those of federated averaging."""
-        hooks = ("extend_batch", "forward_pass", "weigh", "sample_loss", "local_loss", "penalty", "adjust_gradients")
+        added = ("extend_batch", "forward_pass", "weigh", "sample_loss", "local_loss", "penalty")
+        hooks = (*added, "adjust_gradients", "step_factors")
         return any(getattr(type(self), hook) is not getattr(Method, hook) for hook in hooks)
 
     def task_rows(self) -> list[dict[str, Any]]:

@@ -62,7 +62,7 @@ class EWC(Method):
             latest model is the anchor of all of it (Schwarz et al., 2018, with a plain Fisher).
         gamma: what ``online`` keeps of earlier tasks, in [0, 1].
         fisher: which labels: ``empirical`` (true), ``expected`` (the model's own distribution, exactly), ``sampled``
-            (one draw from it) or ``weighted`` (true, times its probability).
+            (one draw from it) or ``weighted`` (true, times its probability). Densities have no labels: ``empirical``.
         scope: whose Fisher a client's penalty has: the ``client``'s own, or the mean that the ``server`` keeps.
         fisher_clients: who computes one: ``all`` clients that hold the task, or those ``sampled`` in its last round.
         limit: the greatest ``learning rate * strength * S``, above 0 and below 2; null leaves it as it is. With 1 the

@@ -77,7 +77,7 @@ class FedCurv(Method):
     Args:
         strength: lambda, at least 0; 0 is federated averaging.
         fisher: which labels: ``empirical`` (true), ``expected`` (the model's own distribution, exactly), ``sampled``
-            (one draw from it) or ``weighted`` (true, times its probability).
+            (one draw from it) or ``weighted`` (true, times its probability). Densities have no labels: ``empirical``.
         reduction: ``mean`` or ``sum`` over a client's samples.
         fisher_batch_size: samples per pass. Changes memory and speed, and results where BatchNorm has no statistics.
         keep: q in (0, 1], the share of its parameters, those with the largest Fisher, of which a client sends anything;

@@ -15,7 +15,7 @@ from cfl.federation import Federation
 from cfl.methods.apd import APD, Tensors
 from cfl.models.decomposition import DecomposedLayer, per_unit
 from cfl.schedule import RoundPlan
-from cfl.sparse import SparseRows, kept_entries, largest, message_bytes
+from cfl.sparse import SparseRows, largest, message_bytes
 
 
 class FedWeIT(APD):
@@ -52,8 +52,8 @@ class FedWeIT(APD):
         use_adaptive: whether there are adaptive weights ("w/o A"); without, there is no knowledge base either.
         use_mask: whether there are masks ("w/o m"); without, all units are sent.
         top_kappa: share of the entries of A that may be sent, the largest of all layers, in (0, 1] (Figure 5a).
-        attention: how attention starts: ``random``, drawn as masks are, of variance 1 / J for J entries (the code), or
-            ``uniform``, one over the number of entries that the client may use (the paper).
+        attention: how attention starts: ``random``, drawn as masks are, of variance 1 / J for J entries (the code),
+            ``uniform``, one over the number of entries that the client may use (the paper), or ``zeros``.
         sparsity: see :class:`APD`, as for the rest.
 
     Raises:
@@ -77,7 +77,7 @@ class FedWeIT(APD):
         use_adaptive: bool = True,
         use_mask: bool = True,
         top_kappa: float = 1.0,
-        attention: Literal["random", "uniform"] = "random",
+        attention: Literal["random", "uniform", "zeros"] = "random",
     ) -> None:
         super().__init__(
             sparsity, mask_sparsity, consolidation, weight_decay, retroactive and use_adaptive, adaptive_from, threshold
@@ -85,8 +85,8 @@ class FedWeIT(APD):
         for option, value in (("keep", keep), ("top_kappa", top_kappa)):
             if not 0 < value <= 1:
                 raise ConfigError(f"{self._key}.{option}", value, "a number above 0 and at most 1")
-        if attention not in ("random", "uniform"):
-            raise ConfigError(f"{self._key}.attention", attention, "random or uniform")
+        if attention not in ("random", "uniform", "zeros"):
+            raise ConfigError(f"{self._key}.attention", attention, "random, uniform or zeros")
         self.keep, self.top_kappa = keep if use_mask else 1.0, top_kappa
         self.send_base = send_base
         self.borrows = send_adaptive and use_adaptive
@@ -139,20 +139,29 @@ class FedWeIT(APD):
 
     def _lend(self, task: int) -> None:
         """Let the network compute with the knowledge base of a task."""
-        held = self._knowledge.get(task)
+        held, room = self._held(task), self._knowledge_entries()
         for layer in self._layers:
             entries = None
-            if held is not None:
+            if held:
                 base = layer.weight
-                entries = held["layers"][layer.name].dense(self._knowledge_entries()).view(-1, *base.shape).to(base)
+                entries = base.new_zeros(room, *base.shape)
+                for part, first in zip(held, _starts(held), strict=True):
+                    rows = part["layers"][layer.name].dense(len(part["clients"])).to(base)
+                    entries[first : first + len(rows)] = rows.view(-1, *base.shape)
             layer.parts.knowledge.entries = entries
         self._lends = task
 
+    def _held(self, task: int) -> list[dict[str, Any]]:
+        """What a task borrows from, in the order of its attention: what clients had learned at the ends of tasks."""
+        return [self._knowledge[task]] if task in self._knowledge else []
+
+    def _owners(self, task: int) -> list[int]:
+        """Whose the entries of a task's knowledge base are."""
+        return [owner for part in self._held(task) for owner in part["clients"]]
+
     def _usable(self, client: int, task: int) -> Tensor:
         """``[J]``, 1 for the entries of a task's knowledge base that a client borrows from."""
-        held = self._knowledge.get(task)
-        owners = [] if held is None else held["clients"]
-        factors = [float(owner != client) for owner in owners]
+        factors = [float(owner != client) for owner in self._owners(task)]
         return torch.tensor(factors + [0.0] * (self._knowledge_entries() - len(factors)))
 
     def _receive(self, cohort: Cohort) -> None:
@@ -163,30 +172,35 @@ class FedWeIT(APD):
             base = cohort.parameters[layer.base]
             sent = per_unit(self._sent[layer.name].to(base.device), layer.weight)
             base.copy_(torch.where(sent, layer.weight, base))
-        size = self._base_bytes({name: int(sent.sum()) for name, sent in self._sent.items()})
-        self._down("base", size, len(cohort.clients))
+        self._down("base", self._base_bytes(self._sent), len(cohort.clients))
 
     def _begin(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """As for APD; clients that begin a task are sent its knowledge base."""
+        latest = self._tasks.latest(cohort.clients)
         super()._begin(cohort, positions)
-        held = self._knowledge.get(cohort.task)
-        if held is None:
-            return
         for position in positions:
             client = cohort.clients[position]
-            sizes = dict(zip(held["clients"], held["bytes"], strict=True))
-            self._down("knowledge", sum(size for owner, size in sizes.items() if owner != client), 1)
-            if self.attention == "uniform":
+            if self.borrows and self.attention != "random":
                 usable = self._usable(client, cohort.task)
+                start = usable / usable.sum().clamp(min=1) if self.attention == "uniform" else torch.zeros_like(usable)
                 for layer in self._layers:
-                    cohort.parameters[layer.attention][position] = usable / usable.sum().clamp(min=1)
+                    cohort.parameters[layer.attention][position] = start
+            for part in self._held(cohort.task):
+                if part["task"] > latest[position]:  # what was lent in an earlier one it keeps
+                    sizes = zip(part["clients"], part["bytes"], strict=True)
+                    self._down("knowledge", sum(size for owner, size in sizes if owner != client), 1)
 
-    def _base_bytes(self, units: Mapping[str, int]) -> int:
-        """Bytes of some units of each layer's base, and of a bit per unit that says which."""
+    def _base_bytes(self, sent: Mapping[str, Tensor]) -> int:
+        """Bytes of a message with some of each layer's base, and a bit per unit that says of which units.
+
+        Args:
+            sent: layer -> ``[O]`` bool for whole units, or ``[O, ...]`` for entries, of which it is known to both sides
+                which they are once the units are.
+        """
         total = 0
         for layer in self._layers:
-            weight = layer.weight
-            total += units[layer.name] * weight[0].numel() * weight.element_size()
+            weight, chosen = layer.weight, sent[layer.name]
+            total += int(chosen.sum()) * (weight.numel() // chosen.numel()) * weight.element_size()
             total += -(-len(weight) // 8) if self.use_mask else 0
         return total
 
@@ -205,16 +219,23 @@ class FedWeIT(APD):
         clients = [cohort.clients[position] for position in positions]
         trained = cohort.rows(positions, cohort.parameters)
         message: Tensors = {}
+        chosen = {}
         for layer in self._layers:
             base = trained[layer.base]
-            sent = base.new_ones(base.shape[:2], dtype=torch.bool)
-            if self.use_mask:
-                sent = largest(trained[layer.mask].abs(), self.keep)
+            sent = chosen[layer.name] = self._chosen(cohort, layer, trained)
             message[layer.base] = torch.where(per_unit(sent, base), base, torch.zeros_like(base))
             message[f"units of {layer.name}"] = sent.to(base.dtype)
-        size = self._base_bytes({x.name: kept_entries(self.keep, len(x.weight)) for x in self._layers})
-        self.federation.channel.uplink("base", message, [1.0] * len(clients), clients, size)
-        self._own_bytes[0] += size * len(clients)
+        for row, client in enumerate(clients):  # one by one: their messages need not be of one size
+            own = {name: values[row : row + 1] for name, values in message.items()}
+            size = self._base_bytes({name: sent[row] for name, sent in chosen.items()})
+            self.federation.channel.uplink("base", own, [1.0], [client], size)
+            self._own_bytes[0] += size
+
+    def _chosen(self, cohort: Cohort, layer: DecomposedLayer, trained: Tensors) -> Tensor:
+        """``[k, O]`` bool, the units of a layer's base that k clients send; or ``[k, O, ...]``, entries of these."""
+        if not self.use_mask:
+            return trained[layer.base].new_ones(trained[layer.base].shape[:2], dtype=torch.bool)
+        return largest(trained[layer.mask].abs(), self.keep)
 
     @torch.no_grad()
     def end_round(self, plan: RoundPlan) -> None:
@@ -260,6 +281,7 @@ class FedWeIT(APD):
         if not collected:
             return
         self._knowledge[plan.task + 1] = {
+            "task": plan.task + 1,
             "clients": list(collected),
             "bytes": [_adaptive_bytes(message) for message in collected.values()],
             "layers": {
@@ -284,22 +306,22 @@ class FedWeIT(APD):
         knowledge of another one."""
         if not self.borrows:
             return
-        held = self._knowledge.get(task)
+        held = self._held(task)
         usable = self._usable(client, task)
         for layer in self._layers:
             attention, adaptive = model[layer.attention], model[layer.adaptive]
-            if held is not None:
-                weights = attention * usable.to(attention)
-                borrowed = held["layers"][layer.name].combined(weights[: len(held["clients"])])
-                model[layer.adaptive] = adaptive + borrowed.view(adaptive.shape)
+            weights = attention * usable.to(attention)
+            for part, first in zip(held, _starts(held), strict=True):
+                borrowed = part["layers"][layer.name].combined(weights[first : first + len(part["clients"])])
+                adaptive = adaptive + borrowed.view(adaptive.shape)
+            model[layer.adaptive] = adaptive
             model[layer.attention] = torch.zeros_like(attention)
 
     # Reports and checkpoints.
 
     def _row(self, task: int, client: int, layer: DecomposedLayer, model: Mapping[str, Tensor]) -> dict[str, Any]:
         row = super()._row(task, client, layer, model)
-        held = self._knowledge.get(task) if self.borrows else None
-        owners = [] if held is None else held["clients"]
+        owners = self._owners(task) if self.borrows else []
         others = [number for number, owner in enumerate(owners) if owner != client]
         attention = model[layer.attention].tolist() if others else []
         return {
@@ -349,6 +371,7 @@ class FedWeIT(APD):
         self._bytes = [list(of_task) for of_task in state["bytes"]]
         self._knowledge = {
             held["task"]: {
+                "task": held["task"],
                 "clients": list(held["clients"]),
                 "bytes": list(held["bytes"]),
                 "layers": {name: SparseRows(**rows) for name, rows in held["layers"].items()},
@@ -356,6 +379,12 @@ class FedWeIT(APD):
             for held in state["knowledge"]
         }
         self._lends = None
+
+
+def _starts(parts: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Number of the first entry of each part of a knowledge base."""
+    sizes = [len(part["clients"]) for part in parts]
+    return [sum(sizes[:number]) for number in range(len(parts))]
 
 
 def _adaptive_bytes(message: Mapping[str, Tensor]) -> int:

@@ -88,9 +88,9 @@ class SingleTask(Method):
         own = {name: trained[name] for name in self.federation.personal}
         self._tasks.begin(clients, cohort.task, self.federation.channel.usable(own, clients))
 
-    def recall(self, client: int, task: int, model: dict[str, Tensor]) -> dict[str, Tensor]:
+    def recall(self, client: int, task: int | None, model: dict[str, Tensor]) -> dict[str, Tensor]:
         """With what the client had for the task."""
-        if not self.federation.has_personal_models:
+        if task is None or not self.federation.has_personal_models:
             return model
         filed = self._tasks.of(client, task) or {}
         return {**model, **{name: value.to(model[name].device) for name, value in filed.items() if name in model}}

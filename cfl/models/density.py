@@ -17,7 +17,7 @@ class DensityNetwork(Network):
     """A network whose outputs are logits of its own input's D = C H W variables, each 0 or 1.
 
     A network of this kind is trained on the mean over samples of ``-log p(x)`` in nats, whatever the samples' labels
-    are, and evaluated by that as well.
+    are, and evaluated by that as well. It has no ``head``: no output belongs to a task.
 
     Args:
         input_shape: ``(C, H, W)`` of one sample.

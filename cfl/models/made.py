@@ -118,6 +118,7 @@ class MADE(DrawsEachStep, DensityNetwork):
             raise ConfigError(
                 f"{key}.stale_output_mask", True, "false without order_agnostic, or with num_masks above 1"
             )
+        self.direct, self.conditioning = direct, conditioning
         self.order, self.order_agnostic, self.num_masks = order, order_agnostic, num_masks
         self.synchronised, self.eval_orders, self.stale_output_mask = synchronised, eval_orders, stale_output_mask
         # Always drawn: the initial weights do not depend on who names the seed.
@@ -127,9 +128,9 @@ class MADE(DrawsEachStep, DensityNetwork):
         widths = [self.variables, *self.hidden]
         self.layers = nn.ModuleList(MaskedLinear(i, o) for i, o in pairwise(widths))
         self.output = MaskedLinear(widths[-1], self.variables)
-        self.direct = MaskedLinear(self.variables, self.variables, bias=False) if direct else None
+        self.shortcut = MaskedLinear(self.variables, self.variables, bias=False) if direct else None
         pairs = [*pairwise(widths), (widths[-1], self.variables)] if conditioning else []
-        self.conditioning = nn.ModuleList(MaskedLinear(i, o, bias=False) for i, o in pairs)
+        self.conditions = nn.ModuleList(MaskedLinear(i, o, bias=False) for i, o in pairs)
         self._first_orders: dict[int, Tensor] = {}
         self._hidden_degrees: dict[tuple[int, int], tuple[Tensor, ...]] = {}
         self._of_evaluation: dict[int, Degrees] = {}
@@ -165,6 +166,15 @@ class MADE(DrawsEachStep, DensityNetwork):
             self._of_evaluation[number] = Degrees(order, hidden, first if self.stale_output_mask else order)
         return self._of_evaluation[number].to(device)
 
+    def masks(self, degrees: Degrees) -> dict[str, Tensor]:
+        """Name of every layer with masked weights -> its mask ``[to, from]`` bool under these degrees."""
+        inner, into_outputs = inner_masks(degrees), output_mask(degrees)
+        found = {f"layers.{number}": mask for number, mask in enumerate(inner)} | {"output": into_outputs}
+        if self.direct:
+            found["shortcut"] = direct_mask(degrees)
+        both = [*inner, into_outputs]
+        return found | {f"conditions.{number}": mask for number, mask in enumerate(both) if self.conditioning}
+
     def _first_order(self, client: int) -> Tensor:
         if client not in self._first_orders:
             natural = self.order == "natural"
@@ -189,7 +199,7 @@ class MADE(DrawsEachStep, DensityNetwork):
         return self._hidden_layers(self._variables(x), self._present_degrees(x))
 
     def _variables(self, x: Tensor) -> Tensor:
-        return x.flatten(1).to(self.output.weight.dtype)
+        return x.flatten(1).to(self.output.bias.dtype)  # weights may have to be computed first
 
     def forward(self, x: Tensor) -> Tensor:
         """Samples ``[B, C, H, W]``, each variable 0 or 1, to logits ``[B, D]``; by a step's degrees, or the first."""
@@ -202,9 +212,9 @@ class MADE(DrawsEachStep, DensityNetwork):
         mask = output_mask(degrees)
         logits: Tensor = self.output(h, mask)
         if self.conditioning:
-            logits = logits + self.conditioning[-1](torch.ones_like(h), mask)
-        if self.direct is not None:
-            logits = logits + self.direct(x, direct_mask(degrees))
+            logits = logits + self.conditions[-1](torch.ones_like(h), mask)
+        if self.shortcut is not None:
+            logits = logits + self.shortcut(x, direct_mask(degrees))
         return logits
 
     def log_likelihood(self, x: Tensor) -> Tensor:
@@ -254,6 +264,6 @@ class MADE(DrawsEachStep, DensityNetwork):
         for number, (layer, mask) in enumerate(zip(self.layers, inner_masks(degrees), strict=True)):
             z = layer(h, mask)
             if self.conditioning:
-                z = z + self.conditioning[number](torch.ones_like(h), mask)
+                z = z + self.conditions[number](torch.ones_like(h), mask)
             h = torch.relu(z)
         return h

@@ -11,7 +11,7 @@ import json
 import pkgutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -21,19 +21,19 @@ import torch
 import yaml
 from jsonargparse import ArgumentParser
 from lightning.pytorch import Callback, LightningModule, Trainer
-from tiny import NetworkFactory, fit, norm_net, permuted, sgd, split, tiny_client, tiny_data, weights
+from tiny import NetworkFactory, fit, norm_net, permuted, sgd, source, split, tiny_client, tiny_data, weights
 from torch import Tensor
 
 import cfl.methods
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.scenarios import Scenario
-from cfl.data.sources import Synthetic
-from cfl.data.streams import Stream
+from cfl.data.sources import Binarised, Synthetic
+from cfl.data.streams import Permuted, Stream
 from cfl.engines import EngineOptions
 from cfl.errors import ConfigError
 from cfl.federation import Federation
 from cfl.methods import Method
-from cfl.models import ACGAN, PromptedViT
+from cfl.models import ACGAN, MADE, PromptedViT
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "methods"
 
@@ -48,6 +48,8 @@ class Entry:
         neutral: options under which it is federated averaging, bit for bit, or None if there are none.
         plain_in_first_task: whether it is federated averaging, bit for bit, until the first task is over.
         network: what it is tried on.
+        data: options of the data that it needs.
+        rounds: of each task.
     """
 
     active: Mapping[str, Any]
@@ -55,6 +57,8 @@ class Entry:
     neutral: Mapping[str, Any] | None = None
     plain_in_first_task: bool = True
     network: NetworkFactory = norm_net
+    data: Mapping[str, Any] = field(default_factory=dict)
+    rounds: int = 2
 
 
 adversarial_net = partial(ACGAN, classifier=norm_net, widths=[6], noise_dim=4)
@@ -79,6 +83,9 @@ ENTRIES: dict[str, Entry] = {
         config="cfed.yaml",
         neutral={"surrogate": Synthetic(3, [1, 4, 4], 40, 3), "share": 0.0},
     ),
+    "CONFEDMADE": Entry(
+        active={"consolidation": 1.0, "cut_off": 0.4}, config="confedmade.yaml", plain_in_first_task=False
+    ),
     "DER": Entry(
         active={"batch_size": 4}, config="der.yaml", neutral={"alpha": 0.0, "beta": 0.0}, plain_in_first_task=False
     ),
@@ -100,6 +107,14 @@ ENTRIES: dict[str, Entry] = {
         neutral={"strength": 0.0, "mask_logits": False},
         plain_in_first_task=False,
         network=prompted_net,
+    ),
+    "LearningRateDecay": Entry(
+        active={"factor": 10.0, "patience": 1, "threshold": 0.9},
+        config="learning-rate-decay.yaml",
+        neutral={"factor": 1.0},
+        plain_in_first_task=False,
+        data={"validation": 0.25},
+        rounds=3,
     ),
     "EWC": Entry(active={"strength": 20.0}, config="ewc.yaml", neutral={"strength": 0.0}),
     "FedCIL": Entry(
@@ -150,7 +165,8 @@ def data_for(method: type[Method], tasks: int) -> FederatedDataModule:
         stream_for(method)(tasks),
         num_clients=5,
         scenario=scenario,  # type: ignore[arg-type]
-        schedule={"rounds_per_task": 2, "clients_per_round": 3, "cohort_width": 2},
+        schedule={"rounds_per_task": ENTRIES[method.__name__].rounds, "clients_per_round": 3, "cohort_width": 2},
+        **ENTRIES[method.__name__].data,
     )
 
 
@@ -204,8 +220,12 @@ def test_it_changes_what_two_tasks_end_with(name: str) -> None:
 @pytest.mark.parametrize("tasks", [1, 2])
 def test_it_is_federated_averaging_until_the_first_task_is_over(name: str, tasks: int) -> None:
     """Or is not, where the entry says so: then it must show from the second round on."""
+    first = ENTRIES[name].rounds
     tried, plain = (run(METHODS[name], options, tasks) for options in (ENTRIES[name].active, None))
-    assert all(same(*models) for models in zip(tried[:2], plain[:2], strict=True)) == ENTRIES[name].plain_in_first_task
+    assert (
+        all(same(*models) for models in zip(tried[:first], plain[:first], strict=True))
+        == ENTRIES[name].plain_in_first_task
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if ENTRIES[name].neutral is not None])
@@ -299,9 +319,13 @@ def test_its_reports_are_plain_values(name: str, tasks: int) -> None:
 @each_method
 @pytest.mark.parametrize("scenario", get_args(Scenario))
 def test_its_scenarios_are_those_it_declares(name: str, scenario: Scenario) -> None:
-    stream = permuted(2) if scenario == "domain" else split(2)
-    data = tiny_data(stream, scenario=scenario, schedule={"rounds_per_task": 1})
-    client = tiny_client(data, ENTRIES[name].network, sgd, {"tried": METHODS[name](**ENTRIES[name].active)})
+    options, network = ENTRIES[name].active, ENTRIES[name].network
+    stream: Stream = permuted(2) if scenario == "domain" else split(2)
+    if scenario == "density":
+        stream, network = Permuted(Binarised(source()), 2), partial(MADE, hidden=[5])
+        options = {**options, **({"layers": ["layers.*"]} if "layers" in options else {})}
+    data = tiny_data(stream, scenario=scenario, schedule={"rounds_per_task": 1}, **ENTRIES[name].data)
+    client = tiny_client(data, network, sgd, {"tried": METHODS[name](**options)})
     if scenario in METHODS[name].scenarios:
         assert fit(client, data).finished
         return

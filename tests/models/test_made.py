@@ -62,7 +62,7 @@ def reached(network: MADE, degrees: Degrees) -> list[set[int]]:
         known, before = seen, after
     order = degrees.output_order.tolist()
     outputs = [set().union(*(known[j] for j in range(len(before)) if before[j] < place)) for place in order]
-    if network.direct is not None:
+    if network.direct:
         places = degrees.order.tolist()
         outputs = [o | {e for e in range(len(places)) if places[e] < places[d]} for d, o in enumerate(outputs)]
     return outputs
@@ -174,8 +174,8 @@ def test_likelihood_of_a_density_written_down() -> None:
         chances = (0.25, 0.8 if a else 0.1, 1 / (1 + math.exp(-(0.5 - a + 2 * b))))
         expected = sum(math.log(p if bit else 1 - p) for p, bit in zip(chances, state, strict=True))
         x = torch.tensor(state, dtype=torch.float64).view(1, 1, 1, 3)
-        assert float(network.log_likelihood(x)) == pytest.approx(expected, abs=1e-12)
-        assert float(negative_log_likelihoods(network(x), x)) == pytest.approx(-expected, abs=1e-12)
+        assert network.log_likelihood(x).item() == pytest.approx(expected, abs=1e-12)
+        assert negative_log_likelihoods(network(x), x).item() == pytest.approx(-expected, abs=1e-12)
 
 
 def test_training_reaches_the_entropy() -> None:
@@ -324,7 +324,7 @@ def test_its_weights_can_be_decomposed() -> None:
             if name.endswith("weight"):
                 parameter.mul_(5 / 6)
     decompose(network)
-    names = ["layers.0", "output", "direct", "conditioning.0", "conditioning.1"]
+    names = ["layers.0", "output", "shortcut", "conditions.0", "conditions.1"]
     assert sorted(layer.name for layer in decomposed_layers(network)) == sorted(names)
     x = states()[::50]
     for degrees in steps(network):

@@ -17,7 +17,7 @@ from cfl.errors import ConfigError
 class Binarised(Source):
     """Another source's images with every stored value above a threshold as 1, all others as 0.
 
-    Network input is 0 or 1, whatever the source's normalisation. CONFEDMADE (Lenz et al., 2023) takes MNIST above 127.
+    Network input is 0 or 1, whatever the source's normalisation. CONFEDMADE (Paul et al., 2023) takes MNIST above 127.
 
     Args:
         source: the data set.

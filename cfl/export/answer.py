@@ -1,0 +1,203 @@
+"""Which function of its input an exported model is: the one that the run's tests score, as a module of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils import parametrize
+
+from cfl.client import Client
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.methods import Method
+from cfl.models.density import LogLikelihood, is_density
+from cfl.models.frozen_vit import FrozenViT
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Whose model is exported.
+
+    Attributes:
+        client: whose, or None for the global model.
+        task: for which task, or None where one model answers all of them. With a client, its place in the client's
+            own sequence, and None is whichever task the client is at; else the stream's number.
+    """
+
+    client: int | None = None
+    task: int | None = None
+
+
+class Answer(nn.Module):
+    """``[N, C, H, W]`` to what tests score: logits ``[N, O]``, a method's scores, or log-likelihoods ``[N]``.
+
+    Args:
+        network: holds the chosen model as plain weights.
+        classifiers: methods that may score in the place of the network, the first that does so wins.
+        task: the stream's number of the task to classify for.
+
+    Attributes:
+        network: the given one.
+        frozen: what the network computes with and holds none of: frozen transformers by name.
+    """
+
+    def __init__(self, network: nn.Module, classifiers: Iterable[Method] = (), task: int = 0) -> None:
+        super().__init__()
+        self.network = network
+        held = {name: part.vit for name, part in vars(network).items() if isinstance(part, FrozenViT)}
+        self.frozen = nn.ModuleDict(held)
+        self.classifiers, self.task = tuple(classifiers), task
+        self._likelihood = LogLikelihood(network) if is_density(network) else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        if self._likelihood is not None:
+            return self._likelihood.forward(x)
+        if self.classifiers:
+            model: dict[str, Tensor] = {**dict(self.network.named_parameters()), **dict(self.network.named_buffers())}
+            for method in self.classifiers:
+                found = method.classify(self.task, model, x)
+                if found is not None:
+                    return found
+        logits: Tensor = self.network(x)
+        return logits
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The network's state dict, and each frozen part's under ``<part>.<name>``."""
+        own = dict(self.network.state_dict())
+        for part, module in self.frozen.items():
+            own |= {f"{part}.{name}": tensor for name, tensor in module.state_dict().items()}
+        return own
+
+
+@torch.no_grad()
+def answer_of(client: Client, choice: Choice) -> Answer:
+    """The chosen model, in evaluation mode and without gradients; the federation stays as it is.
+
+    Weights that are computed from parts become plain weights, a task's coordinates are those of the file.
+
+    Args:
+        client: with its federation, as a checkpoint has left it.
+        choice: whose model.
+
+    Raises:
+        ConfigError: there is no such client or task, models differ by client or task and none was named, one was named
+            and makes no difference, or no file could hold what the tests compute.
+    """
+    federation = client._federation
+    _check_client(federation, choice.client)
+    _check_statistics(federation, choice.client)
+    classifiers = [m for m in federation.methods.values() if _overrides(m, "classify")]
+    by_task = _encodes_by_task(federation)
+    if by_task is None and classifiers:
+        by_task = _classifies_by_task(client, choice.client, classifiers)
+    _check_task(federation, choice, by_task)
+    return _answer(client, choice, classifiers)
+
+
+def _answer(client: Client, choice: Choice, classifiers: list[Method]) -> Answer:
+    federation, owner, task = client._federation, choice.client, choice.task
+    model = federation.state_tensors() if owner is None else client._model_of(owner, task)
+    stream_task = (task or 0) if owner is None else federation.data.stream_task(task or 0, owner)
+    network = plain_network(federation.network, federation.encode(stream_task, model))
+    if classifiers and set(network.state_dict()) != set(federation.network.state_dict()):
+        names = ", ".join(name for name, method in federation.methods.items() if method in classifiers)
+        raise ConfigError("methods", names, "one that leaves the scores to the network, to export decomposed weights")
+    answer = Answer(network, classifiers, stream_task)
+    answer.train(False).requires_grad_(False)
+    return answer
+
+
+def plain_network(network: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """A copy of a network with these parameters and buffers (all of them, by name), on the CPU.
+
+    Layers with parametrizations, such as decomposed weights, get the weights that they compute, as plain parameters.
+    """
+    copied = deepcopy(network)
+    for name, held in (*copied.named_parameters(), *copied.named_buffers()):
+        held.data = tensors[name].detach().to(held.device, held.dtype).clone()
+    for module in list(copied.modules()):
+        if not parametrize.is_parametrized(module):
+            continue
+        computed = {name: getattr(module, name).detach().clone() for name in module.parametrizations}  # type: ignore[union-attr]
+        # Not torch's own removal, which takes the attribute from the class that copy and original share.
+        module.__class__ = parametrize.type_before_parametrizations(module)
+        del module.parametrizations
+        for name, weight in computed.items():
+            module.register_parameter(name, nn.Parameter(weight))
+    return copied.cpu()
+
+
+def _overrides(method: Method, hook: str) -> bool:
+    return getattr(type(method), hook) is not getattr(Method, hook)
+
+
+def _encodes_by_task(federation: Federation) -> str | None:
+    """The method that gives tasks coordinates of their own, or None."""
+    server = federation.state_tensors()
+    for name, method in federation.methods.items():
+        if _overrides(method, "encode"):
+            for task in range(federation.data.stream.num_tasks):
+                encoded = method.encode(task, server)
+                if not all(torch.equal(encoded[key], tensor) for key, tensor in server.items()):
+                    return name
+    return None
+
+
+def _classifies_by_task(client: Client, owner: int | None, classifiers: list[Method]) -> str | None:
+    """The method whose scores depend on the task, or None: tried out, as one may be told the task and not use it."""
+    federation = client._federation
+    answer = _answer(client, Choice(owner), classifiers)
+    some = next(answer.network.parameters())
+    x = torch.linspace(-1, 1, 2 * torch.Size(federation.data.input_shape).numel(), dtype=some.dtype)
+    x = x.view(2, *federation.data.input_shape)
+    expected = answer(x)
+    for task in range(federation.data.stream.num_tasks):
+        answer.task = task
+        if not torch.equal(answer(x), expected):
+            return next(name for name, method in federation.methods.items() if method in classifiers)
+    return None
+
+
+def _check_client(federation: Federation, client: int | None) -> None:
+    clients = federation.data.num_clients
+    if client is None:
+        if federation.has_personal_models:
+            own = sorted({name.split(".")[0] for name in federation.personal})
+            shown = ", ".join(own[:5]) + (", ..." if len(own) > 5 else "")
+            raise ConfigError("--client", None, f"0..{clients - 1}: clients keep weights to themselves, of {shown}")
+        return
+    if not federation.personal:
+        raise ConfigError("--client", client, "unset: the clients of this run have nothing but the global model")
+    if not 0 <= client < clients:
+        raise ConfigError("--client", client, f"0..{clients - 1}")
+
+
+def _check_task(federation: Federation, choice: Choice, by_task: str | None) -> None:
+    recalled = choice.client is not None and any(_overrides(m, "recall") for m in federation.methods.values())
+    tasks = federation.data.stream.num_tasks if choice.client is None else federation.data.num_tasks
+    if choice.task is None:
+        if by_task is not None:
+            raise ConfigError("--task", None, f"0..{tasks - 1}: with methods.{by_task} the model depends on it")
+    elif by_task is None and not recalled:
+        raise ConfigError("--task", choice.task, "unset: this run has one model for all tasks")
+    elif not 0 <= choice.task < tasks:
+        raise ConfigError("--task", choice.task, f"0..{tasks - 1}")
+
+
+def _check_statistics(federation: Federation, client: int | None) -> None:
+    layers = [m for m in federation.network.modules() if isinstance(m, _BatchNorm)]
+    if not layers:
+        return
+    held = federation.batchnorm == "average" or (federation.batchnorm == "local" and client is not None)
+    if held and all(layer.running_mean is not None for layer in layers):
+        return
+    valid = "average: without statistics of its own the model's answer would depend on what else is in the batch"
+    if federation.batchnorm == "local":
+        valid += f"; or --client 0..{federation.data.num_clients - 1}, with that client's"
+    raise ConfigError("federated.batchnorm", federation.batchnorm, valid)

@@ -1,0 +1,159 @@
+"""The model card: what an exported model is, what it takes and gives, how well it does, and how it came to be."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cfl.data.datamodule import FederatedDataModule
+from cfl.export.answer import Answer, Choice
+from cfl.federation import Federation
+
+_MEANINGS = {
+    "domain": "All tasks share the outputs: class k is output k in every task.",
+    "task": "Every task has outputs of its own; which task a sample is of has to be known, and the largest of that "
+    "task's outputs is the answer.",
+    "class": "Every task has outputs of its own; the largest of all is the answer, or of a task's where that is known.",
+    "density": "There are no classes.",
+}
+
+_USE = {
+    ".pt2": """import torch
+
+model = torch.export.load("{name}").module()
+outputs = model(x)""",
+    ".onnx": """import onnxruntime
+
+session = onnxruntime.InferenceSession("{name}")
+(outputs,) = session.run(None, {{"input": x}})  # x: numpy, float32""",
+    ".safetensors": """from safetensors.torch import load_file
+
+tensors = load_file("{name}")  # a state dict for model.network of the configuration below
+network.load_state_dict(tensors)
+outputs = network.eval()(x)""",
+}
+
+
+def write_card(
+    path: Path, model: Path, answer: Answer, choice: Choice, federation: Federation, config: str, run: Path
+) -> None:
+    """Write the card of one exported file, as Markdown.
+
+    Args:
+        path: of the card; replaced.
+        model: the exported file.
+        answer: what is in it.
+        choice: whose model it is.
+        federation: as the checkpoint has left it.
+        config: the run's configuration as YAML.
+        run: folder of the run; its ``summary.json``, if the run is over, has the figures.
+    """
+    data = federation.data
+    summary = _figures(federation, run)
+    sections = [
+        _heading(choice, federation, summary),
+        f"## Use\n\n```python\n{_USE[model.suffix].format(name=model.name)}\n```",
+        _input(data),
+        _output(answer, choice, data),
+        _table("Figures", "of the whole run, accuracies and forgetting in percent", ("figure", "value"), summary),
+        f"## Configuration\n\n```yaml\n{config.strip()}\n```",
+    ]
+    if answer.frozen:
+        names = ", ".join(f"`{name}.`" for name in answer.frozen)
+        sections.insert(2, f"The file also holds frozen weights that were never trained: {names}.")
+    path.write_text("\n\n".join(sections) + "\n", encoding="utf-8")
+
+
+def _figures(federation: Federation, run: Path) -> dict[str, Any]:
+    """What ``summary.json`` says, else what the checkpoint has measured so far."""
+    path = run / "summary.json"
+    if path.is_file():
+        summary: dict[str, Any] = json.loads(path.read_text())
+        return {key: value for key, value in summary.items() if not isinstance(value, dict | list)}
+    after = federation.last_task if federation.round else 0
+    return {"method": "+".join(federation.methods) or "fedavg", **federation.measured.summary(after=after)}
+
+
+def _heading(choice: Choice, federation: Federation, summary: Mapping[str, Any]) -> str:
+    data, network = federation.data, type(federation.network).__name__
+    title = f"# {summary['method']} on {summary.get('benchmark', data.stream.name)}"
+    whose = "The global model" if choice.client is None else f"The model of client {choice.client}"
+    if choice.task is not None:
+        whose += f" for task {choice.task}" if choice.client is None else f" for its task {choice.task}"
+        whose += " (from 0)"
+    elif choice.client is not None and federation.has_personal_models:
+        whose += ", as it answers the task that it is at"
+    rounds = f"after {federation.round} of {federation.schedule.num_rounds} rounds"
+    done = "" if federation.finished else "; the run is not over"
+    text = f"{whose}, a {network}, {rounds}{done}. Seed {data.seed}, {data.num_clients} clients."
+    if choice.client is not None and not federation.has_personal_models:
+        text += " Weights are the global model's, statistics of normalisation layers the client's own."
+    return f"{title}\n\n{text}"
+
+
+def _input(data: FederatedDataModule) -> str:
+    channels, height, width = data.input_shape
+    stream = data.stream
+    lines = [
+        "## Input",
+        f"float32 `[N, {channels}, {height}, {width}]`: network input, that is, normalised: "
+        "`x = (stored / scale - mean) / std` for each channel, where `stored` are the data set's integers.",
+    ]
+    rows = ["| data set | shape | scale | mean | std |", "|---|---|---:|---|---|"]
+    for source in _sources(stream):
+        transform = source.transform()
+        constants = (" ".join(f"{value:.6g}" for value in values) for values in (transform.mean, transform.std))
+        shape = " x ".join(map(str, source.shape))
+        rows.append(f"| {source.name} | {shape} | {transform.scale:g} | {' | '.join(constants)} |")
+    lines.append("\n".join(rows))
+    about = (inspect.getdoc(type(stream)) or "").split("\n\n")[0]
+    lines.append(
+        f"Tasks are made by `{type(stream).__name__}`: {' '.join(about.split())} Any change of the pixels that it makes "
+        "comes before the normalisation."
+    )
+    if any(source.shape != data.input_shape for source in _sources(stream)):
+        lines.append(
+            "Smaller images are centred on black, and grey ones repeated over the channels, before the normalisation."
+        )
+    return "\n\n".join(lines)
+
+
+def _sources(stream: Any) -> Sequence[Any]:
+    return list(getattr(stream, "sources", None) or [stream.source])
+
+
+def _output(answer: Answer, choice: Choice, data: FederatedDataModule) -> str:
+    meaning = _MEANINGS[data.scenario]
+    if data.scenario == "density":
+        return f"## Output\n\nfloat32 `[N]`: the log-likelihood of each sample, in nats. {meaning}"
+    what = "logits"
+    if answer.classifiers:
+        what = f"scores of {', '.join(type(method).__name__ for method in answer.classifiers)}, larger is better"
+    lines = ["## Output", f"float32 `[N, {data.num_outputs}]`: {what}. {meaning}"]
+    groups = getattr(data.stream, "class_groups", None)
+    of_task = groups(data.seed) if groups is not None else None
+    rows = ["| task | outputs | classes |", "|---:|---|---|"]
+    own = range(data.stream.num_tasks)
+    if choice.client is not None and data.order is not None:
+        own = [int(task) for task in data.order[choice.client]]  # type: ignore[assignment]
+        lines.append(f"Tasks are those of client {choice.client}, in its order.")
+    for number, task in enumerate(own):
+        first, count = data.outputs.offsets[task], data.stream.classes_per_task[task]
+        classes = " ".join(map(str, of_task[task])) if of_task is not None else f"0 to {count - 1} of the task"
+        rows.append(f"| {number} | {first} to {first + count - 1} | {classes} |")
+    return "\n\n".join([*lines, "\n".join(rows)])
+
+
+def _table(title: str, about: str, header: tuple[str, str], values: Mapping[str, Any]) -> str:
+    rows = [f"| {header[0]} | {header[1]} |", "|---|---|"]
+    rows += [f"| {key} | {_shown(value)} |" for key, value in values.items()]
+    return f"## {title}\n\n({about})\n\n" + "\n".join(rows)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "undefined"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,73 @@
+"""``cfl export --ckpt_path RUN/last.ckpt --out model.pt2 [--client C] [--task T]``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cfl.cli import restored
+from cfl.export.answer import Choice, answer_of
+from cfl.export.card import write_card
+from cfl.export.formats import PACKAGES, check_format, write
+from cfl.parsing import debugging, reason_for_user
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cfl export",
+        description="Write a run's model as a file for use outside, and beside it FILE.md, which says what the model "
+        "takes and gives. The model expects network input, that is, normalised images.",
+        epilog="Any other option is one of the configuration, as for cfl validate: --data.root, --config. The "
+        "configuration beside the checkpoint is taken unless --config is given.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--ckpt_path", required=True, metavar="FILE", help="a checkpoint, e.g. RUN/last.ckpt")
+    parser.add_argument(
+        "--out",
+        required=True,
+        type=Path,
+        metavar="FILE",
+        help=f"{', '.join(f'*{suffix}' for suffix in PACKAGES)}: torch.export, the network's tensors, ONNX",
+    )
+    parser.add_argument("--client", type=int, metavar="C", help="this client's model, where clients have their own")
+    parser.add_argument(
+        "--task",
+        type=int,
+        metavar="T",
+        help="the model for this task (from 0; with --client, of the client's own), where the model depends on it",
+    )
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: without the program's name and ``export``; None takes ``sys.argv``'s after these.
+
+    Returns:
+        Exit status: 0 if the file was written, else 2 after one line on standard error.
+    """
+    options, others = _parser().parse_known_args(sys.argv[2:] if arguments is None else arguments)
+    try:
+        check_format(options.out)
+        client, config = restored(["--ckpt_path", options.ckpt_path, *others])
+        choice = Choice(options.client, options.task)
+        answer = answer_of(client, choice)
+        federation = client._federation
+        metadata = {"method": "+".join(federation.methods) or "fedavg", "stream": federation.data.stream.name}
+        difference = write(options.out, answer, federation.data.input_shape, metadata)
+        card, run = options.out.with_name(f"{options.out.name}.md"), Path(options.ckpt_path).parent
+        if (run / "config.yaml").is_file():  # as it was run, not as it has been restored
+            config = (run / "config.yaml").read_text()
+        write_card(card, options.out, answer, choice, federation, config, run)
+    except Exception as error:
+        reason = reason_for_user(error) or (error if isinstance(error, OSError) else None)
+        if reason is None or debugging():
+            raise
+        print(f"error: {reason}", file=sys.stderr)
+        return 2
+    print(f"{options.out}: answers differ from the network's by at most {difference:.1e}\n{card}")
+    return 0

@@ -1,0 +1,215 @@
+"""Files that hold a model: written, and read back as a program without this one would."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from copy import deepcopy
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import Dim, ExportedProgram
+from torch.overrides import TorchFunctionMode
+
+from cfl.errors import ConfigError
+from cfl.export.answer import Answer
+
+PACKAGES: Mapping[str, tuple[str, ...]] = {
+    ".pt2": (),
+    ".safetensors": ("safetensors",),
+    ".onnx": ("onnx", "onnxscript", "onnxruntime"),
+}
+"""Suffix of a file -> packages that its format needs beside torch."""
+
+
+def check_format(path: Path) -> None:
+    """Refuse a file that could not be written, before any work.
+
+    Raises:
+        ConfigError: an unknown suffix, a missing package, or a folder in the file's place.
+    """
+    if path.suffix not in PACKAGES:
+        raise ConfigError("--out", str(path), f"a file named {', '.join(f'*{suffix}' for suffix in PACKAGES)}")
+    missing = [name for name in PACKAGES[path.suffix] if find_spec(name) is None]
+    if missing:
+        valid = f"with the package(s) {', '.join(missing)} installed: pip install 'cfl[export]'"
+        raise ConfigError("--out", str(path), valid)
+    if path.is_dir():
+        raise ConfigError("--out", str(path), "a file; this is a folder")
+
+
+def write(path: Path, answer: Answer, input_shape: tuple[int, int, int], metadata: Mapping[str, str]) -> float:
+    """Write a model, in one step, in the format that the file's suffix says.
+
+    ``.pt2``: torch.export, any number of samples. ``.onnx``: likewise, input ``input`` and output ``output``.
+    ``.safetensors``: the network's tensors alone, under the names of its state dict.
+
+    Args:
+        path: a format of :data:`PACKAGES`; the folder is made.
+        answer: the model.
+        input_shape: ``(C, H, W)``.
+        metadata: for safetensors' header.
+
+    Returns:
+        The largest difference between the file's answers, read back, and the model's, on made-up inputs.
+
+    Raises:
+        ConfigError: the format cannot hold this model.
+        RuntimeError: what was written answers otherwise; there is no file then.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}")
+    try:
+        _WRITERS[path.suffix](temporary, answer, input_shape, metadata)
+        difference = _difference(answer, read(temporary, answer), input_shape)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return difference
+
+
+def read(path: Path, answer: Answer) -> Callable[[Tensor], Tensor]:
+    """A written file as a function of ``[N, C, H, W]``; of ``answer``, safetensors takes the network's structure."""
+    if path.suffix == ".pt2":
+        with _quiet():
+            return torch.export.load(path).module()
+    if path.suffix == ".onnx":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        return lambda x: torch.from_numpy(session.run(None, {"input": x.numpy()})[0])
+    from safetensors.torch import load_file
+
+    stored = load_file(path)
+    copied = deepcopy(answer)
+    for part, module in copied.frozen.items():
+        # A copy of a network shares its frozen parts, which therefore are compared, not filled.
+        for name, tensor in module.state_dict().items():
+            if not torch.equal(tensor, stored.pop(f"{part}.{name}")):
+                raise RuntimeError(f"{path}: {part}.{name} is not what the network computes with")
+    copied.network.load_state_dict(stored)
+    return copied
+
+
+def example(answer: Answer, input_shape: tuple[int, int, int], samples: int) -> Tensor:
+    """Made-up input ``[samples, C, H, W]`` for comparisons: black and white pixels, so that it suits densities too."""
+    some = next(answer.network.parameters())
+    pixels = torch.arange(samples * torch.Size(input_shape).numel())
+    return (pixels * 2654435761 % 2**32 >= 2**31).to(some.dtype).view(samples, *input_shape)
+
+
+@torch.no_grad()
+def _difference(answer: Answer, found: Callable[[Tensor], Tensor], input_shape: tuple[int, int, int]) -> float:
+    largest = 0.0
+    for samples in (1, 3):
+        x = example(answer, input_shape, samples)
+        expected = answer(x)
+        difference = float((found(x) - expected).abs().max())
+        if not difference <= 1e-3 * max(1.0, float(expected.abs().max())):
+            raise RuntimeError(f"the written model's answers differ by {difference:.3g} from the network's")
+        largest = max(largest, difference)
+    return largest
+
+
+def _save_tensors(path: Path, answer: Answer, input_shape: tuple[int, int, int], metadata: Mapping[str, str]) -> None:
+    from safetensors.torch import save_file
+
+    if answer.classifiers:
+        names = ", ".join(type(method).__name__ for method in answer.classifiers)
+        raise ConfigError("--out", path.name[1:], f"*.pt2 or *.onnx: {names} scores by more than the network's weights")
+    # Copies, because tensors of a file may not share memory.
+    save_file({name: t.contiguous().clone() for name, t in answer.tensors().items()}, path, dict(metadata))
+
+
+def _save_program(path: Path, answer: Answer, input_shape: tuple[int, int, int], metadata: Mapping[str, str]) -> None:
+    program = _program(path, answer, input_shape)
+    with _quiet():
+        torch.export.save(program, path)
+
+
+def _save_onnx(path: Path, answer: Answer, input_shape: tuple[int, int, int], metadata: Mapping[str, str]) -> None:
+    program = _program(path, answer, input_shape)
+    try:
+        with _quiet():
+            torch.onnx.export(
+                program,
+                (),
+                path,
+                input_names=["input"],
+                output_names=["output"],
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+                custom_translation_table={torch.ops.aten.sort.stable: _stable_sort()},
+            )
+    except Exception as error:  # torch raises a tower of its own errors
+        raise ConfigError(
+            "--out", path.name[1:], f"*.pt2: ONNX has no form of this network ({_last(error)})"
+        ) from error
+
+
+def _program(path: Path, answer: Answer, input_shape: tuple[int, int, int]) -> ExportedProgram:
+    """The model as a graph of torch's operations, for any number of samples."""
+    # More than one sample, since torch takes 1 for a size that never changes.
+    arguments: Any = ((example(answer, input_shape, 3),),)
+    shapes: Any = ({0: Dim("batch")},)
+    failure: Exception | None = None
+    # Without Python's own len(), which fixes the number of samples, the first way is the quicker one by far.
+    for strict in (False, True):
+        try:
+            with _quiet(), torch.no_grad(), _SpeltDistances():
+                return torch.export.export(answer, *arguments, dynamic_shapes=shapes, strict=strict)
+        except Exception as error:
+            failure = failure or error
+    assert failure is not None
+    raise ConfigError(
+        "--out", path.name[1:], f"*.safetensors: no graph of this network ({_last(failure)})"
+    ) from failure
+
+
+class _SpeltDistances(TorchFunctionMode):
+    """torch.cdist as sums of squares: torch's own takes another way, and so fixes a graph, for more than 25 samples."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        if function is torch.cdist and len(args) == 2 and named.get("p", 2.0) == 2.0:
+            return (args[0].unsqueeze(-2) - args[1].unsqueeze(-3)).square().sum(-1).sqrt()
+        return function(*args, **named)
+
+
+def _stable_sort() -> Callable[..., Any]:
+    """aten.sort.stable in ONNX, whose TopK takes the lower index first where values are equal."""
+    from onnxscript import INT64, opset18
+
+    op: Any = opset18
+
+    def sort(self: Any, stable: bool = True, dim: int = -1, descending: bool = False) -> Any:
+        size = op.Gather(op.Shape(self), op.Constant(value_ints=[dim]), axis=0)
+        return op.TopK(self, op.Cast(size, to=INT64.dtype), axis=dim, largest=int(descending), sorted=1)
+
+    return sort
+
+
+def _last(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:200]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch's exporters from telling about themselves."""
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield
+
+
+_WRITERS: Mapping[str, Callable[[Path, Answer, tuple[int, int, int], Mapping[str, str]], None]] = {
+    ".pt2": _save_program,
+    ".safetensors": _save_tensors,
+    ".onnx": _save_onnx,
+}

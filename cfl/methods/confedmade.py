@@ -1,0 +1,170 @@
+"""CONFEDMADE: continual federated masked autoencoders for density estimation (Paul et al., 2023)."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from cfl.cohort import Cohort
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.methods.apd import Tensors
+from cfl.methods.fedweit import FedWeIT
+from cfl.models import MADE
+from cfl.models.decomposition import DecomposedLayer
+from cfl.sparse import largest
+
+
+class CONFEDMADE(FedWeIT):
+    """FedWeIT for clients that estimate densities, with the autoencoder's masks M in weights, loss and messages::
+
+        W_c * M = (B_c sigmoid(m_c^(t)) + A_c^(t) + sum_{i != c} sum_{j < t} alpha_{i,j}^(t) A_i^(j)) * M       (eq 5)
+
+    for all weights of MADE: into hidden layers and outputs, direct connections and conditioning weights; m has a logit
+    per output unit, alpha a factor per layer and entry of the knowledge base. To the mean of ``-log p(x)`` every client
+    adds, with ``lambda_1`` = ``sparsity`` and ``lambda_2`` = ``consolidation`` / 2::
+
+        lambda_1 (||m^(t)||_1 + sum_{i <= t} ||A^(i) * M||_1)
+        + lambda_2 sum_{i < t} ||(B - B*) sigmoid(m^(i)) + A^(i) - A*^(i)||^2                                   (eq 6)
+
+    M is that of the local step: where masks are drawn anew, entries that are masked at present are not regularised.
+    B* and A*^(i) are as they were when task t began; there is no M in that term. A begins a task as B / ``lambda_3``, B
+    being the base that the client has just been sent, alpha as 0, biases and m as in FedWeIT.
+
+    The knowledge base grows: a task borrows what all other clients had learned at the ends of all tasks before it.
+    After local training a client sends the entries of B of output units with a large ``|m|``, see ``cut_off``, which M
+    lets through; M is here that of the round's first step, which server and clients derive from the seed they share.
+    The server takes the mean of every entry over those who sent it, and clients keep their own where nobody did.
+
+    Who is not told whose task a sample is answers with its present B, A, m, alpha and biases: the paper's evaluation,
+    ``nll`` in summaries. Answers by the set of the sample's own task, as in FedWeIT, are ``nll_task_aware``.
+
+    Differs from the paper: B is not multiplied with the mask before it is sent, and means are over the senders (as in
+    the authors' code). Differs from the code: no entries of one's own in the knowledge base (there: with them);
+    sigmoid(m^(i)) in the drift (there: m^(i)); the present M in the loss, and that of the round in messages (there: M
+    of the start); entries that nobody sent stay as they are (there: they become 0); and L1 of m (there: none).
+
+    Weights that no autoencoder masks have M = 1, so classifiers work as well.
+
+    Sends, in the place of the model: up, values of the chosen entries and a bit per unit; down, likewise, all of B in
+    the first round. Between tasks as FedWeIT, and down what a client has not been sent before. Extra memory and compute
+    as for FedWeIT, with attention to all entries so far, and the masks of every local step once more.
+
+    Args:
+        sparsity: lambda_1, at least 0; paper: 1e-4.
+        mask_sparsity: of m; lambda_1 if not given.
+        consolidation: twice lambda_2, at least 0. The paper's lambda_2 is 100, its code's 50, hence 100 here.
+        lambda_3: divisor of B, above 0; paper: 3.
+        cut_off: units whose ``|m|`` is at or below it are not sent; in [0, 1) for ranks, at least 0 for values.
+        cut_off_by: ``rank``: the cut-off is a quantile of each layer's ``|m|`` (the code; shares of B in the paper's
+            Table 4 are those of quantiles); ``value``: it is of ``|m|`` itself (the paper's words).
+        send_masked: send entries that M does not let through as well (Table 4, "without M").
+        weight_decay: see :class:`cfl.methods.APD`; not in eq 6.
+        retroactive: whether A^(i) of earlier tasks go on being trained (eq 6); likewise.
+        threshold: at or below it an entry of A counts as 0; likewise.
+        top_kappa: see :class:`FedWeIT`.
+        attention: likewise.
+
+    Raises:
+        ConfigError: for values other than these, or clients whose masks differ; otherwise as :class:`FedWeIT`.
+    """
+
+    def __init__(
+        self,
+        sparsity: float = 1e-4,
+        mask_sparsity: float | None = None,
+        consolidation: float = 100.0,
+        lambda_3: float = 3.0,
+        cut_off: float = 0.1,
+        cut_off_by: Literal["rank", "value"] = "rank",
+        send_masked: bool = False,
+        weight_decay: float = 0.0,
+        retroactive: bool = True,
+        threshold: float | None = None,
+        top_kappa: float = 1.0,
+        attention: Literal["random", "uniform", "zeros"] = "zeros",
+    ) -> None:
+        super().__init__(
+            sparsity,
+            sparsity if mask_sparsity is None else mask_sparsity,
+            consolidation,
+            weight_decay,
+            retroactive,
+            "current",
+            threshold,
+            top_kappa=top_kappa,
+            attention=attention,
+        )
+        if not 0 < lambda_3 < math.inf:
+            raise ConfigError(f"{self._key}.lambda_3", lambda_3, "a number above 0")
+        if cut_off_by not in ("rank", "value"):
+            raise ConfigError(f"{self._key}.cut_off_by", cut_off_by, "rank or value")
+        if not 0 <= cut_off < (1 if cut_off_by == "rank" else math.inf):
+            valid = "a number of at least 0" + (" and below 1 with cut_off_by: rank" if cut_off_by == "rank" else "")
+            raise ConfigError(f"{self._key}.cut_off", cut_off, valid)
+        self.adaptive_divisor = lambda_3
+        self.cut_off, self.cut_off_by, self.send_masked = cut_off, cut_off_by, send_masked
+        if cut_off_by == "rank":
+            self.keep = float(1 - Fraction(str(cut_off)))
+        self._masks: tuple[tuple[int, int], Tensors] = ((-1, -1), {})
+
+    # Before training.
+
+    def setup(self, federation: Federation) -> None:
+        """As for FedWeIT; clients have to share their masks."""
+        super().setup(federation)
+        network = federation.network
+        if isinstance(network, MADE) and not network.synchronised:
+            raise ConfigError("model.network.synchronised", False, f"true with {type(self).__name__}")
+        self._sent = {x.name: torch.ones(x.weight.shape, dtype=torch.bool) for x in self._layers}
+
+    def _knowledge_entries(self) -> int:
+        """Room for all tasks but the last."""
+        return super()._knowledge_entries() * (self.federation.data.num_tasks - 1)
+
+    def _held(self, task: int) -> list[dict[str, Any]]:
+        """What clients had learned at the ends of all tasks before this one."""
+        return [held for first, held in sorted(self._knowledge.items()) if first <= task]
+
+    # The autoencoder's masks.
+
+    def _masks_of(self, round: int, step: int) -> Tensors:
+        """Layer -> ``[O, I]`` bool, M of a local step of all clients; of layers that are not named it is 1."""
+        network = self.federation.network
+        if not isinstance(network, MADE):
+            return {}
+        at = (round, step) if network.draws else (0, 0)
+        if self._masks[0] != at:
+            masks = network.masks(network.degrees(round, 0, step))
+            device = self._layers[0].weight.device
+            self._masks = at, {name: mask.to(device) for name, mask in masks.items()}
+        return self._masks[1]
+
+    def _counted(self, cohort: Cohort) -> Tensors:
+        """Those that M lets through."""
+        return self._masks_of(cohort.round, cohort.steps - 1)
+
+    def _chosen(self, cohort: Cohort, layer: DecomposedLayer, trained: Tensors) -> Tensor:
+        """``[k, O, ...]`` bool: of units above the cut-off, the entries that M lets through."""
+        sizes = trained[layer.mask].abs()
+        units = largest(sizes, self.keep) if self.cut_off_by == "rank" else sizes > self.cut_off
+        weight = layer.weight
+        let_through = self._masks_of(cohort.round, 0).get(layer.name)
+        if self.send_masked or let_through is None:
+            let_through = torch.ones_like(weight, dtype=torch.bool)
+        return units.view(*units.shape, *[1] * (weight.ndim - 1)) & let_through
+
+    # Reports.
+
+    def summary(self) -> dict[str, Any]:
+        """As for FedWeIT, and ``base_share``: mean share of the entries of B that a client has sent after a round."""
+        federation = self.federation
+        messages = sum(len(federation.schedule.round(number).clients) for number in range(federation.round))
+        which = self._base_bytes({x.name: torch.zeros(x.weight.shape, dtype=torch.bool) for x in self._layers})
+        whole = sum(x.weight.numel() * x.weight.element_size() for x in self._layers)
+        sent = federation.channel.uplink_bytes.get("base", 0) - messages * which
+        return {**super().summary(), "base_share": sent / (messages * whole) if messages else None}

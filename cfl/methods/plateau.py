@@ -1,0 +1,243 @@
+"""Learning rates that fall when a client's validation loss does, and early stopping, client by client."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from cfl.cohort import Cohort
+from cfl.data.scenarios import Scenario
+from cfl.engines.scaled_steps import LINEAR_OPTIMIZERS
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.methods.base import Method
+from cfl.methods.scaffold import SCAFFOLD
+from cfl.schedule import RoundPlan
+from cfl.validation_loss import evaluating, validation_loss
+
+TOPIC = "learning rate"
+BEGINNING = {
+    "task": torch.tensor(-1),
+    "rate": torch.tensor(1.0, dtype=torch.float64),
+    "best": torch.tensor(math.inf, dtype=torch.float64),
+    "waited": torch.tensor(0),
+}
+"""What a client knows when it begins a task: factor of its learning rate, lowest loss, rounds since."""
+
+
+class LearningRateDecay(Method):
+    """Every client lowers its own learning rate when its own validation loss no longer falls, and stops in the end::
+
+        v_c <- mean loss of c's trained model on the samples that it has set aside     (after each of its rounds)
+        lr_c <- lr_c / factor        when v_c has not fallen below its lowest value for ``patience`` of c's rounds
+        lr_c <- 0                    when that leaves it at ``floor`` or below
+
+    (FedWeIT, Yoon et al., 2021, appendix B: factor 3, patience 5, floor 1e-7; its code: patience 3, floor 1e-10). Every
+    task begins anew with the optimizer's learning rate. A loss of NaN counts as one that has not fallen.
+
+    The samples are those of ``data.validation``, of the client's present task, whatever else it is exposed to. Their
+    loss is that of the client's own model after local training, over the outputs of its task, in evaluation mode with
+    its own running statistics (those of the batch where ``federated.batchnorm`` drops them), without any term that
+    methods add to the training loss.
+
+    All clients of a cohort share one optimizer; that of another rate is reached by rescaling each client's step
+    (:class:`cfl.engines.scaled_steps.ScaledSteps`), which is exact for the optimizers that are allowed. Plain SGD's
+    step is not taken at once where some client's rate has fallen.
+
+    Differs from the paper: the loss is looked at once per round, also where that has several local epochs. A client
+    that has stopped does not go on to its next task before the others: until then it is sent models and sends them back
+    as they came, running statistics included, and computes all the same.
+
+    Sends nothing of its own. Extra memory per client: four numbers; it trains on fewer samples. Extra compute: a
+    forward pass over the validation samples per client and round, and two element-wise passes over the weights per
+    local step once a rate has fallen. Scenarios: all; task boundaries must be known. Not with SCAFFOLD, which reads
+    gradients off updates of a known learning rate.
+
+    Args:
+        factor: by which the learning rate is divided, at least 1; 1 changes nothing.
+        patience: rounds of a client without a lower loss, at least 1.
+        floor: the learning rate at or below which a client stops training for the task, at least 0.
+        threshold: how much lower than the lowest a loss has to be to count, as a share of it, in [0, 1).
+        batch_size: validation samples per forward pass; matters for results only where the batch's own statistics
+            are used.
+
+    Raises:
+        ConfigError: for other values, a floor that is not below the learning rate, a client without validation samples,
+            two such methods, or SCAFFOLD beside it.
+    """
+
+    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
+    optimizers = LINEAR_OPTIMIZERS
+
+    def __init__(
+        self,
+        factor: float = 3.0,
+        patience: int = 3,
+        floor: float = 1e-7,
+        threshold: float = 0.0,
+        batch_size: int = 250,
+    ) -> None:
+        key = "methods.<name>"
+        if not 1 <= factor < math.inf:
+            raise ConfigError(f"{key}.factor", factor, "a number of at least 1")
+        if patience < 1:
+            raise ConfigError(f"{key}.patience", patience, "an integer of at least 1")
+        if not 0 <= floor < math.inf:
+            raise ConfigError(f"{key}.floor", floor, "a number of at least 0")
+        if not 0 <= threshold < 1:
+            raise ConfigError(f"{key}.threshold", threshold, "a number in [0, 1)")
+        if batch_size < 1:
+            raise ConfigError(f"{key}.batch_size", batch_size, "an integer of at least 1")
+        self.factor, self.patience, self.floor = factor, patience, floor
+        self.threshold, self.batch_size = threshold, batch_size
+        self._states: dict[str, Tensor] = {}
+        self._rows: list[dict[str, Any]] = []
+
+    # Before training.
+
+    def setup(self, federation: Federation) -> None:
+        """Check that there is something to validate with, for every client."""
+        super().setup(federation)
+        twins = [name for name, method in federation.methods.items() if isinstance(method, LearningRateDecay)]
+        if len(twins) > 1:
+            raise ConfigError("methods", twins, "one LearningRateDecay, which knows the clients' learning rates")
+        if self.factor == 1:
+            return
+        reading = [name for name, method in federation.methods.items() if isinstance(method, SCAFFOLD)]
+        if reading:
+            valid = "no SCAFFOLD beside LearningRateDecay: it divides updates by one learning rate of all clients"
+            raise ConfigError("methods", reading, valid)
+        data = federation.data
+        if data.validation == 0:
+            raise ConfigError("data.validation", 0, "above 0 while LearningRateDecay is used")
+        for task, members in enumerate(data.members):
+            for client in members.tolist():
+                if not len(data.validation_indices(task, client)):
+                    what = f"client {client} has too few samples of task {task} to set one aside"
+                    raise ConfigError("data.validation", what, "a partition with two samples or more for every client")
+
+    def check_optimizer(self, optimizer: Optimizer) -> None:
+        """The floor must be below the learning rate."""
+        lr = float(optimizer.param_groups[0]["lr"])
+        if self.factor > 1 and not self.floor < lr:
+            raise ConfigError("methods.<name>.floor", self.floor, f"a number below the learning rate, {lr:g}")
+
+    # Local steps.
+
+    def open_cohort(self, cohort: Cohort) -> None:
+        """Fetch these clients' rates; who begins the task has the full one."""
+        if self.factor == 1:
+            return
+        self._states = self.federation.clients.gather(TOPIC, cohort.clients, BEGINNING)
+        anew = self._states["task"] != cohort.task
+        for name, value in BEGINNING.items():
+            self._states[name][anew] = value
+
+    def step_factors(self, cohort: Cohort) -> Tensor | None:
+        """The clients' rates."""
+        return None if self.factor == 1 else self._states["rate"]
+
+    # After local training.
+
+    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        """Clients validate, and lower their rates where it is time."""
+        if self.factor == 1:
+            return
+        clients = [cohort.clients[position] for position in positions]
+        trained = cohort.rows(positions, {**cohort.parameters, **cohort.buffers})
+        state = {name: values[list(positions)] for name, values in self._states.items()}
+        training = state["rate"] > 0
+        losses = self._losses(cohort.task, clients, training.tolist(), trained)
+        improved = losses < state["best"] * (1 - self.threshold)
+        waited = torch.where(improved, 0, state["waited"] + 1)
+        falls = training & (waited >= self.patience)
+        rate = torch.where(falls, state["rate"] / self.factor, state["rate"])
+        kept = {
+            "task": torch.full_like(state["task"], cohort.task),
+            "rate": torch.where(cohort.lr * rate <= self.floor, 0.0, rate),
+            "best": torch.where(improved, losses, state["best"]),
+            "waited": torch.where(falls | ~training, 0, waited),
+        }
+        # Who trains to NaN and is left out stays where it was.
+        usable = self.federation.channel.usable(trained, clients)
+        self.federation.clients.scatter(TOPIC, clients, kept, usable)
+
+    def _losses(
+        self, task: int, clients: Sequence[int], training: Sequence[bool], trained: dict[str, Tensor]
+    ) -> Tensor:
+        """``[k]`` float64 validation losses; NaN of clients that have stopped, which need none."""
+        federation = self.federation
+        data, network = federation.data, federation.network
+        device = next(iter(trained.values())).device
+        found = torch.full((len(clients),), torch.nan, dtype=torch.float64)
+        statistics = federation.evaluation_statistics() if federation.batchnorm == "drop" else nullcontext()
+        with evaluating(network), statistics:
+            names = federation.state_tensors()  # without running statistics where there shall be none
+            for row, client in enumerate(clients):
+                if training[row]:
+                    found[row] = validation_loss(
+                        network,
+                        {name: trained[name][row] for name in names},
+                        data.validation_batches(task, client, self.batch_size, device),
+                        data.outputs_in_loss(task, client),
+                    )
+        return found
+
+    # Reports and checkpoints.
+
+    def end_task(self, plan: RoundPlan) -> None:
+        """Note how far the rates have fallen."""
+        holders = self.federation.clients.holders(TOPIC)
+        if not holders:
+            return
+        states = self.federation.clients.gather(TOPIC, holders, BEGINNING)
+        own = states["task"] == plan.task
+        if not bool(own.any()):
+            return
+        rates = states["rate"][own]
+        lowest = states["best"][own]
+        finite = lowest[torch.isfinite(lowest)]
+        self._rows.append(
+            {
+                "task": plan.task,
+                "clients": len(rates),
+                "stopped": int((rates == 0).sum()),
+                "mean_rate": rates.mean().item(),
+                "validation_loss": finite.mean().item() if len(finite) else None,
+            }
+        )
+
+    def task_rows(self) -> list[dict[str, Any]]:
+        """Per task, at its end: clients that trained in it, how many of these have stopped, the mean factor of their
+        learning rates, and the mean of their lowest validation losses."""
+        return [dict(row) for row in self._rows]
+
+    def client_storage(self) -> int:
+        """The four numbers."""
+        held = self.federation.clients.holders(TOPIC)
+        return sum(value.element_size() for value in BEGINNING.values()) * bool(held)
+
+    def summary(self) -> dict[str, Any]:
+        """``stopped_share``: of clients and tasks, those for which training ended before the task; ``mean_rate``: mean
+        factor of learning rates at the ends of tasks."""
+        clients = sum(row["clients"] for row in self._rows)
+        if not clients:
+            return {"stopped_share": 0.0, "mean_rate": 1.0}
+        return {
+            "stopped_share": sum(row["stopped"] for row in self._rows) / clients,
+            "mean_rate": sum(row["mean_rate"] * row["clients"] for row in self._rows) / clients,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The record; clients' rates are with ``federation.clients``."""
+        return {"rows": self.task_rows()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        self._rows = [dict(row) for row in state["rows"]]

@@ -1,0 +1,61 @@
+"""The loss of one client's model on samples that it does not train on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from cfl.models.density import LogLikelihood, is_density
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """The network in evaluation mode; afterwards every module is in the mode in which it was."""
+    training = [module for module in network.modules() if module.training]
+    network.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@torch.no_grad()
+def validation_loss(
+    network: nn.Module,
+    tensors: Mapping[str, Tensor],
+    batches: Iterable[tuple[Tensor, Tensor]],
+    outputs: Tensor | None = None,
+) -> float:
+    """Mean cross-entropy over samples in nats; of a network that estimates a density, mean ``-log p(x)``.
+
+    Args:
+        network: images ``[B, C, H, W]`` to logits ``[B, O]``, in the mode in which it shall compute.
+        tensors: parameters and buffers by name.
+        batches: ``[B, C, H, W]`` inputs and ``[B]`` int64 output indices.
+        outputs: ``[O]`` bool, the outputs among which the softmax runs, or None for all.
+
+    Raises:
+        ValueError: no samples.
+    """
+    density = is_density(network)
+    whole: nn.Module = LogLikelihood(network) if density else network
+    named = {f"network.{name}": tensor for name, tensor in tensors.items()} if density else dict(tensors)
+    total, count = 0.0, 0
+    for x, y in batches:
+        scores: Tensor = functional_call(whole, named, (x,))
+        if density:
+            losses = -scores
+        else:
+            allowed = scores if outputs is None else scores.masked_fill(~outputs.to(scores.device), -torch.inf)
+            losses = F.cross_entropy(allowed, y, reduction="none")
+        total += losses.double().sum().item()
+        count += len(x)
+    if count == 0:
+        raise ValueError("a validation loss of no samples")
+    return total / count

@@ -1,0 +1,135 @@
+"""What is set aside for validation is each client's own, and nothing ever trains on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import fit, permuted, split, tiny_client, tiny_data
+
+from cfl.data.augmentation import CropFlip
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.partitions import Dirichlet
+from cfl.data.sequences import FixedTasks
+from cfl.data.validation import set_aside
+from cfl.errors import ConfigError
+from cfl.methods import DER, EWC
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "sequential": {},
+    "cumulative": {"exposure": "cumulative"},
+    "joint": {"exposure": "joint"},
+    "asynchronous": {"exposure": "asynchronous"},
+    "sequences": {"sequences": FixedTasks([[2, 0], [1, 2], [0, 1], [2, 1]])},
+}
+
+
+def data_of(validation: float = 0.25, **options: Any) -> FederatedDataModule:
+    schedule = {"rounds_per_task": 1, "cohort_width": 3}
+    return tiny_data(split(3, classes=6, train=180), validation=validation, schedule=schedule, **options)
+
+
+def aside_places(data: FederatedDataModule) -> set[int]:
+    """Places of all that is set aside, of whatever client."""
+    return {
+        int(place)
+        for task, clients in enumerate(data.validation_dealt)
+        for own in clients.values()
+        for place in data.places.of(task, own)
+    }
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
+def test_every_client_keeps_the_rest_of_its_own_samples(share: float) -> None:
+    whole, cut = data_of(0.0, partition=Dirichlet(0.5, 3)), data_of(share, partition=Dirichlet(0.5, 3))
+    for task in range(3):
+        assert set(whole.indices[task]) == set(cut.indices[task]) == set(cut.validation_dealt[task])
+        for client, own in whole.indices[task].items():
+            train, aside = cut.indices[task][client], cut.validation_indices(task, client)
+            assert sorted([*train, *aside]) == sorted(own)
+            assert len(aside) == min(max(1, round(share * len(own))), len(own) - 1)
+            order = own.tolist()
+            assert [order.index(i) for i in train] == sorted(order.index(i) for i in train)
+    assert not whole.validation_indices(0, 0).size
+
+
+def test_the_choice_is_random_and_keyed_by_seed_task_and_client() -> None:
+    dealt = [{client: np.arange(100 * client, 100 * client + 40) for client in range(6)} for _ in range(3)]
+    _, aside = set_aside(dealt, 0.25, 1)
+    _, fewer = set_aside([dealt[0], {2: dealt[1][2], 5: dealt[1][5]}], 0.25, 1)
+    assert fewer[1][5].tolist() == aside[1][5].tolist(), "whoever else there is"
+    chosen = {tuple(own % 100) for of_task in aside for own in of_task.values()}
+    assert len(chosen) == 18, "no two clients or tasks choose alike"
+    assert set_aside(dealt, 0.25, 2)[1][0][0].tolist() != aside[0][0].tolist()
+    counts = np.bincount(np.concatenate([set_aside(dealt, 0.25, s)[1][0][0] for s in range(400)]), minlength=40)
+    assert (np.abs(counts - 100) < 5 * np.sqrt(400 * 0.25 * 0.75)).all(), "every sample alike"
+
+
+def test_a_single_sample_is_trained_on() -> None:
+    train, aside = set_aside([{0: np.array([7]), 1: np.array([], dtype=np.int64), 2: np.array([3, 4])}], 0.9, 0)
+    assert [len(train[0][c]) for c in range(3)] == [1, 0, 1]
+    assert [len(aside[0][c]) for c in range(3)] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_nothing_trains_on_it(name: str) -> None:
+    data = data_of(**SETTINGS[name])
+    held, steps = aside_places(data), 0
+    assert len(held) == sum(len(own) for clients in data.validation_dealt for own in clients.values()) > 30
+    device = torch.device("cpu")
+    for number in range(data.num_rounds):
+        data.next_round = number
+        for batch in data.train_dataloader():
+            places = batch.index if data.by_places else batch.index + int(data.places.starts[batch.task])
+            assert held.isdisjoint(places[batch.mask].tolist())
+            steps += 1
+    assert steps > 3
+    for task in range(data.num_tasks):
+        for client in range(4):
+            assert held.isdisjoint(data.client_places(task, client).tolist())
+            count = sum(len(x) for x, _ in data.client_batches(task, client, 7, device))
+            assert count == len(data.client_places(task, client))
+            assert len(data.validation_indices(task, client)) > 0
+
+
+def test_buffers_and_extra_rounds_do_without_it() -> None:
+    data = data_of()
+    federation = fit(tiny_client(data, methods={"der": DER(0.5, 0.0, 3), "ewc": EWC(1.0)}), data)
+    held = aside_places(data)
+    for client in range(4):
+        kept = federation.clients.get("buffer", client)
+        assert kept is not None
+        places = [place for place in kept["place"].tolist() if place >= 0]
+        assert len(places) > 10
+        assert held.isdisjoint(places)
+
+
+@pytest.mark.parametrize("name", ["sequential", "sequences"])
+@pytest.mark.parametrize("scenario", ["task", "class"])
+def test_a_clients_samples_come_as_its_network_sees_them(name: str, scenario: Any) -> None:
+    data = data_of(augmentation=CropFlip(1), scenario=scenario, **SETTINGS[name])
+    for position in range(data.num_tasks):
+        for client in range(4):
+            task = data.stream_task(position, client)
+            parts = list(data.validation_batches(position, client, 2, torch.device("cpu")))
+            assert max(len(x) for x, _ in parts) == 2
+            own = data.validation_dealt[task][client]
+            images = data.tasks[task]
+            assert torch.equal(torch.cat([x for x, _ in parts]), images.transform(images.train.images[own]))
+            assert torch.equal(torch.cat([y for _, y in parts]), images.train.labels[own] + 2 * task)
+
+
+def test_permuted_images_are_those_of_the_task() -> None:
+    data = tiny_data(permuted(2), validation=0.25)
+    for task in (1, 0):
+        (found, _), *_ = data.validation_batches(task, 2, 100, torch.device("cpu"))
+        images = data.tasks[task]
+        assert torch.equal(found, images.transform(images.train.images[data.validation_dealt[task][2]]))
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
+def test_other_shares_are_refused(share: float) -> None:
+    with pytest.raises(ConfigError, match=r"data\.validation"):
+        data_of(share)

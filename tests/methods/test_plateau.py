@@ -1,0 +1,421 @@
+"""Falling learning rates against separate torch optimizers, one per client, each with its own learning rate."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from naive import plain_network, task_loss, train_client, used_outputs
+from tiny import (
+    NetworkFactory,
+    SaveAfter,
+    double,
+    fit,
+    mlp,
+    norm_net,
+    permuted,
+    sgd,
+    source,
+    split,
+    tiny_client,
+    tiny_data,
+    weights,
+)
+from torch import Tensor, nn
+
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.partitions import Dirichlet
+from cfl.data.sequences import FixedTasks
+from cfl.data.sources import Binarised
+from cfl.data.streams import Permuted
+from cfl.engines import EngineOptions
+from cfl.engines.scaled_steps import LINEAR_OPTIMIZERS, ScaledSteps
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.methods import SCAFFOLD, FedProx, FedWeIT, LearningRateDecay, Method, PersonalLayers
+from cfl.models import MADE
+from cfl.validation_loss import evaluating, validation_loss
+
+OPTIMIZERS: dict[str, tuple[Any, float]] = {
+    "sgd": (torch.optim.SGD, 0.4),
+    "momentum": (partial(torch.optim.SGD, momentum=0.9, nesterov=True, weight_decay=0.01), 0.2),
+    "adam": (partial(torch.optim.Adam, weight_decay=0.01), 0.05),
+    "adamw": (partial(torch.optim.AdamW, weight_decay=0.1), 0.05),
+}
+DECAY = {"factor": 4.0, "patience": 1, "threshold": 0.15}
+
+
+def data_of(width: int = 2, **options: Any) -> FederatedDataModule:
+    """Five unequal clients, three per round, two tasks of seven rounds with two local epochs."""
+    schedule = {"rounds_per_task": 7, "clients_per_round": 3, "local_epochs": 2, "cohort_width": width}
+    settings = {"num_clients": 5, "partition": Dirichlet(1.0, 4), "validation": 0.3, "schedule": schedule}
+    return tiny_data(options.pop("stream", None) or permuted(2, train=160), **{**settings, **options})
+
+
+# The step of an optimizer with another learning rate.
+
+
+def steps_of(make: Callable[..., torch.optim.Optimizer], start: Tensor, gradients: list[Tensor], lr: float) -> Tensor:
+    """Where an ordinary optimizer ends; gradients depend on the weights, so that any difference shows."""
+    weight = nn.Parameter(start.clone())
+    optimizer = make([weight], lr=lr)
+    for gradient in gradients:
+        weight.grad = gradient + 0.3 * weight.detach()
+        optimizer.step()
+    return weight.detach()
+
+
+def rescaled(make: Callable[..., torch.optim.Optimizer], start: Tensor, gradients: list[Tensor], lr: float) -> Tensor:
+    """The same of clients ``[k, n]`` under one optimizer."""
+    weight, still = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    optimizer = make([weight, still], lr=lr)
+    scaled = ScaledSteps(FACTORS)
+    for gradient in gradients:
+        weight.grad = gradient + 0.3 * weight.detach()
+        scaled.remember({"weight": weight, "still": still})
+        optimizer.step()
+        scaled.rescale()
+    assert torch.equal(still, start)
+    return weight.detach()
+
+
+FACTORS = torch.tensor([1.0, 1 / 3, 0.0, 1 / 27], dtype=torch.float64)
+VARIANTS: dict[str, dict[str, Any]] = {
+    "SGD": {"momentum": 0.9, "dampening": 0.2, "weight_decay": 0.1},
+    "Adam": {"weight_decay": 0.1, "amsgrad": True},
+    "AdamW": {"weight_decay": 0.3},
+    "NAdam": {"weight_decay": 0.3, "decoupled_weight_decay": True},
+    "RMSprop": {"momentum": 0.8, "centered": True, "weight_decay": 0.1},
+    "Adagrad": {"lr_decay": 0.1},
+}
+
+
+def drawn(clients: int = 4, steps: int = 9) -> tuple[Tensor, list[Tensor]]:
+    generator = torch.Generator().manual_seed(3)
+    start = torch.randn(clients, 7, generator=generator, dtype=torch.float64)
+    return start, [torch.randn(clients, 7, generator=generator, dtype=torch.float64) for _ in range(steps)]
+
+
+@pytest.mark.parametrize("name", sorted(LINEAR_OPTIMIZERS))
+def test_a_rescaled_step_is_that_of_an_optimizer_with_the_clients_own_learning_rate(name: str) -> None:
+    make = partial(getattr(torch.optim, name), **VARIANTS.get(name, {}))
+    start, gradients = drawn()
+    found = rescaled(make, start, gradients, 0.05)
+    for row, factor in enumerate(FACTORS.tolist()):
+        expected = start[row] if factor == 0 else steps_of(make, start[row], [g[row] for g in gradients], 0.05 * factor)
+        torch.testing.assert_close(found[row], expected, rtol=0, atol=1e-13)
+        assert factor not in (0.0, 1.0) or torch.equal(found[row], expected), "bit for bit"
+    assert (found[0] - found[1]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("name", ["Rprop", "ASGD"])
+def test_the_others_would_not_do(name: str) -> None:
+    make = partial(getattr(torch.optim, name), **{"Rprop": {"step_sizes": (0.01, 0.06)}, "ASGD": {"lambd": 0.5}}[name])
+    start, gradients = drawn()
+    found = rescaled(make, start, gradients, 0.05)
+    expected = steps_of(make, start[1], [g[1] for g in gradients], 0.05 / 3)
+    assert (found[1] - expected).abs().max() > 1e-6
+
+
+def test_no_factor_or_only_ones_is_nothing() -> None:
+    assert ScaledSteps.of([None, None]) is None
+    assert ScaledSteps.of([None, torch.ones(3)]) is None
+    several = ScaledSteps.of([torch.tensor([1.0, 0.5]), None, torch.tensor([0.5, 0.5])])
+    assert several is not None
+    assert several.factors.tolist() == [0.5, 0.25]
+
+
+# A whole run.
+
+
+@dataclass
+class Rate:
+    """What a client knows of its learning rate, as the published code keeps it."""
+
+    task: int
+    lr: float
+    lowest: float = math.inf
+    waited: int = 0
+
+    def hear(self, loss: float, factor: float, patience: int, threshold: float, floor: float) -> None:
+        if self.lr == 0:
+            return
+        if loss < self.lowest * (1 - threshold):
+            self.lowest, self.waited = loss, 0
+        else:
+            self.waited += 1
+            if self.waited >= patience:
+                self.lr, self.waited = self.lr / factor, 0
+        if self.lr <= floor:
+            self.lr = 0.0
+
+
+@dataclass
+class Loop:
+    """Federated averaging of clients with learning rates of their own, as anyone would write it."""
+
+    data: FederatedDataModule
+    network: nn.Module
+    make: Any
+    lr: float
+    floor: float
+    rates: dict[int, Rate] = field(default_factory=dict)
+    seen: list[dict[int, float]] = field(default_factory=list)
+    stopped_as_received: int = 0
+
+    def run(self) -> dict[str, Tensor]:
+        data, state = self.data, copy.deepcopy(self.network.state_dict())
+        for number in range(data.num_rounds):
+            plan = data.rounds.round(number)
+            trained = []
+            for client in plan.clients:
+                rate = self.rates.get(client)
+                if rate is None or rate.task != plan.task:
+                    rate = self.rates[client] = Rate(plan.task, self.lr)
+                own = copy.deepcopy(self.network)
+                own.load_state_dict(state)
+                if rate.lr > 0:
+                    train_client(own, data, plan, client, partial(self.make, lr=rate.lr))
+                self.stopped_as_received += rate.lr == 0
+                trained.append(self.kept(state, own.state_dict(), plan.task))
+                rate.hear(self.loss(own, plan.task, client), **DECAY, floor=self.floor)  # type: ignore[arg-type]
+            self.seen.append({client: self.rates[client].lr for client in plan.clients})
+            state = {n: torch.stack([t[n].double() for t in trained]).mean(0).to(v.dtype) for n, v in state.items()}
+        return state
+
+    def kept(self, start: Mapping[str, Tensor], result: dict[str, Tensor], task: int) -> dict[str, Tensor]:
+        outputs = used_outputs(self.data, task)
+        for name in ("head.weight", "head.bias"):
+            rows = start[name].clone()
+            rows[outputs] = result[name][outputs]
+            result[name] = rows
+        return result
+
+    @torch.no_grad()
+    def loss(self, network: nn.Module, task: int, client: int) -> float:
+        images, own = self.data.tasks[task], self.data.validation_dealt[task][client]
+        logits = network.eval()(images.transform(images.train.images[own]))
+        return task_loss(self.data, task, logits, images.train.labels[own]).item()
+
+
+def run(
+    methods: Mapping[str, Method],
+    data: FederatedDataModule,
+    network: NetworkFactory = mlp,
+    optimizer: Any = sgd,
+    engine: EngineOptions | None = None,
+    **options: Any,
+) -> Federation:
+    return fit(tiny_client(data, double(network), optimizer, dict(methods), engine), data, **options)
+
+
+def loop(data: FederatedDataModule, network: NetworkFactory, optimizer: str, floor: float) -> Loop:
+    make, lr = OPTIMIZERS[optimizer]
+    start = tiny_client(data, double(network)).network.state_dict()
+    return Loop(data, plain_network(data, double(network), start), make, lr, floor)
+
+
+def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], atol: float = 1e-10) -> None:
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_it_is_averaging_of_clients_with_optimizers_of_their_own(optimizer: str, width: int) -> None:
+    make, lr = OPTIMIZERS[optimizer]
+    floor = lr / 10
+    naive = loop(data_of(), mlp, optimizer, floor)
+    expected = naive.run()
+    decay = LearningRateDecay(**DECAY, floor=floor)  # type: ignore[arg-type]
+    federation = run({"decay": decay}, data_of(width), optimizer=partial(make, lr=lr))
+    # The adaptive optimizers of this test amplify rounding where a gradient is nearly zero.
+    assert_close(weights(federation), expected, 1e-10 if "adam" not in optimizer else 1e-8)
+    assert any(len(set(rates.values())) > 1 for rates in naive.seen), "clients with unlike rates in one round"
+    assert any(0 < rate < lr for rates in naive.seen for rate in rates.values())
+    assert naive.stopped_as_received > 0
+    for client, rate in naive.rates.items():
+        held = federation.clients.get("learning rate", client)
+        assert held is not None
+        assert (int(held["task"]), int(held["waited"])) == (rate.task, rate.waited)
+        assert lr * float(held["rate"]) == pytest.approx(rate.lr, rel=1e-12)
+        assert float(held["best"]) == pytest.approx(rate.lowest, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("network", "options"),
+    [
+        (norm_net, {}),
+        (mlp, {"stream": split(2, classes=4, train=240), "scenario": "task"}),
+        (mlp, {"stream": split(2, classes=4, train=240), "scenario": "class", "class_loss": "seen"}),
+    ],
+    ids=["batchnorm", "task-incremental", "class-incremental"],
+)
+def test_the_loss_is_that_of_the_clients_own_model_over_its_tasks_outputs(network: Any, options: Any) -> None:
+    options = {"partition": None, **options}
+    naive = loop(data_of(**options), network, "momentum", 0.01)
+    expected = naive.run()
+    make, lr = OPTIMIZERS["momentum"]
+    decay = LearningRateDecay(**DECAY, floor=0.01)  # type: ignore[arg-type]
+    found = run({"decay": decay}, data_of(3, **options), network, partial(make, lr=lr))
+    assert_close(weights(found), expected, 1e-9)
+    assert naive.stopped_as_received > 0
+    assert any(rate < lr for rates in naive.seen for rate in rates.values())
+    (first, last) = decay.task_rows()
+    assert (first["task"], last["task"]) == (0, 1)
+    own = [rate for rate in naive.rates.values() if rate.task == 1]
+    assert last["clients"] == len(own)
+    assert last["stopped"] == sum(rate.lr == 0 for rate in own)
+    assert last["mean_rate"] == pytest.approx(sum(rate.lr for rate in own) / len(own) / lr, rel=1e-12)
+    assert last["validation_loss"] == pytest.approx(sum(rate.lowest for rate in own) / len(own), rel=1e-9)
+
+
+def test_without_running_statistics_the_batchs_own_are_used() -> None:
+    data = data_of(partition=None)
+    found = run({"decay": LearningRateDecay(patience=1)}, data, norm_net, federated={"batchnorm": "drop"})
+    client = data.rounds.round(data.num_rounds - 1).clients[0]
+    held = found.clients.get("learning rate", client)
+    assert held is not None
+    assert math.isfinite(float(held["best"]))
+    assert all(m.running_mean is not None and m.training for m in found.network.modules() if hasattr(m, "running_mean"))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
+def test_worker_threads_take_no_step_at_once_where_rates_differ(optimizer: str) -> None:
+    make, lr = OPTIMIZERS[optimizer]
+    found = [
+        weights(run({"decay": LearningRateDecay(**DECAY)}, data_of(3), mlp, partial(make, lr=lr), EngineOptions(kind)))  # type: ignore[arg-type]
+        for kind in ("workers", "vmap")
+    ]
+    assert_close(found[0], found[1])
+    plain = weights(run({}, data_of(3), mlp, partial(make, lr=lr)))
+    assert max(float((found[0][n] - plain[n]).abs().max()) for n in plain) > 1e-2
+
+
+def test_it_composes_in_any_order() -> None:
+    prox, own = FedProx(0.5), PersonalLayers(["head.*"])
+    decay = LearningRateDecay(**DECAY)  # type: ignore[arg-type]
+    first = run({"decay": decay, "prox": prox, "own": own}, data_of(1), norm_net)
+    second = run({"own": own, "prox": prox, "decay": decay}, data_of(3), norm_net)
+    assert_close(weights(first), weights(second))
+    assert float(first.clients.get("learning rate", 0)["rate"]) < 1  # type: ignore[index]
+
+
+SEQUENCES = FixedTasks([[2, 0], [1, 2], [0, 1], [2, 1], [0, 2]])
+
+
+def weit(width: int, **options: Any) -> Federation:
+    """FedWeIT over sequences of the clients' own, with Adam, as in its paper."""
+    data = data_of(width, stream=split(3, classes=6, train=300), sequences=SEQUENCES, partition=None)
+    methods = {"weit": FedWeIT(consolidation=1.0, keep=0.5), "decay": LearningRateDecay(**DECAY, floor=2e-3)}  # type: ignore[arg-type]
+    return run(methods, data, mlp, partial(torch.optim.Adam, lr=0.02), **options)
+
+
+def test_with_personal_models_and_sequences_width_does_not_matter() -> None:
+    narrow, wide = weit(1), weit(3)
+    assert_close(weights(narrow), weights(wide), 1e-7)
+    for client in range(5):
+        assert_close(narrow.clients.get("model", client) or {}, wide.clients.get("model", client) or {}, 1e-7)
+        assert_close(narrow.clients.get("learning rate", client) or {}, wide.clients.get("learning rate", client) or {})
+
+
+def test_a_resumed_run_goes_on_in_the_middle_of_a_task(tmp_path: Path) -> None:
+    path = tmp_path / "some.ckpt"
+    whole = weit(2, callbacks=[SaveAfter(2, path)])
+    resumed = weit(2, ckpt_path=path)
+    for client in range(5):
+        for topic in ("model", "learning rate"):
+            assert_close(resumed.clients.get(topic, client) or {}, whole.clients.get(topic, client) or {}, 0.0)
+    assert resumed.methods["decay"].task_rows() == whole.methods["decay"].task_rows()
+
+
+def test_whoever_trains_to_nan_and_is_left_out_stays_where_it_was() -> None:
+    class Breaks(Method):
+        def close_clients(self, cohort: Any, positions: Any) -> None:
+            for position in positions:
+                if cohort.clients[position] == 1:
+                    cohort.parameters["head.bias"].data[position] = torch.nan
+
+    data = data_of()
+    methods = {"breaks": Breaks(), "decay": LearningRateDecay(patience=1)}
+    found = run(methods, data, federated={"on_bad_update": "skip"})
+    assert found.clients.get("learning rate", 1) is None
+    assert found.clients.get("learning rate", 2) is not None
+
+
+# The loss.
+
+
+def test_a_density_is_validated_by_its_likelihood() -> None:
+    data = tiny_data(Permuted(Binarised(source()), 2), scenario="density", validation=0.3)
+    made = partial(MADE, hidden=[6], order_agnostic=True, num_masks=2, eval_orders=2)
+    found = run({"decay": LearningRateDecay(patience=1)}, data, made)
+    batches = list(data.validation_batches(1, 2, 3, torch.device("cpu")))
+    with evaluating(found.network):
+        loss = validation_loss(found.network, weights(found), batches)
+        expected = -found.network.log_likelihood(torch.cat([x for x, _ in batches])).mean()  # type: ignore[operator]
+    assert loss == pytest.approx(expected.item(), rel=1e-12)
+
+
+def test_batches_of_any_size_give_one_mean() -> None:
+    network = nn.Linear(4, 3).double()
+    x, y = torch.randn(11, 4, dtype=torch.float64), torch.arange(11) % 2
+    allowed = torch.tensor([True, True, False])
+    expected = F.cross_entropy(network(x)[:, :2], y).item()
+    for size in (1, 4, 11):
+        parts: Iterable[tuple[Tensor, Tensor]] = zip(x.split(size), y.split(size), strict=True)
+        found = validation_loss(network, dict(network.state_dict()), parts, allowed)
+        assert found == pytest.approx(expected, rel=1e-12)
+    with pytest.raises(ValueError, match="no samples"):
+        validation_loss(network, {}, [])
+
+
+def test_evaluating_leaves_every_module_in_its_mode() -> None:
+    network = nn.Sequential(nn.Linear(2, 2), nn.Dropout(), nn.BatchNorm1d(2))
+    network[2].eval()
+    with evaluating(network):
+        assert not any(module.training for module in network.modules())
+    assert [module.training for module in network] == [True, True, False]
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"factor": 0.5}, "factor"),
+        ({"factor": math.inf}, "factor"),
+        ({"patience": 0}, "patience"),
+        ({"floor": -1e-3}, "floor"),
+        ({"threshold": 1.0}, "threshold"),
+        ({"batch_size": 0}, "batch_size"),
+    ],
+)
+def test_bad_options(options: Any, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"methods\.<name>\.{key}"):
+        LearningRateDecay(**options)
+
+
+def test_what_cannot_work_is_refused_before_training() -> None:
+    def refused(methods: dict[str, Method], match: str, optimizer: Any = sgd, **options: Any) -> None:
+        with pytest.raises(ConfigError, match=match):
+            run(methods, data_of(**options), optimizer=optimizer)
+
+    decay = LearningRateDecay
+    refused({"a": decay()}, r"data\.validation", validation=0.0)
+    refused({"a": decay(), "b": decay()}, "methods")
+    refused({"a": decay(), "s": SCAFFOLD()}, "SCAFFOLD")
+    refused({"a": decay(floor=0.1)}, "floor")
+    refused({"a": decay()}, "model.optimizer", partial(torch.optim.Rprop, lr=0.1))
+    refused({"a": decay()}, "too few samples", partition=None, stream=permuted(2, train=5))
+    refused({"a": decay()}, "data.exposure", exposure="asynchronous")

@@ -1,0 +1,401 @@
+"""Exported models: files that answer as the run's tests do, and cards that say what they are."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import tiny_cli
+import torch
+from tiny import ConvNet, NetworkFactory, fit, mlp, norm_net, split, tiny_client, tiny_data
+from torch import Tensor, nn
+
+from cfl.__main__ import main
+from cfl.cli import FederatedCLI
+from cfl.client import Client
+from cfl.data.datamodule import EvaluationBatch
+from cfl.data.sources import Binarised, Synthetic
+from cfl.data.streams import Permuted
+from cfl.errors import ConfigError
+from cfl.export.answer import Choice, answer_of, plain_network
+from cfl.export.formats import PACKAGES, check_format, read, write
+from cfl.methods import APD, RGO, FedWeIT, ICaRL, Method, PersonalLayers
+from cfl.models import MADE, MLP, PromptedViT
+from cfl.models.decomposition import decompose
+
+FORMATS = list(PACKAGES)
+
+
+def available(suffix: str) -> None:
+    for package in PACKAGES[suffix]:
+        pytest.importorskip(package, reason=f"{suffix} needs {package}: pip install 'cfl[export]'")
+
+
+def images(client: Client, samples: int = 5) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(samples, *client.input_shape, generator=generator)
+
+
+def trained(
+    network: NetworkFactory = mlp, methods: dict[str, Method] | None = None, federated: Any = None, **data: Any
+) -> Client:
+    """A federation after two tasks."""
+    module = tiny_data(**{"stream": split(), "scenario": "task", **data})
+    client = tiny_client(module, network, methods=methods)
+    fit(client, module, federated)
+    client.eval()
+    return client
+
+
+@torch.no_grad()
+def scores(client: Client, x: Tensor, owner: int | None = None, task: int = 0) -> Tensor:
+    """What the run's own tests compute, by functional calls on the network as it was trained."""
+    federation = client._federation
+    model = federation.state_tensors() if owner is None else client._model_of(owner, task)
+    batch = EvaluationBatch(task, 0, len(x), x, torch.zeros(len(x), dtype=torch.int64))
+    return client._scores_of(batch, federation.encode(task, model), False)
+
+
+def exported(client: Client, path: Path, choice: Choice | None = None) -> Any:
+    """The model as the file gives it to other programs."""
+    available(path.suffix)
+    answer = answer_of(client, choice or Choice())
+    write(path, answer, client.input_shape, {})
+    return read(path, answer)
+
+
+def assert_same(found: Any, client: Client, owner: int | None = None, task: int = 0, x: Tensor | None = None) -> None:
+    for samples in (1, 5):
+        inputs = images(client, samples) if x is None else x[:samples]
+        torch.testing.assert_close(found(inputs), scores(client, inputs, owner, task), rtol=0, atol=1e-6)
+
+
+# Networks and formats.
+
+
+@pytest.fixture(scope="module")
+def convolutional() -> Client:
+    return trained(partial(WithDropout, norm=True))
+
+
+class WithDropout(ConvNet):
+    """Convolution, BatchNorm and dropout."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.dropout = nn.Dropout(0.5)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.dropout(super().features(x))
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_file_answers_as_the_network_does(convolutional: Client, suffix: str, tmp_path: Path) -> None:
+    """With BatchNorm's running statistics and without dropout, for any number of images."""
+    path = tmp_path / "new" / f"model{suffix}"
+    found = exported(convolutional, path)
+    assert_same(found, convolutional)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    # The statistics of the training data have a part in it: a fresh layer's would answer otherwise.
+    fresh = tiny_client(tiny_data(split(), scenario="task"), partial(WithDropout, norm=True))
+    assert float((fresh.network.eval()(images(fresh)) - found(images(fresh))).abs().max()) > 1e-3
+
+
+def test_torch_and_onnxruntime_alone_can_use_the_files(convolutional: Client, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'cfl[export]'")
+    available(".onnx")
+    answer, x = answer_of(convolutional, Choice()), images(convolutional, 4)
+    for suffix in (".pt2", ".onnx"):
+        write(tmp_path / f"model{suffix}", answer, convolutional.input_shape, {})
+    torch.testing.assert_close(torch.export.load(tmp_path / "model.pt2").module()(x), answer(x), rtol=0, atol=1e-6)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    (found,) = session.run(["output"], {"input": x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), answer(x), rtol=0, atol=1e-6)
+
+
+def test_tensors_by_hand(tmp_path: Path) -> None:
+    """An MLP computed in float64 from the file's tensors alone."""
+    available(".safetensors")
+    from safetensors.torch import load_file
+
+    client = trained()
+    write(tmp_path / "m.safetensors", answer_of(client, Choice()), client.input_shape, {"method": "fedavg"})
+    held = {name: tensor.double() for name, tensor in load_file(tmp_path / "m.safetensors").items()}
+    assert set(held) == set(MLP(client.input_shape, 4, hidden=[8]).state_dict())
+    x = images(client).double().flatten(1)
+    (hidden,) = {name.rpartition(".")[0] for name in held} - {"head"}
+    inner = torch.relu(x @ held[f"{hidden}.weight"].T + held[f"{hidden}.bias"])
+    by_hand = inner @ held["head.weight"].T + held["head.bias"]
+    torch.testing.assert_close(by_hand.float(), scores(client, images(client)), rtol=0, atol=1e-6)
+
+
+VIT = {
+    "pool_size": 3,
+    "prompt_length": 2,
+    "top_k": 2,
+    "image_size": 8,
+    "patch_size": 4,
+    "num_layers": 1,
+    "num_heads": 2,
+    "hidden_dim": 8,
+    "mlp_dim": 8,
+}
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".onnx"])
+def test_frozen_transformers_are_in_the_file(suffix: str, tmp_path: Path) -> None:
+    available(suffix)
+    client = tiny_client(data := tiny_data(split(), scenario="task"), partial(PromptedViT, **VIT))
+    fit(client, data)
+    client.eval()
+    path = tmp_path / f"vit{suffix}"
+    assert_same(exported(client, path), client)
+    if suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        vit = client.network.backbone.vit.state_dict()
+        held = load_file(path)
+        assert all(torch.equal(held[f"backbone.{name}"], tensor) for name, tensor in vit.items())
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_densities_answer_with_log_likelihoods(suffix: str, tmp_path: Path) -> None:
+    stream = Permuted(Binarised(Synthetic(4, [1, 4, 4], 80, 40)), 2)
+    client = trained(partial(MADE, hidden=[8]), stream=stream, scenario="density")
+    x = (images(client) > 0).float()
+    found = exported(client, tmp_path / f"made{suffix}")
+    assert found(x).shape == (5,)
+    assert_same(found, client, x=x)
+
+
+# Methods under which models differ, or that score by themselves.
+
+
+@pytest.mark.parametrize("method", [FedWeIT, APD])
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_decomposed_weights_become_plain_ones(method: Any, suffix: str, tmp_path: Path) -> None:
+    """For the client and task that were asked for: another one's answers are others."""
+    client = trained(methods={"m": method(consolidation=1.0)})
+    found = exported(client, tmp_path / f"m{suffix}", Choice(client=1, task=0))
+    assert_same(found, client, 1, 0)
+    plain = MLP(client.input_shape, 4, hidden=[8])
+    plain.load_state_dict(answer_of(client, Choice(1, 0)).network.state_dict())  # the network without the method
+    if suffix == ".safetensors":  # unasked, it is the task that the client is at
+        assert_same(answer_of(client, Choice(client=1)), client, 1, 1)
+        with pytest.raises(ConfigError, match=r"--task = 2 .*0\.\.1"):
+            answer_of(client, Choice(client=1, task=2))
+    for other in ((1, 1), (2, 0)):
+        assert float((found(images(client)) - scores(client, images(client), *other)).abs().max()) > 1e-3
+
+
+def test_plain_weights_of_a_decomposition_by_hand() -> None:
+    network = MLP((1, 2, 2), 2, hidden=[3], dropout=0.0).double()
+    decompose(network)
+    tensors = {n: torch.randn_like(t) for n, t in (*network.named_parameters(), *network.named_buffers())}
+    before = {n: t.clone() for n, t in network.state_dict().items()}
+    plain = plain_network(network, tensors)
+    (name,) = [n.removesuffix(".parametrizations.weight.original") for n in tensors if n.endswith(".original")]
+    parts = f"{name}.parametrizations.weight."
+    expected = tensors[f"{parts}original"] * torch.sigmoid(tensors[f"{parts}0.mask"])[:, None]
+    expected = expected + tensors[f"{parts}0.adaptive"]
+    torch.testing.assert_close(plain.state_dict()[f"{name}.weight"], expected, rtol=0, atol=1e-12)
+    assert all(torch.equal(tensor, before[n]) for n, tensor in network.state_dict().items())
+
+
+def test_a_method_that_encodes_by_task_needs_one(tmp_path: Path) -> None:
+    client = trained(partial(MLP, hidden=[8, 6], dropout=0.0), {"rgo": RGO(share=1.0)})
+    with pytest.raises(ConfigError, match=r"--task = None .*0\.\.1.*methods\.rgo"):
+        answer_of(client, Choice())
+    for task in (0, 1):
+        assert_same(exported(client, tmp_path / "m.pt2", Choice(task=task)), client, None, task)
+    difference = scores(client, images(client), None, 0) - scores(client, images(client), None, 1)
+    assert float(difference.abs().max()) > 1e-3
+    with pytest.raises(ConfigError, match="--task = 2"):
+        answer_of(client, Choice(task=2))
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_nearest_class_means_are_exported(suffix: str, tmp_path: Path) -> None:
+    client = trained(methods={"icarl": ICaRL(size=8)}, scenario="class")
+    found = exported(client, tmp_path / f"m{suffix}")
+    assert_same(found, client)
+    logits = client.network(images(client))
+    assert float((found(images(client)) - logits).abs().max()) > 1e-3
+
+
+def test_tensors_alone_are_no_nearest_class_means(tmp_path: Path) -> None:
+    available(".safetensors")
+    client = trained(methods={"icarl": ICaRL(size=8)}, scenario="class")
+    with pytest.raises(ConfigError, match=r"m\.safetensors.*\*\.pt2 or \*\.onnx: ICaRL"):
+        write(tmp_path / "m.safetensors", answer_of(client, Choice()), client.input_shape, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_personal_layers_need_a_client(tmp_path: Path) -> None:
+    client = trained(methods={"local": PersonalLayers(["head.*"])})
+    with pytest.raises(ConfigError, match=r"--client = None .*0\.\.3.*head"):
+        answer_of(client, Choice())
+    with pytest.raises(ConfigError, match="--client = 4"):
+        answer_of(client, Choice(client=4))
+    with pytest.raises(ConfigError, match="--task = 0"):
+        answer_of(client, Choice(client=3, task=0))
+    found = exported(client, tmp_path / "m.pt2", Choice(client=3))
+    assert_same(found, client, 3)
+    assert float((found(images(client)) - scores(client, images(client), 2)).abs().max()) > 1e-3
+
+
+def test_one_global_model_has_no_clients() -> None:
+    with pytest.raises(ConfigError, match=r"--client = 0 .*global model"):
+        answer_of(trained(), Choice(client=0))
+
+
+def test_batch_statistics_are_no_model() -> None:
+    with pytest.raises(ConfigError, match=r"federated\.batchnorm = 'drop'"):
+        answer_of(trained(norm_net, federated={"batchnorm": "drop"}), Choice())
+    client = trained(norm_net, federated={"batchnorm": "local"})
+    with pytest.raises(ConfigError, match=r"or --client 0\.\.3"):
+        answer_of(client, Choice())
+    own = client._federation.own_tensors((2,))
+    found = answer_of(client, Choice(client=2)).network.state_dict()
+    assert own
+    for name, values in own.items():
+        assert torch.equal(found[name], values[0])
+
+
+# What cannot be written.
+
+
+def test_unknown_formats_and_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.zip.*\*\.pt2, \*\.safetensors, \*\.onnx"):
+        check_format(tmp_path / "model.zip")
+    (tmp_path / "model.pt2").mkdir()
+    with pytest.raises(ConfigError, match="folder"):
+        check_format(tmp_path / "model.pt2")
+
+
+@pytest.mark.parametrize(("suffix", "package"), [(s, p) for s, packages in PACKAGES.items() for p in packages])
+def test_missing_packages_are_named_before_any_work(
+    suffix: str, package: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the checkpoint is looked at: there is none."""
+    find = importlib.util.find_spec
+    with mock.patch("cfl.export.formats.find_spec", lambda name: None if name == package else find(name)):
+        assert main(["export", "--ckpt_path", str(tmp_path / "no.ckpt"), "--out", str(tmp_path / f"m{suffix}")]) == 2
+    error = capsys.readouterr().err
+    assert package in error
+    assert "cfl[export]" in error
+
+
+def test_a_file_that_answers_otherwise_is_not_left_behind(convolutional: Client, tmp_path: Path) -> None:
+    answer = answer_of(convolutional, Choice())
+    other = mock.patch("cfl.export.formats.read", lambda path, answer: lambda x: answer(x) + 1)
+    with other, pytest.raises(RuntimeError, match="differ by 1"):
+        write(tmp_path / "m.pt2", answer, convolutional.input_shape, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+# The command.
+
+
+def export(*arguments: str) -> int:
+    """``cfl export ...`` without the options of other subcommands, which take most of the time."""
+    only = {name: skipped for name, skipped in FederatedCLI.subcommands().items() if name == "validate"}
+    with mock.patch.object(FederatedCLI, "subcommands", return_value=only), mock.patch.dict(os.environ):
+        return main(["export", *arguments])
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export") / "run"
+    assert tiny_cli.fit(folder) == 0
+    return folder
+
+
+def test_the_command_writes_model_and_card(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "model.pt2"
+    assert export("--ckpt_path", str(run_folder / "last.ckpt"), "--out", str(out)) == 0
+    assert str(out) in capsys.readouterr().out
+    network = MLP((1, 4, 4), 4, hidden=[8])
+    network.load_state_dict(
+        {n.removeprefix("network."): t for n, t in tiny_cli.checkpoint(run_folder)["state_dict"].items()}
+    )
+    x = torch.randn(3, 1, 4, 4)
+    torch.testing.assert_close(torch.export.load(out).module()(x), network.eval()(x), rtol=0, atol=1e-6)
+
+    card = (tmp_path / "model.pt2.md").read_text()
+    summary = json.loads((run_folder / "summary.json").read_text())
+    assert card.startswith("# fedavg on permuted-synthetic\n")
+    assert "global model, a MLP, after 6 of 6 rounds" in card
+    assert 'torch.export.load("model.pt2")' in card
+    assert "`[N, 1, 4, 4]`" in card
+    assert "| synthetic | 1 x 4 x 4 | 255 | 0.5 | 0.25 |" in card
+    assert "| 1 | 0 to 3 |" in card
+    assert f"| acc | {summary['acc']:.6g} |" in card
+    assert f"| config_hash | {summary['config_hash']} |" in card
+    assert (run_folder / "config.yaml").read_text().strip() in card
+
+
+def test_the_card_of_tasks_with_outputs_of_their_own(tmp_path: Path) -> None:
+    """An interrupted run has no summary: the figures are the checkpoint's."""
+    from cfl.export.card import write_card
+
+    client = trained(methods={"fedweit": FedWeIT()})
+    choice = Choice(client=1, task=1)
+    path = tmp_path / "card.md"
+    write_card(path, Path("m.onnx"), answer_of(client, choice), choice, client._federation, "a: 1", tmp_path)
+    card = path.read_text()
+    assert "The model of client 1 for its task 1 (from 0)" in card
+    assert "| 0 | 0 to 1 | 0 1 |\n| 1 | 2 to 3 | 2 3 |" in card
+    accuracy = client._federation.measured.summary(after=1)["acc"]
+    assert f"| acc | {accuracy:.6g} |" in card
+    assert "Every task has outputs of its own; which task" in card
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no checkpoint"])
+def test_bad_checkpoints_are_refused(content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bad.ckpt"
+    if content is not None:
+        path.write_bytes(content)
+    assert export("--ckpt_path", str(path), "--out", str(tmp_path / "m.pt2")) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ckpt_path = ")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "m.pt2").exists()
+
+
+def test_a_checkpoint_of_another_experiment_is_refused(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "m.pt2"
+    options = ("--ckpt_path", str(run_folder / "last.ckpt"), "--out", str(out))
+    assert export(*options, "--schedule.batch_size", "9") == 2
+    assert "schedule.batch_size" in capsys.readouterr().err
+    assert export(*options, "--task", "1") == 2
+    assert "--task" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_what_the_run_had_of_machines_does_not_matter(run_folder: Path, tmp_path: Path) -> None:
+    """A run of several processes, with loggers, is restored by one without."""
+    config = run_folder / "config.yaml"
+    original = config.read_text()
+    changed = original.replace("  devices: 1\n", "  devices: 4\n").replace(
+        "  logger: false\n",
+        "  logger:\n    class_path: lightning.pytorch.loggers.CSVLogger\n"
+        f"    init_args: {{save_dir: {tmp_path / 'logs'}}}\n",
+    )
+    assert changed.count("devices: 4") == changed.count("CSVLogger") == 1
+    config.write_text(changed)
+    try:
+        assert export("--ckpt_path", str(run_folder / "last.ckpt"), "--out", str(tmp_path / "m.pt2")) == 0
+    finally:
+        config.write_text(original)
+    assert not (tmp_path / "logs").exists()
