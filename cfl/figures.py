@@ -262,6 +262,54 @@ def learning_curves(
     return figure
 
 
+def attention_heatmap(rows: Iterable[Mapping[str, Any]], layer: str) -> Figure:
+    """How much clients borrow of each other in one layer: FedWeIT's attention to the knowledge base (its Figure 5b).
+
+    A row per task and borrowing client, a column per client whose task-adaptive weights of the task before are
+    borrowed. Attention has either sign and no bounds: colours are symmetric about 0. Cells are blank for a client's
+    own knowledge and where there was none. Up to :data:`NUMBERS_UP_TO` columns the values are printed.
+
+    Args:
+        rows: those of a run's ``fedweit.csv``, with ``task``, ``client``, ``layer``, ``sources`` and ``attention``.
+        layer: the layer's name there, such as the first fully connected one.
+
+    Raises:
+        ValueError: nobody borrows anything in that layer; the message names the layers in which somebody does.
+    """
+    drawn: dict[tuple[int, int], dict[int, float]] = {}
+    layers = set()
+    for row in rows:
+        if not row["sources"]:
+            continue
+        layers.add(str(row["layer"]))
+        if row["layer"] == layer:
+            pairs = zip(str(row["sources"]).split(), str(row["attention"]).split(), strict=True)
+            drawn[int(row["task"]), int(row["client"])] = {int(source): float(value) for source, value in pairs}
+    if not drawn:
+        raise ValueError(f"no attention in layer {layer!r}: one of {sorted(layers)}")
+    borrowers, sources = sorted(drawn), sorted({source for own in drawn.values() for source in own})
+    values = torch.full((len(borrowers), len(sources)), math.nan, dtype=torch.float64)
+    for line, borrower in enumerate(borrowers):
+        for source, value in drawn[borrower].items():
+            values[line, sources.index(source)] = value
+    most = max(values.nan_to_num().abs().max().item(), 1e-12)
+    figure = Figure(figsize=(2.6 + 0.55 * len(sources), 1.4 + 0.28 * len(borrowers)), layout="constrained")
+    axes = figure.subplots()
+    picture = axes.imshow(values.numpy(), cmap="PuOr", vmin=-most, vmax=most, aspect="auto")
+    if len(sources) <= NUMBERS_UP_TO:
+        for line, column in (~values.isnan()).nonzero().tolist():
+            value = values[line, column].item()
+            ink = "#ffffff" if abs(value) > 0.7 * most else "#000000"
+            axes.text(column, line, f"{value:.2g}", ha="center", va="center", color=ink, fontsize=8)
+    axes.set_xticks(range(len(sources)), [f"client {source}" for source in sources], rotation=40, ha="right")
+    axes.set_yticks(range(len(borrowers)), [f"task {task}, client {client}" for task, client in borrowers], fontsize=8)
+    axes.set(xlabel="knowledge of (task before)", ylabel="borrower")
+    axes.set_title(f"attention, {layer}", fontsize=11, parse_math=False)
+    axes.tick_params(length=0)
+    figure.colorbar(picture, ax=axes, label="attention", aspect=30)
+    return figure
+
+
 def _line_style(k: int) -> dict[str, Any]:
     """Of the k-th line; beyond eight, colours return with hollow markers."""
     colour = _PALETTE[k % len(_PALETTE)]

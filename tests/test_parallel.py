@@ -35,6 +35,7 @@ from cfl.errors import DataFilesMissing
 from cfl.federation import Federation
 from cfl.methods import (
     AGEM,
+    CONFEDMADE,
     DER,
     ER,
     EWC,
@@ -143,6 +144,16 @@ VARIANTS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
         norm_net,
         lambda: {"decay": LearningRateDecay(5.0, 1, 0.001, 0.3), "own": PersonalLayers(["head.*"])},
         {"validation": 0.3, "schedule": {"clients_per_round": 3, "rounds_per_task": 4}},
+        {},
+    ),
+    "confedmade": (
+        partial(MADE, hidden=[6], direct=True, order_agnostic=True),
+        lambda: {"confedmade": CONFEDMADE(consolidation=1.0, cut_off=0.4)},
+        {
+            "stream": Permuted(Binarised(source()), 3),
+            "scenario": "density",
+            "schedule": {"clients_per_round": 3, "rounds_per_task": 2},
+        },
         {},
     ),
     "fedcurv of one": (mlp, lambda: {"fedcurv": FedCurv(2.0)}, {"schedule": {"clients_per_round": 1}}, {}),
@@ -347,7 +358,9 @@ def assert_the_same_as_one_process(crew: Crew, variant: str) -> None:
     for result in results:
         # States of clients, methods and server, byte counts, skipped clients, accuracy counts.
         assert_close(result["state"], one["state"], tolerance)
-        np.testing.assert_allclose(result["matrix"], one["matrix"], rtol=1e-10 if variant == "density" else 0)
+        np.testing.assert_allclose(
+            result["matrix"], one["matrix"], rtol=1e-10 if variant in ("density", "confedmade") else 0
+        )
         assert_close(result["witness"]["losses"], one["witness"]["losses"], 1e-5)
         assert_close(result["witness"]["models"], one["witness"]["models"], tolerance)
     assert [result["rank"] for result in results] == list(range(len(results)))

@@ -201,11 +201,14 @@ def test_personal_models_have_a_matrix_per_client_and_their_mean(tmp_path: Path)
     assert tiny_cli.summary(tmp_path)["acc"] == pytest.approx(float(mean[1].mean()))
 
 
-def test_class_incremental_run_is_also_scored_with_known_tasks(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "methods", [(), ("--methods.own", "PersonalLayers", "--methods.own.layers", "['layers.*']")], ids=["global", "personal"]
+)
+def test_class_incremental_run_is_also_scored_with_known_tasks(methods: tuple[str, ...], tmp_path: Path) -> None:
     """Knowing the task can only help: the second matrix is nowhere below the first."""
     options = ("--data.stream", "ClassSplit", "--data.stream.num_tasks", "2", "--data.scenario", "class")
     source = (*("--data.stream.source", "Synthetic", "--data.stream.source.num_classes", "4"),)
-    assert tiny_cli.fit(tmp_path, *options, *source) == 0
+    assert tiny_cli.fit(tmp_path, *options, *source, *methods) == 0
     unknown, known = (
         read_matrix_csv(tmp_path / f"accuracy_matrix{suffix}.csv")[0].tril() for suffix in ("", "_task_il")
     )

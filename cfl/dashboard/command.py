@@ -87,12 +87,12 @@ def _run(options: argparse.Namespace) -> None:
             print(address)
     except Exception as error:
         # Whatever the library makes of a server that is away or refuses: requests' errors, wandb's, plain ones.
-        server = os.environ.get("WANDB_BASE_URL", "wandb's server")
+        server = os.environ.get("WANDB_BASE_URL", "the address that wandb is set to")
         reason = " ".join(str(error).split()) or type(error).__name__
         if not isinstance(error, wandb.errors.Error | OSError | ValueError) and type(error) is not Exception:
             raise
         valid = f"a server that answers and an account that may write there ({reason})"
-        raise ConfigError("cfl dashboard", f"{entity}/{project} at {server}", valid) from error
+        raise ConfigError("cfl dashboard", f"{'/'.join(filter(None, (entity, project)))} at {server}", valid) from error
 
 
 def _check(options: argparse.Namespace) -> None:

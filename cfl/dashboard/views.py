@@ -64,9 +64,8 @@ def report_of(entity: str, project: str, title: str, benchmarks: Sequence[str] =
         blocks += [reports.H1(section.name), reports.P(section.about)]
         for benchmark in benchmarks or (None,):
             name = benchmark or "all runs"
+            # Without a project of its own it is the report's; the library would ask a server for another's number.
             runs = reports.Runset(
-                entity=entity,
-                project=project,
                 name=name,
                 filters=_of_benchmarks([benchmark] if benchmark else []),
                 groupby=[f"config.{key}" for key in GROUPING],
@@ -99,14 +98,14 @@ def _dumped(spec: Any) -> Any:
     return json.loads(spec.model_dump_json(by_alias=True, exclude_none=True))
 
 
-def _of_benchmarks(names: Sequence[str]) -> list[Any]:
-    return [expr.Config("benchmark").isin(list(names))] if names else []
+def _of_benchmarks(names: Sequence[str]) -> Any:
+    return expr.And(expr.Config("benchmark").isin(list(names))) if names else ""
 
 
 def _panel(panel: Panel) -> Any:
-    spread = {"groupby_aggfunc": "mean", "groupby_rangefunc": "stddev"}
+    spread: dict[str, Any] = {"groupby_aggfunc": "mean", "groupby_rangefunc": "stddev"}
     if panel.kind == "lines":
-        what = {"metric_regex": panel.keys[0]} if panel.pattern else {"y": list(panel.keys)}
+        what: dict[str, Any] = {"metric_regex": panel.keys[0]} if panel.pattern else {"y": list(panel.keys)}
         return reports.LinePlot(title=panel.title, x=AXIS, **what, **spread)
     if panel.kind == "bars":
         return reports.BarPlot(title=panel.title, metrics=list(panel.keys), **spread)

@@ -79,7 +79,8 @@ class Answer(nn.Module):
 def answer_of(client: Client, choice: Choice) -> Answer:
     """The chosen model, in evaluation mode and without gradients; the federation stays as it is.
 
-    Weights that are computed from parts become plain weights, a task's coordinates are those of the file.
+    Weights that are computed from parts become plain weights; where a method encodes, they are those of the task asked
+    for. In float32, whatever ``trainer.precision`` the run's tests had.
 
     Args:
         client: with its federation, as a checkpoint has left it.

@@ -111,8 +111,8 @@ def _input(data: FederatedDataModule) -> str:
     lines.append("\n".join(rows))
     about = (inspect.getdoc(type(stream)) or "").split("\n\n")[0]
     lines.append(
-        f"Tasks are made by `{type(stream).__name__}`: {' '.join(about.split())} Any change of the pixels that it makes "
-        "comes before the normalisation."
+        f"Tasks are made by `{type(stream).__name__}`: {' '.join(about.split())} Any change of the pixels that it "
+        "makes comes before the normalisation."
     )
     if any(source.shape != data.input_shape for source in _sources(stream)):
         lines.append(

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_cli
 import torch
 from naive import local_batches
 from naive_decomposed import Naive, Owner, Tensors, clones, leaf, leaves, renamed
 from test_personal import kept_by
-from tiny import SaveAfter, double, fit, sgd, source, tiny_client, tiny_data
+from tiny import SaveAfter, double, fit, mlp, permuted, sgd, source, tiny_client, tiny_data
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from cfl.cohort import Cohort
+from cfl.compare.matrix_file import read_matrix_csv
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.sequences import FixedTasks
 from cfl.data.sources import Binarised
@@ -451,6 +453,26 @@ def test_there_is_one_matrix_where_nobody_tells_tasks_apart() -> None:
     assert federation.matrices == [federation.measured]
 
 
+def test_a_run_leaves_both_matrices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "made.yaml"
+    config.write_text(
+        "data: {scenario: density, stream: {class_path: Permuted, init_args: {num_tasks: 2, source: "
+        "{class_path: Binarised, init_args: {source: Digits}}}}}\n"
+        "model: {network: {class_path: MADE, init_args: {hidden: [9], order_agnostic: true}}}\n"
+        "methods: {it: {class_path: CONFEDMADE}}\n"
+    )
+    folder = tmp_path / "run"
+    assert tiny_cli.fit(folder, "--config", str(config), "--model.optimizer.lr", "0.005") == 0
+    agnostic, aware = (read_matrix_csv(folder / f"nll_matrix{suffix}.csv")[0] for suffix in ("", "_task_aware"))
+    summary = tiny_cli.summary(folder)
+    for matrix, suffix in ((agnostic, ""), (aware, "_task_aware")):
+        assert summary[f"nll{suffix}"] == pytest.approx(float(matrix[1].mean()))
+        assert summary[f"base_nll{suffix}"] == pytest.approx(float(matrix[1, 0]))
+    assert torch.equal(agnostic.diagonal(), aware.diagonal())
+    assert float(agnostic[1, 0]) != float(aware[1, 0])
+    assert "NLL (task known)" in capsys.readouterr().out
+
+
 # Runs.
 
 
@@ -477,7 +499,6 @@ def test_a_resumed_run_goes_on_bit_for_bit(rounds: int, tmp_path: Path) -> None:
 
 def test_classifiers_have_no_masks() -> None:
     """Then M is 1: FedWeIT with its options set likewise, in the first two tasks, which borrow from one only."""
-    from tiny import mlp, permuted
 
     def trained(method: Method) -> dict[int, dict[str, Tensor]]:
         data = tiny_data(permuted(2), num_clients=3, schedule={"rounds_per_task": 2, "cohort_width": 3})

@@ -1,0 +1,153 @@
+"""FedWeIT's figures and its Table 7: what their runs are, that work is equal where it shall be, and the heatmap."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import io
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from fabricated import resolver, tables_of
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from tiny import fit, mlp, split, tiny_client, tiny_data
+
+from cfl.data.sequences import FixedTasks
+from cfl.figures import attention_heatmap
+from cfl.methods import FedWeIT
+from cfl.papers.definition import NotAvailable, Table
+
+PICTURES = ["figure5a", "figure6-left", "figure6-middle", "figure6-right", "figure7", "figure8", "figure9"]
+
+
+def table(name: str) -> Table:
+    return tables_of("fedweit")[name]
+
+
+def config(name: str, point: Mapping[str, str]) -> dict[str, Any]:
+    return copy.deepcopy(resolver().config(table(name).recipe(point).arguments))
+
+
+def configs(name: str, scale: str = "paper") -> list[tuple[dict[str, str], dict[str, Any]]]:
+    return [(point, config(name, point)) for point in table(name).points(scale)]
+
+
+def weit(of: Mapping[str, Any]) -> dict[str, Any]:
+    options: dict[str, Any] = of["methods"]["fedweit"]["init_args"]
+    return options
+
+
+def test_pictures_have_no_numbers_and_table_7_those_of_the_paper() -> None:
+    assert not any(table(name).published for name in PICTURES)
+    found = {(p.place["mode"], p.figure): (p.mean, p.std) for p in table("table7").published}
+    assert found == {("synchronous", "accuracy"): (84.11, 0.27), ("asynchronous", "accuracy"): (84.40, 0.41)}
+
+
+def test_asynchronous_training_is_said_to_be_missing() -> None:
+    synchronous, asynchronous = table("table7").points("paper")
+    with pytest.raises(NotAvailable, match="different tasks in one round"):
+        table("table7").recipe(asynchronous)
+    alike = {"benchmark": "noniid", "method": "fedweit", "scale": "paper"}
+    assert table("table7").recipe(synchronous) == table("table1").recipe(alike)
+
+
+def test_figure_5a_varies_one_share_at_a_time() -> None:
+    found = [(weit(of)["keep"], weit(of)["top_kappa"]) for _, of in configs("figure5a")]
+    shares = [0.1, 0.2, 0.3, 0.5, 1.0]
+    assert found == [*((share, 1.0) for share in shares), *((0.3, share) for share in shares)]
+
+
+def test_figure_6_varies_the_coefficients_and_else_reads_runs_of_table_1() -> None:
+    found = {(weit(of)["sparsity"], weit(of)["consolidation"]) for _, of in configs("figure6-left")}
+    assert len(found) == 12
+    assert (0.001, 100.0) in found
+    runs = {point["method"]: table("table1").recipe(point) for point in table("table1").points("paper")}
+    for name in ("figure6-middle", "figure6-right", "figure9"):
+        for point in table(name).points("paper"):
+            where = {**point, "benchmark": "noniid"}
+            assert table(name).recipe(point) == table("table1").recipe(where)
+            assert point["method"] in runs
+
+
+@pytest.mark.parametrize("name", ["figure6-middle", "figure9"])
+def test_curves_follow_tasks_that_there_are(name: str) -> None:
+    """10 tasks on paper, two in smoke runs."""
+    for scale, last in (("paper", 9), ("short", 9), ("smoke", 1)):
+        for point in table(name).points(scale):
+            values = [figure.value for figure in table(name).figures_at(point).values()]
+            numbers = [int(value.removeprefix("task(").removesuffix(")")) for value in values]
+            assert numbers
+            assert max(numbers) < last
+
+
+@pytest.mark.parametrize(("scale", "total"), [("paper", 20), ("smoke", 20), ("short", 5)])
+def test_figure_7_compares_equal_work(scale: str, total: int) -> None:
+    seen = []
+    for point in table("figure7").points(scale):
+        try:
+            of = config("figure7", point)
+        except NotAvailable:
+            continue
+        assert of["schedule"]["rounds_per_task"] * of["schedule"]["local_epochs"] == total
+        assert weit(of)["keep"] == 1.0
+        seen.append(of["schedule"]["local_epochs"])
+    assert seen == ([1, 2, 5, 20] if scale != "short" else [1, 5])
+
+
+def test_figure_8_evaluates_every_round_with_5_20_and_100_clients() -> None:
+    found = {}
+    for point, of in configs("figure8"):
+        schedule, lr = of["schedule"], of["model"]["optimizer"]["init_args"]["lr"]
+        assert schedule["evaluate_every"] == 1
+        found[point["clients"]] = of["data"]["num_clients"], schedule["clients_per_round"], schedule["batch_size"], lr
+    assert found == {"5": (5, 1.0, 100, 3.3333333e-4), "20": (20, 0.25, 10, 1e-4), "100": (100, 0.05, 10, 1e-4)}
+
+
+# The attention of a run.
+
+
+def rows_of_a_run() -> list[dict[str, Any]]:
+    """Three clients with three tasks each."""
+    sequences = FixedTasks([[2, 0, 1], [1, 2, 0], [0, 1, 2]])
+    data = tiny_data(split(3, classes=6), num_clients=3, sequences=sequences, schedule={"rounds_per_task": 1})
+    method = FedWeIT(consolidation=1.0)
+    fit(tiny_client(data, mlp, partial(torch.optim.Adam, lr=0.01), {"weit": method}), data)
+    return method.task_rows()
+
+
+def as_csv(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Written to a table and read from it."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return list(csv.DictReader(io.StringIO(text.getvalue())))
+
+
+def test_the_heatmap_shows_who_borrows_what() -> None:
+    rows = rows_of_a_run()
+    figure = attention_heatmap(as_csv(rows), "layers.0")
+    axes = figure.axes[0]
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names == [f"task {task}, client {client}" for task in (1, 2) for client in range(3)]
+    assert [label.get_text() for label in axes.get_xticklabels()] == [f"client {client}" for client in range(3)]
+    shown = axes.images[0].get_array()
+    assert shown is not None
+    for row in rows:
+        if row["layer"] != "layers.0" or row["task"] == 0:
+            continue
+        line = names.index(f"task {row['task']}, client {row['client']}")
+        assert bool(shown.mask[line, row["client"]]), "nobody borrows of itself"  # type: ignore[attr-defined]
+        for source, value in zip(row["sources"].split(), row["attention"].split(), strict=True):
+            assert shown[line, int(source)] == float(value)
+    low, high = axes.images[0].get_clim()
+    assert -low == high == abs(shown).max()
+    FigureCanvasAgg(figure).draw()
+
+
+def test_a_layer_without_attention_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'other': one of \['layers.0'\]"):
+        attention_heatmap(rows_of_a_run(), "other")
