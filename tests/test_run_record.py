@@ -202,7 +202,9 @@ def test_personal_models_have_a_matrix_per_client_and_their_mean(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "methods", [(), ("--methods.own", "PersonalLayers", "--methods.own.layers", "['layers.*']")], ids=["global", "personal"]
+    "methods",
+    [(), ("--methods.own", "PersonalLayers", "--methods.own.layers", "['layers.*']")],
+    ids=["global", "personal"],
 )
 def test_class_incremental_run_is_also_scored_with_known_tasks(methods: tuple[str, ...], tmp_path: Path) -> None:
     """Knowing the task can only help: the second matrix is nowhere below the first."""

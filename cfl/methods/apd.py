@@ -83,7 +83,7 @@ class APD(Method):
     """
 
     scenarios = frozenset({"task", "domain", "density"})
-    adaptive_divisor = 3.0
+    adaptive_divisor = 3.0  # of the base that adaptive weights start from
 
     def __init__(
         self,

@@ -316,7 +316,7 @@ def test_old_tasks_are_answered_as_before_while_bases_do_not_move(sequences: Fix
         ({"use_adaptive": False}, {"adaptive", "knowledge"}),
         ({"use_mask": False}, set()),
     ],
-    ids=str,
+    ids=["base", "sending adaptive", "adaptive", "mask"],
 )
 def test_what_is_left_out_is_not_sent(options: dict[str, bool], absent: set[str]) -> None:
     _, whole = run(OPTIONS)

@@ -158,7 +158,7 @@ def test_names() -> None:
         ({"attends": True}, {"mask", "adaptive", "attention"}),
         ({"remembers": True}, {"mask", "adaptive", "earlier"}),
     ],
-    ids=str,
+    ids=["no mask", "no adaptive weights", "attention", "earlier tasks"],  # a set's text is another in every process
 )
 def test_parts_that_nobody_asked_for_are_not_there(parts: dict[str, bool], expected: set[str]) -> None:
     _, network = plain_and_decomposed(mlp, **parts)
