@@ -96,7 +96,11 @@ def test_printed_config_is_the_files_merged_over_the_default(
 
 @pytest.mark.parametrize(
     "combination",
-    [(), *((name, METHODS[-1]) for name in BENCHMARKS), *(p for p in COMBINATIONS if p[1] in PAPERS if p not in NEED_FILES)],
+    [
+        (),
+        *((name, METHODS[-1]) for name in BENCHMARKS),
+        *(p for p in COMBINATIONS if p[1] in PAPERS if p not in NEED_FILES),
+    ],
     ids=lambda names: "+".join(names) or "default",
 )
 def test_described_experiment_is_consistent(

@@ -16,7 +16,12 @@ from cfl.errors import DataFilesMissing
 
 def sources_of(experiment: Mapping[str, Any]) -> list[str]:
     """Short names of the data sets of an experiment, each once."""
-    return list(dict.fromkeys(node["class_path"].rpartition(".")[2] for node, _ in _sources([experiment["data"], experiment.get("methods", {})])))
+    return list(
+        dict.fromkeys(
+            node["class_path"].rpartition(".")[2]
+            for node, _ in _sources([experiment["data"], experiment.get("methods", {})])
+        )
+    )
 
 
 def _sources(tree: Any) -> Iterator[tuple[Mapping[str, Any], type[Source]]]:

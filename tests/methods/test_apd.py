@@ -141,7 +141,15 @@ def test_terms_without_coefficients_leave_gradients_alone() -> None:
         (mlp, {"apd": APD()}, {"exposure": "cumulative"}, "data.exposure"),
         (mlp, {"apd": APD()}, {"scenario": "class"}, "data.scenario"),
     ],
-    ids=["twice", "permuted", "server's projection", "clients' projections", "nothing to decompose", "cumulative", "class"],
+    ids=[
+        "twice",
+        "permuted",
+        "server's projection",
+        "clients' projections",
+        "nothing to decompose",
+        "cumulative",
+        "class",
+    ],
 )
 def test_what_cannot_work_is_refused(network: Any, methods: Any, settings: dict[str, Any], key: str) -> None:
     stream = split() if "scenario" in settings else None
