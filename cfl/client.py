@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -101,6 +101,7 @@ class Client(LightningModule):
         self.engine_trials: list[Measured] = []
         self._resumed_choice: dict[str, Any] | None = None
         self._objective = Objective(self.methods.values(), is_density(self.network))
+        self._plain_objective = Objective(density=self._objective.density)
         self._step_context = StepContext(seed, objective=self._objective)
         self._multiplier: Method | None = None
         self._scaled_steps: ScaledSteps | None = None
@@ -260,7 +261,7 @@ class Client(LightningModule):
 
     def _gradients_on(self, batch: CohortBatch, purpose: str) -> dict[str, Tensor]:
         batch = replace(batch, task=opened(batch.task))
-        context = StepContext(self.seed, objective=Objective(density=self._objective.density), purpose=purpose)
+        context = StepContext(self.seed, objective=self._plain_objective, purpose=purpose)
         return self._engine.gradients(self._cohort, batch, context)
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -365,16 +366,19 @@ class Client(LightningModule):
         row = -1 if self.trainer.sanity_checking else federation.last_task
         if not self._scores(row) or batch.start == batch.stop:
             return
-        learners = federation.data.learners(batch.task)
         if not federation.has_personal_models:
             with federation.evaluation_statistics():
                 server = federation.state_tensors()
                 model = federation.encode(batch.task, server)
                 scores = self._scores_of(batch, model, model is server)
-            for client, task in learners if federation.measures_clients else [(None, batch.task)]:
+            counted: Sequence[tuple[int | None, int]] = [(None, batch.task)]
+            if federation.measures_clients:
+                counted = federation.data.learners(batch.task)
+            for client, task in counted:
                 self._count(scores, batch, row, client, task)
             return
         with federation.evaluation_statistics():
+            learners = federation.data.learners(batch.task)
             for client, task in learners[processes.rank() :: processes.count()]:
                 # Of whose task a sample is, nobody says where densities are estimated.
                 told = None if self._objective.density else task

@@ -19,11 +19,11 @@ from cfl.errors import ConfigError
 from cfl.federation import Federation
 from cfl.herding import herd
 from cfl.layer_inputs.of_clients import client_model, evaluating
+from cfl.memory_share import memory_share
 from cfl.methods.base import Method
 from cfl.models.base import Network
 from cfl.models.features import unit_features
 from cfl.randomness import seed_for
-from cfl.replay_memory import chosen
 from cfl.schedule import RoundPlan
 
 Table = dict[str, Tensor]
@@ -142,17 +142,12 @@ class ICaRL(Method):
 
     def _exemplars(self, cohort: Cohort, batch: CohortBatch) -> Added | None:
         held = self._table["place"] >= 0
-        wanted = torch.full((len(held),), self.batch_size or 0)
-        if self.batch_size is None:
-            shares = held.sum(1) / torch.tensor(cohort.sizes).clamp(min=1)
-            wanted = (shares * batch.mask.sum(1).cpu()).ceil().long()
-        wanted = wanted.minimum(held.sum(1)) * batch.mask.any(1).cpu()
-        if not int(wanted.max()):
-            return None
         seed = self.federation.data.seed
         keys = [seed_for(seed, f"{self._name} draw", client, cohort.round, batch.step) for client in cohort.clients]
-        slots, mask = chosen(held, int(wanted.max()), torch.tensor(keys, dtype=torch.int64))
-        mask = mask & (torch.arange(mask.shape[1]) < wanted.unsqueeze(1))
+        drawn = memory_share(held, cohort.sizes, batch.mask.cpu(), self.batch_size, keys)
+        if drawn is None:
+            return None
+        slots, mask = drawn
         places, device = self._table["place"].gather(1, slots), batch.index.device
         some = places[mask][0]
         x, y, tasks = self._samples(torch.where(mask, places, some).to(device))
