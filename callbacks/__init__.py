@@ -4,6 +4,7 @@ import cfl  # noqa: F401  before lightning: see cfl/torchvision_ops.py
 from callbacks.checkpoint import RoundCheckpoint
 from callbacks.dashboards import DashboardLog
 from callbacks.federated import FederatedOrchestrator
+from callbacks.local_models import LocalModels
 from callbacks.progress import RoundProgress
 from callbacks.record import RunRecord
 from callbacks.targets import AccuracyTargets
@@ -12,6 +13,7 @@ __all__ = [
     "AccuracyTargets",
     "DashboardLog",
     "FederatedOrchestrator",
+    "LocalModels",
     "RoundCheckpoint",
     "RoundProgress",
     "RunRecord",

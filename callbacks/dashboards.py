@@ -18,6 +18,7 @@ from cfl.experiment import flatten, method_name
 from cfl.federation import Federation
 from cfl.figures import accuracy_curve, accuracy_heatmap, learning_curves
 from cfl.metrics import average_accuracy
+from cfl.models.density import is_density
 
 
 class DashboardLog(Callback):
@@ -29,7 +30,7 @@ class DashboardLog(Callback):
     method's own table as ``<method>/<layer>/<column>`` with every task. TensorBoard and wandb also get the pictures of
     the run folder: ``data/partition`` once, ``cl/accuracy_heatmap`` (TensorBoard: ``cl/accuracy_matrix``) and
     ``cl/accuracy_curve`` at every task's end, and ``cl/learning_curve`` at the run's end if it was evaluated between
-    task ends. Wandb also gets the matrix as a table.
+    task ends, as ``cl/samples`` does where images were drawn from a density. Wandb also gets the matrix as a table.
 
     Without a logger it does nothing: the CSV files of the run folder hold everything. Of several processes the first
     logs.
@@ -74,7 +75,7 @@ class DashboardLog(Callback):
             "comm/downlink_bytes": row["downlink_bytes"],
             "time/seconds": federation.seconds,
         }
-        evaluated = federation.schedule.evaluates_after(plan)
+        evaluated = federation.schedule.row_is_whole(plan)
         if evaluated:
             figures |= evaluation_figures(federation, plan.task)
             rounds_to = record_of(trainer).targets.rounds(federation.curve)
@@ -85,6 +86,10 @@ class DashboardLog(Callback):
             for logger in trainer.loggers:
                 targets = record_of(trainer).targets.accuracies
                 self._log_matrix(logger, federation, targets, plan.round, plan.task)
+        samples = record_of(trainer).folder / "samples.png"
+        if federation.finished and is_density(federation.network) and _is_written(samples):
+            for logger in trainer.loggers:
+                _log_picture(logger, "cl/samples", imread(samples), {"round": plan.round, "task": plan.task})
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """End wandb's run: another fit in this process would go on writing into it."""

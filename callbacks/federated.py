@@ -132,12 +132,13 @@ class FederatedOrchestrator(Callback):
         self.plan = federation.schedule.round(federation.round)
         _client(pl_module).reset_loss()
         federation.channel.enter_round(self.plan.task, self.plan.round)
-        if self.plan.round_in_task == 0:
-            for method in federation.methods.values():
-                if not method.task_free:
-                    method.begin_task(self.plan)
-        receivers = federation.own_clients(self.plan.task, self.plan.clients)
-        federation.channel.downlink("model", federation.shared_tensors(), len(receivers))
+        for part in self.plan.parts:
+            if part.round_in_task == 0:
+                for method in federation.methods.values():
+                    if not method.task_free:
+                        method.begin_task(part)
+        receivers = sum(len(federation.own_clients(part.task, part.clients)) for part in self.plan.parts)
+        federation.channel.downlink("model", federation.shared_tensors(), receivers)
         trainer.check_val_every_n_epoch = 1 if federation.schedule.evaluates_after(self.plan) else NEVER
 
     def on_train_batch_start(
@@ -152,7 +153,7 @@ class FederatedOrchestrator(Callback):
         client, federation, plan = _client(pl_module), _federation(pl_module), self._plan
         # Named by a client, because every process has a cohort number 0.
         seed_device(client.device, seed_for(federation.data.seed, "dropout", plan.round, batch.clients[0]))
-        tensors = federation.encode(plan.task, federation.state_tensors())
+        tensors = federation.encode(batch.task, federation.state_tensors())
         client._cohort.open(
             batch.clients,
             batch.sizes,
@@ -160,7 +161,7 @@ class FederatedOrchestrator(Callback):
             plan.round,
             shared={n: tensors[n] for n, _ in federation.network.named_parameters()},
             shared_buffers={n: tensors[n] for n, _ in federation.network.named_buffers()},
-            own=federation.encode(plan.task, federation.own_tensors(batch.clients)),
+            own=federation.encode(batch.task, federation.own_tensors(batch.clients)),
             mixed=batch.tasks_of_own is not None,
         )
         for optimizer in trainer.optimizers:
@@ -224,10 +225,12 @@ class FederatedOrchestrator(Callback):
         federation.data.next_round = federation.round
         for method in federation.methods.values():
             method.end_round(sealed_plan(plan) if method.task_free else plan)
-        if plan.last_of_task:
+        ended = [part for part in plan.parts if part.last_of_task]
+        for part in ended:
             for method in federation.methods.values():
                 if not method.task_free:
-                    method.end_task(plan)
+                    method.end_task(part)
+        if ended:
             check_same_model(federation)
         federation.synchronise()
 
@@ -256,7 +259,7 @@ class FederatedOrchestrator(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Add ACC to the learning curve; count the round's time, evaluation included."""
         federation, plan = _federation(pl_module), self._plan
-        evaluated = federation.schedule.evaluates_after(plan)
+        evaluated = federation.schedule.row_is_whole(plan)
         federation.curve.append(average_accuracy(mean_matrix(federation), plan.task).item() if evaluated else None)
         federation.seconds += time.perf_counter() - self._started
 
@@ -274,11 +277,11 @@ class FederatedOrchestrator(Callback):
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A new evaluation replaces what its row of the matrix held."""
-        _client(pl_module).clear_evaluation(-1 if trainer.sanity_checking else _federation(pl_module).last_task)
+        _client(pl_module).begin_evaluation(trainer.sanity_checking, everyone=trainer.state.fn != "fit")
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The row is complete when the processes have added up their shares."""
-        _client(pl_module).finish_evaluation(-1 if trainer.sanity_checking else _federation(pl_module).last_task)
+        _client(pl_module).finish_evaluation()
 
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """As for validation."""

@@ -74,7 +74,7 @@ class RoundProgress(Callback):
         if plan is None:
             return
         self._done = self._clients = len(plan.clients)
-        if federation.schedule.evaluates_after(plan):
+        if federation.schedule.row_is_whole(plan):
             self._acc = federation.curve[-1]
         pause = self.live_seconds if self._live is not None else self.plain_seconds
         keep = plan.last_of_task or federation.finished
@@ -87,7 +87,7 @@ class RoundProgress(Callback):
         plan = self._plan
         if plan is None:
             return "no round has started"
-        rounds = federation.schedule.settings.rounds(federation.data.num_tasks)[plan.task]
+        rounds = federation.schedule.rounds_of(plan.task)
         run = federation.round - self._first_round
         left = "-"
         if run:

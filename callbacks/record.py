@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from callbacks.federated import _client, _data, _federation, mean_matrix
+from callbacks.local_models import LocalModels
 from callbacks.targets import AccuracyTargets, rounds_in_words
 from cfl import __version__, processes
 from cfl.channel import payload_bytes
@@ -26,9 +27,10 @@ from cfl.density_metrics import NLLMatrix
 from cfl.errors import ConfigError
 from cfl.experiment import method_name
 from cfl.federation import Federation
-from cfl.figures import accuracy_curve, accuracy_heatmap, learning_curves
+from cfl.figures import accuracy_curve, accuracy_heatmap, learning_curves, sample_grid
 from cfl.figures import save as save_figure
 from cfl.metrics import AccuracyMatrix
+from cfl.samples import draw_images
 from cfl.schedule import RoundPlan
 
 LAST_CHECKPOINT = "last.ckpt"
@@ -42,23 +44,33 @@ class RunRecord(Callback):
     ``summary.json``, ``accuracy_matrix.png``, ``accuracy_curve.png`` and, if there were evaluations between task ends,
     the learning curve ``accuracy_rounds.png``. Accuracies and forgetting are in percent. Runs that estimate a density
     have ``nll_matrix.csv`` and so on instead, in nats. What is known of tests in which tasks are told apart lies beside
-    that, in ``accuracy_matrix_task_il.csv`` or ``nll_matrix_task_aware.csv``.
+    that, in ``accuracy_matrix_task_il.csv`` or ``nll_matrix_task_aware.csv``. Where a density of images is estimated,
+    ``samples.png`` shows some that are drawn from it (:func:`cfl.samples.draw_images`), also after ``cfl validate``.
     Of several processes the first writes and prints.
 
     Args:
         dir: the run folder; null makes ``runs/<benchmark>/<method>-seed<seed>-<hash>``.
         benchmark: name of the benchmark in tables; null takes stream and data set, e.g. ``permuted-digits``.
         overwrite: start over in a folder that already holds a run. Otherwise that is refused.
+        samples: how many images are drawn from a density for ``samples.png``; 0: none.
+
+    Raises:
+        ConfigError: a number of samples below 0.
     """
 
-    def __init__(self, dir: str | None = None, benchmark: str | None = None, overwrite: bool = False) -> None:
-        self.dir, self.benchmark, self.overwrite = dir, benchmark, overwrite
+    def __init__(
+        self, dir: str | None = None, benchmark: str | None = None, overwrite: bool = False, samples: int = 64
+    ) -> None:
+        if samples < 0:
+            raise ConfigError("run.samples", samples, "0 (none) or more")
+        self.dir, self.benchmark, self.overwrite, self.samples = dir, benchmark, overwrite, samples
         self.config_yaml: str | None = None
         self.experiment: dict[str, Any] = {}
         self.config_hash = ""
         self._prepared = False
         self.last_row: dict[str, Any] = {}
         self.targets = AccuracyTargets()
+        self.local_models = LocalModels()
 
     @property
     def folder(self) -> Path:
@@ -113,6 +125,7 @@ class RunRecord(Callback):
         """Write what is known before the first round; note the targets that the run was given."""
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         self.targets = next((c for c in callbacks if isinstance(c, AccuracyTargets)), AccuracyTargets())
+        self.local_models = next((c for c in callbacks if isinstance(c, LocalModels)), LocalModels())
         if stage != "fit" or not trainer.is_global_zero:
             return
         if not self._prepared:
@@ -141,14 +154,14 @@ class RunRecord(Callback):
         federation = _federation(pl_module)
         plan = federation.schedule.round(federation.round - 1)
         evaluated = federation.schedule.evaluates_after(plan)
-        self.last_row = self._row(_client(pl_module), plan, evaluated)
+        self.last_row = self._row(_client(pl_module), plan, federation.schedule.row_is_whole(plan))
         self._append_round(self.last_row)
         if evaluated:
             self.write_matrices(federation)
             for name, method in federation.methods.items():
                 _write_csv(self.folder / f"{name}.csv", method.task_rows())
         if federation.finished:
-            self._finish(federation)
+            self._finish(_client(pl_module))
 
     def _row(self, client: Client, plan: RoundPlan, evaluated: bool) -> dict[str, Any]:
         federation = client._federation
@@ -232,11 +245,13 @@ class RunRecord(Callback):
         if self.targets.accuracies:
             figures["rounds_to_accuracy"] = self.targets.rounds(federation.curve)
             figures["stopped_early"] = federation.stopped
+        figures |= self.local_models.summary()
         for method in federation.methods.values():
             figures |= method.summary()
         return figures
 
-    def _finish(self, federation: Federation) -> None:
+    def _finish(self, client: Client) -> None:
+        federation = client._federation
         figures, matrix = self.summary(federation), mean_matrix(federation)
         title = f"{figures['method']} on {figures['benchmark']}"
         measure, name = federation.measure, federation.measure.name
@@ -245,10 +260,21 @@ class RunRecord(Callback):
         if federation.schedule.settings.evaluate_every:
             curves = learning_curves({figures["method"]: federation.curve}, self.targets.accuracies, measure)
             save_figure(curves, self.folder / f"{name}_rounds.png")
+        self._draw_samples(client)
         # Last, in one piece: a summary says that everything else is there.
         temporary = self.folder / ".summary.json"
         temporary.write_text(json.dumps(figures, indent=2) + "\n")
         temporary.replace(self.folder / "summary.json")
+
+    def _draw_samples(self, client: Client) -> Path | None:
+        """Write ``samples.png`` where there is a density of images to draw from."""
+        drawn = draw_images(client, self.samples)
+        if drawn is None:
+            return None
+        federation = client._federation
+        on = f"{method_name(federation.methods)} on {self.name_of(federation.data)}"
+        picture = sample_grid(drawn.images, f"{on}: samples of {drawn.whose}", drawn.row_names)
+        return save_figure(picture, self.folder / "samples.png")
 
     # Showing the result.
 
@@ -263,6 +289,9 @@ class RunRecord(Callback):
         """After ``cfl validate``, print what the end of a fit prints."""
         if trainer.state.fn == "validate" and trainer.is_global_zero:
             self.show(_federation(pl_module))
+            picture = self._draw_samples(_client(pl_module))
+            if picture is not None:
+                print(f"samples: {picture}", flush=True)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """After ``cfl test``, likewise."""

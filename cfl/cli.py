@@ -23,6 +23,7 @@ from callbacks import (
     AccuracyTargets,
     DashboardLog,
     FederatedOrchestrator,
+    LocalModels,
     RoundCheckpoint,
     RoundProgress,
     RunRecord,
@@ -65,7 +66,7 @@ class FederatedCLI(LightningCLI):
     """LightningCLI with the keys of a federated experiment.
 
     ``model``, ``data``, ``methods``, ``buffer``, ``schedule``, ``federated``, ``targets`` say what is run; ``run``,
-    ``checkpoint``, ``progress`` and ``trainer`` where and how.
+    ``local_models``, ``checkpoint``, ``progress`` and ``trainer`` where and how.
     """
 
     config_init: Any
@@ -86,6 +87,7 @@ class FederatedCLI(LightningCLI):
         parser.add_class_arguments(Schedule, "schedule")
         parser.add_class_arguments(EngineOptions, "engine")
         parser.add_class_arguments(ReplayBuffer, "buffer")
+        parser.add_lightning_class_args(LocalModels, "local_models")  # before the callback that takes the models away
         parser.add_lightning_class_args(FederatedOrchestrator, "federated")
         parser.add_lightning_class_args(AccuracyTargets, "targets")  # before the callbacks that ask if the run is over
         parser.add_lightning_class_args(RunRecord, "run")

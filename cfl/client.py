@@ -15,6 +15,7 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 
 from cfl import processes
+from cfl.answering import answering_alike
 from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import EvaluationBatch
@@ -29,6 +30,7 @@ from cfl.errors import BadUpdate, ConfigError
 from cfl.federation import Federation
 from cfl.methods.base import Method
 from cfl.methods.right_factors import RightMultiplication
+from cfl.metrics import AccuracyMatrix
 from cfl.models.base import Network
 from cfl.models.batchnorm import convert_batchnorm, unmaskable_layers
 from cfl.models.density import LogLikelihood, is_density
@@ -108,6 +110,7 @@ class Client(LightningModule):
         self._observers: tuple[Method, ...] = ()
         self.local_step = 0
         self._loss = torch.zeros(2)
+        self._rows: Mapping[int | None, int] = {}
 
     # Training: one cohort's local steps.
 
@@ -362,31 +365,34 @@ class Client(LightningModule):
 
     def validation_step(self, batch: EvaluationBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Count correct predictions of one task's test batch into the accuracy matrix, or add up its likelihoods."""
-        federation = self._federation
-        row = -1 if self.trainer.sanity_checking else federation.last_task
-        if not self._scores(row) or batch.start == batch.stop:
+        federation, rows = self._federation, self._rows
+        if batch.start == batch.stop:
             return
+        learners: Sequence[tuple[int | None, int]] = [(None, batch.task)]
+        if federation.measures_clients:
+            learners = federation.data.learners(batch.task)
+        learners = [(client, task) for client, task in learners if client in rows]
         if not federation.has_personal_models:
+            if not learners:
+                return
             with federation.evaluation_statistics():
                 server = federation.state_tensors()
                 model = federation.encode(batch.task, server)
-                scores = self._scores_of(batch, model, model is server)
-            counted: Sequence[tuple[int | None, int]] = [(None, batch.task)]
-            if federation.measures_clients:
-                counted = federation.data.learners(batch.task)
-            for client, task in counted:
-                self._count(scores, batch, row, client, task)
+                for whose, owners in answering_alike(federation, batch.task, learners):
+                    scores = self._scores_of(batch, model, model is server, whose)
+                    for owner, task in owners:
+                        self._count(scores, batch, rows[owner], owner, task)
             return
         with federation.evaluation_statistics():
-            learners = federation.data.learners(batch.task)
-            for client, task in learners[processes.rank() :: processes.count()]:
+            for owner, task in learners[processes.rank() :: processes.count()]:
+                client, row = cast(int, owner), rows[owner]
                 # Of whose task a sample is, nobody says where densities are estimated.
                 told = None if self._objective.density else task
                 model = federation.encode(batch.task, self._model_of(client, told))
-                self._count(self._scores_of(batch, model, False), batch, row, client, task)
+                self._count(self._scores_of(batch, model, False, (client,)), batch, row, client, task)
                 if federation.nll_task_aware is not None:
                     model = federation.encode(batch.task, self._model_of(client, task))
-                    total = -self._scores_of(batch, model, False).cpu().double().sum()
+                    total = -self._scores_of(batch, model, False, (client,)).cpu().double().sum()
                     federation.nll_task_aware.update(row, task, total, batch.stop - batch.start, client)
 
     def _model_of(self, client: int, task: int | None) -> dict[str, Tensor]:
@@ -399,25 +405,24 @@ class Client(LightningModule):
             model = method.recall(client, task, model)
         return model
 
-    def _scores_of(self, batch: EvaluationBatch, model: dict[str, Tensor], is_network: bool) -> Tensor:
+    def _scores_of(
+        self, batch: EvaluationBatch, model: dict[str, Tensor], is_network: bool, whose: Sequence[int] = (0,)
+    ) -> Tensor:
         """``[B, O]`` of a test batch under a model, which may be the one that the network holds.
 
-        Where the network estimates a density, log-likelihoods ``[B]`` instead.
+        Where the network estimates a density, log-likelihoods ``[B]`` instead; if densities differ by client, the mean
+        over those of the clients ``whose``.
         """
         x = cast(Tensor, batch.x)
         if self._objective.density:
             named = {f"network.{name}": tensor for name, tensor in model.items()}
-            return cast(Tensor, functional_call(LogLikelihood(self.network), named, (x,)))
+            return cast(Tensor, functional_call(LogLikelihood(self.network, whose), named, (x,)))
         for method in self.methods.values():
             found = method.classify(batch.task, model, x)
             if found is not None:
                 return found
         scores: Tensor = self.network(x) if is_network else functional_call(self.network, model, (x,))
         return scores
-
-    def _scores(self, row: int) -> bool:
-        """Whether evaluating now gives this row; -1, before any training, stays as it is in a run that is resumed."""
-        return row >= 0 or self._federation.round == 0
 
     def test_step(self, batch: EvaluationBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """As :meth:`validation_step`."""
@@ -436,19 +441,28 @@ class Client(LightningModule):
             correct = allowed.argmax(1).eq(cast(Tensor, batch.y)).sum()
             matrix.update(row, task, correct, batch.stop - batch.start, client)
 
-    def clear_evaluation(self, row: int) -> None:
-        """Forget a row of the matrices, so that a new evaluation replaces it."""
-        if not self._scores(row):
-            return
-        for matrix in self._federation.matrices:
-            matrix.clear_row(row)
+    def begin_evaluation(self, untrained: bool, everyone: bool) -> None:
+        """Forget what a new evaluation replaces.
 
-    def finish_evaluation(self, row: int) -> None:
-        """Add up what the processes have counted in a row of the matrices."""
-        if not self._scores(row):
-            return
-        for matrix in self._federation.matrices:
-            matrix.add_up(row)
+        Args:
+            untrained: it is of the models before any training; a run that is resumed keeps what it has of that.
+            everyone: score all clients, also those in the middle of a task while others have ended one.
+        """
+        federation = self._federation
+        self._rows = federation.rows_due(everyone or untrained)
+        if untrained:
+            self._rows = dict.fromkeys(self._rows, -1) if federation.round == 0 else {}
+        self._for_rows(lambda matrix, row, owners: matrix.clear_row(row, owners))
+
+    def finish_evaluation(self) -> None:
+        """Add up what the processes have counted since :meth:`begin_evaluation`."""
+        self._for_rows(lambda matrix, row, owners: matrix.add_up(row, owners))
+
+    def _for_rows(self, act: Callable[[AccuracyMatrix | NLLMatrix, int, list[int] | None], None]) -> None:
+        for row in sorted(set(self._rows.values())):
+            owners = [owner for owner, theirs in self._rows.items() if theirs == row and owner is not None]
+            for matrix in self._federation.matrices:
+                act(matrix, row, owners or None)
 
     # Checkpoints: the network's state dict is the global model; the rest lies under one key.
 

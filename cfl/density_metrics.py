@@ -22,7 +22,7 @@ Worked by hand for three tasks and ``n = [[70, 90, 95], [85, 60, 88], [80, 75, 5
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -120,22 +120,24 @@ class NLLMatrix:
             raise ValueError(f"row = {row} cannot be; valid: 0 .. {self.num_tasks - 1}, or -1 for before training")
         return row if row >= 0 else self.num_tasks
 
-    def clear_row(self, row: int) -> None:
-        """Forget one row (-1: before training) of every client, so that evaluating again replaces it."""
-        row = self._row(row)
-        self._sums[..., row, :] = 0
-        self._counts[..., row, :] = 0
+    def clear_row(self, row: int, clients: Sequence[int] | None = None) -> None:
+        """Forget one row (-1: before training), so that evaluating again replaces it; of these clients' matrices, or
+        all."""
+        place = self._place(row, clients)
+        self._sums[place] = 0
+        self._counts[place] = 0
 
-    def add_up(self, row: int) -> None:
+    def add_up(self, row: int, clients: Sequence[int] | None = None) -> None:
         """Add what all processes have counted in one row (-1: before training) since it was cleared in all of them.
 
-        All processes must call it, once.
+        All processes must call it, once, with the arguments with which the row was cleared.
         """
-        row = self._row(row)
-        parts = {"sums": self._sums[..., row, :], "counts": self._counts[..., row, :]}
-        added = processes.add_up({name: values.clone() for name, values in parts.items()})
-        for name, values in parts.items():
-            values.copy_(added[name])
+        place = self._place(row, clients)
+        added = processes.add_up({"sums": self._sums[place].clone(), "counts": self._counts[place].clone()})
+        self._sums[place], self._counts[place] = added["sums"], added["counts"]
+
+    def _place(self, row: int, clients: Sequence[int] | None) -> tuple[Any, ...]:
+        return (..., self._row(row), slice(None)) if clients is None else (list(clients), self._row(row))
 
     def compute(self) -> Tensor:
         """``[T, T]``, or ``[C, T, T]`` for clients: nats per sample, float64, NaN where nothing was counted."""

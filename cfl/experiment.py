@@ -25,7 +25,7 @@ def experiment_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Left out are folders, logging, checkpoints, devices and the cohort width, which changes speed only. ``targets`` are
     part of it only where they may end the run: others just say what is recorded. The ``buffer`` is part of it only
-    where a method replays from it.
+    where a method replays from it, the order of ``methods`` only where there are several.
 
     Args:
         config: a subcommand's configuration as plain dictionaries, lists and values.
@@ -37,7 +37,10 @@ def experiment_of(config: Mapping[str, Any]) -> dict[str, Any]:
     if targets.get("accuracies") and targets.get("stop"):
         # In one form, whatever was written: 85 or 85.0, in any order.
         experiment["targets"] = {**targets, "accuracies": sorted(float(a) for a in targets["accuracies"])}
-    named = [_named_class(method) for method in (config.get("methods") or {}).values()]
+    methods = config.get("methods") or {}
+    if len(methods) > 1:  # each takes what the one before leaves
+        experiment["methods_order"] = list(methods)
+    named = [_named_class(method) for method in methods.values()]
     if any(getattr(method, "replays", False) for method in named):
         experiment["buffer"] = json.loads(json.dumps(config.get("buffer") or {}))
     for section, key in _ONLY_WHERE_OR_HOW_FAST:

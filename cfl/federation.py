@@ -88,6 +88,9 @@ class Federation:
             if data.order is not None and method.common_order:
                 valid = f"null: methods.{name} ({type(method).__name__}) needs clients to learn the same tasks in step"
                 raise ConfigError("data.sequences", type(data.sequences).__name__, valid)
+            if data.rounds.own_clocks and not method.own_clocks:
+                valid = f"0: methods.{name} ({type(method).__name__}) needs clients to change tasks together"
+                raise ConfigError("schedule.clock_spread", data.schedule.clock_spread, valid)
             if data.exposure == "asynchronous" and not method.task_free:
                 valid = f"another exposure while methods.{name} ({type(method).__name__}) needs to know where tasks end"
                 raise ConfigError("data.exposure", data.exposure, valid)
@@ -136,8 +139,8 @@ class Federation:
 
     @property
     def measures_clients(self) -> bool:
-        """Whether there is an accuracy matrix per client: models differ, or the tasks that clients learn."""
-        return self.has_personal_models or self.data.order is not None
+        """Whether there is an accuracy matrix per client: models differ, or what tasks clients learn, or when."""
+        return self.has_personal_models or self.data.order is not None or self.schedule.own_clocks
 
     @property
     def schedule(self) -> BoundSchedule:
@@ -153,6 +156,23 @@ class Federation:
     def last_task(self) -> int:
         """Task of the last finished round; 0 before the first."""
         return self.schedule.task_of(max(self.round - 1, 0))
+
+    def rows_due(self, everyone: bool) -> dict[int | None, int]:
+        """Whom an evaluation scores, and which row of the matrices it fills: that of the task each is at.
+
+        Args:
+            everyone: all clients; else, where clients have clocks of their own, only those whose task has just ended.
+
+        Returns:
+            Client -> row, or None -> row where there is one matrix for all.
+        """
+        if not self.measures_clients:
+            return {None: self.last_task}
+        last = max(self.round - 1, 0)
+        clients = list(range(self.data.num_clients))
+        if self.schedule.own_clocks and not everyone:
+            clients = self.schedule.due(self.schedule.round(last))
+        return {client: self.schedule.task_at(last, client) for client in clients}
 
     def members(self, task: TaskRef) -> list[int]:
         """The clients that hold a task, ascending."""

@@ -35,7 +35,7 @@ A mean over no task (FGT, BWT and FWT after the first task) and a mean with a te
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -250,8 +250,12 @@ class AccuracyMatrix(Metric):
         counts[0][index] += correct
         counts[1][index] += total
 
-    def clear_row(self, row: int) -> None:
-        """Forget one row (-1: before training) of every client, so that evaluating again replaces it.
+    def clear_row(self, row: int, clients: Sequence[int] | None = None) -> None:
+        """Forget one row (-1: before training), so that evaluating again replaces it.
+
+        Args:
+            row: the row.
+            clients: of whose matrices; None for every client's, or that of the one global model.
 
         Raises:
             ValueError: ``row`` is not -1 .. T-1.
@@ -259,12 +263,13 @@ class AccuracyMatrix(Metric):
         if not -1 <= row < self.num_tasks:
             raise ValueError(f"row = {row} cannot be; valid: 0 .. {self.num_tasks - 1}, or -1 for before training")
         for counts in (self.correct, self.total) if row >= 0 else (self.initial_correct, self.initial_total):
-            (counts[..., row, :] if row >= 0 else counts).zero_()
+            of_row = counts[..., row, :] if row >= 0 else counts
+            of_row[_chosen(clients)] = 0
 
-    def add_up(self, row: int) -> None:
+    def add_up(self, row: int, clients: Sequence[int] | None = None) -> None:
         """Add what all processes have counted in one row (-1: before training) since it was cleared in all of them.
 
-        All processes must call it, once.
+        All processes must call it, once, with the same arguments: those with which the row was cleared.
 
         Raises:
             ValueError: ``row`` is not -1 .. T-1.
@@ -276,9 +281,10 @@ class AccuracyMatrix(Metric):
             "total": self.total[..., row, :] if row >= 0 else self.initial_total,
         }
         # From the CPU: a process without a share may not have counted on its accelerator yet.
-        sums = processes.add_up({name: values.cpu() for name, values in counts.items()})
+        own = _chosen(clients)
+        sums = processes.add_up({name: values[own].cpu() for name, values in counts.items()})
         for name, values in counts.items():
-            values.copy_(sums[name])
+            values[own] = sums[name].to(values.device)
 
     def compute(self) -> Tensor:
         """The accuracy matrix.
@@ -360,6 +366,11 @@ class AccuracyMatrix(Metric):
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
+
+
+def _chosen(clients: Sequence[int] | None) -> Any:
+    """An index for the rows of these clients, or for everything."""
+    return ... if clients is None else list(clients)
 
 
 def _percent(correct: Tensor, total: Tensor) -> Tensor:

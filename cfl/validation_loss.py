@@ -31,6 +31,7 @@ def validation_loss(
     tensors: Mapping[str, Tensor],
     batches: Iterable[tuple[Tensor, Tensor]],
     outputs: Tensor | None = None,
+    client: int = 0,
 ) -> float:
     """Mean cross-entropy over samples in nats; of a network that estimates a density, mean ``-log p(x)``.
 
@@ -39,12 +40,13 @@ def validation_loss(
         tensors: parameters and buffers by name.
         batches: ``[B, C, H, W]`` inputs and ``[B]`` int64 output indices.
         outputs: ``[O]`` bool, the outputs among which the softmax runs, or None for all.
+        client: whose density, where the same weights are another one at another client.
 
     Raises:
         ValueError: no samples.
     """
     density = is_density(network)
-    whole: nn.Module = LogLikelihood(network) if density else network
+    whole: nn.Module = LogLikelihood(network, (client,)) if density else network
     named = {f"network.{name}": tensor for name, tensor in tensors.items()} if density else dict(tensors)
     total, count = 0.0, 0
     for x, y in batches:

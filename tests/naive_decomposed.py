@@ -6,7 +6,7 @@ The network stays plain; its weights are computed from their parts before every 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class Owner:
         filed: task -> earlier set.
         at: the task.
         held: earlier task -> layer -> base under the mask plus adaptive weights, as they were when the task began.
+        lent: task -> what all clients had sent when it began, sampled or not.
     """
 
     base: Tensors
@@ -43,6 +44,7 @@ class Owner:
     filed: dict[int, Tensors] = field(default_factory=dict)
     at: int = -1
     held: dict[int, Tensors] = field(default_factory=dict)
+    lent: dict[int, dict[int, Tensors]] = field(default_factory=dict)
 
 
 @dataclass
@@ -60,6 +62,7 @@ class Naive:
         lends: whether there is a knowledge base.
         options: of the method: sparsity, mask_sparsity, consolidation, weight_decay, retroactive, keep.
         mu: of a proximal term on the base.
+        clocks: ``[C][T]`` rounds of each client's tasks; None where all change tasks together.
     """
 
     data: FederatedDataModule
@@ -72,19 +75,20 @@ class Naive:
     lends: bool
     options: dict[str, Any]
     mu: float = 0.0
+    clocks: list[list[int]] | None = None
 
     def __post_init__(self) -> None:
-        self.knowledge: dict[int, dict[int, Tensors]] = {}
+        self.knowledge: dict[int, Tensors] = {}
         self.owners = {c: Owner(clones(self.base), clones(self.fresh(0))) for c in range(self.data.num_clients)}
         self.server = clones(self.base)
         self.sent = {layer: torch.ones(len(b), dtype=torch.bool) for layer, b in self.base.items()}
-        self.matrices: list[dict[tuple[int, int], float]] = []
+        self.matrices: list[dict[tuple[int, int], float]] = [{} for _ in self.data.tasks]
 
     def weight(self, layer: str, base: Tensor, own: Mapping[str, Tensor], client: int, task: int) -> Tensor:
         """Equation 1."""
         shape = (-1, *[1] * (base.ndim - 1))
         total = base * torch.sigmoid(own[f"mask {layer}"]).view(shape) + own[f"adaptive {layer}"]
-        for number, (lender, lent) in enumerate(sorted(self.knowledge.get(task, {}).items())):
+        for number, (lender, lent) in enumerate(sorted(self.owners[client].lent.get(task, {}).items())):
             if lender != client:
                 total = total + own[f"attention {layer}"][number] * lent[layer]
         return total
@@ -159,8 +163,12 @@ class Naive:
         """All rounds."""
         for number in range(self.data.num_rounds):
             plan = self.data.rounds.round(number)
+            at = {client: self.task_of(client, number) for client in range(self.data.num_clients)}
+            for client, task in at.items():
+                if number == 0 or self.task_of(client, number - 1) != task:
+                    self.owners[client].lent[task] = dict(self.knowledge)
             for client in plan.clients:
-                self.train(client, plan)
+                self.train(client, replace(plan, task=at[client]))
             owners = [self.owners[client] for client in plan.clients]
             for x in self.layers:
                 bases = torch.stack([owner.base[x] for owner in owners])
@@ -168,14 +176,25 @@ class Naive:
                     self.server[x] = bases.mean(0)
                 elif self.exchange == "units":
                     self.exchange_units(x, bases, owners)
-            if plan.last_of_task:
-                if self.lends:
-                    self.knowledge[plan.task + 1] = {
-                        client: {x: self.sparse(self.owners[client].set[f"adaptive {x}"]) for x in self.layers}
-                        for client in plan.clients
-                    }
-                self.matrices.append(self.accuracies())
+            ending = [client for client, task in at.items() if self.task_of(client, number + 1) != task]
+            if self.lends and ending:
+                if self.clocks is None:  # what everybody sends replaces what they had sent before
+                    self.knowledge = {}
+                for client in set(ending) & set(plan.clients):
+                    if at[client] + 1 < len(self.data.tasks):
+                        adaptive = {x: self.owners[client].set[f"adaptive {x}"] for x in self.layers}
+                        self.knowledge[client] = {x: self.sparse(values) for x, values in adaptive.items()}
+            for client in ending:
+                self.matrices[at[client]].update(self.accuracies(client))
         return self
+
+    def task_of(self, client: int, number: int) -> int:
+        """The task that a client is at in a round; T when it is through."""
+        clocks = self.data.schedule.rounds(len(self.data.tasks)) if self.clocks is None else self.clocks[client]
+        task = 0
+        while task < len(clocks) and number >= clocks[task]:
+            number, task = number - clocks[task], task + 1
+        return task
 
     def exchange_units(self, layer: str, bases: Tensor, owners: list[Owner]) -> None:
         """The mean of every unit over those that sent it."""
@@ -202,18 +221,17 @@ class Naive:
         base = owner.base if self.exchange != "mean" else self.server
         return self.tensors(base, own, client, at)
 
-    def accuracies(self) -> dict[tuple[int, int], float]:
-        """In percent, by client and task."""
+    def accuracies(self, client: int) -> dict[tuple[int, int], float]:
+        """A client's in percent, by client and task."""
         found = {}
-        for client in range(self.data.num_clients):
-            for i, task in enumerate(self.data.tasks):
-                x = task.transform(task.test.images).double()
-                logits = functional_call(self.network, self.answers(client, i), (x,))
-                first = 0
-                if self.data.scenario == "task":
-                    first = sum(self.data.stream.classes_per_task[:i])
-                    logits = logits[:, first : first + task.num_classes]
-                found[client, i] = accuracy(logits, task.test.labels)
+        for i, task in enumerate(self.data.tasks):
+            x = task.transform(task.test.images).double()
+            logits = functional_call(self.network, self.answers(client, i), (x,))
+            first = 0
+            if self.data.scenario == "task":
+                first = sum(self.data.stream.classes_per_task[:i])
+                logits = logits[:, first : first + task.num_classes]
+            found[client, i] = accuracy(logits, task.test.labels)
         return found
 
 
@@ -300,6 +318,7 @@ def assert_the_same(federation: Federation, method: APD, naive: Naive) -> None:
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=0, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
     matrix = federation.accuracy.compute()
+    assert all(naive.matrices), "every row is compared"
     for row, accuracies in enumerate(naive.matrices):
         for (client, i), accuracy_there in accuracies.items():
             assert abs(matrix[client, row, i] - accuracy_there) < 1e-3, (client, row, i)

@@ -27,6 +27,7 @@ from benchmarks.flops import round_flops, step_flops
 from benchmarks.loop import Loop
 from benchmarks.pace import Pace
 from benchmarks.peak import matrix_product_flops
+from benchmarks.personal import late_over_early, personal
 from benchmarks.rounds import Measured, interleave
 from benchmarks.rows import REQUIRED, add_floor, add_memory_beyond_data, add_rates, add_ratios_to_loop, row_of
 from benchmarks.running import NotRun
@@ -316,15 +317,21 @@ def test_fisher_figures() -> None:
     }
 
 
+def test_late_tasks_are_held_against_early_ones() -> None:
+    assert late_over_early([1.0, 1.0, 9.0, 2.0, 4.0]) == 3.0, "the middle one belongs to neither half"
+    assert late_over_early([2.0, 3.0]) == 1.5
+    assert late_over_early([7.0]) == 1.0
+
+
 # Selection.
 
 
 def test_works_are_chosen_by_name_and_kept_in_order() -> None:
-    assert list(chosen_works("")) == list(WORKS) == ["W1", "W2", "W3", "W4", "W5", "W6", "W7"]
+    assert list(chosen_works("")) == list(WORKS) == ["W1", "W2", "W3", "W4", "W5", "W6", "W7", "W8"]
     assert list(chosen_works(" W3, W1,W3 ")) == ["W1", "W3"]
-    with pytest.raises(ConfigError, match="W1, W2, W3, W4, W5, W6, W7") as caught:
-        chosen_works("W1,W8")
-    assert (caught.value.key, caught.value.value) == ("WORKS", "W8")
+    with pytest.raises(ConfigError, match="W1, W2, W3, W4, W5, W6, W7, W8") as caught:
+        chosen_works("W1,W9")
+    assert (caught.value.key, caught.value.value) == ("WORKS", "W9")
 
 
 def test_engines_are_chosen_by_name_or_given_as_options() -> None:
@@ -722,8 +729,9 @@ def test_methods_and_extractions_in_miniature(tmp_path: Path) -> None:
         "W5": partial(added_by_methods, work=replace(TINY, name="W5"), files=[fot]),
         "W6": partial(extraction, cases=[case]),
         "W7": partial(fisher, work=replace(TINY, name="W7")),
+        "W8": partial(personal, work=replace(TINY, name="W8"), populations=(TINY.clients, 2 * TINY.clients)),
     }
-    added_row, extraction_row, fisher_row = run_suite(works, [], 2, 1, tmp_path, lambda line: None)
+    added_row, extraction_row, fisher_row, *personal_rows = run_suite(works, [], 2, 1, tmp_path, lambda line: None)
     assert added_row["not_run"] is None
     assert (added_row["work"], added_row["engine"], added_row["variant"]) == ("W5", "cfl", "fot")
     assert added_row["added_uplink_bytes_per_round"] == added_row["added_downlink_bytes_per_round"] == 0
@@ -746,3 +754,9 @@ def test_methods_and_extractions_in_miniature(tmp_path: Path) -> None:
     assert fisher_row["rounds"] == 2
     assert 0 < fisher_row["fisher_seconds_per_round_median"] < fisher_row["seconds_per_round_median"]
     assert fisher_row["fisher_ratio_to_local_epoch"] < fisher_row["round_ratio_to_local_epoch"]
+    assert [row["not_run"] for row in personal_rows] == [None] * 4
+    assert [row["variant"] for row in personal_rows[:2]] == [f"{TINY.clients} clients", f"{2 * TINY.clients} clients"]
+    assert all("ratio_of_last_to_first_tasks" in row for row in personal_rows[2:])
+    for folder in ("W8-a-task-per-round", "W8-a-task-per-round-frozen"):
+        tasks = (tmp_path / folder / "cfl" / "fedweit.csv").read_text().splitlines()[1:]
+        assert {line.split(",")[0] for line in tasks} >= {"0", "1"}

@@ -140,6 +140,18 @@ VARIANTS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
         {"stream": permuted(3), "schedule": {"clients_per_round": 3}},
         {},
     ),
+    "own clocks": (
+        norm_net,
+        lambda: {"fedweit": FedWeIT(consolidation=1.0, keep=0.4), "decay": LearningRateDecay(5.0, 1, 0.001, 0.3)},
+        {"stream": permuted(3), "validation": 0.3, "schedule": {"clients_per_round": 3, "clock_spread": 0.67}},
+        {},
+    ),
+    "own clocks of one model": (
+        mlp,
+        lambda: {"prox": FedProx(0.5)},
+        {"stream": permuted(3), "schedule": {"clock_spread": 0.67}, "eval_batch_size": 7},
+        {},
+    ),
     "learning rates": (
         norm_net,
         lambda: {"decay": LearningRateDecay(5.0, 1, 0.001, 0.3), "own": PersonalLayers(["head.*"])},

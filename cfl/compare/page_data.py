@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ _MATRIX_CELLS = 250_000
 _CURVE_POINTS = 60_000
 _PARTITION_CELLS = 150_000
 _CLIENTS = 50_000
+_PICTURE_BYTES = 1_500_000
 
 
 def page_data(
@@ -82,6 +84,7 @@ def page_data(
                 ],
                 "settings": _settings(comparison),
                 "partition": _partition(comparison, cells),
+                "samples": _samples(comparison, int(share * _PICTURE_BYTES / max(1, len(comparisons)))),
                 "runs": _runs(comparison),
             }
             for comparison, baseline in comparisons
@@ -249,3 +252,24 @@ def _partition(comparison: Comparison, cells: int) -> dict[str, Any] | None:
                 "counts": found.counts[:, :, :clients].tolist(),
             }
     return None
+
+
+def _samples(comparison: Comparison, room: int) -> dict[str, Any]:
+    """Pictures of samples, of each row's first run that has one, in the rows' order while there is room for them.
+
+    Args:
+        comparison: the table.
+        room: bytes.
+    """
+    shown, left_out = [], 0
+    for k, row in enumerate(comparison.rows):
+        reading = next((reading for reading in row.readings if reading.samples), None)
+        if reading is None:
+            continue
+        png = base64.b64encode(reading.samples).decode()
+        if len(png) > room:
+            left_out += 1
+            continue
+        room -= len(png)
+        shown.append({"row": k, "seed": reading.run.seed, "png": png})
+    return {"shown": shown, "left_out": left_out}

@@ -34,6 +34,7 @@ class Reading:
         clients: each client's ACC at the end in percent, or NLL in nats, of a run whose clients are evaluated one by
             one.
         partition: identifies ``partition.csv``: equal where all clients hold the same samples; empty without one.
+        samples: the picture of what was drawn from a density, as the bytes of a PNG; empty without one.
     """
 
     run: Run
@@ -42,6 +43,7 @@ class Reading:
     space: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     clients: Sequence[float] = ()
     partition: str = ""
+    samples: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,9 @@ def read(folder: Path, warnings: list[str]) -> Reading:
         warnings.append(_one_line(folder / "clients", error, "its clients are not compared"))
     table = folder / "partition.csv"
     partition = hashlib.blake2b(table.read_bytes(), digest_size=8).hexdigest() if table.is_file() else ""
-    return Reading(run, settings, matrices, space, [acc for acc in clients if acc is not None], partition)
+    drawn = folder / "samples.png"
+    samples = drawn.read_bytes() if drawn.is_file() else b""
+    return Reading(run, settings, matrices, space, [acc for acc in clients if acc is not None], partition, samples)
 
 
 def _methods(config: Any) -> Sequence[str]:

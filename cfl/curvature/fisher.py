@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from cfl.curvature.sample_gradients import squared_gradient_sums
 from cfl.errors import ConfigError
-from cfl.models.density import is_density
+from cfl.models.density import densities_differ, is_density
 
 FisherKind = Literal["empirical", "expected", "sampled", "weighted"]
 FISHER_KINDS: tuple[FisherKind, ...] = ("empirical", "expected", "sampled", "weighted")
@@ -93,8 +93,11 @@ def check_fisher(kind: FisherKind, network: nn.Module, key: str) -> None:
         key: of the option, for the error.
 
     Raises:
-        ConfigError: naming ``key``.
+        ConfigError: naming ``key``; or masks that differ by client, whose network computes with client 0's outside of
+            local training.
     """
+    if densities_differ(network):
+        raise ConfigError("model.network.synchronised", False, "true where Fisher information is measured")
     if is_density(network) and kind != "empirical":
         raise ConfigError(key, kind, "empirical where a density is estimated: there are no labels")
 

@@ -237,8 +237,8 @@ class RoundLoader:
     batches: who is through before the others gets batches without clients.
 
     Args:
-        plan: the round.
-        indices: client -> ``[n]`` indices into the task's training set.
+        plan: the round; the clients of a cohort belong to one of its parts.
+        indices: client -> ``[n]`` indices into the training set of its task.
         schedule: local epochs, batch size, width.
         seed: the run's seed.
         process: whose share it is, from 0.
@@ -258,9 +258,18 @@ class RoundLoader:
         sizes = {c: len(indices[c]) for c in plan.clients}
         steps = {c: local_steps(size, schedule) for c, size in sizes.items()}
         shares = deal_clients(steps, processes)
-        dealt = [deal_cohorts({c: sizes[c] for c in share}, schedule) for share in shares]
-        lengths = [sum(max(steps[c] for c in group) for group in groups) for groups in dealt]
-        self.cohorts = dealt[process]
+        parts = [(part.task, frozenset(part.clients)) for part in plan.parts]
+        dealt = [
+            [
+                (task, group)
+                for task, clients in parts
+                for group in deal_cohorts({c: sizes[c] for c in share if c in clients}, schedule)
+            ]
+            for share in shares
+        ]
+        lengths = [sum(max(steps[c] for c in group) for _, group in groups) for groups in dealt]
+        self.cohorts = [group for _, group in dealt[process]]
+        self._tasks = [task for task, _ in dealt[process]]
         self._length, self._idle = max(lengths), max(lengths) - lengths[process]
 
     def __len__(self) -> int:
@@ -269,7 +278,7 @@ class RoundLoader:
     def __iter__(self) -> Iterator[CohortBatch]:
         clients = [client for group in self.cohorts for client in group]
         orders = RoundOrders(self.seed, self.plan.round, clients, self.schedule.local_epochs)
-        for number, group in enumerate(self.cohorts):
+        for number, (task, group) in enumerate(zip(self._tasks, self.cohorts, strict=True)):
             own = [self.indices[client] for client in group]
             sizes = tuple(map(len, own))
             lengths = [local_steps(count, self.schedule) for count in sizes]
@@ -287,7 +296,7 @@ class RoundLoader:
                     index=index_tensor[:, step, :width],
                     mask=mask_tensor[:, step, :width],
                     padded=not full[step],
-                    task=self.plan.task,
+                    task=task,
                     cohort=number,
                     step=step,
                     closes=tuple(row for row, length in enumerate(lengths) if length == step + 1),

@@ -28,7 +28,7 @@ from cfl.data.types import ImageSet, Task
 from cfl.data.validation import set_aside
 from cfl.errors import ConfigError
 from cfl.randomness import numpy_generator
-from cfl.schedule import BoundSchedule, Schedule
+from cfl.schedule import BoundSchedule, RoundPlan, Schedule
 from cfl.sealed import TaskRef, opened
 
 
@@ -158,6 +158,8 @@ class FederatedDataModule(LightningDataModule):
             raise ConfigError("data.portion", portion, "at least 1 with data.exposure: asynchronous, else null")
         if sequences is not None and exposure == "asynchronous":
             raise ConfigError("data.exposure", exposure, "another exposure with data.sequences")
+        if schedule.clock_spread and exposure != "sequential":
+            raise ConfigError("data.exposure", exposure, "sequential with schedule.clock_spread")
         if sequences is not None and not repartition:
             raise ConfigError("data.repartition", repartition, "true with data.sequences")
         if not 0 <= validation < 1:
@@ -332,6 +334,12 @@ class FederatedDataModule(LightningDataModule):
             self._exposed = task, exposed(task, self.exposure, self._places_held)
         return self._exposed[1]
 
+    def trained_in(self, plan: RoundPlan) -> Mapping[int, np.ndarray]:
+        """:meth:`trained_on` of the task that each of a round's clients is at; of other clients too, maybe."""
+        if not plan.groups:
+            return self.trained_on(plan.task)
+        return {client: self.trained_on(part.task)[client] for part in plan.parts for client in part.clients}
+
     @property
     def _places_held(self) -> list[dict[int, np.ndarray]]:
         return [
@@ -389,7 +397,7 @@ class FederatedDataModule(LightningDataModule):
     def train_dataloader(self) -> RoundLoader:
         """This process's cohort batches of the next round (set by whoever runs the rounds)."""
         plan = self.rounds.round(min(self.next_round, self.num_rounds - 1))
-        held = self.trained_on(plan.task)
+        held = self.trained_in(plan)
         return RoundLoader(plan, held, self.schedule, self.seed, processes.rank(), processes.count())
 
     def val_dataloader(self) -> list[EvaluationLoader | NothingToEvaluate]:

@@ -120,9 +120,10 @@ class FixedTasks(TaskSequences):
     Args:
         tasks: one list of stream tasks, counted from 0, per client; all of one length.
         split: see :class:`TaskSequences`; where no two clients share a task, ``holders`` gives each all of its samples.
+        count: only the first so many of each list; null takes all.
     """
 
-    def __init__(self, tasks: list[list[int]], split: Split = "holders") -> None:
+    def __init__(self, tasks: list[list[int]], split: Split = "holders", count: int | None = None) -> None:
         super().__init__(split)
         lengths = {len(own) for own in tasks}
         if len(lengths) != 1 or 0 in lengths:
@@ -130,11 +131,13 @@ class FixedTasks(TaskSequences):
         for client, own in enumerate(tasks):
             if len(set(own)) < len(own):
                 raise ConfigError("data.sequences.tasks", own, f"no task twice for client {client}")
-        self.tasks = tasks
+        if count is not None and not 1 <= count <= len(tasks[0]):
+            raise ConfigError("data.sequences.count", count, f"between 1 and {len(tasks[0])}, or null")
+        self.tasks = [own[:count] for own in tasks]
 
     @property
     def length(self) -> int:
-        """Length of the lists."""
+        """Length of the lists, or ``count``."""
         return len(self.tasks[0])
 
     def of_clients(self, num_clients: int, num_tasks: int, seed: int) -> np.ndarray:

@@ -44,11 +44,13 @@ class Trials:
         at_once: Callable[[Optimizer], tuple[float, float] | None],
     ) -> None:
         self.data, self.network, self.input_shape, self.options = data, network, input_shape, options
-        self.plan = data.rounds.round(round)
+        plan = data.rounds.round(round)
+        self.plan = max(plan.parts, key=lambda part: len(part.clients))
         self._optimizer_of, self._at_once = optimizer_of, at_once
         sizes = {client: len(data.trained_on(self.plan.task)[client]) for client in self.plan.clients}
         self._largest = sorted(sizes, key=lambda client: (-sizes[client], client))
-        steps = sum(local_steps(size, data.schedule) for size in sizes.values())
+        held = data.trained_in(plan)
+        steps = sum(local_steps(len(held[client]), data.schedule) for client in plan.clients)
         self.client_steps_of_run = steps * (data.num_rounds - round)
 
     def of(self, choice: EngineChoice) -> Trial:

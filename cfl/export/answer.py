@@ -15,7 +15,7 @@ from cfl.client import Client
 from cfl.errors import ConfigError
 from cfl.federation import Federation
 from cfl.methods import Method
-from cfl.models.density import LogLikelihood, is_density
+from cfl.models.density import LogLikelihood, densities_differ, is_density
 from cfl.models.frozen_vit import FrozenViT
 
 
@@ -40,19 +40,20 @@ class Answer(nn.Module):
         network: holds the chosen model as plain weights.
         classifiers: methods that may score in the place of the network, the first that does so wins.
         task: the stream's number of the task to classify for.
+        client: whose density, where the same weights are another one at another client.
 
     Attributes:
         network: the given one.
         frozen: what the network computes with and holds none of: frozen transformers by name.
     """
 
-    def __init__(self, network: nn.Module, classifiers: Iterable[Method] = (), task: int = 0) -> None:
+    def __init__(self, network: nn.Module, classifiers: Iterable[Method] = (), task: int = 0, client: int = 0) -> None:
         super().__init__()
         self.network = network
         held = {name: part.vit for name, part in vars(network).items() if isinstance(part, FrozenViT)}
         self.frozen = nn.ModuleDict(held)
         self.classifiers, self.task = tuple(classifiers), task
-        self._likelihood = LogLikelihood(network) if is_density(network) else None
+        self._likelihood = LogLikelihood(network, (client,)) if is_density(network) else None
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
@@ -109,7 +110,7 @@ def _answer(client: Client, choice: Choice, classifiers: list[Method]) -> Answer
     if classifiers and set(network.state_dict()) != set(federation.network.state_dict()):
         names = ", ".join(name for name, method in federation.methods.items() if method in classifiers)
         raise ConfigError("methods", names, "one that leaves the scores to the network, to export decomposed weights")
-    answer = Answer(network, classifiers, stream_task)
+    answer = Answer(network, classifiers, stream_task, owner or 0)
     answer.train(False).requires_grad_(False)
     return answer
 
@@ -172,8 +173,10 @@ def _check_client(federation: Federation, client: int | None) -> None:
             own = sorted({name.split(".")[0] for name in federation.personal})
             shown = ", ".join(own[:5]) + (", ..." if len(own) > 5 else "")
             raise ConfigError("--client", None, f"0..{clients - 1}: clients keep weights to themselves, of {shown}")
+        if densities_differ(federation.network):
+            raise ConfigError("--client", None, f"0..{clients - 1}: clients' masks differ")
         return
-    if not federation.personal:
+    if not federation.personal and not densities_differ(federation.network):
         raise ConfigError("--client", client, "unset: the clients of this run have nothing but the global model")
     if not 0 <= client < clients:
         raise ConfigError("--client", client, f"0..{clients - 1}")

@@ -83,6 +83,7 @@ class APD(Method):
     """
 
     scenarios = frozenset({"task", "domain", "density"})
+    own_clocks = True
     adaptive_divisor = 3.0  # of the base that adaptive weights start from
 
     def __init__(
@@ -404,7 +405,7 @@ class APD(Method):
         for client, at in zip(holders, self._tasks.latest(holders), strict=True):
             model = federation.clients.get("model", client) or {}
             total += self._entries(client, at, {**federation.state_tensors(), **model})
-            if at == plan.task:
+            if at == plan.task and federation.schedule.ends_with(plan, [client]):
                 self._rows += [self._row(plan.task, client, layer, model) for layer in self._layers]
         self._model_bytes = total
 

@@ -53,6 +53,10 @@ class Method:
         individual_uplinks: whether the server must see single clients' messages, which rules out secure aggregation.
         optimizers: names of the torch optimizers under which the method's guarantee holds, or None for any.
         common_order: whether all clients must learn the same tasks in the same order.
+        own_clocks: whether clients may change tasks each in its own round. A cohort's clients are always at the same
+            task and have begun it together; ``begin_task`` and ``end_task`` are then called for each part of a round
+            (``RoundPlan.parts``) whose clients begin or end a task, hence several times or, where none of those is
+            sampled, never for a task.
         replays: whether the method needs ``federation.buffer``.
         replays_logits: whether the buffer has to keep logits with the samples.
         reweighs_added_only: whether ``weigh`` and ``sample_loss`` do nothing to a step that has its own samples alone.
@@ -66,6 +70,7 @@ class Method:
     individual_uplinks: ClassVar[bool] = False
     optimizers: ClassVar[frozenset[str] | None] = None
     common_order: ClassVar[bool] = False
+    own_clocks: ClassVar[bool] = False
     replays: ClassVar[bool] = False
     replays_logits: bool = False
     reweighs_added_only: bool = False

@@ -73,6 +73,8 @@ class CONFEDMADE(FedWeIT):
         ConfigError: for values other than these, or clients whose masks differ; otherwise as :class:`FedWeIT`.
     """
 
+    own_clocks = False
+
     def __init__(
         self,
         sparsity: float = 1e-4,
@@ -126,9 +128,9 @@ class CONFEDMADE(FedWeIT):
         """Room for all tasks but the last."""
         return super()._knowledge_entries() * (self.federation.data.num_tasks - 1)
 
-    def _held(self, task: int) -> list[dict[str, Any]]:
+    def _held(self, task: int, began: int) -> list[dict[str, Any]]:
         """What clients had learned at the ends of all tasks before this one."""
-        return [held for first, held in sorted(self._knowledge.items()) if first <= task]
+        return [held for held in self._knowledge if held["task"] <= task]
 
     # The autoencoder's masks.
 

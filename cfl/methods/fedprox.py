@@ -42,6 +42,7 @@ class FedProx(Method):
 
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
     task_free = True
+    own_clocks = True
 
     def __init__(self, mu: float = 0.01) -> None:
         if not 0 <= mu < math.inf:

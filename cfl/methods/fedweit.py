@@ -40,6 +40,11 @@ class FedWeIT(APD):
     is trained with the loss (there it is outside of the gradient), and ``keep`` is the paper's 30 %, with which its
     costs are reported (there 70 %). Whoever is not sampled in a round does not train in it.
 
+    Asynchronously (``schedule.clock_spread``; the paper's Algorithm 3), a client that ends a task sends A then, if it
+    is sampled in that round. A client that begins one is sent, of every other client, what that has learned last: the
+    newest A of each, of whichever task, as they are when the task begins. Where all clocks agree and all clients take
+    part, that is the same.
+
     Sends, in the place of the model: up, the values of the kept units and a bit per unit; down, likewise, all units in
     the first round. Between tasks, A up, read client by client, and down all but a client's own: values with their
     indices, or all values where that is less. Extra memory per client: as for APD, and the knowledge base of every
@@ -93,8 +98,8 @@ class FedWeIT(APD):
         self.use_adaptive, self.use_mask = use_adaptive, use_mask
         self.attention = attention
         self._sent: Tensors = {}
-        self._knowledge: dict[int, dict[str, Any]] = {}
-        self._lends: int | None = None
+        self._knowledge: list[dict[str, Any]] = []
+        self._lends: tuple[int, int] | None = None
         self._own_bytes = [0, 0]
         self._bytes: list[list[int]] = []
 
@@ -119,8 +124,9 @@ class FedWeIT(APD):
         self._sent = {x.name: torch.ones(len(x.weight), dtype=torch.bool) for x in self._layers}
 
     def _knowledge_entries(self) -> int:
-        """As many as clients take part in a round."""
-        return self.federation.schedule.most_clients
+        """As many as clients take part in a round; all clients where they have clocks of their own."""
+        federation = self.federation
+        return federation.data.num_clients if federation.schedule.own_clocks else federation.schedule.most_clients
 
     # A cohort opens.
 
@@ -130,16 +136,17 @@ class FedWeIT(APD):
         super().open_cohort(cohort)
         if not self.borrows:
             return
-        if self._lends != cohort.task:
-            self._lend(cohort.task)
+        began = self.federation.schedule.began(cohort.task, cohort.clients[0])  # in the same round for all of them
+        if self._lends != (cohort.task, began):
+            self._lend(cohort.task, began)
         for layer in self._layers:
             usable = cohort.buffers[layer.others]
             for row, client in enumerate(cohort.clients):
                 usable[row] = self._usable(client, cohort.task).to(usable)
 
-    def _lend(self, task: int) -> None:
-        """Let the network compute with the knowledge base of a task."""
-        held, room = self._held(task), self._knowledge_entries()
+    def _lend(self, task: int, began: int) -> None:
+        """Let the network compute with the knowledge base of a task that was begun in some round."""
+        held, room = self._held(task, began), self._knowledge_entries()
         for layer in self._layers:
             entries = None
             if held:
@@ -149,19 +156,31 @@ class FedWeIT(APD):
                     rows = part["layers"][layer.name].dense(len(part["clients"])).to(base)
                     entries[first : first + len(rows)] = rows.view(-1, *base.shape)
             layer.parts.knowledge.entries = entries
-        self._lends = task
+        self._lends = task, began
 
-    def _held(self, task: int) -> list[dict[str, Any]]:
-        """What a task borrows from, in the order of its attention: what clients had learned at the ends of tasks."""
-        return [self._knowledge[task]] if task in self._knowledge else []
+    def _held(self, task: int, began: int) -> list[dict[str, Any]]:
+        """What a task borrows from, in the order of its attention: what clients had learned at the ends of tasks.
 
-    def _owners(self, task: int) -> list[int]:
-        """Whose the entries of a task's knowledge base are."""
-        return [owner for part in self._held(task) for owner in part["clients"]]
+        Args:
+            task: that borrows.
+            began: the first round of the task.
+        """
+        if not self.federation.schedule.own_clocks:
+            return [part for part in self._knowledge if part["task"] == task]
+        newest = {part["clients"][0]: part for part in self._knowledge if part["round"] <= began}
+        return [newest[owner] for owner in sorted(newest)]
+
+    def _borrowed(self, client: int, task: int) -> list[dict[str, Any]]:
+        """:meth:`_held` of a client's task."""
+        return self._held(task, self.federation.schedule.began(task, client))
+
+    def _owners(self, client: int, task: int) -> list[int]:
+        """Whose the entries of the knowledge base of a client's task are."""
+        return [owner for part in self._borrowed(client, task) for owner in part["clients"]]
 
     def _usable(self, client: int, task: int) -> Tensor:
         """``[J]``, 1 for the entries of a task's knowledge base that a client borrows from."""
-        factors = [float(owner != client) for owner in self._owners(task)]
+        factors = [float(owner != client) for owner in self._owners(client, task)]
         return torch.tensor(factors + [0.0] * (self._knowledge_entries() - len(factors)))
 
     def _receive(self, cohort: Cohort) -> None:
@@ -176,7 +195,7 @@ class FedWeIT(APD):
 
     def _begin(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """As for APD; clients that begin a task are sent its knowledge base."""
-        latest = self._tasks.latest(cohort.clients)
+        latest, schedule = self._tasks.latest(cohort.clients), self.federation.schedule
         super()._begin(cohort, positions)
         for position in positions:
             client = cohort.clients[position]
@@ -185,8 +204,9 @@ class FedWeIT(APD):
                 start = usable / usable.sum().clamp(min=1) if self.attention == "uniform" else torch.zeros_like(usable)
                 for layer in self._layers:
                     cohort.parameters[layer.attention][position] = start
-            for part in self._held(cohort.task):
-                if part["task"] > latest[position]:  # what was lent in an earlier one it keeps
+            since = schedule.began(latest[position], client) if latest[position] >= 0 else -1
+            for part in self._borrowed(client, cohort.task):
+                if part["round"] > since:  # what was lent in an earlier one it keeps
                     sizes = zip(part["clients"], part["bytes"], strict=True)
                     self._down("knowledge", sum(size for owner, size in sizes if owner != client), 1)
 
@@ -280,15 +300,21 @@ class FedWeIT(APD):
         self._count_bytes(plan.task)
         if not collected:
             return
-        self._knowledge[plan.task + 1] = {
-            "task": plan.task + 1,
-            "clients": list(collected),
-            "bytes": [_adaptive_bytes(message) for message in collected.values()],
-            "layers": {
-                layer.name: SparseRows.of([message[layer.adaptive].flatten() for message in collected.values()])
-                for layer in self._layers
-            },
-        }
+        apart = federation.schedule.own_clocks  # then each may be followed by a newer one of its owner's
+        for owners in [[owner] for owner in collected] if apart else [list(collected)]:
+            messages = [collected[owner] for owner in owners]
+            self._knowledge.append(
+                {
+                    "task": plan.task + 1,
+                    "round": plan.round + 1,
+                    "clients": owners,
+                    "bytes": [_adaptive_bytes(message) for message in messages],
+                    "layers": {
+                        layer.name: SparseRows.of([message[layer.adaptive].flatten() for message in messages])
+                        for layer in self._layers
+                    },
+                }
+            )
 
     def _lent(self, model: Mapping[str, Tensor]) -> Tensors:
         """The adaptive weights that a client sends, zeros where it does not."""
@@ -306,7 +332,7 @@ class FedWeIT(APD):
         knowledge of another one."""
         if not self.borrows:
             return
-        held = self._held(task)
+        held = self._borrowed(client, task)
         usable = self._usable(client, task)
         for layer in self._layers:
             attention, adaptive = model[layer.attention], model[layer.adaptive]
@@ -321,7 +347,7 @@ class FedWeIT(APD):
 
     def _row(self, task: int, client: int, layer: DecomposedLayer, model: Mapping[str, Tensor]) -> dict[str, Any]:
         row = super()._row(task, client, layer, model)
-        owners = self._owners(task) if self.borrows else []
+        owners = self._owners(client, task) if self.borrows else []
         others = [number for number, owner in enumerate(owners) if owner != client]
         attention = model[layer.attention].tolist() if others else []
         return {
@@ -336,7 +362,7 @@ class FedWeIT(APD):
 
     def client_storage(self) -> int:
         """As for APD, and every knowledge base."""
-        return super().client_storage() + sum(sum(held["bytes"]) for held in self._knowledge.values())
+        return super().client_storage() + sum(sum(held["bytes"]) for held in self._knowledge)
 
     def summary(self) -> dict[str, Any]:
         """As for APD, and bytes per task: what all clients sent (C2S) and received (S2C) over all of its rounds, the
@@ -353,13 +379,8 @@ class FedWeIT(APD):
     def state_dict(self) -> dict[str, Any]:
         """As for APD, and the units that the server has, knowledge bases and byte counts."""
         knowledge = [
-            {
-                "task": task,
-                "clients": list(held["clients"]),
-                "bytes": list(held["bytes"]),
-                "layers": {name: rows.state_dict() for name, rows in held["layers"].items()},
-            }
-            for task, held in self._knowledge.items()
+            {**held, "layers": {name: rows.state_dict() for name, rows in held["layers"].items()}}
+            for held in self._knowledge
         ]
         counted = [list(of_task) for of_task in self._bytes]
         return {**super().state_dict(), "sent": dict(self._sent), "knowledge": knowledge, "bytes": counted}
@@ -369,15 +390,15 @@ class FedWeIT(APD):
         super().load_state_dict(state)
         self._sent = dict(state["sent"])
         self._bytes = [list(of_task) for of_task in state["bytes"]]
-        self._knowledge = {
-            held["task"]: {
-                "task": held["task"],
-                "clients": list(held["clients"]),
-                "bytes": list(held["bytes"]),
+        began = self.federation.schedule.began
+        self._knowledge = [
+            {
+                "round": began(held["task"], 0),  # of files from before there were clients with clocks of their own
+                **held,
                 "layers": {name: SparseRows(**rows) for name, rows in held["layers"].items()},
             }
             for held in state["knowledge"]
-        }
+        ]
         self._lends = None
 
 

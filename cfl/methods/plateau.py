@@ -51,8 +51,8 @@ class LearningRateDecay(Method):
     step is not taken at once where some client's rate has fallen.
 
     Differs from the paper: the loss is looked at once per round, also where that has several local epochs. A client
-    that has stopped does not go on to its next task before the others: until then it is sent models and sends them back
-    as they came, running statistics included, and computes all the same.
+    that has stopped does not go on to its next task before its rounds are over: until then it is sent models and sends
+    them back as they came, running statistics included, and computes all the same.
 
     Sends nothing of its own. Extra memory per client: four numbers; it trains on fewer samples. Extra compute: a
     forward pass over the validation samples per client and round, and two element-wise passes over the weights per
@@ -74,6 +74,7 @@ class LearningRateDecay(Method):
 
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
     optimizers = LINEAR_OPTIMIZERS
+    own_clocks = True
 
     def __init__(
         self,
@@ -186,6 +187,7 @@ class LearningRateDecay(Method):
                         {name: trained[name][row] for name in names},
                         data.validation_batches(task, client, self.batch_size, device),
                         data.outputs_in_loss(task, client),
+                        client,
                     )
         return found
 
@@ -193,7 +195,7 @@ class LearningRateDecay(Method):
 
     def end_task(self, plan: RoundPlan) -> None:
         """Note how far the rates have fallen."""
-        holders = self.federation.clients.holders(TOPIC)
+        holders = self.federation.schedule.ends_with(plan, self.federation.clients.holders(TOPIC))
         if not holders:
             return
         states = self.federation.clients.gather(TOPIC, holders, BEGINNING)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -36,18 +37,33 @@ class DensityNetwork(Network):
             what = f"one with {num_outputs} network outputs"
             raise ConfigError("data.scenario", what, f"density with model.network {type(self).__name__}")
 
-    @abstractmethod
-    def log_likelihood(self, x: Tensor) -> Tensor:
-        """``log p(x)`` ``[B]`` in nats of samples ``[B, C, H, W]``, each variable 0 or 1, in evaluation."""
+    @property
+    def differs_by_client(self) -> bool:
+        """Whether the same weights are another density at another client."""
+        return False
 
     @abstractmethod
-    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """``[count, C, H, W]`` samples of the density, each variable 0 or 1."""
+    def log_likelihood(self, x: Tensor, clients: Sequence[int] = (0,)) -> Tensor:
+        """``log p(x)`` ``[B]`` in nats of samples ``[B, C, H, W]``, each variable 0 or 1, in evaluation.
+
+        Args:
+            x: the samples.
+            clients: where densities differ by client, those over whose ``log p(x)`` the mean is taken.
+        """
+
+    @abstractmethod
+    def sample(self, count: int, generator: torch.Generator | None = None, client: int = 0) -> Tensor:
+        """``[count, C, H, W]`` samples of the density, each variable 0 or 1; of a client's, where they differ."""
 
 
 def is_density(network: nn.Module) -> bool:
     """Whether a network estimates a density."""
     return bool(getattr(network, "density", False))
+
+
+def densities_differ(network: nn.Module) -> bool:
+    """Whether the same weights are another density at another client."""
+    return is_density(network) and bool(network.differs_by_client)
 
 
 def negative_log_likelihoods(logits: Tensor, x: Tensor) -> Tensor:
@@ -60,18 +76,37 @@ def negative_log_likelihoods(logits: Tensor, x: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, x.flatten(1).to(logits.dtype), reduction="none").sum(1)
 
 
+class Sampler(nn.Module):
+    """A density network's :meth:`DensityNetwork.sample` as a module, for ``functional_call``.
+
+    Args:
+        network: the density network; its tensors' names here begin with ``network.``.
+        client: of whose density, where they differ.
+    """
+
+    def __init__(self, network: nn.Module, client: int = 0) -> None:
+        super().__init__()
+        self.network, self.client = network, client
+        self.training = network.training
+
+    def forward(self, count: int, generator: torch.Generator) -> Tensor:
+        """``[count, C, H, W]``, each variable 0 or 1."""
+        return self.network.sample(count, generator, self.client)  # type: ignore[operator]
+
+
 class LogLikelihood(nn.Module):
     """A density network's :meth:`DensityNetwork.log_likelihood` as a module, for ``functional_call``.
 
     Args:
         network: the density network; its tensors' names here begin with ``network.``.
+        clients: over whose log-likelihoods the mean is taken, where they differ.
     """
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, clients: Sequence[int] = (0,)) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.clients = network, clients
         self.training = network.training
 
     def forward(self, x: Tensor) -> Tensor:
         """Samples ``[B, C, H, W]`` to nats ``[B]``."""
-        return self.network.log_likelihood(x)  # type: ignore[operator]
+        return self.network.log_likelihood(x, self.clients)  # type: ignore[operator]

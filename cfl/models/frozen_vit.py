@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from cfl.errors import ConfigError
+from cfl.models.weights_file import take_weights
 
 KEY = "model.network"
 
@@ -62,7 +62,11 @@ class FrozenViT:
         vit: Any = VisionTransformer(image_size, patch_size, num_layers, num_heads, hidden_dim, mlp_dim)
         vit.heads = nn.Identity()
         if weights is not None:
-            _load(vit, weights)
+            take_weights(
+                weights,
+                HOW_TO_GET,
+                lambda state: vit.load_state_dict({n: w for n, w in state.items() if not n.startswith("heads.")}),
+            )
         vit.requires_grad_(False).eval()
         # Under vmap on a CPU, torch computes attention for one client after another, and warns of it.
         warnings.filterwarnings("ignore", message=".*aten::_scaled_dot_product_flash_attention_for_cpu")
@@ -100,16 +104,3 @@ class FrozenViT:
         """All blocks and the last normalisation, ``[B, n, d]`` to ``[B, n, d]`` for any number n of tokens."""
         encoded: Tensor = self.vit.encoder.ln(self.vit.encoder.layers(tokens))
         return encoded
-
-
-def _load(vit: nn.Module, weights: str) -> None:
-    file = Path(weights).expanduser()
-    if not file.is_file():
-        raise ConfigError(f"{KEY}.weights", f"{weights} (no such file)", HOW_TO_GET)
-    try:
-        stored = torch.load(file, map_location="cpu", weights_only=True)
-        state = {name: value for name, value in stored.items() if not name.startswith("heads.")}
-        vit.load_state_dict(state)
-    except Exception as error:  # whatever unpickling and torch's own checks may raise
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"{KEY}.weights", f"{weights} ({reason[:300]})", HOW_TO_GET) from error

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -50,8 +51,9 @@ class MADE(DrawsEachStep, DensityNetwork):
     round have the same; without ``synchronised`` by the client as well, and what clients share then are weights of
     different connectivities (CONFEDMADE, Table 1). Client 0's draws are those of the synchronised case.
 
-    Evaluation takes the first order and the first hidden degrees, client 0's, or the mean of p over ``eval_orders``
-    draws of them, the first included.
+    Evaluation takes the first order and the first hidden degrees, or the mean of p over ``eval_orders`` draws of them,
+    the first included. Without ``synchronised`` there is a density per client, each with the client's own first order
+    and hidden degrees; what is scored of a global model is the mean of all their log-likelihoods.
 
     Differs from the papers: Germain et al. draw masks from one stream of random numbers, here each has a key; initial
     weights are torch's for linear layers; their code's direct connections into hidden layers are left out.
@@ -133,7 +135,7 @@ class MADE(DrawsEachStep, DensityNetwork):
         self.conditions = nn.ModuleList(MaskedLinear(i, o, bias=False) for i, o in pairs)
         self._first_orders: dict[int, Tensor] = {}
         self._hidden_degrees: dict[tuple[int, int], tuple[Tensor, ...]] = {}
-        self._of_evaluation: dict[int, Degrees] = {}
+        self._of_evaluation: dict[tuple[int, int], Degrees] = {}
 
     # Degrees: of a local step, of an evaluation.
 
@@ -156,15 +158,21 @@ class MADE(DrawsEachStep, DensityNetwork):
         hidden = self._hidden((start + step) % self.num_masks, client)
         return Degrees(order, hidden, self._first_order(client) if self.stale_output_mask else order)
 
-    def evaluation_degrees(self, number: int, device: torch.device) -> Degrees:
-        """The degrees of one of the densities that are averaged in evaluation, from 0."""
-        if number not in self._of_evaluation:
-            order = first = self._first_order(0)
+    @property
+    def differs_by_client(self) -> bool:
+        """Clients with masks of their own have densities of their own."""
+        return not self.synchronised
+
+    def evaluation_degrees(self, number: int, device: torch.device, client: int = 0) -> Degrees:
+        """The degrees of one of a client's densities that are averaged in evaluation, from 0."""
+        key = (number, 0 if self.synchronised else client)
+        if key not in self._of_evaluation:
+            order = first = self._first_order(key[1])
             if self.order_agnostic and (number > 0 or self.stale_output_mask):
                 order = random_order(self.variables, self.mask_seed, "order in evaluation", number)
-            hidden = self._hidden(number % self.num_masks, 0)
-            self._of_evaluation[number] = Degrees(order, hidden, first if self.stale_output_mask else order)
-        return self._of_evaluation[number].to(device)
+            hidden = self._hidden(number % self.num_masks, key[1])
+            self._of_evaluation[key] = Degrees(order, hidden, first if self.stale_output_mask else order)
+        return self._of_evaluation[key].to(device)
 
     def masks(self, degrees: Degrees) -> dict[str, Tensor]:
         """Name of every layer with masked weights -> its mask ``[to, from]`` bool under these degrees."""
@@ -217,24 +225,35 @@ class MADE(DrawsEachStep, DensityNetwork):
             logits = logits + self.shortcut(x, direct_mask(degrees))
         return logits
 
-    def log_likelihood(self, x: Tensor) -> Tensor:
+    def log_likelihood(self, x: Tensor, clients: Sequence[int] = (0,)) -> Tensor:
         """``log p(x)`` ``[B]`` in nats of samples ``[B, C, H, W]``, each variable 0 or 1: that of evaluation.
 
-        With n = ``eval_orders`` above 1: ``log (1/n sum_e p_e(x))``.
+        With n = ``eval_orders`` above 1: ``log (1/n sum_e p_e(x))``. With masks of their own: the mean over ``clients``
+        of each one's ``log p(x)``, at the cost of as many passes.
         """
-        every = [self.evaluation_degrees(number, x.device) for number in range(self.eval_orders)]
+        if self.synchronised or not clients:
+            clients = (0,)
+        total = self._log_likelihood_of(x, clients[0])
+        for client in clients[1:]:
+            total = total + self._log_likelihood_of(x, client)
+        return total / len(clients)
+
+    def _log_likelihood_of(self, x: Tensor, client: int) -> Tensor:
+        every = [self.evaluation_degrees(number, x.device, client) for number in range(self.eval_orders)]
         found = torch.stack([-negative_log_likelihoods(self.logits(x, degrees), x) for degrees in every])
         return found.logsumexp(0) - math.log(len(every))
 
     @torch.no_grad()
-    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """``[count, C, H, W]`` samples of the density of evaluation: ancestral, one pass of all samples per variable.
+    def sample(self, count: int, generator: torch.Generator | None = None, client: int = 0) -> Tensor:
+        """``[count, C, H, W]`` samples of the density of evaluation: ancestral, variable by variable in their order.
 
-        With ``eval_orders`` above 1 each sample first draws one of the densities that are averaged.
+        With ``eval_orders`` above 1 each sample first draws one of the densities that are averaged. Per variable and
+        sample, what it adds to the first hidden layer and one output are computed, and all layers between them.
 
         Args:
             count: how many.
             generator: on the CPU; torch's own if not given.
+            client: whose density, where clients have masks of their own.
 
         Raises:
             ConfigError: with ``stale_output_mask`` there is no density to sample from.
@@ -247,12 +266,33 @@ class MADE(DrawsEachStep, DensityNetwork):
         x = torch.zeros(count, self.variables, device=device, dtype=dtype)
         for number in of.unique().tolist():
             rows = (of == number).nonzero().squeeze(1).to(device)
-            degrees, own = self.evaluation_degrees(number, device), x[rows]
-            for variable in degrees.order.argsort().tolist():
-                p = self.logits(own, degrees)[:, variable].sigmoid()
-                own[:, variable] = (uniform[rows, variable] < p).to(dtype)
-            x[rows] = own
+            x[rows] = self._ancestral(uniform[rows], self.evaluation_degrees(number, device, client))
         return x.view(count, *self.input_shape)
+
+    def _ancestral(self, uniform: Tensor, degrees: Degrees) -> Tensor:
+        """Samples ``[n, D]``: a variable is 1 where its number of ``uniform`` ``[n, D]`` is below its probability."""
+        masks = [*inner_masks(degrees), output_mask(degrees)]
+        layers = cast(list[MaskedLinear], [*self.layers, self.output])
+        *inner, outer = (layer.weight * mask for layer, mask in zip(layers, masks, strict=True))
+        direct = None if self.shortcut is None else self.shortcut.weight * direct_mask(degrees)
+        biases: list[Tensor] = [layer.bias for layer in layers]
+        if self.conditioning:
+            conditions = cast(list[MaskedLinear], list(self.conditions))
+            added = [(u.weight * mask).sum(1) for u, mask in zip(conditions, masks, strict=True)]
+            biases = [bias + more for bias, more in zip(biases, added, strict=True)]
+        x = torch.zeros_like(uniform)
+        first = biases[0].expand(len(x), -1).clone()  # into the first hidden layer, by the variables known so far
+        for variable in degrees.order.argsort().tolist():
+            h = torch.relu(first) if inner else x
+            for weight, bias in zip(inner[1:], biases[1:-1], strict=True):
+                h = torch.relu(F.linear(h, weight, bias))
+            logits = h @ outer[variable] + biases[-1][variable]
+            if direct is not None:
+                logits = logits + x @ direct[variable]
+            x[:, variable] = (uniform[:, variable] < logits.sigmoid()).to(x.dtype)
+            if inner:
+                first += x[:, variable, None] * inner[0][:, variable]
+        return x
 
     def _present_degrees(self, x: Tensor) -> Degrees:
         if self.training and self._drawn is not None:

@@ -10,8 +10,14 @@ from torch.nn.functional import avg_pool2d, relu
 from cfl.errors import ConfigError
 from cfl.models.base import Network, at_least_one, final_map
 from cfl.models.batchnorm import MaskedBatchNorm2d
+from cfl.models.weights_file import take_weights
 
 Norm = Literal["none", "batch", "batch_no_stats"]
+
+HOW_TO_GET = (
+    "the file of a state dict of torchvision's resnet18, such as resnet18-f37072fd.pth, its "
+    "ResNet18_Weights.IMAGENET1K_V1, from https://download.pytorch.org/models/resnet18-f37072fd.pth"
+)
 
 
 def _normalisation(norm: Norm, channels: int) -> nn.Module:
@@ -76,9 +82,11 @@ class ResNet18(Network):
         stem_stride: stride of the stem, >= 1, in pixels.
         pool: side of the average-pooling windows before the head, >= 1, in pixels of the last map.
         head_bias: whether the head has a bias.
+        weights: file of a state dict of torchvision's ``resnet18``, ``~`` is expanded: the eight blocks start from it.
+            Stem and head, whose shapes differ, start from random weights. Needs width 64 and normalisation.
 
     Raises:
-        ConfigError: the images are too small, or an option is out of range.
+        ConfigError: the images are too small, an option is out of range, or the file cannot be used.
     """
 
     def __init__(
@@ -90,6 +98,7 @@ class ResNet18(Network):
         stem_stride: int = 1,
         pool: int = 2,
         head_bias: bool = False,
+        weights: str | None = None,
     ) -> None:
         super().__init__(input_shape, num_outputs)
         for option, value in (("width", width), ("stem_stride", stem_stride), ("pool", pool)):
@@ -97,6 +106,7 @@ class ResNet18(Network):
         if norm not in ("none", "batch", "batch_no_stats"):
             raise ConfigError("model.network.norm", norm, "none, batch or batch_no_stats")
         self.width, self.norm, self.stem_stride, self.pool, self.head_bias = width, norm, stem_stride, pool, head_bias
+        self.weights = weights
         # Rounding up after each of the three halvings is rounding up after a division by eight.
         rows, columns = final_map(self, lambda side: -(-side // (8 * stem_stride)) // pool)
 
@@ -109,6 +119,27 @@ class ResNet18(Network):
                 channels = width * 2**stage
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(channels * rows * columns, num_outputs, bias=head_bias)
+        if weights is not None:
+            if width != 64 or norm == "none":
+                raise ConfigError(
+                    "model.network.weights", weights, "null, or width: 64 and norm: batch or batch_no_stats"
+                )
+            take_weights(weights, HOW_TO_GET, self._take_blocks)
+
+    def _take_blocks(self, state: dict[str, Tensor]) -> None:
+        """The blocks of torchvision's network, whose stages are ``layer1`` to ``layer4``."""
+        here = {"conv1": "conv1", "bn1": "norm1", "conv2": "conv2", "bn2": "norm2"}
+        here |= {"downsample.0": "shortcut", "downsample.1": "shortcut_norm"}
+        own, found = self.blocks.state_dict(), {}
+        for stage in range(4):
+            for block in range(2):
+                for theirs, ours in here.items():
+                    start = f"layer{stage + 1}.{block}.{theirs}."
+                    for name in (name for name in state if name.startswith(start)):
+                        found[f"{2 * stage + block}.{ours}.{name.removeprefix(start)}"] = state[name]
+        # Without running statistics where there are none; whatever else is missing or too much is an error.
+        statistics = ("running_mean", "running_var", "num_batches_tracked")
+        self.blocks.load_state_dict({n: w for n, w in found.items() if n in own or not n.endswith(statistics)})
 
     def features(self, x: Tensor) -> Tensor:
         """Images ``[B, C, H, W]`` to the pooled maps of the last stage ``[B, 8 * width * rows * columns]``."""

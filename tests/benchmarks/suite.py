@@ -14,6 +14,8 @@ from benchmarks.extraction import extraction
 from benchmarks.fisher import WORK as W7
 from benchmarks.fisher import fisher
 from benchmarks.machine import machine, versions
+from benchmarks.personal import WORK as W8
+from benchmarks.personal import personal
 from benchmarks.rows import Row, add_floor, ran
 from benchmarks.side_by_side import side_by_side
 from benchmarks.store import replace_rows, stored_rows
@@ -30,10 +32,11 @@ WORKS: dict[str, Measure] = {
     "W5": methods.added_by_methods,
     "W6": extraction,
     "W7": fisher,
+    "W8": personal,
 }
 
 TITLES = {
-    **{work.name: work.title for work in (W1, W2, W3, MANY, methods.WORK, W7)},
+    **{work.name: work.title for work in (W1, W2, W3, MANY, methods.WORK, W7, W8)},
     "W6": "GPSE: an extraction against one local epoch",
 }
 

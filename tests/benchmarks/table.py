@@ -64,6 +64,12 @@ COLUMNS: dict[str, list[Column]] = {
         ("round x epoch", "round_ratio_to_local_epoch", ".2f", 1),
         *_MEMORY,
     ],
+    "W8": [
+        *_ROUND,
+        ("late x early tasks", "ratio_of_last_to_first_tasks", ".2f", 1),
+        *_MEMORY,
+        ("beyond data MB", "rss_beyond_data_mb", ".0f", 1),
+    ],
 }
 
 

@@ -228,6 +228,26 @@ def test_the_default_is_half_of_white() -> None:
     assert torch.equal(digits.images == 1, whole.images > 8)
 
 
+def test_pixels_may_be_drawn() -> None:
+    """By the probability that their value is of white, the same in every run, training and test apart."""
+    source = Synthetic(3, [1, 4, 4], 3000, 3000)
+    grey, drawn = source.load(NOWHERE), Binarised(source, drawn=True).load(NOWHERE)
+    for plain, bits in zip(grey, drawn, strict=True):
+        assert set(bits.images.flatten().tolist()) == {0, 1}
+        assert torch.equal(bits.labels, plain.labels)
+        expected = (plain.images.double() / source.scale).mean(0)
+        # The deviation of a mean of 3000 bits is 0.009 at most.
+        assert float((bits.images.double().mean(0) - expected).abs().max()) < 0.045
+        close = (plain.images.double() / source.scale - 0.5).abs() < 0.1
+        share = bits.images[close].double().mean()  # chance, where a threshold would follow the value
+        assert float(share) == pytest.approx(float(plain.images[close].double().mean() / source.scale), abs=0.03)
+        assert bool((bits.images[plain.images == 0] == 0).all())
+    again = Binarised(Synthetic(3, [1, 4, 4], 3000, 3000), drawn=True)
+    assert torch.equal(again.load(NOWHERE)[0].images, drawn[0].images)
+    assert again.name == f"drawn-{source.name}"
+    assert not torch.equal(drawn[0].images, drawn[1].images)
+
+
 def test_merged_images_are_cut_class_by_class() -> None:
     parts = Binarised(Digits(), split="merged").load(NOWHERE)
     whole = torch.bincount(torch.cat([part.labels for part in Digits().load(NOWHERE)]))
@@ -239,7 +259,12 @@ def test_merged_images_are_cut_class_by_class() -> None:
 
 @pytest.mark.parametrize(
     ("option", "options"),
-    [("threshold", {"threshold": 16}), ("threshold", {"threshold": -1}), ("split", {"split": "x"})],
+    [
+        ("threshold", {"threshold": 16}),
+        ("threshold", {"threshold": -1}),
+        ("threshold", {"threshold": 3, "drawn": True}),
+        ("split", {"split": "x"}),
+    ],
 )
 def test_bad_options_of_images(option: str, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -47,6 +47,12 @@ def test_random_tasks_are_distinct_and_keyed_by_client() -> None:
     assert not np.array_equal(many, RandomTasks(4).of_clients(50, 9, seed=4))
 
 
+def test_written_out_sequences_may_be_cut_off() -> None:
+    cut = FixedTasks([[4, 2, 3], [0, 1, 2]], count=2)
+    assert cut.length == 2
+    assert cut.of_clients(2, 5, 0).tolist() == [[4, 2], [0, 1]]
+
+
 def test_disjoint_tasks_leave_none_to_two_clients() -> None:
     found = DisjointTasks(3).of_clients(4, 13, seed=1)
     assert found.shape == (4, 3)
@@ -64,6 +70,8 @@ def test_disjoint_tasks_leave_none_to_two_clients() -> None:
         (lambda: RandomTasks(10).of_clients(2, 9, 0), "data.sequences.count"),
         (lambda: FixedTasks([[0, 1], [2]]), "data.sequences.tasks"),
         (lambda: FixedTasks([[0, 0]]), "data.sequences.tasks"),
+        (lambda: FixedTasks([[0, 1]], count=3), "data.sequences.count"),
+        (lambda: FixedTasks([[0, 1]], count=0), "data.sequences.count"),
         (lambda: FixedTasks([[0, 9]]).of_clients(1, 9, 0), "data.sequences.tasks"),
         (lambda: FixedTasks([[0, 1]]).of_clients(2, 9, 0), "data.num_clients"),
         (lambda: data_of(exposure="asynchronous"), "data.exposure"),

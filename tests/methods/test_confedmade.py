@@ -86,7 +86,7 @@ class WrittenOut(Naive):
         total = base * torch.sigmoid(own[f"mask {layer}"])[:, None] + own[f"adaptive {layer}"]
         number = 0
         for at in range(1, task + 1):
-            for lender, lent in sorted(self.knowledge.get(at, {}).items()):
+            for lender, lent in sorted(self.owners[client].lent.get(at, {}).items()):
                 if lender != client:
                     total = total + own[f"attention {layer}"][number] * lent[layer]
                 number += 1
@@ -163,23 +163,22 @@ class WrittenOut(Naive):
             if senders:
                 self.server[layer][unit, entry] = torch.stack(senders).mean()
 
-    def accuracies(self) -> Any:
+    def accuracies(self, client: int) -> Any:
         """By client and task: nats without and with the task known."""
-        found = {}
-        for client, owner in self.owners.items():
-            for i, task in enumerate(self.data.tasks):
-                x = task.transform(task.test.images).double()
-                sets = [(owner.set, owner.at), (owner.filed[i], i) if i in owner.filed else (owner.set, owner.at)]
-                nats = []
-                for own, at in sets:
-                    rounded = {n: self.sparse(v) if n.startswith("adaptive") else v for n, v in own.items()}
-                    tensors = self.tensors(owner.base, rounded, client, at)
-                    every = [
-                        (-self.nats(tensors, x, self.made.evaluation_degrees(e, x.device))).exp()
-                        for e in range(self.made.eval_orders)
-                    ]
-                    nats.append(float(-torch.stack(every).mean(0).log().mean()))
-                found[client, i] = nats
+        found, owner = {}, self.owners[client]
+        for i, task in enumerate(self.data.tasks):
+            x = task.transform(task.test.images).double()
+            sets = [(owner.set, owner.at), (owner.filed[i], i) if i in owner.filed else (owner.set, owner.at)]
+            nats = []
+            for own, at in sets:
+                rounded = {n: self.sparse(v) if n.startswith("adaptive") else v for n, v in own.items()}
+                tensors = self.tensors(owner.base, rounded, client, at)
+                every = [
+                    (-self.nats(tensors, x, self.made.evaluation_degrees(e, x.device))).exp()
+                    for e in range(self.made.eval_orders)
+                ]
+                nats.append(float(-torch.stack(every).mean(0).log().mean()))
+            found[client, i] = nats
         return found
 
 

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from naive_decomposed import assert_the_same, data_of, written_out
@@ -14,6 +15,7 @@ from tiny import ConvNet, SaveAfter, double, fit, mlp, permuted, sgd, split, tin
 from torch import Tensor
 from torch.func import functional_call
 
+from cfl.clocks import rounds_of_clients
 from cfl.cohort import Cohort
 from cfl.data.sequences import FixedTasks
 from cfl.engines import EngineOptions
@@ -63,6 +65,46 @@ def test_a_whole_run_is_the_one_written_out(
     assert any(not bool(units.all()) for units in naive.sent.values()), "some units are sent by nobody"
     if sampled == 1:
         assert any(len(owner.filed) + 1 < 3 for owner in naive.owners.values()), "somebody misses a task"
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "optimizer", "width", "engine", "sampled", "common"),
+    [
+        (mlp, OPTIONS, ADAM, 1, "vmap", 1.0, False),
+        (ConvNet, SPARSE, MOMENTUM, 2, "workers", 1.0, False),
+        (mlp, FROZEN, sgd, 2, "vmap", 2, False),
+        (mlp, OPTIONS, ADAM, 2, "vmap", 1.0, True),
+    ],
+)
+def test_clients_with_clocks_of_their_own_are_the_paper_s_algorithm_3_written_out(
+    make: Any, options: Any, optimizer: Any, width: int, engine: Any, sampled: Any, common: bool, monkeypatch: Any
+) -> None:
+    if common:  # all clocks agree, which the schedule does not know
+        monkeypatch.setattr("cfl.schedule.rounds_of_clients", lambda rounds, *_: np.array([rounds] * 3))
+    data = data_of(split(3, classes=6), width, rounds_per_task=3, clients_per_round=sampled, clock_spread=0.67)
+    clocks = rounds_of_clients([3] * 3, 0.67, 3, data.seed).tolist()
+    assert len({tuple(own) for own in clocks}) == 3
+    method = FedWeIT(**options, keep=0.4)
+    federation = fit(tiny_client(data, double(make), optimizer, {"fedweit": method}, EngineOptions(engine)), data)
+    fresh = tiny_client(data, double(make), optimizer, {"fedweit": FedWeIT(**options)})
+    given: dict[str, Any] = {"make_optimizer": optimizer, "exchange": "units", "lends": True}
+    given["clocks"] = [[3] * 3] * 3 if common else clocks
+    naive = written_out(fresh, data, make, method, {**options, "keep": 0.4}, **given)
+    assert_the_same(federation, method, naive)
+    lent = {task: set(naive.owners[client].lent[task]) for client in range(3) for task in range(1, 3)}
+    assert common or len(set(map(frozenset, lent.values()))) > 1, "clients begin with different knowledge"
+    if not common:
+        return
+
+    monkeypatch.undo()
+    data = data_of(split(3, classes=6), width, rounds_per_task=3, clients_per_round=sampled)
+    in_step = FedWeIT(**options, keep=0.4)
+    together = fit(tiny_client(data, double(make), optimizer, {"fedweit": in_step}, EngineOptions(engine)), data)
+    assert torch.equal(federation.accuracy.compute(), together.accuracy.compute())
+    assert federation.channel.uplink_bytes == together.channel.uplink_bytes
+    assert federation.channel.downlink_bytes == together.channel.downlink_bytes
+    assert method.summary() == in_step.summary()
+    assert method.task_rows() == in_step.task_rows()
 
 
 def run(

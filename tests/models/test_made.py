@@ -229,6 +229,55 @@ def test_samples_follow_the_density(eval_orders: int) -> None:
     assert not torch.equal(drawn, network.sample(count, torch.Generator().manual_seed(6)))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hidden": [12]},
+        {"hidden": []},
+        {"hidden": [], "conditioning": True},
+        {"hidden": [9, 11, 8], "direct": True, "conditioning": True, "order_agnostic": True, "eval_orders": 3},
+        {"hidden": [12], "direct": True, "synchronised": False, "num_masks": 2, "eval_orders": 2},
+    ],
+    ids=named,
+)
+def test_samples_are_those_of_whole_passes(options: dict[str, Any]) -> None:
+    """One pass of the network per variable, of which one output is used."""
+    network = made(**options)
+    count, client = 50, 2
+    draws = torch.Generator().manual_seed(3)
+    of = torch.randint(network.eval_orders, (count,), generator=draws)
+    uniform = torch.rand(count, VARIABLES, generator=draws, dtype=torch.float64)
+    expected = torch.zeros(count, VARIABLES, dtype=torch.float64)
+    for row in range(count):
+        degrees = network.evaluation_degrees(int(of[row]), torch.device("cpu"), client)
+        for variable in degrees.order.argsort().tolist():
+            p = network.logits(expected[row].view(1, 1, 1, -1), degrees)[0, variable].sigmoid()
+            expected[row, variable] = float(uniform[row, variable] < p)
+    found = network.sample(count, torch.Generator().manual_seed(3), client)
+    assert torch.equal(found.flatten(1), expected)
+    assert len({tuple(row) for row in expected.tolist()}) > 5
+
+
+@pytest.mark.parametrize("options", [{}, {"order_agnostic": True, "num_masks": 2, "eval_orders": 3}], ids=named)
+def test_clients_with_masks_of_their_own_have_densities_of_their_own(options: dict[str, Any]) -> None:
+    """Each adds up to 1; a score of several is the mean of their logarithms, which is no density's."""
+    network = made(hidden=[12], synchronised=False, **options)
+    own = [network.log_likelihood(states(), (client,)).detach() for client in (0, 3, 5)]
+    for log_p in own:
+        assert float(log_p.exp().sum()) == pytest.approx(1, abs=1e-12)
+    assert float((own[0] - own[1]).abs().max()) > 0.1
+    together = network.log_likelihood(states(), (0, 3, 5)).detach()
+    torch.testing.assert_close(together, torch.stack(own).mean(0), rtol=0, atol=1e-12)
+    assert torch.equal(network.log_likelihood(states()).detach(), own[0])
+    alike = made(hidden=[12], **options)
+    assert torch.equal(alike.log_likelihood(states(), (0, 3, 5)), own[0])  # client 0's are the synchronised ones
+    trained = {tuple(network.degrees(0, 3, step).hidden[0].tolist()) for step in range(network.num_masks)}
+    tested = [network.evaluation_degrees(number, torch.device("cpu"), 3) for number in range(network.eval_orders)]
+    assert {tuple(degrees.hidden[0].tolist()) for degrees in tested} == trained  # what this client has trained
+    if not options:
+        assert torch.equal(tested[0].order, network.degrees(4, 3, 2).order)
+
+
 def test_masks_are_those_of_the_definition() -> None:
     order, hidden = torch.tensor([2, 0, 1]), (torch.tensor([0, 1]), torch.tensor([1]))
     degrees = Degrees(order, hidden, order)

@@ -447,6 +447,17 @@
       sections.push(wide(section("partition", "Partition", `Samples per client and class, seed ${found.seed} of ${found.row}${cut.length ? ` (${cut.join(", ")})` : ""}. Grey: takes no part.`,
         labelled("task", select(found.tasks.map((task, k) => [k, task]), (value) => { place = Number(value); refresh(); })), chart)));
     }
+    if (here.samples.shown.length) {
+      const pictures = here.samples.shown.map((one) => {
+        const row = here.rows[one.row], name = `${nameOf(row)}, seed ${one.seed}`;
+        return { row, node: make("figure", { class: "samples" }, make("figcaption", {}, rowName(row.label), ` seed ${one.seed}`), make("img", { src: `data:image/png;base64,${one.png}`, alt: `samples drawn from the density: ${name}` })) };
+      });
+      const toggle = () => pictures.forEach(({ row, node }) => { node.hidden = state.hidden.has(row.label); });
+      redraw.push(toggle);
+      toggle();
+      const missing = here.samples.left_out;
+      sections.push(wide(section("samples", "Samples", `Drawn from the density at the end of a run, of each row's first run.${missing ? ` The page has no room for ${missing} more.` : ""}`, make("div", { class: "grid" }, ...pictures.map(({ node }) => node)))));
+    }
     let own = false;
     const settings = live(() => settingsTable(own));
     const box = make("input", { type: "checkbox", onchange: () => { own = box.checked; redraw.forEach((fill) => fill()); } });

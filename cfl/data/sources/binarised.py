@@ -1,4 +1,4 @@
-"""Images whose pixels have become black or white."""
+"""Images whose pixels have become black or white, by a threshold or by chance."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from cfl.data.sources.base import Source
 from cfl.data.sources.split import merged_split
 from cfl.data.sources.standard import KEY
 from cfl.data.types import ImageSet
 from cfl.errors import ConfigError
+from cfl.randomness import torch_generator
 
 
 class Binarised(Source):
-    """Another source's images with every stored value above a threshold as 1, all others as 0.
+    """Another source's images with every stored value above a threshold as 1, all others as 0; or drawn by chance.
 
     Network input is 0 or 1, whatever the source's normalisation. CONFEDMADE (Paul et al., 2023) takes MNIST above 127.
+    Binarised MNIST as densities are usually compared on was drawn once, a pixel being 1 with the probability that its
+    value is of white (Salakhutdinov and Murray, 2008): ``BinarySet`` reads that draw, ``drawn`` makes another one.
 
     Args:
         source: the data set.
@@ -25,21 +29,28 @@ class Binarised(Source):
         split: the ``source``'s own training and test set, or both ``merged`` and cut anew, of each class 5/7 for
             training and 1/7 for tests, as CONFEDMADE does; what it keeps for validation is left out. The same cut in
             every run.
+        drawn: a pixel is 1 with the probability value / white, drawn once, the same in every run.
 
     Raises:
-        ConfigError: for a threshold at which no pixel could be white or black, or another split.
+        ConfigError: for a threshold at which no pixel could be white or black, one beside ``drawn``, or another split.
     """
 
     def __init__(
-        self, source: Source, threshold: float | None = None, split: Literal["source", "merged"] = "source"
+        self,
+        source: Source,
+        threshold: float | None = None,
+        split: Literal["source", "merged"] = "source",
+        drawn: bool = False,
     ) -> None:
+        if drawn and threshold is not None:
+            raise ConfigError(f"{KEY}.threshold", threshold, "null with drawn")
         if threshold is not None and not 0 <= threshold < source.scale:
             raise ConfigError(f"{KEY}.threshold", threshold, f"at least 0 and below {source.scale:g}, or null")
         if split not in ("source", "merged"):
             raise ConfigError(f"{KEY}.split", split, "source or merged")
-        self.source, self.split = source, split
+        self.source, self.split, self.drawn = source, split, drawn
         self.threshold = source.scale / 2 if threshold is None else threshold
-        self.name = f"binary-{source.name}"
+        self.name = f"{'drawn' if drawn else 'binary'}-{source.name}"
         self.shape, self.num_classes = source.shape, source.num_classes
         self.mean, self.std, self.scale = (0.0,) * self.shape[0], (1.0,) * self.shape[0], 1.0
         self.superclasses = source.superclasses
@@ -47,6 +58,15 @@ class Binarised(Source):
     def load(self, root: Path) -> tuple[ImageSet, ImageSet]:
         """See :meth:`Source.load`; stored values are 0 and 1."""
         train, test = (
-            ImageSet((part.images > self.threshold).to(torch.uint8), part.labels) for part in self.source.load(root)
+            ImageSet(self._bits(part.images, number), part.labels) for number, part in enumerate(self.source.load(root))
         )
         return merged_split([train, test], f"split {self.source.name}") if self.split == "merged" else (train, test)
+
+    def _bits(self, images: Tensor, part: int) -> Tensor:
+        if not self.drawn:
+            return (images > self.threshold).to(torch.uint8)
+        generator = torch_generator(0, f"binarise {self.source.name}", part)
+        bits = torch.empty(images.shape, dtype=torch.uint8)
+        for one, other in zip(bits.split(10_000), images.split(10_000), strict=True):  # a float takes four bytes
+            one.copy_(torch.rand(other.shape, generator=generator) * self.source.scale < other)
+        return bits

@@ -1,0 +1,34 @@
+"""Weights that were trained elsewhere, from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cfl.errors import ConfigError
+
+KEY = "model.network.weights"
+
+
+def take_weights(path: str, valid: str, take: Callable[[dict[str, Tensor]], object]) -> None:
+    """Read a state dict and hand it over.
+
+    Args:
+        path: the file; ``~`` is expanded. It holds tensors and plain values only.
+        valid: which file would be valid, and where it can be had.
+        take: is given name -> tensor, on the CPU; whatever it raises means that they do not fit.
+
+    Raises:
+        ConfigError: the file is absent, unreadable, or does not fit.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ConfigError(KEY, f"{path} (no such file)", valid)
+    try:
+        take(torch.load(file, map_location="cpu", weights_only=True))
+    except Exception as error:  # whatever unpickling and torch's own checks may raise
+        reason = " ".join(str(error).split())
+        raise ConfigError(KEY, f"{path} ({reason[:300]})", valid) from error

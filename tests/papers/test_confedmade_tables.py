@@ -1,0 +1,125 @@
+"""CONFEDMADE's tables: what their runs are, and what the reduced scale leaves of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fabricated import resolver, tables_of, write_run
+
+from cfl.papers.definition import Table
+from cfl.papers.expressions import Undefined
+from cfl.papers.results import read_result
+
+AXES = (("table1", "clients"), ("table2", "configuration"), ("table4", "strategy"))
+TABLES = ("table1", "table2", "table3", "table3-present", "table4")
+
+SOME = {"offline", "cl-ewc", "finetune", "confedmade", "1", "40", "baseline", "dc-ca-oa", "masked-0.2"}
+"""Of the many methods, numbers of clients and so on, those that are looked at where rules treat the others alike."""
+REST = {
+    *(method for name in ("table3", "table3-present") for method in tables_of("confedmade")[name].axes["method"]),
+    *(value for name, axis in AXES for value in tables_of("confedmade")[name].axes[axis]),
+}
+
+
+def table(name: str) -> Table:
+    return tables_of("confedmade")[name]
+
+
+def config(name: str, point: Mapping[str, str]) -> dict[str, Any]:
+    return copy.deepcopy(resolver().config(table(name).recipe(point).arguments))
+
+
+def rounds(of: Mapping[str, Any]) -> list[int]:
+    """Of each task, where all tasks have numbers of their own or one number for all."""
+    given = of["schedule"]["rounds_per_task"]
+    return given if isinstance(given, list) else [given]
+
+
+def network(of: Mapping[str, Any]) -> dict[str, Any]:
+    options: dict[str, Any] = of["model"]["network"]["init_args"]
+    return options
+
+
+def test_table_1_compares_masks_and_nothing_else() -> None:
+    for clients in ("1", "40"):
+        same, own = (
+            config("table1", {"clients": clients, "masks": masks, "scale": "paper"} | dict(table("table1").fixed))
+            for masks in ("synchronised", "distinct")
+        )
+        assert same["data"]["num_clients"] == int(clients)
+        assert network(same).pop("synchronised") is True
+        assert network(own).pop("synchronised") is False
+        assert same == own
+
+
+def test_table_2_scores_clients_and_the_server() -> None:
+    """The column "Client" is of local models, before they are averaged; the other of the averaged one."""
+    points = list(table("table2").points("paper"))
+    assert len(points) == 7
+    for point in points:
+        of = config("table2", point)
+        assert of["local_models"]["evaluate"] is True
+        parts = point["configuration"].split("-")
+        options = network(of)
+        found = (options["direct"], options["num_masks"] > 1, options["order_agnostic"])
+        assert found == tuple(part in parts for part in ("dc", "ca", "oa"))
+
+
+def test_the_client_column_is_filled_from_a_run(tmp_path: Path) -> None:
+    point = next(iter(table("table2").points("paper")))
+    arguments = table("table2").recipe(point).arguments
+    figures = table("table2").figures
+    write_run(tmp_path / "with", arguments, nll=99.0, nll_of_clients=88.0)
+    scored = read_result(tmp_path / "with")
+    assert scored.figure(figures["client"].value) == 88.0
+    assert scored.figure(figures["server"].value) == 99.0
+    write_run(tmp_path / "without", arguments, nll=99.0)
+    with pytest.raises(Undefined):
+        read_result(tmp_path / "without").figure(figures["client"].value)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_short_changes_rounds_and_tasks_alone(name: str) -> None:
+    """The same clients, data, networks and methods."""
+    for point in table(name).points("paper"):
+        if not set(point.values()) & (SOME | REST) <= SOME:
+            continue
+        whole, part = (config(name, {**point, "scale": scale}) for scale in ("paper", "short"))
+        method, benchmark = point.get("method", "finetune"), point["benchmark"]
+        joint = method in ("offline", "federated-offline")
+        images = benchmark in ("mnist", "mnist-emnist")
+        if joint:
+            assert sum(rounds(whole)) * (10 if benchmark == "mnist" else 36 if images else 1) in (48, 50, 72)
+        else:
+            assert rounds(whole) == [50]
+            assert rounds(part) == [8 if images else 20 if "binary" in benchmark else 25]
+        if images and not joint:
+            assert whole["data"]["sequences"]["init_args"].pop("count") == 5
+            assert part["data"]["sequences"]["init_args"].pop("count") == 3
+        del whole["schedule"]["rounds_per_task"], part["schedule"]["rounds_per_task"]
+        assert part == whole
+
+
+def test_binary_sets_that_can_be_had_are_tried_in_the_same_way() -> None:
+    for method in ("offline", "cl-finetune", "confedmade"):
+        point = {"benchmark": "binary-present", "method": method, "scale": "paper"}
+        there = config("table3", {**point, "benchmark": "binary"})
+        here = config("table3-present", point)
+        theirs, ours = (of["data"]["stream"]["init_args"].pop("sources") for of in (there, here))
+        assert here == there
+        names = [[source["init_args"]["set"] for source in sources] for sources in (theirs, ours)]
+        assert names == [["adult", "connect4", "tretail", "rcv1"], ["adult", "connect4", "accidents", "baudio"]]
+        assert {source["init_args"]["pad_to"] for source in ours} == {150}
+
+
+def test_offline_learns_about_as_long_as_one_task_lasts() -> None:
+    for scale, wanted in (("paper", 50), ("short", 25)):
+        for benchmark, tasks in (("mnist", 10), ("binary", 4), ("mnist-emnist", 36)):
+            of = config("table3", {"benchmark": benchmark, "method": "offline", "scale": scale})
+            given = rounds(of)
+            total = sum(given) if len(given) > 1 else given[0] * tasks
+            assert 0.7 * wanted <= total <= 1.5 * wanted, (scale, benchmark)

@@ -1,0 +1,271 @@
+"""Clients with clocks of their own: who is at which task in which round, and what a run makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from naive import accuracy
+from test_personal import kept_by
+from tiny import SaveAfter, double, fit, mlp, permuted, split, tiny_client, tiny_data, weights
+from torch.func import functional_call
+
+from cfl.clocks import rounds_of_clients
+from cfl.data.cohorts import RoundLoader
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.participation import Joining
+from cfl.data.sequences import FixedTasks
+from cfl.errors import ConfigError
+from cfl.federation import Federation
+from cfl.methods import EWC, FOT, FedProx, FedWeIT, LearningRateDecay, Method, PersonalLayers
+from cfl.schedule import BoundSchedule, RoundPlan, Schedule
+
+SPREAD = 0.67
+EVERYONE = [np.arange(6)] * 3
+
+
+def test_rounds_are_uniform_around_the_schedules_and_keyed_by_client() -> None:
+    drawn = rounds_of_clients([4, 10], 0.5, 3000, seed=1)
+    for task, (least, most) in enumerate([(2, 6), (5, 15)]):
+        counts = np.bincount(drawn[:, task] - least)
+        assert len(counts) == most - least + 1
+        expected = 3000 / len(counts)
+        assert ((counts - expected) ** 2 / expected).sum() < 3 * len(counts), "chi-square"
+    assert abs(np.corrcoef(drawn.T)[0, 1]) < 0.1
+    assert np.array_equal(rounds_of_clients([4, 10], 0.5, 5, seed=1), drawn[:5]), "others change nobody's clock"
+    assert not np.array_equal(rounds_of_clients([4, 10], 0.5, 5, seed=2), drawn[:5])
+    assert rounds_of_clients([1, 7], 0.0, 4, 0).tolist() == [[1, 7]] * 4
+    assert rounds_of_clients([1], 0.99, 500, 0).min() == 1
+    assert set(rounds_of_clients([10], 0.3, 500, 0).ravel().tolist()) == set(range(7, 14)), "rounding leaves no end out"
+
+
+def bound(seed: int = 0, **options: Any) -> tuple[BoundSchedule, np.ndarray]:
+    settings: dict[str, Any] = {"rounds_per_task": [3, 4, 2], "clients_per_round": 1.0, "clock_spread": SPREAD}
+    schedule = Schedule(**{**settings, **options}).bind(EVERYONE, seed)
+    return schedule, rounds_of_clients([3, 4, 2], SPREAD, 6, seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_client_counts_its_own_rounds(seed: int) -> None:
+    schedule, clocks = bound(seed)
+    left = {client: list(clocks[client]) for client in range(6)}
+    at = dict.fromkeys(range(6), 0)
+    started = dict.fromkeys(range(6), 0)
+    for number in range(schedule.num_rounds):
+        plan = schedule.round(number)
+        learning = [client for client in range(6) if at[client] < 3]
+        assert plan.clients == tuple(learning)
+        assert plan.task == min(at.values())
+        assert sorted(client for part in plan.parts for client in part.clients) == learning
+        for part in plan.parts:
+            for client in part.clients:
+                assert part.task == at[client] == schedule.task_at(number, client)
+                assert part.round_in_task == number - started[client]
+                assert schedule.began(part.task, client) == started[client]
+                assert part.last_of_task == (left[client][part.task] == 1)
+        due = []
+        for client in learning:
+            left[client][at[client]] -= 1
+            if left[client][at[client]] == 0:
+                due.append(client)
+                at[client] += 1
+                started[client] = number + 1
+        assert schedule.due(plan) == due
+        assert schedule.evaluates_after(plan) == bool(due)
+        assert plan.last_of_task == schedule.row_is_whole(plan) == (min(at.values()) > plan.task)
+    assert set(at.values()) == {3}, "the last round is the last client's last"
+    assert schedule.num_rounds == clocks.sum(1).max()
+    assert sum(schedule.rounds_of(task) for task in range(3)) == schedule.num_rounds
+    assert schedule.task_at(schedule.num_rounds - 1, int(clocks.sum(1).argmin())) == 2, "who is through stays there"
+
+
+def test_a_round_samples_from_those_who_still_learn() -> None:
+    schedule, clocks = bound(clients_per_round=4)
+    ends = clocks.sum(1)
+    for number in range(schedule.num_rounds):
+        learning = [client for client in range(6) if ends[client] > number]
+        clients = schedule.round(number).clients
+        assert len(clients) == min(4, len(learning))
+        assert set(clients) <= set(learning)
+    half, _ = bound(clients_per_round=0.5)
+    learning = [sum(ends > number) for number in range(half.num_rounds)]
+    assert [len(half.round(n).clients) for n in range(half.num_rounds)] == [max(1, round(0.5 * n)) for n in learning]
+
+
+def test_without_spread_nothing_is_as_if_clocks_agreed() -> None:
+    """The rounds that such clocks give are those of a schedule that has none."""
+    plain = Schedule(rounds_per_task=[3, 4, 2], clients_per_round=4).bind(EVERYONE, 0)
+    agreeing = BoundSchedule(plain.settings, EVERYONE, 0, np.array([[3, 4, 2]] * 6))
+    assert not plain.own_clocks
+    assert agreeing.own_clocks
+    for number in range(9):
+        one, other = plain.round(number), agreeing.round(number)
+        assert one.parts == (one,)
+        assert other.parts == (one,)
+        assert plain.due(one) == agreeing.due(other)
+        assert plain.row_is_whole(one) == agreeing.row_is_whole(other) == one.last_of_task
+
+
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [
+        (lambda: Schedule(clock_spread=1.0), "schedule.clock_spread"),
+        (lambda: Schedule(clock_spread=-0.1), "schedule.clock_spread"),
+        (lambda: Schedule(clock_spread=0.5, evaluate_every=2), "schedule.evaluate_every"),
+        (lambda: data_of(participation=Joining(2, 1)).rounds, "data.participation"),
+        (lambda: data_of(exposure="cumulative"), "data.exposure"),
+        (lambda: run({"ewc": EWC()}), "schedule.clock_spread"),
+        (lambda: run({"fot": FOT()}), "schedule.clock_spread"),
+    ],
+)
+def test_settings_that_cannot_work(make: Any, key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert caught.value.key == key
+
+
+# Whole runs.
+
+
+def data_of(width: int = 10, stream: Any = None, **options: Any) -> FederatedDataModule:
+    """Three tasks; four clients of which no two have the same clock."""
+    schedule = {"rounds_per_task": 3, "cohort_width": width, "clock_spread": SPREAD, **options.pop("schedule", {})}
+    return tiny_data(split(3, classes=6) if stream is None else stream, schedule=schedule, **options)
+
+
+def run(methods: dict[str, Method] | None = None, data: FederatedDataModule | None = None, **more: Any) -> Federation:
+    data = data_of() if data is None else data
+    return fit(tiny_client(data, double(mlp), methods=methods), data, **more)
+
+
+def test_clients_that_exchange_nothing_are_where_they_would_be_alone() -> None:
+    """Client c's run is that of a common schedule with its own numbers of rounds."""
+    together = run({"local": PersonalLayers()}).accuracy.compute()
+    clocks = rounds_of_clients([3] * 3, SPREAD, 4, 0).tolist()
+    assert len({tuple(own) for own in clocks}) == 4
+    for client, own in enumerate(clocks):
+        data = data_of(schedule={"rounds_per_task": own, "clock_spread": 0.0})
+        alone = run({"local": PersonalLayers()}, data).accuracy.compute()
+        assert torch.equal(together[client], alone[client])
+    assert not torch.isnan(together).any()
+
+
+def test_what_is_averaged_comes_from_clients_at_different_tasks() -> None:
+    """Federated averaging: a round's model is the mean of those that clients, each with its own task, return."""
+    data = data_of(stream=permuted(3))
+    trained: dict[int, dict[int, Any]] = {}
+    models: list[Any] = []
+
+    class Looks(Method):
+        own_clocks = True
+
+        def close_clients(self, cohort: Any, positions: Any) -> None:
+            rows = cohort.rows(positions, cohort.parameters)
+            for row, position in enumerate(positions):
+                own = {name: values[row].clone() for name, values in rows.items()}
+                trained.setdefault(cohort.round, {})[cohort.clients[position]] = (cohort.task, own)
+
+        def end_round(self, plan: RoundPlan) -> None:
+            models.append({n: p.detach().clone() for n, p in self.federation.network.named_parameters()})
+
+    federation = run({"looks": Looks()}, data)
+    mixed = 0
+    for number, model in enumerate(models):
+        tasks = {client: task for client, (task, _) in trained[number].items()}
+        assert tasks == {c: data.rounds.task_at(number, c) for c in data.rounds.round(number).clients}
+        mixed += len(set(tasks.values())) > 1
+        for name, value in model.items():
+            mean = torch.stack([own[name] for _, own in trained[number].values()]).mean(0)
+            torch.testing.assert_close(value, mean, rtol=0, atol=1e-12)
+    assert mixed > 2
+    assert federation.channel.downlink_bytes["model"] == federation.channel.uplink_bytes["update"]
+
+    clocks = rounds_of_clients([3] * 3, SPREAD, 4, 0).cumsum(1)
+    found = federation.accuracy.compute()
+    network = double(mlp)(data.input_shape, data.num_outputs)
+    for client, row in np.ndindex(4, 3):
+        for i, task in enumerate(data.tasks):
+            x = task.transform(task.test.images)
+            logits = functional_call(network, models[clocks[client, row] - 1], (x,))
+            assert found[client, row, i] == pytest.approx(accuracy(logits, task.test.labels)), "its own task's end"
+
+
+METHODS: dict[str, Any] = {
+    "fedprox": lambda: {"fedprox": FedProx(0.1)},
+    "head": lambda: {"head": PersonalLayers(["head.*"])},
+    "fedweit": lambda: {"fedweit": FedWeIT(consolidation=1.0, keep=0.4)},
+    "decay": lambda: {"fedweit": FedWeIT(consolidation=1.0), "decay": LearningRateDecay(patience=1)},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_width_does_not_matter(name: str) -> None:
+    runs = []
+    for width in (1, 4):
+        data = data_of(width, sequences=FixedTasks([[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 2, 1]]), validation=0.1)
+        runs.append(run(METHODS[name](), data))
+    for client, own in kept_by(runs[0]).items():
+        for key, value in own.items():
+            torch.testing.assert_close(kept_by(runs[1])[client][key], value, rtol=0, atol=1e-9)
+    for key, value in weights(runs[0]).items():
+        torch.testing.assert_close(weights(runs[1])[key], value, rtol=0, atol=1e-9)
+    assert torch.equal(runs[0].accuracy.compute(), runs[1].accuracy.compute())
+    assert not torch.isnan(runs[0].accuracy.compute()).any()
+
+
+@pytest.mark.parametrize("rounds", [1, 3, 5, 8])
+@pytest.mark.parametrize("name", ["fedweit", "decay"])
+def test_a_run_goes_on_where_it_stopped(name: str, rounds: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.ckpt"
+    straight = run(METHODS[name](), data_of(validation=0.1), callbacks=[SaveAfter(rounds - 1, path)])
+    resumed = run(METHODS[name](), data_of(validation=0.1), ckpt_path=path)
+    assert resumed.round == straight.round > rounds
+    for client, own in kept_by(straight).items():
+        assert all(torch.equal(kept_by(resumed)[client][key], value) for key, value in own.items())
+    assert torch.equal(resumed.accuracy.compute(), straight.accuracy.compute())
+    for key, method in straight.methods.items():
+        assert resumed.methods[key].summary() == method.summary()
+        assert resumed.methods[key].task_rows() == method.task_rows()
+    assert resumed.curve == pytest.approx(straight.curve)
+
+
+def test_the_curve_has_the_mean_over_all_clients_where_the_last_of_them_ends_a_task() -> None:
+    federation = run({"local": PersonalLayers()})
+    schedule, matrix = federation.schedule, federation.accuracy.compute()
+    known = [acc for acc in federation.curve if acc is not None]
+    assert known == pytest.approx([matrix[:, t, : t + 1].mean().item() for t in range(3)])
+    ends = [n for n in range(schedule.num_rounds) if schedule.round(n).last_of_task]
+    assert [n for n, acc in enumerate(federation.curve) if acc is not None] == ends
+    assert federation.accuracy.summary()["acc"] == pytest.approx(known[-1])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_clients_every_task_is_noted_once(seed: int) -> None:
+    """Also where several end one task in the same round that they have begun in different ones."""
+    decay, weit = LearningRateDecay(patience=1), FedWeIT()
+    run({"decay": decay, "weit": weit}, data_of(validation=0.1, seed=seed))
+    tasks = [row["task"] for row in decay.task_rows() for _ in range(row["clients"])]
+    assert sorted(tasks) == [0] * 4 + [1] * 4 + [2] * 4
+    noted = [(row["task"], row["client"]) for row in weit.task_rows()]
+    assert sorted(noted) == [(task, client) for task in range(3) for client in range(4)]
+
+
+def test_batches_of_a_round_are_of_their_clients_tasks_in_all_processes() -> None:
+    data = data_of(2, stream=permuted(3))
+    for number in range(data.num_rounds):
+        plan = data.rounds.round(number)
+        tasks = {client: data.rounds.task_at(number, client) for client in plan.clients}
+        lengths, seen = set(), []
+        for process in range(2):
+            loader = RoundLoader(plan, data.trained_in(plan), data.schedule, 0, process, 2)
+            batches = list(loader)
+            lengths.add(len(batches))
+            assert [batch.last_of_round for batch in batches] == [False] * (len(batches) - 1) + [True]
+            for batch in batches:
+                assert all(tasks[client] == batch.task for client in batch.clients)
+                seen += [batch.clients[position] for position in batch.closes]
+        assert sorted(seen) == sorted(plan.clients)
+        assert len(lengths) == 1
