@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -127,8 +126,7 @@ def test_fisher_information_is_refused(method: Method) -> None:
     assert caught.value.key == "model.network.synchronised"
 
 
-def test_validating_gives_the_same_row(tmp_path: Path) -> None:
-    """However the test sets are cut into batches."""
+def test_it_does_not_matter_how_test_sets_are_cut_into_batches() -> None:
     found = [trained(data_of(eval_batch_size=size))[1].measured.compute() for size in (7, 1000)]
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-9, equal_nan=True)
 

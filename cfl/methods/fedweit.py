@@ -139,10 +139,9 @@ class FedWeIT(APD):
         began = self.federation.schedule.began(cohort.task, cohort.clients[0])  # in the same round for all of them
         if self._lends != (cohort.task, began):
             self._lend(cohort.task, began)
+        usable = torch.stack([self._usable(client, cohort.task) for client in cohort.clients])
         for layer in self._layers:
-            usable = cohort.buffers[layer.others]
-            for row, client in enumerate(cohort.clients):
-                usable[row] = self._usable(client, cohort.task).to(usable)
+            cohort.buffers[layer.others][: len(usable)].copy_(usable)
 
     def _lend(self, task: int, began: int) -> None:
         """Let the network compute with the knowledge base of a task that was begun in some round."""

@@ -12,6 +12,7 @@ from test_personal import kept_by
 from tiny import ConvNet, double, fit, mlp, norm_net, sgd, split, tiny_client, tiny_data
 from torch import Tensor
 
+from cfl.clocks import rounds_of_clients
 from cfl.cohort import Cohort
 from cfl.engines import EngineOptions
 from cfl.errors import ConfigError
@@ -60,6 +61,24 @@ def test_a_whole_run_is_the_one_written_out(
     bases = sum(p.numel() for n, p in federation.network.named_parameters() if is_base(n))
     sent = {} if beside == "local" else {"update": 6 * 2 * bases * 8}
     assert federation.channel.uplink_bytes == sent
+
+
+@pytest.mark.parametrize(
+    ("options", "optimizer", "width", "sampled", "local"),
+    [(OPTIONS, ADAM, 2, 1.0, False), (FROZEN, MOMENTUM, 1, 2, False), (OPTIONS, sgd, 2, 1.0, True)],
+)
+def test_clients_may_change_tasks_each_in_its_own_round(
+    options: dict[str, Any], optimizer: Any, width: int, sampled: Any, local: bool
+) -> None:
+    data = data_of(split(3, classes=6), width, rounds_per_task=3, clients_per_round=sampled, clock_spread=0.67)
+    clocks = rounds_of_clients([3] * 3, 0.67, 3, data.seed).tolist()
+    assert len({tuple(own) for own in clocks}) == 3
+    others: dict[str, Method] = {"own": PersonalLayers()} if local else {}
+    method = APD(**options)
+    federation = fit(tiny_client(data, double(mlp), optimizer, {"apd": method, **others}), data)
+    fresh = tiny_client(data, double(mlp), optimizer, {"apd": APD(**options)})
+    run = {"make_optimizer": optimizer, "lends": False, "exchange": "none" if local else "mean", "clocks": clocks}
+    assert_the_same(federation, method, written_out(fresh, data, mlp, method, options, **run))
 
 
 @pytest.mark.parametrize("adaptive_from", ["initial", "current"])
