@@ -26,6 +26,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
+from cfl.attention import read_attention
 from cfl.measure import ACCURACY, Measure
 from cfl.metrics import average_accuracy
 
@@ -35,6 +36,7 @@ NUMBERS_UP_TO = 12
 # Yellow, too light for a line on white, is replaced by brown.
 _PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8C6D00")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_ATTENTION = "PuOr"
 _LIGHTER = 0.4  # share of the colour that cells of tasks not yet learned keep; the rest is white
 _UNSEEN_HATCH: dict[str, Any] = {
     "facecolor": "none",
@@ -265,49 +267,78 @@ def learning_curves(
 def attention_heatmap(rows: Iterable[Mapping[str, Any]], layer: str) -> Figure:
     """How much clients borrow of each other in one layer: FedWeIT's attention to the knowledge base (its Figure 5b).
 
-    A row per task and borrowing client, a column per client whose task-adaptive weights of the task before are
-    borrowed. Attention has either sign and no bounds: colours are symmetric about 0. Cells are blank for a client's
-    own knowledge and where there was none. Up to :data:`NUMBERS_UP_TO` columns the values are printed.
+    A panel per task, on one colour scale; see :func:`draw_attention`.
 
     Args:
-        rows: those of a run's ``fedweit.csv``, with ``task``, ``client``, ``layer``, ``sources`` and ``attention``.
+        rows: those of a run's ``fedweit.csv`` (:func:`cfl.attention.read_attention`).
         layer: the layer's name there, such as the first fully connected one.
 
     Raises:
         ValueError: nobody borrows anything in that layer; the message names the layers in which somebody does.
     """
-    drawn: dict[tuple[int, int], dict[int, float]] = {}
-    layers = set()
-    for row in rows:
-        if not row["sources"]:
-            continue
-        layers.add(str(row["layer"]))
-        if row["layer"] == layer:
-            pairs = zip(str(row["sources"]).split(), str(row["attention"]).split(), strict=True)
-            drawn[int(row["task"]), int(row["client"])] = {int(source): float(value) for source, value in pairs}
-    if not drawn:
-        raise ValueError(f"no attention in layer {layer!r}: one of {sorted(layers)}")
-    borrowers, sources = sorted(drawn), sorted({source for own in drawn.values() for source in own})
-    values = torch.full((len(borrowers), len(sources)), math.nan, dtype=torch.float64)
-    for line, borrower in enumerate(borrowers):
-        for source, value in drawn[borrower].items():
-            values[line, sources.index(source)] = value
-    most = max(values.nan_to_num().abs().max().item(), 1e-12)
-    figure = Figure(figsize=(2.6 + 0.55 * len(sources), 1.4 + 0.28 * len(borrowers)), layout="constrained")
-    axes = figure.subplots()
-    picture = axes.imshow(values.numpy(), cmap="PuOr", vmin=-most, vmax=most, aspect="auto")
-    if len(sources) <= NUMBERS_UP_TO:
-        for line, column in (~values.isnan()).nonzero().tolist():
-            value = values[line, column].item()
+    found = read_attention(rows)
+    if layer not in found:
+        raise ValueError(f"no attention in layer {layer!r}: one of {sorted(found)}")
+    tasks = found[layer]
+    most = max(attention_bound(of.values) for of in tasks.values())
+    widths = [1.6 + 0.55 * len(of.lenders) for of in tasks.values()]
+    tallest = max(len(of.borrowers) for of in tasks.values())
+    figure = Figure(figsize=(1.2 + sum(widths), 2.0 + 0.3 * tallest), layout="constrained")
+    grid = figure.subplots(1, len(tasks), squeeze=False, gridspec_kw={"width_ratios": widths})
+    for axes, (task, of) in zip(grid.flat, sorted(tasks.items()), strict=True):
+        borrowers = [f"client {client}" for client in of.borrowers]
+        lenders = [f"client {client}, task {learned}" for client, learned in of.lenders]
+        draw_attention(axes, of.values, borrowers, lenders, most)
+        axes.set_title(f"task {task}", fontsize=11)
+    figure.suptitle(f"attention, {layer}", fontsize=11, parse_math=False)
+    figure.colorbar(attention_scale(most), ax=grid, label="attention", aspect=30)
+    return figure
+
+
+def attention_bound(values: Sequence[Sequence[float | None]]) -> float:
+    """The largest magnitude, for a colour scale that is symmetric about 0."""
+    return max([abs(value) for row in values for value in row if value is not None], default=0.0) or 1e-12
+
+
+def attention_scale(most: float) -> ScalarMappable:
+    """Attention to colours, white at 0.
+
+    Args:
+        most: magnitude at the ends.
+    """
+    return ScalarMappable(Normalize(-most, most), colormaps[_ATTENTION])
+
+
+def draw_attention(
+    axes: Axes,
+    values: Sequence[Sequence[float | None]],
+    borrowers: Sequence[str],
+    lenders: Sequence[str],
+    most: float,
+) -> None:
+    """Attention as colours: a row per borrowing client, a column per client and task whose knowledge is borrowed.
+
+    Cells are blank for a client's own knowledge. Up to :data:`NUMBERS_UP_TO` columns the values are printed.
+
+    Args:
+        axes: where to.
+        values: ``[borrowers][lenders]``, of either sign and without bounds.
+        borrowers: names of the rows.
+        lenders: names of the columns.
+        most: magnitude at the ends of the colour scale.
+    """
+    shown = torch.tensor([[math.nan if value is None else value for value in row] for row in values])
+    axes.imshow(shown.numpy(), cmap=_ATTENTION, vmin=-most, vmax=most, aspect="auto")
+    if len(lenders) <= NUMBERS_UP_TO:
+        for line, column in (~shown.isnan()).nonzero().tolist():
+            value = shown[line, column].item()
             ink = "#ffffff" if abs(value) > 0.7 * most else "#000000"
             axes.text(column, line, f"{value:.2g}", ha="center", va="center", color=ink, fontsize=8)
-    axes.set_xticks(range(len(sources)), [f"client {source}" for source in sources], rotation=40, ha="right")
-    axes.set_yticks(range(len(borrowers)), [f"task {task}, client {client}" for task, client in borrowers], fontsize=8)
-    axes.set(xlabel="knowledge of (task before)", ylabel="borrower")
-    axes.set_title(f"attention, {layer}", fontsize=11, parse_math=False)
+    axes.set_xticks(range(len(lenders)), list(lenders), rotation=40, ha="right", rotation_mode="anchor", fontsize=8)
+    axes.set_yticks(range(len(borrowers)), list(borrowers), fontsize=8)
+    axes.set_xlabel("knowledge of", fontsize=8)
+    axes.set_ylabel("borrower", fontsize=8)
     axes.tick_params(length=0)
-    figure.colorbar(picture, ax=axes, label="attention", aspect=30)
-    return figure
 
 
 def sample_grid(images: Tensor, title: str, row_names: Sequence[str] | None = None) -> Figure:

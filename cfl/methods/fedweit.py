@@ -346,17 +346,20 @@ class FedWeIT(APD):
 
     def _row(self, task: int, client: int, layer: DecomposedLayer, model: Mapping[str, Tensor]) -> dict[str, Any]:
         row = super()._row(task, client, layer, model)
-        owners = self._owners(client, task) if self.borrows else []
-        others = [number for number, owner in enumerate(owners) if owner != client]
+        held = self._borrowed(client, task) if self.borrows else []
+        entries = [(owner, part["task"] - 1) for part in held for owner in part["clients"]]
+        others = [number for number, (owner, _) in enumerate(entries) if owner != client]
         attention = model[layer.attention].tolist() if others else []
         return {
             **row,
-            "sources": " ".join(str(owners[number]) for number in others),
+            "sources": " ".join(str(entries[number][0]) for number in others),
+            "source_tasks": " ".join(str(entries[number][1]) for number in others),
             "attention": " ".join(f"{attention[number]:.6g}" for number in others),
         }
 
     def task_rows(self) -> list[dict[str, Any]]:
-        """As for APD, with the clients whose knowledge could be borrowed and the attention to each (Figure 5b)."""
+        """As for APD, with the clients whose knowledge could be borrowed, the tasks in which they learned it, and the
+        attention to each (Figure 5b)."""
         return super().task_rows()
 
     def client_storage(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 from cfl.experiment import config_hash
 from cfl.papers.definition import SCALE, Figure, NotAvailable, Recipe, Table
 from cfl.papers.expressions import Undefined
+from cfl.papers.grids import Grid, mean_grid
 from cfl.papers.missing_data import MissingData
 from cfl.papers.published import Published
 from cfl.papers.resolving import Resolver
@@ -53,7 +54,7 @@ class Cell:
         point: axis values, fixed ones and scale included.
         figure: the column.
         published: the paper's number, or None.
-        seeds: seed -> our value: a number, or a list with one per task.
+        seeds: seed -> our value: a number, a list with one per task, or a grid.
         otherwise: the status of a cell without a value of ours.
         notes: which of its settings were chosen by us.
     """
@@ -73,8 +74,14 @@ class Cell:
 
     @property
     def ours(self) -> Spread | None:
-        """Our number; None without a run, and for a curve."""
+        """Our number; None without a run, for a curve and for a grid."""
         return Spread.over([value for value in self.seeds.values() if isinstance(value, int | float)])
+
+    @property
+    def grid(self) -> Grid | None:
+        """Our grid, the mean over seeds; None without a run and for numbers and curves."""
+        grids = [value for value in self.seeds.values() if isinstance(value, Grid)]
+        return mean_grid(grids) if grids else None
 
     @property
     def difference(self) -> float | None:

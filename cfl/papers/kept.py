@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cfl.attention import Attention
 from cfl.compare.matrix_file import RunFolderError
 from cfl.errors import ConfigError
 from cfl.papers.definition import Paper
@@ -15,6 +16,8 @@ from cfl.papers.missing_data import MissingData
 from cfl.papers.results import Result, read_result
 
 RESULTS, MISSING = "results", "missing-data.json"
+MOST_ATTENTION = 1000
+"""Values of attention that a kept run has at most; of a hundred clients there would be some ten thousand a layer."""
 _RUN_NAME = re.compile(r"(?P<scale>[^-]+)-seed(?P<seed>\d+)-[0-9a-f]{8}")
 
 
@@ -60,7 +63,8 @@ def keep(paper: Paper, runs: Path, scales: Sequence[str], folder: Path | None = 
 def as_text(result: Result, scale: str) -> str:
     """A run as JSON, a line per part: hash, experiment, summary, matrix, used space per layer and task.
 
-    ACC by round is there only if the run was evaluated between task ends.
+    ACC by round is there only if the run was evaluated between task ends; who borrowed from whom in the last task, only
+    up to :data:`MOST_ATTENTION` values.
     """
     parts: dict[str, Any] = {
         "scale": scale,
@@ -75,6 +79,17 @@ def as_text(result: Result, scale: str) -> str:
         parts["rounds"] = _rounded(list(result.rounds))
     if result.matrix_task_il:
         parts["matrix_task_il"] = _rounded(list(result.matrix_task_il))
+    last = {layer: (max(tasks), tasks[max(tasks)]) for layer, tasks in result.attention.items()}
+    if last and sum(len(of.borrowers) * len(of.lenders) for _, of in last.values()) <= MOST_ATTENTION:
+        parts["attention"] = {
+            layer: {
+                "task": task,
+                "borrowers": list(of.borrowers),
+                "lenders": [list(lender) for lender in of.lenders],
+                "values": _rounded([list(row) for row in of.values]),
+            }
+            for layer, (task, of) in last.items()
+        }
     return "{\n" + ",\n".join(f'"{key}": {json.dumps(part, sort_keys=True)}' for key, part in parts.items()) + "\n}\n"
 
 
@@ -84,6 +99,10 @@ def _rounded(tree: Any) -> Any:
     if isinstance(tree, Mapping):
         return {key: _rounded(part) for key, part in tree.items()}
     return [_rounded(part) for part in tree] if isinstance(tree, list) else tree
+
+
+def _attention(of: Mapping[str, Any]) -> Attention:
+    return Attention(of["borrowers"], [(client, task) for client, task in of["lenders"]], of["values"])
 
 
 def read_kept(paper: Paper, folder: Path | None = None) -> dict[str, list[Result]]:
@@ -111,6 +130,7 @@ def read_kept(paper: Paper, folder: Path | None = None) -> dict[str, list[Result
                 path,
                 entry.get("rounds", ()),
                 entry.get("matrix_task_il", ()),
+                {layer: {of["task"]: _attention(of)} for layer, of in entry.get("attention", {}).items()},
             )
             scale = found[entry["scale"]]
         except (ValueError, KeyError, TypeError) as error:

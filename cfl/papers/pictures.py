@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from cfl.figures import _MARKERS, _PALETTE, save
+from cfl.figures import _MARKERS, _PALETTE, attention_bound, attention_scale, draw_attention, save
 from cfl.papers.cells import Cell, Spread
 from cfl.papers.definition import SCALE, Over, Table
 
@@ -21,11 +21,16 @@ _AXIS: dict[Over, str] = {"tasks": "tasks learned", "rounds": "communication rou
 _MARKS = 20  # at most about twice as many markers on a line
 
 
-def spreads(cell: Cell) -> list[tuple[int | None, Spread | None]]:
-    """Our numbers: one, under None; or for a curve one per task learned or round, from 1, without empty entries.
+def spreads(cell: Cell) -> list[tuple[int | str | None, Spread | None]]:
+    """Our numbers: one, under None; or for a curve one per task learned or round, from 1, without empty entries; or for
+    a grid one per entry, under the names of row and column.
 
     A curve over rounds goes as far as the shortest run: beyond, runs that have stopped would be left out of the mean.
     """
+    if cell.grid:
+        of_seeds = [dict(value.entries()) for value in cell.seeds.values()]
+        places = [place for place, _ in cell.grid.entries()]
+        return [(" / ".join(place), Spread.over([of[place] for of in of_seeds if place in of])) for place in places]
     curves = [values for values in cell.seeds.values() if isinstance(values, list)]
     if not curves:
         return [(None, cell.ours)]
@@ -40,7 +45,7 @@ def table_picture(table: Table, cells: Sequence[Cell], path: Path) -> Path | Non
     """Draw a table's cells; None, and no file, where nothing of it has been run.
 
     Curves: a panel per figure and place, a line per value of the table's ``lines`` axis, deviation as a band. Numbers:
-    a panel likewise, with the paper's number hollow and ours filled.
+    a panel likewise, with the paper's number hollow and ours filled. Grids: a panel per cell, on one colour scale.
 
     Args:
         table: the table.
@@ -50,6 +55,8 @@ def table_picture(table: Table, cells: Sequence[Cell], path: Path) -> Path | Non
     if not any(cell.seeds for cell in cells):
         path.unlink(missing_ok=True)  # of an earlier report
         return None
+    if any(cell.grid for cell in cells):
+        return _heatmaps(table, cells, path)
     across = table.lines or (table.order.axis if table.order else list(table.axes)[-1])
     panels: dict[tuple[str, ...], list[Cell]] = {}
     for cell in cells:
@@ -77,6 +84,25 @@ def table_picture(table: Table, cells: Sequence[Cell], path: Path) -> Path | Non
     return save(figure, path)
 
 
+def _heatmaps(table: Table, cells: Sequence[Cell], path: Path) -> Path:
+    drawn = [(cell, cell.grid) for cell in cells if cell.grid]
+    columns = min(_COLUMNS, len(drawn) // len({tuple(table.place(cell.point).values()) for cell, _ in drawn}) or 1)
+    rows = math.ceil(len(drawn) / columns)
+    width = max(1.6 + 0.5 * len(grid.columns) for _, grid in drawn)
+    height = max(1.8 + 0.3 * len(grid.rows) for _, grid in drawn)
+    figure = Figure(figsize=(width * columns + 1.0, height * rows), layout="constrained")
+    axes_grid = figure.subplots(rows, columns, squeeze=False)
+    most = max(attention_bound(grid.values) for _, grid in drawn)
+    for axes, (cell, grid) in zip(axes_grid.flat, drawn, strict=False):
+        draw_attention(axes, grid.values, grid.rows, grid.columns, most)
+        place = [table.paper.label(axis, cell.point[axis]) for axis in table.axes]
+        axes.set_title(", ".join([*place, cell.figure]), fontsize=9, parse_math=False)
+    for axes in axes_grid.flat[len(drawn) :]:
+        axes.set_axis_off()
+    figure.colorbar(attention_scale(most), ax=axes_grid, aspect=30)
+    return save(figure, path)
+
+
 def _style(k: int) -> dict[str, Any]:
     return {"color": _PALETTE[k % len(_PALETTE)], "marker": _MARKERS[k % len(_MARKERS)]}
 
@@ -97,7 +123,7 @@ def _number_handles(scale: str) -> list[Line2D]:
 def _curves(axes: Axes, table: Table, group: Sequence[Cell]) -> None:
     assert table.lines is not None
     for cell in group:
-        points = [(x, spread) for x, spread in spreads(cell) if x is not None and spread is not None]
+        points = [(x, spread) for x, spread in spreads(cell) if isinstance(x, int) and spread is not None]
         if not points:
             continue
         style = _style(list(table.axes[table.lines]).index(cell.point[table.lines]))

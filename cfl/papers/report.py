@@ -120,7 +120,7 @@ def cell_table(table: Table, cells: Sequence[Cell], notes: list[str]) -> list[st
             *names,
             cell.figure + marks,
             shown(published, decimals),
-            shown(cell.ours, decimals) if cell.ours or not cell.seeds else "curve",
+            shown(cell.ours, decimals) if cell.ours or not cell.seeds else "heatmap" if cell.grid else "curve",
             str(len(cell.seeds) or "-"),
             f"{difference:+.{decimals}f}" if difference is not None and comparable else "-",
             cell.status,
@@ -162,7 +162,8 @@ def shown(spread: Spread | None, decimals: int) -> str:
 
 
 def as_csv(table: Table, cells: Sequence[Cell]) -> str:
-    """The cells as CSV, unrounded; a curve has a line per point, with the tasks learned, or rounds, as ``after``."""
+    """The cells as CSV, unrounded; a curve has a line per point, with the tasks learned, or rounds, as ``after``, and
+    a grid one per entry, with ``row / column``."""
     axes = list(table.axes)
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")

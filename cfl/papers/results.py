@@ -13,11 +13,13 @@ from typing import Any
 import torch
 import yaml
 
+from cfl.attention import Attention, read_attention
 from cfl.compare.matrix_file import RunFolderError, read_matrix_csv
 from cfl.compare.run_folder import read_curve, read_run, rounds_to
 from cfl.experiment import config_hash, experiment_of
 from cfl.metrics import forgetting_max
 from cfl.papers.expressions import Undefined, evaluate
+from cfl.papers.grids import Grid, attention_grid
 from cfl.papers.resolving import same_experiment, seedless_hash
 
 SPACE = "used_space"
@@ -38,6 +40,7 @@ class Result:
         rounds: ACC in percent after each round, None after those without an evaluation; empty for a run that was
             evaluated at task ends only.
         matrix_task_il: as ``matrix``, of a class-incremental run whose tasks are known at test time; else empty.
+        attention: layer -> task -> who borrowed from whom; empty where nobody did.
     """
 
     experiment: Mapping[str, Any]
@@ -48,6 +51,7 @@ class Result:
     source: Path | None = None
     rounds: Sequence[float | None] = ()
     matrix_task_il: Sequence[list[float | None]] = ()
+    attention: Mapping[str, Mapping[int, Attention]] = field(default_factory=dict)
 
     @property
     def seed(self) -> int:
@@ -60,7 +64,7 @@ class Result:
         return config_hash(self.experiment)
 
     def figure(self, expression: str) -> Any:
-        """A figure of the run: a number, or a list with one per task.
+        """A figure of the run: a number, a list with one per task, or a grid.
 
         Known are all entries of ``summary.json``; ``matrix[t, i]``; ``diagonal``; ``averages``, ACC after each task;
         ``task(i)``, the accuracy on task i after each task, null before it; ``forgettings``, ``fgt_max_last`` after
@@ -68,7 +72,8 @@ class Result:
         and ``curves_task_il[i]``, as ``task(i)``; ``used(layer)`` in percent after each task but the last; ``layers``;
         ``client_epochs``; ``setting("data.num_clients")``; ``mean(list)``; ``yes(value)``, 1 above 0 and else 0. Of a
         run that was evaluated between task ends also ``curve``, ACC after each round, null where not evaluated; and
-        ``rounds_to("90")``, the rounds until ACC first was at least 90 %.
+        ``rounds_to("90")``, the rounds until ACC first was at least 90 %. Where clients borrow from each other,
+        ``attention("fc1")``, a grid of who paid attention to whom in that layer in the last task.
 
         Raises:
             Undefined: it has no value for this run.
@@ -96,7 +101,15 @@ class Result:
             "yes": lambda value: float(value > 0),
             "curve": list(self.rounds) or None,
             "rounds_to": self._rounds_to,
+            "attention": self._attention,
         }
+
+    def _attention(self, layer: str) -> Grid:
+        if layer not in self.attention:
+            there = ", ".join(sorted(self.attention)) or "no layer"
+            raise Undefined(f"attention is kept of {there}, not of {layer!r}")
+        tasks = self.attention[layer]
+        return attention_grid(tasks[max(tasks)], max(tasks), self.experiment["data"].get("sequences"))
 
     def _rounds_to(self, accuracy: str | float) -> int:
         if not self.rounds:
@@ -150,8 +163,11 @@ def read_result(folder: Path) -> Result:
     matrix = [[None if math.isnan(x) else x for x in row] for row in run.matrix.tolist()]
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     space: dict[str, list[float]] = {}
+    attention: dict[str, dict[int, Attention]] = {}
     for name in config.get("methods") or {}:
-        for row in _rows(folder / f"{name}.csv"):
+        of_method = _rows(folder / f"{name}.csv")
+        attention |= read_attention(of_method)
+        for row in of_method:
             if SPACE in row and "layer" in row:
                 space.setdefault(row["layer"], []).append(float(row[SPACE]))
     rounds = _rows(folder / "rounds.csv")
@@ -163,7 +179,7 @@ def read_result(folder: Path) -> Result:
         if known.is_file()
         else []
     )
-    return Result(experiment, summary, matrix, space, epochs, folder, curve, task_il)
+    return Result(experiment, summary, matrix, space, epochs, folder, curve, task_il, attention)
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

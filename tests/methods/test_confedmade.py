@@ -393,6 +393,7 @@ def test_the_knowledge_base_grows_by_what_others_have_learned() -> None:
     assert federation.channel.downlink_bytes["knowledge"] == 2 * sum(sizes.values())
     rows = [row for row in method.task_rows() if row["task"] == 2]
     assert {row["sources"] for row in rows} == {"1 2 1 2", "0 2 0 2", "0 1 0 1"}
+    assert {row["source_tasks"] for row in rows} == {"0 0 1 1"}
 
 
 # Old tasks.

@@ -263,6 +263,7 @@ def test_a_task_borrows_what_others_had_learned_when_the_last_one_ended() -> Non
         kept = federation.clients.get("model", row["client"]) or {}
         others = [lender for lender in lenders if lender != row["client"]]
         assert row["sources"] == " ".join(map(str, others))
+        assert row["source_tasks"] == " ".join("1" for _ in others)
         attention = [float(kept[layer.attention][lenders.index(other)]) for other in others]
         assert [float(a) for a in row["attention"].split()] == pytest.approx(attention, rel=1e-5)
         share = (kept[layer.adaptive].abs() > 0.05).double().mean().item()

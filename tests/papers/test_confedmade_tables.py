@@ -116,6 +116,33 @@ def test_binary_sets_that_can_be_had_are_tried_in_the_same_way() -> None:
         assert {source["init_args"]["pad_to"] for source in ours} == {150}
 
 
+@pytest.mark.parametrize(("name", "of"), [("figure3", "table3"), ("figure5", "table3"), ("figure5", "table3-present")])
+def test_curves_are_of_the_runs_of_table_3(name: str, of: str) -> None:
+    there = {tuple(sorted(point.items())): table(of).recipe(point) for point in table(of).points("short")}
+    here = {tuple(sorted(point.items())): table(name).recipe(point) for point in table(name).points("short")}
+    assert len(here.keys() & there.keys()) >= 4
+    assert all(here[key] == there[key] for key in here.keys() & there.keys())
+
+
+def test_curves_are_of_all_tasks_of_the_first_and_of_the_newest(tmp_path: Path) -> None:
+    point = next(iter(table("figure3").points("short")))
+    matrix = [[80.0, 200.0, 200.0], [120.0, 90.0, 200.0], [150.0, 100.0, 95.0]]
+    run = read_result(write_run(tmp_path / "run", table("figure3").recipe(point).arguments, matrix=matrix))
+    found = {name: run.figure(figure.value) for name, figure in table("figure3").figures.items()}
+    assert found == {"average": [80.0, 105.0, 115.0], "base": [80.0, 120.0, 150.0], "new": [80.0, 90.0, 95.0]}
+
+
+@pytest.mark.parametrize("scale", ["paper", "short"])
+def test_figure_4_has_pairs_that_learn_what_others_have_learned(scale: str) -> None:
+    for overlap, lent in (("full", {0: 3, 1: 2, 2: 1, 3: 0}), ("partial", {0: 3, 1: 2})):
+        of = config("figure4", {"overlap": overlap, "scale": scale} | dict(table("figure4").fixed))
+        tasks = of["data"]["sequences"]["init_args"]["tasks"]
+        assert of["data"]["num_clients"] == len(tasks) == 4
+        found = {c: o for c, (_, second) in enumerate(tasks) for o, (first, _) in enumerate(tasks) if first == second}
+        assert found == lent
+        assert of["methods"]["confedmade"]["class_path"].endswith("CONFEDMADE")
+
+
 def test_offline_learns_about_as_long_as_one_task_lasts() -> None:
     for scale, wanted in (("paper", 50), ("short", 25)):
         for benchmark, tasks in (("mnist", 10), ("binary", 4), ("mnist-emnist", 36)):

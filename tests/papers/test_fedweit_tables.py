@@ -20,7 +20,17 @@ from cfl.figures import attention_heatmap
 from cfl.methods import FedWeIT
 from cfl.papers.definition import Table
 
-PICTURES = ["figure5a", "figure6-left", "figure6-middle", "figure6-right", "figure7", "figure8", "figure9", "figure10"]
+PICTURES = [
+    "figure5a",
+    "figure5b",
+    "figure6-left",
+    "figure6-middle",
+    "figure6-right",
+    "figure7",
+    "figure8",
+    "figure9",
+    "figure10",
+]
 
 
 def table(name: str) -> Table:
@@ -150,21 +160,25 @@ def as_csv(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
 def test_the_heatmap_shows_who_borrows_what() -> None:
     rows = rows_of_a_run()
     figure = attention_heatmap(as_csv(rows), "layers.0")
-    axes = figure.axes[0]
-    names = [label.get_text() for label in axes.get_yticklabels()]
-    assert names == [f"task {task}, client {client}" for task in (1, 2) for client in range(3)]
-    assert [label.get_text() for label in axes.get_xticklabels()] == [f"client {client}" for client in range(3)]
-    shown = axes.images[0].get_array()
-    assert shown is not None
-    for row in rows:
-        if row["layer"] != "layers.0" or row["task"] == 0:
-            continue
-        line = names.index(f"task {row['task']}, client {row['client']}")
-        assert bool(shown.mask[line, row["client"]]), "nobody borrows of itself"  # type: ignore[attr-defined]
-        for source, value in zip(row["sources"].split(), row["attention"].split(), strict=True):
-            assert shown[line, int(source)] == float(value)
-    low, high = axes.images[0].get_clim()
-    assert -low == high == abs(shown).max()
+    limits = set()
+    for task, axes in zip((1, 2), figure.axes, strict=False):
+        assert axes.get_title() == f"task {task}"
+        assert [label.get_text() for label in axes.get_yticklabels()] == [f"client {client}" for client in range(3)]
+        lenders = [f"client {client}, task {task - 1}" for client in range(3)]
+        assert [label.get_text() for label in axes.get_xticklabels()] == lenders
+        shown = axes.images[0].get_array()
+        assert shown is not None
+        (of_task,) = [[row for row in rows if row["layer"] == "layers.0" and row["task"] == task]]
+        assert len(of_task) == 3
+        for row in of_task:
+            line = row["client"]
+            assert bool(shown.mask[line, line]), "nobody borrows of itself"  # type: ignore[attr-defined]
+            for source, value in zip(row["sources"].split(), row["attention"].split(), strict=True):
+                assert shown[line, int(source)] == pytest.approx(float(value), rel=1e-6)
+        limits |= {axes.images[0].get_clim()}
+    ((low, high),) = limits
+    values = [abs(float(value)) for row in rows for value in row["attention"].split()]
+    assert -low == high == max(values) > 0
     FigureCanvasAgg(figure).draw()
 
 
