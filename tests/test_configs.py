@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,25 @@ def test_every_file_is_covered() -> None:
     assert {"methods/fedavg.yaml", "methods/fot.yaml"} <= set(METHODS)
     assert {"loggers/wandb.yaml", "loggers/tensorboard.yaml"} == set(LOGGERS)
     assert {name for pair in COMBINATIONS for name in pair} == found - {"default.yaml", *SWEEPS}
+
+
+SAID = {
+    "data": ("stream", "partition", "num_clients"),
+    "schedule": ("rounds_per_task", "clients_per_round", "local_epochs", "batch_size"),
+    "model": ("network", "optimizer"),
+}
+"""What decides a benchmark and would else be taken over from the default one, unseen."""
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_benchmarks_take_nothing_that_matters_from_the_default_one(name: str) -> None:
+    """A file is either a change to another one, and says so, or whole."""
+    text = (CONFIGS / name).read_text()
+    head = " ".join(line[2:] for line in text.splitlines() if line.startswith("# "))
+    entry = yaml.safe_load(text)
+    missing = [f"{part}.{key}" for part, keys in SAID.items() for key in keys if key not in entry.get(part, {})]
+    change = re.search("(merge|give it) after", head, re.IGNORECASE)
+    assert change or not missing, f"{name} says nothing of {', '.join(missing)}"
 
 
 def given(combination: tuple[str, ...]) -> list[str]:

@@ -16,7 +16,7 @@ import cfl.curvature.layer_squares
 import cfl.curvature.sample_gradients
 from cfl.curvature.fisher import FISHER_KINDS, FisherKind, diagonal_fisher
 from cfl.curvature.sample_gradients import squared_gradient_sums
-from cfl.models import MLP, LeNet
+from cfl.models import MADE, MLP, LeNet
 from cfl.models.batchnorm import convert_batchnorm
 from cfl.randomness import torch_generator
 
@@ -200,6 +200,26 @@ def test_layers_that_are_known_take_the_short_way(name: str, monkeypatch: pytest
     monkeypatch.setattr(cfl.curvature.sample_gradients, "_add_sample_by_sample", refuse)
     x, y = samples()
     diagonal_fisher(made(name), {}, [(x, y)])
+
+
+@pytest.mark.parametrize("options", [{"hidden": [7]}, {"hidden": [6, 5], "direct": True, "conditioning": True}])
+def test_densities_take_the_short_way_and_are_the_mean_of_squared_gradients(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("sample by sample")
+
+    monkeypatch.setattr(cfl.curvature.sample_gradients, "_add_sample_by_sample", refuse)
+    torch.manual_seed(3)
+    network = MADE((1, 2, 3), 6, **options).double()
+    x = torch.randint(0, 2, (SAMPLES, 1, 2, 3), generator=torch.Generator().manual_seed(4)).double()
+    found = diagonal_fisher(network, {}, [(x, torch.zeros(SAMPLES, dtype=torch.int64))])
+    expected = {name: torch.zeros_like(p) for name, p in network.named_parameters()}
+    for one in x:
+        gradients = torch.autograd.grad(network.log_likelihood(one[None]).sum(), list(network.parameters()))
+        for (name, _), gradient in zip(network.named_parameters(), gradients, strict=True):
+            expected[name] += gradient.square() / SAMPLES
+    assert_close(found, expected)
 
 
 def test_others_are_differentiated_sample_by_sample(monkeypatch: pytest.MonkeyPatch) -> None:

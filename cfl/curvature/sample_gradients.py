@@ -111,6 +111,13 @@ class _Seen:
             sums[self.bias] += of_bias
 
 
+# Questions about a tensor that do not use its values.
+_ABOUT = {
+    *(getattr(Tensor, name).__get__ for name in ("dtype", "device", "shape", "ndim", "layout", "requires_grad")),
+    *(getattr(Tensor, name) for name in ("size", "dim", "numel", "stride", "is_floating_point", "is_contiguous")),
+}
+
+
 class _Recording(TorchFunctionMode):
     """Within the context, notes the layers' inputs and outputs, and who else uses their weights.
 
@@ -176,6 +183,8 @@ class _Recording(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in _ABOUT:
+            return func(*args, **kwargs)
         for argument in (*args, *kwargs.values()):
             for part in argument if isinstance(argument, list | tuple) else (argument,):
                 owner = self._owner.get(id(part)) if isinstance(part, Tensor) else None
