@@ -20,8 +20,8 @@ from cfl.models.decomposition import (
     decomposed_layers,
     is_base,
     per_unit,
-    variance_scaled,
 )
+from cfl.models.initial_weights import variance_scaled
 from cfl.randomness import torch_generator
 from cfl.schedule import RoundPlan
 from cfl.task_states import TaskStates
@@ -119,6 +119,7 @@ class APD(Method):
         self._anchor: Tensors = {}
         self._strength: Tensors = {}
         self._earlier_gradients: Tensors = {}
+        self._earlier_written: dict[str, int] = {}
 
     @property
     def _key(self) -> str:
@@ -329,8 +330,11 @@ class APD(Method):
         if room is None or len(room) < len(parameter) or room.device != parameter.device:
             room = self._earlier_gradients[layer.name] = torch.zeros_like(parameter)
         gradient = room[: len(parameter)]
+        # Rows of tasks to come stay zero, also behind a cohort that was further on its own clock.
+        room[:, cohort.task : self._earlier_written.get(layer.name, 0)] = 0
+        self._earlier_written[layer.name] = cohort.task
         moved = cohort.parameters[layer.base] - self._anchor[f"base {layer.name}"] if self._anchor else None
-        for task in range(cohort.task):  # rows of tasks to come stay zero
+        for task in range(cohort.task):
             torch.sign(parameter[:, task], out=gradient[:, task]).mul_(self.sparsity)
             if where is not None:
                 gradient[:, task].mul_(where)

@@ -10,7 +10,6 @@ parameter decomposition (Yoon et al., ICLR 2020).
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -211,16 +210,3 @@ def per_unit(values: Tensor, weights: Tensor) -> Tensor:
     Leading axes are those that ``values`` has.
     """
     return values.view(*values.shape, *[1] * (weights.ndim - values.ndim))
-
-
-def variance_scaled(values: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """New values for a vector ``[n]``: mean 0 and variance 1 / n, a normal distribution cut at two deviations.
-
-    TensorFlow's variance scaling, which counts n inputs for a vector of n; FedWeIT's code initialises masks, biases and
-    attention with it.
-    """
-    deviation = 1 / math.sqrt(max(len(values), 1)) / 0.87962566103423978  # that of a normal distribution so cut
-    drawn = torch.empty(values.shape, dtype=values.dtype)
-    if len(values):
-        nn.init.trunc_normal_(drawn, std=deviation, a=-2 * deviation, b=2 * deviation, generator=generator)
-    return drawn.to(values.device)

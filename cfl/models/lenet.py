@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
+from cfl.errors import ConfigError
 from cfl.models.base import Network
+from cfl.models.initial_weights import variance_scaled
 
 
 class LocalResponseNorm(nn.Module):
@@ -60,10 +64,23 @@ class LeNet(Network):
     Args:
         input_shape: ``(C, H, W)`` of one image, of any size.
         num_outputs: outputs of all tasks together.
+        initial: how weights and biases start: ``torch``, its layers' default, of variance 1 / 3 n for n inputs; or
+            ``variance_scaling``, as in the published code (:func:`cfl.models.initial_weights.variance_scaled`).
+
+    Raises:
+        ConfigError: another ``initial``.
     """
 
-    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
+    def __init__(
+        self,
+        input_shape: tuple[int, int, int],
+        num_outputs: int,
+        initial: Literal["torch", "variance_scaling"] = "torch",
+    ) -> None:
         super().__init__(input_shape, num_outputs)
+        if initial not in ("torch", "variance_scaling"):
+            raise ConfigError("model.network.initial", initial, "torch or variance_scaling")
+        self.initial = initial
         channels, height, width = self.input_shape
         self.conv1 = nn.Conv2d(channels, 20, 5, padding=2)
         self.conv2 = nn.Conv2d(20, 50, 5, padding=2)
@@ -71,6 +88,10 @@ class LeNet(Network):
         self.fc1 = nn.Linear(50 * -(-height // 4) * -(-width // 4), 800)
         self.fc2 = nn.Linear(800, 500)
         self.head = nn.Linear(500, num_outputs)
+        if initial == "variance_scaling":
+            with torch.no_grad():
+                for values in self.parameters():
+                    values.copy_(variance_scaled(values))
 
     def features(self, x: Tensor) -> Tensor:
         """Images ``[B, C, H, W]`` to the second wide layer ``[B, 500]``."""

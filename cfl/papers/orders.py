@@ -42,11 +42,18 @@ class OrderComparison:
     @property
     def leads(self) -> bool | None:
         """Whether the leader is better than all others here; None where it has not been run, or nothing else has."""
-        others = [self.ours[v] for v in self.values if v != self.leader]
-        if self.leader not in self.ours or not others:
+        return self._leads(self.ours)
+
+    @property
+    def leads_in_paper(self) -> bool | None:
+        """The same of the published numbers of what has been run: bounds, say, may be above the paper's own method."""
+        return self._leads(self.paper)
+
+    def _leads(self, means: Mapping[str, float]) -> bool | None:
+        others = [means[v] for v in self.values if v != self.leader]
+        if self.leader not in means or not others:
             return None
-        ours = self.ours[self.leader]
-        return ours < min(others) if self.lowest_leads else ours > max(others)
+        return means[self.leader] < min(others) if self.lowest_leads else means[self.leader] > max(others)
 
     @property
     def gap(self) -> tuple[float, float] | None:

@@ -136,16 +136,19 @@ def order_table(table: Table, comparisons: Sequence[OrderComparison]) -> list[st
     order, label = table.order, table.paper.label
     leader, reference = (label(order.axis, value) for value in (order.leader, order.reference))
     places = list(comparisons[0].place)
-    heads = [*places, "run", "rank correlation", f"{leader} leads", f"{leader} - {reference}, ours", "paper"]
+    words = {True: "yes", False: "no", None: "-"}
+    gap_heads = [f"{leader} - {reference}, ours", "paper"]
+    heads = [*places, "run", "rank correlation", f"{leader} leads, ours", "paper", *gap_heads]
     lines = ["", f"Order along {order.axis}, by {order.figure}:", "", "| " + " | ".join(heads) + " |"]
-    lines.append("|" + "---|" * (len(places) + 1) + "---:|---|---:|---:|")
+    lines.append("|" + "---|" * (len(places) + 1) + "---:|---|---|---:|---:|")
     for part in comparisons:
         gap, correlation = part.gap, part.correlation
         row = [
             *(label(axis, value) for axis, value in part.place.items()),
             ", ".join(label(order.axis, value) for value in part.values),
             "-" if correlation is None else f"{correlation:+.2f}",
-            {True: "yes", False: "no", None: "-"}[part.leads],
+            words[part.leads],
+            words[part.leads_in_paper],
             "-" if gap is None else f"{gap[0]:+.2f}",
             "-" if gap is None else f"{gap[1]:+.2f}",
         ]

@@ -326,6 +326,7 @@ def test_superclasses_become_tasks() -> None:
         (lambda: Mixture([]), "data.stream.sources"),
         (lambda: Mixture([Noise()], classes_per_task=0), "data.stream.classes_per_task"),
         (lambda: Mixture([Noise()], [3]), "data.stream.tasks_per_source"),
+        (lambda: Mixture([Noise()], max_train=4), "data.stream.max_train"),
         (lambda: Mixture([Noise()], [1, 1]), "data.stream.tasks_per_source"),
         (lambda: Mixture([Noise()], classes_per_task=11), "data.stream.tasks_per_source"),
     ],
@@ -348,6 +349,12 @@ def test_mixture_cuts_every_source_into_tasks_of_a_few_classes() -> None:
     assert all(torch.equal(a.train.images, b.train.images) for a, b in zip(tasks, again, strict=True))
     other = Mixture(list(sources), [1, 3], classes_per_task=3, class_seed=1).tasks(ROOT, 0)
     assert any(not torch.equal(a.train.images, b.train.images) for a, b in zip(tasks, other, strict=True))
+    few = Mixture(list(sources), [1, 3], classes_per_task=3, max_train=7).tasks(ROOT, 0)
+    for whole, part in zip(tasks, few, strict=True):
+        assert part.train.labels.bincount().tolist() == [3, 2, 2]
+        everything = {image.numpy().tobytes() for image in whole.train.images}
+        assert {image.numpy().tobytes() for image in part.train.images} <= everything
+        assert torch.equal(part.test.images, whole.test.images)
     images, _ = sources[1].load(ROOT)
     flat = {image.numpy().tobytes(): int(label) for image, label in zip(images.images, images.labels, strict=True)}
     seen: list[int] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -79,6 +80,29 @@ def test_clients_may_change_tasks_each_in_its_own_round(
     fresh = tiny_client(data, double(mlp), optimizer, {"apd": APD(**options)})
     run = {"make_optimizer": optimizer, "lends": False, "exchange": "none" if local else "mean", "clocks": clocks}
     assert_the_same(federation, method, written_out(fresh, data, mlp, method, options, **run))
+
+
+def test_tasks_to_come_are_left_alone_behind_a_client_that_is_further_on() -> None:
+    """Clients with clocks of their own share the room for gradients of earlier tasks' weights."""
+    seen: list[int] = []
+
+    class Looks(Method):
+        own_clocks = True
+
+        def adjust_gradients(self, cohort: Cohort) -> None:
+            seen.append(cohort.task)
+            (layer,) = decomposed_layers(self.federation.network)
+            gradient = cohort.parameters[layer.earlier].grad
+            if gradient is None:
+                assert cohort.task == 0
+                return
+            assert not gradient[:, cohort.task :].any()
+            assert gradient[:, : cohort.task].any() == (cohort.task > 0)
+
+    data = data_of(split(3, classes=6), 1, rounds_per_task=3, clock_spread=0.67)
+    methods: dict[str, Method] = {"apd": APD(**OPTIONS), "looks": Looks()}
+    fit(tiny_client(data, double(mlp), ADAM, methods), data)
+    assert any(later < task for task, later in pairwise(seen)), "nobody was further on"
 
 
 @pytest.mark.parametrize("adaptive_from", ["initial", "current"])

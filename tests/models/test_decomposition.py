@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +12,7 @@ from torch.func import functional_call, vmap
 
 from cfl.engines.chain import Chain
 from cfl.models import LeNet, Network
-from cfl.models.decomposition import decompose, decomposed_layers, is_base, variance_scaled
+from cfl.models.decomposition import decompose, decomposed_layers, is_base
 
 SHAPE = (1, 6, 6)
 NETWORKS: list[NetworkFactory] = [mlp, ConvNet, StridedNet]
@@ -217,20 +215,3 @@ def test_room_is_made_once() -> None:
     layer.parts.reserve(5, 2)
     assert layer.parts.attention is attention
     assert layer.parts.earlier is earlier
-
-
-@pytest.mark.parametrize("n", [20, 800])
-def test_variance_scaling_of_a_vector(n: int) -> None:
-    """Mean 0, variance 1 / n, nothing beyond two deviations of the normal distribution that is cut."""
-    draws = [variance_scaled(torch.zeros(n), torch.Generator().manual_seed(s)) for s in range(16000 // n)]
-    values = torch.cat(draws)
-    assert values.mean().item() == pytest.approx(0, abs=4 / math.sqrt(n * len(values)))
-    assert values.var().item() * n == pytest.approx(1, rel=0.05)
-    most = 2 / math.sqrt(n) / 0.8796
-    assert 0.95 * most < values.abs().max().item() <= 1.0001 * most
-    assert torch.equal(draws[0], variance_scaled(torch.ones(n), torch.Generator().manual_seed(0)))
-
-
-def test_a_vector_of_nothing_is_nothing() -> None:
-    values: Any = variance_scaled(torch.zeros(0))
-    assert values.shape == (0,)

@@ -47,6 +47,7 @@ CASES: list[tuple[type[Network], dict[str, Any], tuple[int, int, int], int]] = [
     (MnistCNN, {}, (1, 17, 16), 10),
     (DropoutCNN, {}, (3, 6, 9), 5),
     (LeNet, {}, (3, 8, 11), 10),
+    (LeNet, {"initial": "variance_scaling"}, (3, 8, 11), 10),
     (ACGAN, {"classifier": partial(MLP, hidden=[7]), "widths": [5]}, (1, 4, 6), 4),
     (
         PromptedViT,

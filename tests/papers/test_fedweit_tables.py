@@ -85,7 +85,27 @@ def test_the_short_scale_has_the_first_tasks_with_all_of_their_rounds() -> None:
         assert sequences["init_args"].pop("count") == 4
         del all_of_them["init_args"]["count"]
         assert sequences == all_of_them
+        if point["benchmark"] == "noniid":  # some of its data sets have twelve times the images of others
+            assert of["data"]["stream"]["init_args"].pop("max_train") == 500
+            assert whole["data"]["stream"]["init_args"].pop("max_train") is None
         assert of == whole
+
+
+def test_all_but_scaffold_lower_their_rates_on_validation_loss() -> None:
+    for scale in ("paper", "short"):
+        for point, of in configs("table1", scale):
+            assert of["data"]["validation"] == 0.125
+            decay = of["methods"].get("decay")
+            if point["method"] == "scaffold":
+                assert decay is None
+                continue
+            assert decay["class_path"].endswith("LearningRateDecay")
+            assert {key: decay["init_args"][key] for key in ("factor", "patience", "floor")} == {
+                "factor": 3.0,
+                "patience": 5,
+                "floor": 1e-7,
+            }
+            assert list(of["methods"])[-1] == "decay"
 
 
 def test_figure_5a_varies_one_share_at_a_time() -> None:

@@ -49,6 +49,7 @@ def test_order_and_gap() -> None:
     (found,) = compare_orders(fot()["table1"], cells({"fedavg": 50.0, "er": 55.0, "gpm": 60.0, "fot": 58.0}))
     assert found.values == ["fedavg", "er", "gpm", "fot"]
     assert found.leads is False
+    assert found.leads_in_paper is True
     assert found.gap == (pytest.approx(8.0), pytest.approx(90.35 - 85.68))
     # Ours: 1 2 4 3; the paper's: 85.68 88.61 88.27 90.35, hence 1 3 2 4. Spearman's 1 - 6 sum d^2 / (n (n^2 - 1)).
     assert found.correlation == pytest.approx(1 - 6 * (0 + 1 + 4 + 1) / (4 * 15))

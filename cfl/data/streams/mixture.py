@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from cfl.data.sources.base import Source
+from cfl.data.sources.split import balanced_subset
 from cfl.data.streams.base import Stream
 from cfl.data.streams.class_split import select_classes
 from cfl.data.streams.sequence import common_shape, enlarge, repeat_channels
@@ -28,9 +29,12 @@ class Mixture(Stream):
         tasks_per_source: how many tasks to keep of each, the first ones; null: as many as its classes give.
         classes_per_task: classes in each task.
         class_seed: keys the shuffles; not the run's seed, so that a task is the same thing in all runs.
+        max_train: keep at most this many training samples of each task, class-balanced, the same ones in every run;
+            null: all. For data sets of very different sizes.
 
     Raises:
-        ConfigError: no sources, one that has too few classes, or numbers of channels that cannot be reconciled.
+        ConfigError: no sources, one that has too few classes, fewer samples than classes, or numbers of channels that
+            cannot be reconciled.
     """
 
     shared_labels = False
@@ -41,16 +45,21 @@ class Mixture(Stream):
         tasks_per_source: list[int] | None = None,
         classes_per_task: int = 5,
         class_seed: int = 777,
+        max_train: int | None = None,
     ) -> None:
         self.shape = common_shape(sources)
         if classes_per_task < 1:
             raise ConfigError("data.stream.classes_per_task", classes_per_task, "an integer of at least 1")
+        if max_train is not None and max_train < classes_per_task:
+            valid = f"at least {classes_per_task}, one sample of each class of a task, or null"
+            raise ConfigError("data.stream.max_train", max_train, valid)
         most = [source.num_classes // classes_per_task for source in sources]
         kept = most if tasks_per_source is None else tasks_per_source
         if len(kept) != len(sources) or any(not 1 <= k <= m for k, m in zip(kept, most, strict=True)):
             limits = ", ".join(f"{source.name} 1..{m}" for source, m in zip(sources, most, strict=True))
             raise ConfigError("data.stream.tasks_per_source", kept, f"one number for each source: {limits}")
         self.sources, self.tasks_per_source, self.class_seed = sources, list(kept), class_seed
+        self.max_train = max_train
         self.num_tasks = sum(kept)
         self.classes_per_task = [classes_per_task] * self.num_tasks
         self.name = f"mixture-{len(sources)}x{self.num_tasks}"
@@ -72,5 +81,8 @@ class Mixture(Stream):
             for group in np.split(order[: kept * size], kept):
                 own = group.tolist()
                 own_train, own_test = (select_classes(part, own, source.num_classes) for part in (train, test))
-                tasks.append(Task(self.task_names[len(tasks)], own_train, own_test, size, transform))
+                name = self.task_names[len(tasks)]
+                if self.max_train is not None and self.max_train < len(own_train):
+                    own_train = own_train.subset(balanced_subset(own_train.labels, self.max_train, f"mixture {name}"))
+                tasks.append(Task(name, own_train, own_test, size, transform))
         return tasks
