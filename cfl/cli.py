@@ -38,7 +38,7 @@ from cfl.experiment import benchmark_name, completed, config_hash, differences, 
 from cfl.methods import Method
 from cfl.metrics import FORMULAS
 from cfl.parallel import check_strategy
-from cfl.parsing import Parser, debugging, reason_for_user
+from cfl.parsing import FOLLOWING, Parser, debugging, reason_for_user
 from cfl.processes import cause_elsewhere
 from cfl.replay_buffer import ReplayBuffer
 from cfl.schedule import Schedule
@@ -94,9 +94,8 @@ class FederatedCLI(LightningCLI):
         parser.add_lightning_class_args(DashboardLog, "dashboards")
         parser.add_lightning_class_args(RoundProgress, "progress")
         parser.add_lightning_class_args(RoundCheckpoint, "checkpoint")
-        parser.link_arguments("methods", "model.methods")
-        parser.link_arguments("seed_everything", "model.seed")
-        parser.link_arguments("seed_everything", "data.seed")
+        for target, source in FOLLOWING.items():
+            parser.link_arguments(source, target)
         parser.link_arguments("schedule", "data.schedule", apply_on="instantiate")
         parser.link_arguments("engine", "model.engine", apply_on="instantiate")
         parser.link_arguments("buffer", "model.buffer", apply_on="instantiate")

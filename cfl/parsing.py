@@ -7,9 +7,13 @@ import inspect
 import os
 import re
 import sys
+from collections.abc import Mapping
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, NoReturn
 
+import yaml
+from jsonargparse import ActionConfigFile, Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser
 
@@ -35,8 +39,69 @@ _PLUGINS: dict[str, type] = {
     "augmentation": Augmentation,
     "sequences": TaskSequences,
 }
+FOLLOWING = {
+    "model.methods": "methods",
+    "model.seed": "seed_everything",
+    "data.seed": "seed_everything",
+}
+"""Options that follow from another one: target -> source; nobody sets them."""
 _SAID_IN_FULL = (ConfigError, DataFilesMissing, BadUpdate, MisconfigurationException)
+COMMANDS = ("fit", "validate", "test", "compare", "export", "dashboard")
 _TYPES = {"NoneType": "null", "int": "an integer", "float": "a number", "bool": "true or false", "str": "text"}
+
+
+class _ConfigFile(ActionConfigFile):
+    """A configuration file whose methods join those of the files before; without this they would replace them."""
+
+    @staticmethod
+    def apply_config(parser: Any, cfg: Any, dest: str, value: Any) -> None:
+        """As the base class; ``methods: {}`` in a file drops what was there before."""
+        before = cfg.get("methods")
+        _check_file(dest, value)
+        ActionConfigFile.apply_config(parser, cfg, dest, value)
+        if before and cfg.get("methods"):
+            cfg["methods"] = joined(before, cfg["methods"])
+
+
+def _check_file(key: str, value: str) -> None:
+    """Refuse a file that is not there or no YAML, by name: the parser tells neither the file nor its place."""
+    path = Path(value)
+    if any(sign in value for sign in "{\n"):  # the configuration itself, not a file
+        return
+    if not path.is_file():
+        raise ConfigError(key, value, "an existing file")
+    try:
+        yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" (line {mark.line + 1}: {getattr(error, 'problem', '')})" if mark else ""
+        raise ConfigError(key, value, f"a YAML file{where}") from None
+
+
+def joined(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Methods of two configurations by name, the first one's first.
+
+    Of a name in both, the second one's options are laid over the first one's if it is the same class; else the second
+    one's method takes the first one's place.
+    """
+    found = dict(before)
+    for name, method in after.items():
+        old, new = _plain(before.get(name)), _plain(method)
+        same = "class_path" in old and "class_path" in new and _short(old) == _short(new)
+        options = {**(old.get("init_args") or {}), **(new.get("init_args") or {})}
+        found[name] = {**new, "init_args": options} if same and options else method
+    return found
+
+
+def _plain(method: Any) -> dict[str, Any]:
+    method = method.as_dict() if isinstance(method, Namespace) else method
+    if isinstance(method, str):
+        return {"class_path": method}
+    return dict(method) if isinstance(method, Mapping) else {}
+
+
+def _short(method: Mapping[str, Any]) -> str:
+    return str(method["class_path"]).rpartition(".")[2]
 
 
 class Parser(LightningArgumentParser):
@@ -44,6 +109,12 @@ class Parser(LightningArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+
+    def add_argument(self, *args: Any, **kwargs: Any) -> Any:
+        """As ever; configuration files are those whose methods join."""
+        if kwargs.get("action") is ActionConfigFile:
+            kwargs["action"] = _ConfigFile
+        return super().add_argument(*args, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print what is wrong and exit with 2; with JSONARGPARSE_DEBUG=true, raise with the whole trace."""
@@ -79,7 +150,11 @@ def one_line(message: str, options: list[str]) -> str:
         options: what the parser accepts on its top level.
     """
     key = ".".join(re.findall(r'Parser key "([^"]+)"', message))
-    key = re.sub("^methods", "methods.<name>", "seed_everything" if key == "model.seed" else key)
+    if invalid := re.search(r"argument subcommand: invalid choice: '(.*?)'", message):
+        return str(ConfigError("command", invalid[1], f"one of {', '.join(COMMANDS)}"))
+    key = re.sub("^methods", "methods.<name>", FOLLOWING.get(key, key))
+    if key == "methods.<name>" and (given := re.search(r"Expected a <class 'dict'>\. Got value: (.*)", message)):
+        return str(ConfigError("methods", given[1], "names with classes, e.g. --methods.fot FOT"))
     if own := re.search(r"\S+ = .* cannot work; valid: .*", message):  # a ConfigError that lost its type on the way
         return own.group()
     if inner := re.search(r"(\S+) is no option; (valid: [\w., ]*\w)(?:\. Got value|$)", message, re.M):
@@ -124,10 +199,12 @@ def _unknown_option(message: str) -> str | None:
 
 
 def _no_option(name: str, options: list[str]) -> str:
-    """Name the options that look like it, else those of the same group, else the groups."""
+    """Name the options that begin with it or look like it, else those of the same group, else the groups."""
     group = name.rpartition(".")[0]
+    options = [option for option in options if option not in FOLLOWING and not option.endswith(".help")]
     valid = (
-        get_close_matches(name, options)
+        [option for option in options if option.startswith(name)]
+        or get_close_matches(name, options)
         or [option for option in options if group and option.startswith(f"{group}.")]
         or sorted({option.partition(".")[0] for option in options} - {"help", "print_config"})
     )

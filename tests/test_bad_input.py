@@ -26,6 +26,8 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "optimizer": (("--model.optimizer", "SGDD"), ("model.optimizer = 'SGDD'", "Adam", "SGD")),
     "option": (("--data.num_client", "3"), ("data.num_client is no option", "data.num_clients")),
+    "option that another one decides": (("--seed", "3"), ("seed is no option; valid: seed_everything\n",)),
+    "methods without names": (("--methods", "fot"), ("methods = 'fot'", "--methods.fot FOT")),
     "option of no group": (("--unknown", "3"), ("unknown is no option", "data", "schedule", "trainer")),
     "option of a network": (("--model.network.hiden", "[3]"), ("model.network.hiden is no option", "hidden")),
     "option of a source": (
@@ -110,7 +112,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "devices": (("--trainer.devices", "2"), ("trainer.strategy = 'DDPStrategy'", "cfl.parallel.ClientParallel")),
     "sanity check": (("--trainer.num_sanity_val_steps", "2"), ("trainer.num_sanity_val_steps = 2", "-1")),
     # Files.
-    "no such config": (("--config", "nowhere.yaml"), ("nowhere.yaml", "does not exist")),
+    "no such config": (("--config", "nowhere.yaml"), ("nowhere.yaml", "an existing file")),
     "no such checkpoint": (("--ckpt_path", "nowhere.ckpt"), ("ckpt_path = 'nowhere.ckpt'", "existing")),
 }
 
@@ -140,7 +142,7 @@ YAML = {
         "data: {partition: {class_path: Shards, init_args: {per_clients: 2}}}",
         "data.partition.per_clients is no option; valid: per_client",
     ),
-    "broken file": ("schedule: [", "parsing"),
+    "broken file": ("schedule: [", "bad.yaml' cannot work; valid: a YAML file (line 1: "),
 }
 
 

@@ -63,6 +63,38 @@ def test_methods_can_be_composed_and_taken_away(tmp_path: Path, capsys: pytest.C
     assert printed_config(capsys, "--config", fot, "--config", str(second))["methods"] == {}
 
 
+def test_files_of_methods_join(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the order given; a name that is there already takes the later file's options, or its class."""
+    folder = Path(__file__).parent.parent / "configs" / "methods"
+    fot, prox = (("--config", str(folder / f"{name}.yaml")) for name in ("fot", "fedprox"))
+    alone = [printed_config(capsys, *one)["methods"] for one in (fot, prox)]
+    for files, names in (((*fot, *prox), ["fot", "fedprox"]), ((*prox, *fot), ["fedprox", "fot"])):
+        found = printed_config(capsys, *files)["methods"]
+        assert list(found) == names
+        assert found == alone[0] | alone[1]
+    again = tmp_path / "again.yaml"
+    for given, threshold, size in (
+        ("{class_path: FOT, init_args: {threshold: 0.7}}", 0.7, 3.0),
+        ("{class_path: cfl.methods.FOT, init_args: {threshold: 0.7}}", 0.7, 3.0),
+    ):
+        again.write_text(f"methods: {{fot: {given}}}")
+        found = printed_config(capsys, *fot, "--methods.fot.sketch_size", "3", "--config", str(again))["methods"]["fot"]
+        assert (found["init_args"]["threshold"], found["init_args"]["sketch_size"]) == (threshold, size)
+    again.write_text("methods: {fot: FedProx}")
+    assert printed_config(capsys, *fot, "--config", str(again))["methods"]["fot"] == {
+        "class_path": "cfl.methods.FedProx",
+        "init_args": alone[1]["fedprox"]["init_args"] | {"mu": found_mu(capsys)},
+    }
+    dropped = printed_config(capsys, *fot, "--methods", "{}", *prox)["methods"]
+    assert list(dropped) == ["fedprox"]
+
+
+def found_mu(capsys: pytest.CaptureFixture[str]) -> float:
+    """FedProx's own default."""
+    mu: float = printed_config(capsys, "--methods.prox", "FedProx")["methods"]["prox"]["init_args"]["mu"]
+    return mu
+
+
 def test_print_config_shows_every_option_resolved(capsys: pytest.CaptureFixture[str]) -> None:
     """Also the options that no file mentions, so that the printed text alone says what would run."""
     config = printed_config(capsys, "--config", str(tiny_cli.TINY), *FOT)

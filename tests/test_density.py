@@ -483,7 +483,8 @@ def test_made_does_not_classify() -> None:
     """Also where there happen to be as many classes as variables."""
     with pytest.raises(ConfigError) as caught:
         tiny_client(data_of(scenario="domain"), partial(MADE, hidden=[5]))
-    assert caught.value.key == "data.scenario"
+    assert caught.value.key == "model.network"
+    assert "data.scenario density" in str(caught.value)
     sixteen = Permuted(Binarised(source(classes=16, train=160)), 2)
     error = refused(data_of(scenario="domain", stream=sixteen, partition=None))
     assert (error.key, error.value) == ("data.scenario", "domain")

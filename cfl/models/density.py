@@ -34,8 +34,9 @@ class DensityNetwork(Network):
         super().__init__(input_shape, num_outputs)
         self.variables = self.input_shape[0] * self.input_shape[1] * self.input_shape[2]
         if num_outputs != self.variables:
-            what = f"one with {num_outputs} network outputs"
-            raise ConfigError("data.scenario", what, f"density with model.network {type(self).__name__}")
+            name, outputs = type(self).__name__, self.variables
+            valid = f"a network with labels, or data.scenario density: there are {num_outputs} outputs, not {outputs}"
+            raise ConfigError("model.network", name, valid)
 
     @property
     def differs_by_client(self) -> bool:

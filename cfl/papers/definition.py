@@ -21,6 +21,9 @@ PAPERS = Path(__file__).resolve().parent
 SCALE = "scale"
 """The axis that every table has besides its own: ``paper`` is the published protocol."""
 
+OPTIONS = {"benchmark": "--bench", "method": "--methods", "partition": "--partition"}
+"""Axis -> how values of it are chosen on the command line; all others by ``--only``."""
+
 Point = Mapping[str, str]
 """A combination of axis values."""
 
@@ -200,12 +203,13 @@ class Table:
             ConfigError: an axis or a value that the table does not have.
         """
         for axis, values in chosen.items():
+            option = OPTIONS.get(axis, f"--only {axis}")
             if axis not in self.axes:
-                raise ConfigError(f"--{axis}", ",".join(values), f"for {self.full_name}: {', '.join(self.axes)}")
+                raise ConfigError(option, ",".join(values), f"for {self.full_name}: {', '.join(self.axes)}")
             for value in values:
                 if value not in self.axes[axis]:
                     raise ConfigError(
-                        f"--{axis}", value, f"for {self.full_name}: one or more of {','.join(self.axes[axis])}"
+                        option, value, f"for {self.full_name}: one or more of {','.join(self.axes[axis])}"
                     )
         return {a: [v for v in values if v in chosen.get(a, values)] for a, values in self.axes.items()}
 

@@ -141,8 +141,8 @@ def test_matching() -> None:
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({"benchmark": ["mnist"]}, "--benchmark = 'mnist' cannot work; valid: for fot-table1: .* pmnist,cifar100"),
-        ({"method": ["fot", "fto"]}, "--method = 'fto'"),
+        ({"benchmark": ["mnist"]}, "--bench = 'mnist' cannot work; valid: for fot-table1: .* pmnist,cifar100"),
+        ({"method": ["fot", "fto"]}, "--methods = 'fto'"),
         ({"threshold": ["0.87"]}, "valid: for fot-table1: benchmark, partition, method"),
     ],
 )

@@ -247,6 +247,13 @@ def test_scale_short_changes_what_it_says(benchmark: str) -> None:
     assert short == paper
 
 
+@pytest.mark.parametrize(("benchmark", "rounds"), [("rmnist", 2), ("pmnist", 1), ("cifar10", 4), ("cifar100", 4)])
+def test_l2p_at_scale_short_keeps_its_network(benchmark: str, rounds: int) -> None:
+    paper, short = (of_table1(benchmark, "l2p", "without", scale) for scale in ("paper", "short"))
+    assert short["model"] == paper["model"]
+    assert short["schedule"]["rounds_per_task"] == rounds
+
+
 @pytest.mark.parametrize(("benchmark", "other"), [("cifar10", "CIFAR100"), ("cifar100", "CIFAR10")])
 def test_cfed_distils_on_the_other_cifar_and_not_at_the_server(benchmark: str, other: str) -> None:
     """Table 19."""
