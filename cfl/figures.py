@@ -279,13 +279,13 @@ def attention_heatmap(rows: Iterable[Mapping[str, Any]], layer: str) -> Figure:
     found = read_attention(rows)
     if layer not in found:
         raise ValueError(f"no attention in layer {layer!r}: one of {sorted(found)}")
-    tasks = found[layer]
+    tasks = dict(sorted(found[layer].items()))
     most = max(attention_bound(of.values) for of in tasks.values())
     widths = [1.6 + 0.55 * len(of.lenders) for of in tasks.values()]
     tallest = max(len(of.borrowers) for of in tasks.values())
     figure = Figure(figsize=(1.2 + sum(widths), 2.0 + 0.3 * tallest), layout="constrained")
     grid = figure.subplots(1, len(tasks), squeeze=False, gridspec_kw={"width_ratios": widths})
-    for axes, (task, of) in zip(grid.flat, sorted(tasks.items()), strict=True):
+    for axes, (task, of) in zip(grid.flat, tasks.items(), strict=True):
         borrowers = [f"client {client}" for client in of.borrowers]
         lenders = [f"client {client}, task {learned}" for client, learned in of.lenders]
         draw_attention(axes, of.values, borrowers, lenders, most)
