@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from cfl.layer_inputs.weighted_layers import WeightedLayer
 from cfl.models.evaluation import evaluation_mode
@@ -41,18 +42,39 @@ def some_samples(
 
 
 def client_model(federation: Federation, task: TaskRef, client: int) -> dict[str, Tensor]:
-    """Parameters and buffers with which a client computes in a task before it trains: the global ones and its own."""
+    """Parameters and buffers with which a client computes in a task before it trains: the global ones and its own.
+
+    BatchNorm's running statistics are copies where nobody keeps any: a pass that uses the batch's own moves them.
+    """
     own = {name: values[0] for name, values in federation.own_tensors((client,)).items()}
-    model = federation.encode(task, {**federation.state_tensors(), **own})
+    state = federation.state_tensors()
+    if federation.batchnorm == "drop":
+        state.update({name: state[name].clone() for name in _running_statistics(federation.network)})
+    model = federation.encode(task, {**state, **own})
     return {name: tensor.detach() for name, tensor in model.items()}
+
+
+def _running_statistics(network: nn.Module) -> set[str]:
+    layers = [(path, layer) for path, layer in network.named_modules() if isinstance(layer, _BatchNorm)]
+    return {f"{path}.{name}" for path, layer in layers for name, _ in layer.named_buffers(recurse=False)}
 
 
 @contextmanager
 def evaluating(federation: Federation) -> Iterator[None]:
-    """The network without dropout, and with the batch's own statistics where nobody keeps any."""
+    """The network without dropout, for a client's model: with the batch's own statistics where nobody keeps any."""
     nobody_keeps = federation.batchnorm == "drop"
     statistics = federation.evaluation_statistics() if nobody_keeps else nullcontext()
     with evaluation_mode(federation.network), statistics:
+        yield
+
+
+@contextmanager
+def evaluating_global(federation: Federation) -> Iterator[None]:
+    """As :func:`evaluating`, for a model that is no client's: as it is tested, with the batch's own statistics where
+    clients keep theirs to themselves too. ``federation.state_tensors()`` has none of these within the context; what is
+    taken before has the initial ones, which nothing has ever moved.
+    """
+    with evaluation_mode(federation.network), federation.evaluation_statistics():
         yield
 
 

@@ -22,7 +22,7 @@ from cfl.data.sources.base import Source
 from cfl.data.types import PixelTransform
 from cfl.errors import ConfigError
 from cfl.federation import Federation
-from cfl.layer_inputs.of_clients import client_model, evaluating
+from cfl.layer_inputs.of_clients import client_model, evaluating, evaluating_global
 from cfl.methods.base import Method
 from cfl.randomness import numpy_generator
 from cfl.schedule import RoundPlan
@@ -56,7 +56,8 @@ class CFeD(Method):
     Differs from the paper: it trains with Adam at 5e-5, CIFAR's ResNet-18 from ImageNet's weights. The authors' code
     computes ``h_old`` once per shard and keeps it; here it is computed where it is needed, which gives the same. What
     the clients' mean is of, and the server's optimizer, are our choice. BatchNorm: reviewing clients normalise by
-    surrogate images, and their running statistics are averaged with the others'; the server leaves them alone.
+    surrogate images, and their running statistics are averaged with the others'; the server leaves them alone. Where it
+    is sent none, clients' models and its own normalise by its batch of surrogate images.
 
     Sends: the task's first model down once more to a client that reviews without having had it. With
     ``server_distillation`` the server must see single clients' models, which rules out secure aggregation; they are the
@@ -213,7 +214,8 @@ class CFeD(Method):
             self._taken[row] = stop
             own.append(batch.index[row, : counts[row]])
             images.append(self._orders[row][start:stop].to(device))
-            found = self._soft(self._models[row], self._pixels(batch.task, images[-1]))
+            with evaluating(self.federation):
+                found = self._soft(self._models[row], self._pixels(batch.task, images[-1]))
             target = target.to(found.dtype)
             target[row, : counts[row]] = found
             weights[row, : counts[row]] = self.weight / counts[row]
@@ -250,9 +252,8 @@ class CFeD(Method):
 
     @torch.no_grad()
     def _soft(self, model: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """``softmax(h(x) / T)`` ``[B, O]`` over the outputs compared, 0 elsewhere; in evaluation mode."""
-        with evaluating(self.federation):
-            logits: Tensor = functional_call(self.federation.network, dict(model), (x,))
+        """``softmax(h(x) / T)`` ``[B, O]`` over the outputs compared, 0 elsewhere."""
+        logits: Tensor = functional_call(self.federation.network, dict(model), (x,))
         return (logits.masked_fill(~self._compared, -torch.inf) / self.temperature).softmax(-1)
 
     def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
@@ -290,12 +291,13 @@ class CFeD(Method):
         self._orders, self._models = {}, {}
         if self.server_distillation:
             started = time.perf_counter()
-            self._distil(plan)
+            with evaluating_global(self.federation):
+                self._distil(plan)
             self.server_seconds += time.perf_counter() - started
 
     @torch.no_grad()
     def _distil(self, plan: RoundPlan) -> None:
-        """Let the new global model imitate the round's clients on the server's shard."""
+        """Let the new global model imitate the round's clients on the server's shard, all as a global one is tested."""
         federation, data = self.federation, self.federation.data
         models = federation.channel.collect_individually(f"{self.name} models").values()
         state = federation.encode(plan.task, {n: t.detach() for n, t in federation.state_tensors().items()})
@@ -310,7 +312,7 @@ class CFeD(Method):
             for part in order.to(device).split(data.schedule.batch_size):
                 x = self._pixels(plan.task, part)
                 target = torch.stack([self._soft(model, x) for model in encoded]).mean(0)
-                with torch.enable_grad(), evaluating(federation):
+                with torch.enable_grad():
                     logits: Tensor = functional_call(federation.network, {**state, **leaves}, (x,))
                     loss = self._soft_cross_entropy(logits, target).mean()
                     optimizer.zero_grad()

@@ -24,7 +24,8 @@ class ER(Method):
 
     Local loss ``L_new + weight L_memory`` with the mean cross-entropies of the step's own samples and of the samples
     drawn from the client's memory, each over its own task's outputs. ``weighting: count`` is the mean over both
-    together instead (the loss of a batch to which the memory's samples are appended).
+    together instead (the loss of a batch to which the memory's samples are appended). The memory holds images as they
+    are stored; under ``data.augmentation`` they are augmented anew in every step, as the step's own are.
 
     FOT's adaptation (Appendix F.2, F.4): every client stores one sample per task, all of them are in every batch, and
     "the loss of that is equally contributed": the defaults. Whether the paper's totals (125 samples for 125 clients)
@@ -76,8 +77,15 @@ class ER(Method):
         self._added: Added | None = None
 
     def setup(self, federation: Federation) -> None:
-        """Give every client an empty memory."""
+        """Give every client an empty memory.
+
+        Raises:
+            ConfigError: where clients train on earlier tasks' samples anyway.
+        """
         super().setup(federation)
+        if federation.data.exposure in ("cumulative", "joint"):
+            valid = "sequential with a replay memory: earlier tasks' samples are in the training set here"
+            raise ConfigError("data.exposure", federation.data.exposure, valid)
         names = [name for name, method in federation.methods.items() if method is self]
         topic = f"{names[0] if names else self._source_name} memory"
         self.source = 1 + list(federation.methods.values()).index(self) if names else 1
@@ -101,11 +109,12 @@ class ER(Method):
 
     def _drawn(self, cohort: Cohort, batch: CohortBatch) -> Added | None:
         """What this step trains on from the memories; nothing as long as they are empty."""
+        data = self.federation.data
         whole = self.update == "task" and (self.batch_size is None or self.batch_size >= self.memory.size)
-        if whole and self._added is not None:
+        if whole and self._added is not None and data.augmentation is None:
             return self._weighed(self._added, batch)  # the same in every step of the round
         count = self.memory.size if self.batch_size is None else self.batch_size
-        keys = self._keys("draw", cohort.clients, cohort.round, batch.step)
+        keys = self._keys("draw", cohort.clients, cohort.round, 0 if whole else batch.step)
         tasks, index, mask = choose(self._table, count, keys)
         if not mask.any():
             return None
@@ -113,7 +122,7 @@ class ER(Method):
         # What is masked repeats a sample of the client's own: padding is always valid data.
         tasks = torch.where(mask, tasks, batch.task).to(device)
         index = torch.where(mask, index, batch.index[:, :1].cpu()).to(device)
-        x, y = self.federation.data.gather_mixed(tasks, index)
+        x, y = data.gather_mixed(tasks, index, (cohort.round, batch.step))
         mask = mask.to(device)
         share = self.weight * mask.double() / mask.sum(1, keepdim=True).clamp(min=1)
         self._added = Added(x, y, tasks, mask, share, self.source)

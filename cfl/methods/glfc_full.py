@@ -22,7 +22,7 @@ from cfl.errors import ConfigError
 from cfl.federation import Federation
 from cfl.gradient_inversion import GradientEncoder, encoder_gradient, invert_gradient, recovered_label
 from cfl.herding import herd
-from cfl.layer_inputs.of_clients import client_model, evaluating
+from cfl.layer_inputs.of_clients import client_model, evaluating, evaluating_global
 from cfl.memory_share import memory_share
 from cfl.methods.base import Method
 from cfl.methods.glfc_proxy import KeptModel, ProxyServer
@@ -42,9 +42,11 @@ class GLFC(Method):
     its present data. A rise by more than ``threshold`` since its last round is its *signal* that the data are new; so
     is its first round. It then fills its memory from the data that it trained on before: ``size / classes learned``
     samples of each class, by herding on features of length 1 under the received model; earlier classes keep their
-    first ones. Nobody is told where tasks begin.
+    first ones. Where it has learned more classes than ``size``, it keeps one sample of each of the latest. Nobody is
+    told where tasks begin.
 
-    **Loss** of n samples, own ones and, in proportion, the memory's, over the outputs of the sample's loss::
+    **Loss** of n samples, own ones and, in proportion, the memory's (augmented anew in every step, as own ones are),
+    over the outputs of the sample's loss::
 
         1/2 mean_i w_i BCE(sigmoid(h(x_i)), onehot(y_i)) + 1/2 mean_i BCE(sigmoid(h(x_i)), t_i)
 
@@ -161,10 +163,10 @@ class GLFC(Method):
         held = data.trained_on(period)[client]
         return torch.from_numpy(held if data.by_places else data.places.of(period, held))
 
-    def _samples(self, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _samples(self, places: Tensor, moment: tuple[int, int] | None = None) -> tuple[Tensor, Tensor, Tensor]:
         data = self.federation.data
         tasks, index = data.places.split(places)
-        return *data.gather_mixed(tasks, index), tasks
+        return *data.gather_mixed(tasks, index, moment), tasks
 
     def _batches(self, places: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         for part in places.to(self._device).split(self.federation.data.eval_batch_size):
@@ -214,7 +216,7 @@ class GLFC(Method):
                 parts.append(values)
         table = {name: values.clone() for name, values in self._empty.items()} | {"learned": learned}
         for name, parts in zip(("place", "output", "rank"), kept, strict=True):
-            held = torch.cat(parts)[: self.size]
+            held = torch.cat(parts)[-self.size :]  # the latest classes, where there are more than slots
             table[name][: len(held)] = held
         return table
 
@@ -305,7 +307,7 @@ class GLFC(Method):
             return None
         slots, mask = drawn
         places, device = self._table["place"].gather(1, slots), batch.index.device
-        x, y, tasks = self._samples(torch.where(mask, places, places[mask][0]).to(device))
+        x, y, tasks = self._samples(torch.where(mask, places, places[mask][0]).to(device), (cohort.round, batch.step))
         mask = mask.to(device)
         own, kept = batch.mask.sum(1), mask.sum(1)
         total = (own + kept).clamp(min=1)
@@ -419,11 +421,11 @@ class GLFC(Method):
         """Share of the pool's images that a model gets right."""
         federation, pool, labels = self.federation, self.proxy.images, self.proxy.labels
         assert pool is not None
-        state = {n: t.detach() for n, t in federation.state_tensors().items()}
         shared = {name: tensor.to(self._device) for name, tensor in tensors.items()}
-        model = federation.encode(task, {**state, **shared})
         correct = 0
-        with evaluating(federation):
+        with evaluating_global(federation):
+            state = {n: t.detach() for n, t in federation.state_tensors().items()}
+            model = federation.encode(task, {**state, **shared})
             for rows in torch.arange(len(labels)).split(federation.data.eval_batch_size):
                 logits: Tensor = functional_call(federation.network, model, (pool[rows].to(self._device),))
                 correct += int((logits.argmax(1).cpu() == labels[rows]).sum())

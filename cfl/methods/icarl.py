@@ -37,9 +37,9 @@ class ICaRL(Method):
     outputs ``sigmoid(h_old(x))`` of the global model at the start of the task for earlier ones.
 
     **Exemplars** (Algorithms 4, 5): after a task every client that holds it keeps, for each class it has seen,
-    ``size / classes seen by the federation`` samples, chosen by herding on features of length 1; earlier classes keep
-    their first ones. They are merged into the client's training set: every local step gets as many exemplars as there
-    are in proportion to the client's samples.
+    ``size / classes seen by the federation`` samples, one at least, chosen by herding on features of length 1; earlier
+    classes keep their first ones. They are merged into the client's training set: every local step gets as many
+    exemplars as there are in proportion to the client's samples, augmented anew as these are.
 
     **Classifier** (Algorithm 1): the class whose mean feature is nearest. The original has one learner; here every
     client sends the mean of its exemplars' features for each of its classes, and the server averages over the clients
@@ -48,10 +48,11 @@ class ICaRL(Method):
     evaluation there.
 
     Sends: after every task an extra round: the new global model down, class means and which there are up, as sums. The
-    model of the task before goes down once to every client that was not in the task's first round. Storage per client:
-    exemplars and that model. Extra compute: a forward pass of the old model over every step's samples, training on
-    exemplars, and a forward pass over the task's samples after it. Scenarios: class-incremental; known tasks are read
-    off the same run. Optimizers: any.
+    model of the task before goes down once to every client that was not in the task's first round; where clients keep
+    BatchNorm's running statistics to themselves, it computes with theirs. Storage per client: exemplars and that model.
+    Extra compute: a forward pass of the old model over every step's samples, training on exemplars, and a forward pass
+    over the task's samples after it. Scenarios: class-incremental; known tasks are read off the same run. Optimizers:
+    any.
 
     Differs from the paper: the network starts every task from where it is, with new outputs already there; the mean
     over classes seen is mammoth's, the paper sums over them.
@@ -63,7 +64,8 @@ class ICaRL(Method):
         mirrored: whether features are means over an image and its mirror, for herding and classification.
 
     Raises:
-        ConfigError: a value other than these.
+        ConfigError: a value other than these; or, before training, that clients' models differ, or that a client holds
+            more classes than ``size``, so that not all of them could have an exemplar.
     """
 
     common_order: ClassVar[bool] = True
@@ -88,12 +90,14 @@ class ICaRL(Method):
         self._old: dict[str, Tensor] = {}
         self._received: set[int] = set()
         self._table: Table = {}
+        self._models: list[dict[str, Tensor]] = []
+        self._complete = False
 
     def setup(self, federation: Federation) -> None:
         """Give every client an empty set of exemplars.
 
         Raises:
-            ConfigError: if clients' models differ, so that there are no common features.
+            ConfigError: if clients' models differ, so that there are no common features, or ``size`` is too small.
         """
         super().setup(federation)
         names = [name for name, method in federation.methods.items() if method is self]
@@ -101,6 +105,8 @@ class ICaRL(Method):
         self._source = 1 + list(federation.methods.values()).index(self) if names else 1
         if any(name in federation.personal for name, _ in federation.network.named_parameters()):
             raise ConfigError(f"methods.{self._name}", "with parameters kept local", "one model for all clients")
+        if self.size < federation.data.num_outputs:
+            self._check_size()
         self._empty = {
             "place": torch.full((self.size,), -1, dtype=torch.int64),
             "output": torch.full((self.size,), -1, dtype=torch.int64),
@@ -117,27 +123,47 @@ class ICaRL(Method):
         """``[O]`` bool: outputs of the tasks up to this one."""
         return self.federation.data.outputs.own[: task + 1].any(0)
 
+    def _check_size(self) -> None:
+        """Refuse a memory with fewer slots than some client comes to hold classes."""
+        data = self.federation.data
+        held: dict[int, set[int]] = {}
+        for task, samples in enumerate(data.tasks):
+            outputs = samples.train.labels.cpu() + data.outputs.offsets[task]
+            for client, own in data.indices[task].items():
+                held.setdefault(client, set()).update(outputs[own].unique().tolist())
+        client = max(held, key=lambda client: len(held[client]))
+        most = len(held[client])
+        if self.size < most:
+            valid = f"at least {most}, an exemplar for each class that client {client} comes to hold"
+            raise ConfigError(f"methods.{self._name}.size", self.size, valid)
+
     # Local training.
 
     def begin_task(self, plan: RoundPlan) -> None:
         """The model that is about to be sent out is the old one from now on."""
         if plan.task > 0:
-            self._old = {n: t.detach().clone() for n, t in self.federation.state_tensors().items()}
+            self._old = {n: t.detach().clone() for n, t in self.federation.shared_tensors().items()}
             self._received = set(plan.clients)
 
     def open_cohort(self, cohort: Cohort) -> None:
         """Look into the clients' exemplars; who has not got the old model gets it."""
-        self._table = self.federation.clients.gather(self._name, cohort.clients, self._empty)
-        late = [client for client in cohort.clients if self._old and client not in self._received]
-        self.federation.channel.downlink("old model", self._old, len(late))
+        federation = self.federation
+        self._table = federation.clients.gather(self._name, cohort.clients, self._empty)
+        self._models = []
+        if not self._old:
+            return
+        late = [client for client in cohort.clients if client not in self._received]
+        federation.channel.downlink("old model", self._old, len(late))
+        device = next(federation.network.parameters()).device
+        self._old = {name: tensor.to(device) for name, tensor in self._old.items()}
+        old = federation.encode(cohort.task, self._old)
+        self._models = [{**client_model(federation, cohort.task, client), **old} for client in cohort.clients]
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
         """Add exemplars, and what the old model says of all samples."""
-        device = batch.index.device
-        self._old = {name: tensor.to(device) for name, tensor in self._old.items()}
         added = self._exemplars(cohort, batch)
-        if self._old:
-            batch = batch.with_extras({f"{self._name} old": self._outputs(batch.task, batch.x)})
+        if self._models:
+            batch = batch.with_extras({f"{self._name} old": self._outputs(batch.x, batch.mask)})
         return batch if added is None else batch.with_added(added)
 
     def _exemplars(self, cohort: Cohort, batch: CohortBatch) -> Added | None:
@@ -150,27 +176,33 @@ class ICaRL(Method):
         slots, mask = drawn
         places, device = self._table["place"].gather(1, slots), batch.index.device
         some = places[mask][0]
-        x, y, tasks = self._samples(torch.where(mask, places, some).to(device))
+        x, y, tasks = self._samples(torch.where(mask, places, some).to(device), (cohort.round, batch.step))
         mask = mask.to(device)
         own, kept = batch.mask.sum(1), mask.sum(1)
         total = (own + kept).clamp(min=1)
-        extras = {f"{self._name} old": self._outputs(batch.task, x)} if self._old else {}
+        extras = {f"{self._name} old": self._outputs(x, mask)} if self._models else {}
         weights = mask.double() / total.unsqueeze(1)
         return Added(x, y, tasks, mask, weights, self._source, extras, own_factor=own.double() / total)
 
-    def _samples(self, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _samples(self, places: Tensor, moment: tuple[int, int] | None = None) -> tuple[Tensor, Tensor, Tensor]:
         data = self.federation.data
         tasks, index = data.places.split(places)
-        return *data.gather_mixed(tasks, index), tasks
+        return *data.gather_mixed(tasks, index, moment), tasks
 
     @torch.no_grad()
-    def _outputs(self, task: int, x: Tensor) -> Tensor:
-        """``sigmoid(h_old(x))`` ``[k, M, O]``, the old model in evaluation mode."""
-        federation = self.federation
-        with evaluating(federation):
-            model = federation.encode(task, self._old)
-            logits: Tensor = functional_call(federation.network, model, (x.flatten(0, 1),))
-        return logits.sigmoid().unflatten(0, x.shape[:2])
+    def _outputs(self, x: Tensor, mask: Tensor) -> Tensor:
+        """``sigmoid(h_old(x))`` ``[k, M, O]``, the old model in evaluation mode; 0 where there is no sample.
+
+        Client by client: layers may look at the whole batch, and clients' running statistics may differ.
+        """
+        found = x.new_zeros((*mask.shape, self._network.num_outputs))
+        with evaluating(self.federation):
+            for row, (model, own) in enumerate(zip(self._models, mask, strict=True)):
+                if bool(own.any()):
+                    logits: Tensor = functional_call(self.federation.network, model, (x[row][own],))
+                    found = found.to(logits.dtype)
+                    found[row, own] = logits.sigmoid()
+        return found
 
     def weigh(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
         """No cross-entropy of the step's own samples and of exemplars."""
@@ -223,6 +255,7 @@ class ICaRL(Method):
                 means = torch.where(known.unsqueeze(1), means, before)
                 known = known | self.known.to(known.device)
             self.means, self.known = means, known
+            self._complete = bool(known.all())
 
     def _chosen(self, task: int, client: int, model: Mapping[str, Tensor], each: int) -> Table:
         """A client's exemplars from now on: the first ones of what it had, and ``each`` of every class of the task."""
@@ -240,7 +273,7 @@ class ICaRL(Method):
             ranks.append(torch.arange(len(picked)))
         table = {name: values.clone() for name, values in self._empty.items()}
         for name, parts in (("place", places), ("output", outputs), ("rank", ranks)):
-            held = torch.cat(parts)[: self.size]
+            held = torch.cat(parts)
             table[name][: len(held)] = held
         return table
 
@@ -273,6 +306,8 @@ class ICaRL(Method):
         means, known = self.means.to(x.device), self.known.to(x.device)
         features = unit_features(self._network, model, x, self.mirrored)
         near = -torch.cdist(features, means.to(features.dtype))
+        if self._complete:
+            return near
         logits: Tensor = functional_call(self.federation.network, model, (x,))
         return torch.where(known, near, logits.sigmoid() - 1000)
 
@@ -282,7 +317,7 @@ class ICaRL(Method):
         """Exemplars with label and rank, and the old model."""
         channels, height, width = self.federation.data.input_shape
         several = self.federation.data.num_tasks > 1
-        old = payload_bytes(self.federation.state_tensors()) if several else 0
+        old = payload_bytes(self.federation.shared_tensors()) if several else 0
         return self.size * (channels * height * width + 2) + old
 
     def summary(self) -> dict[str, Any]:
@@ -301,4 +336,5 @@ class ICaRL(Method):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
         self.means, self.known = state["means"], state["known"]
+        self._complete = self.means is not None and bool(self.known.all())
         self._old, self._received = dict(state["old"]), set(state["received"])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from naive import local_batches, plain_network, task_loss, used_outputs
+from naive import local_batches, plain_network, statistics, task_loss, used_outputs
 from naive_replay import replay_client
 from tiny import Rounds, SaveAfter, double, fit, mlp, norm_net, sgd, split, tiny_client, tiny_data, weights
 from torch import Tensor
@@ -72,8 +72,11 @@ def softened(logits: Tensor, temperature: float) -> Tensor:
 class Naive:
     """CFeD over clients one by one, each an ordinary network."""
 
-    def __init__(self, data: FederatedDataModule, method: CFeD, network: torch.nn.Module) -> None:
-        self.data, self.method, self.network = data, method, network
+    def __init__(
+        self, data: FederatedDataModule, method: CFeD, network: torch.nn.Module, batchnorm: str = "average"
+    ) -> None:
+        self.data, self.method, self.network, self.batchnorm = data, method, network, batchnorm
+        self.kept: dict[int, dict[str, Tensor]] = {}
         # The stream's mean and deviation, not the surrogate's.
         self.images = PixelTransform((0.5,), (0.25,))(surrogate().load(Path())[0].images).double()
         parties = data.num_clients + (method.server_distillation > 0)
@@ -101,20 +104,41 @@ class Naive:
                 old, having = copy.deepcopy(self.network).eval(), set(plan.clients)
             models = []
             for client in plan.clients:
-                network = copy.deepcopy(self.network).train()
+                network = self.with_own_statistics(self.network, client)
                 if client in self.reviewing(plan):
                     assert old is not None
                     self.late += client not in having
                     having.add(client)
-                    self.review(network, old, plan, client)
+                    self.review(network, self.with_own_statistics(old, client).eval(), plan, client)
                 else:
                     self.learn(network, plan, client)
+                if self.batchnorm == "local":
+                    self.kept[client] = {n: v.clone() for n, v in network.state_dict().items() if statistics(n)}
                 models.append(network)
             states = [m.state_dict() for m in models]
             mean = {n: torch.stack([s[n].double() for s in states]).mean(0) for n in states[0]}
             mean = {n: v if states[0][n].is_floating_point() else v.round().long() for n, v in mean.items()}
+            if self.batchnorm != "average":
+                mean |= {n: v for n, v in self.network.state_dict().items() if statistics(n)}
             self.network.load_state_dict(mean)
             self.imitate(models, plan)
+
+    def with_own_statistics(self, network: torch.nn.Module, client: int) -> torch.nn.Module:
+        own = copy.deepcopy(network).train()
+        own.load_state_dict({**own.state_dict(), **self.kept.get(client, {})})
+        return own
+
+    def logits(self, network: torch.nn.Module, x: Tensor, by_batch: bool) -> Tensor:
+        """Of a model in evaluation mode: with its statistics or, where it has none, with the batch's."""
+        layers: list[Any] = [m for m in network.modules() if hasattr(m, "running_mean")] if by_batch else []
+        held = [(layer.running_mean, layer.running_var) for layer in layers]
+        for layer in layers:
+            layer.running_mean = layer.running_var = None
+        found: Tensor = network.eval()(x)
+        for layer, (mean, variance) in zip(layers, held, strict=True):
+            layer.running_mean, layer.running_var = mean, variance
+        network.train()
+        return found
 
     def learn(self, network: torch.nn.Module, plan: RoundPlan, client: int) -> None:
         start = copy.deepcopy(network.state_dict())
@@ -138,7 +162,7 @@ class Naive:
             chosen, order = order[: len(y)], order[len(y) :]
             x = self.images[chosen]
             with torch.no_grad():
-                target = softened(old(x)[:, outputs], temperature)
+                target = softened(self.logits(old, x, self.batchnorm == "drop")[:, outputs], temperature)
             optimizer.zero_grad()
             (self.method.weight * soft_cross_entropy(network(x)[:, outputs], target, temperature)).backward()
             optimizer.step()
@@ -154,7 +178,7 @@ class Naive:
 
     def imitate(self, models: list[torch.nn.Module], plan: RoundPlan) -> None:
         optimizer = torch.optim.SGD(self.network.parameters(), lr=self.method.server_lr)
-        self.network.eval()
+        by_batch = self.batchnorm != "average"
         outputs, temperature = self.compared(plan.task + 1), self.method.temperature
         for epoch in range(self.method.server_distillation):
             key = (plan.round, epoch, 0)
@@ -162,23 +186,34 @@ class Naive:
             for start in range(0, len(order), self.data.schedule.batch_size):
                 x = self.images[order[start : start + self.data.schedule.batch_size]]
                 with torch.no_grad():
-                    found = [softened(m.eval()(x)[:, outputs], temperature) for m in models]
+                    found = [softened(self.logits(m, x, by_batch)[:, outputs], temperature) for m in models]
                 optimizer.zero_grad()
                 target = torch.stack(found).mean(0)
-                soft_cross_entropy(self.network(x)[:, outputs], target, temperature).backward()
+                student = self.logits(self.network, x, by_batch)[:, outputs]
+                soft_cross_entropy(student, target, temperature).backward()
                 optimizer.step()
 
 
 @pytest.mark.parametrize("width", [1, 3])
-@pytest.mark.parametrize(("scenario", "epochs"), [("class", 0), ("task", 0), ("class", 2), ("task", 1)])
-def test_it_is_the_plain_loop(width: int, scenario: str, epochs: int) -> None:
+@pytest.mark.parametrize(
+    ("scenario", "epochs", "batchnorm"),
+    [
+        ("class", 0, "average"),
+        ("task", 0, "average"),
+        ("class", 2, "average"),
+        ("task", 1, "average"),
+        ("class", 1, "local"),
+        ("class", 1, "drop"),
+    ],
+)
+def test_it_is_the_plain_loop(width: int, scenario: str, epochs: int, batchnorm: str) -> None:
     whole_batches = {"batch_size": 3, "drop_last": True}  # torch's BatchNorm refuses a last batch of one sample
     data = data_of(width, scenario, schedule=whole_batches)
     method = CFeD(surrogate(), 0.5, 3.0, 0.7, server_distillation=epochs, server_lr=0.3)
     client = tiny_client(data, double(norm_net), sgd, {"cfed": method})
     network = plain_network(data, double(norm_net), copy.deepcopy(client.network.state_dict()))
-    federation = fit(client, data)
-    naive = Naive(data_of(1, scenario, schedule=whole_batches), method, network)
+    federation = fit(client, data, {"batchnorm": batchnorm})
+    naive = Naive(data_of(1, scenario, schedule=whole_batches), method, network, batchnorm)
     for name, value in weights(federation).items():
         expected = naive.network.state_dict()[name]
         torch.testing.assert_close(value, expected, rtol=1e-8, atol=1e-9, check_dtype=False)

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 from naive import plain_network
+from naive_augmentation import augmented
 from tiny import Rounds, double, fit, mlp, norm_net, split, tiny_client, tiny_data, weights
 from torch import Tensor
 
 from cfl.cohort import Cohort
+from cfl.data.augmentation import CropFlip
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
@@ -151,6 +153,50 @@ def test_memories_follow_from_entropies(width: int) -> None:
     assert [row["clients"] for row in method.task_rows()] == [n for n in signals.values() if n]
 
 
+def test_a_memory_smaller_than_the_classes_learned_holds_the_latest() -> None:
+    """One of each."""
+    data = tiny_data(split(2), scenario="class", schedule={"rounds_per_task": 1})
+    federation = fit(tiny_client(data, mlp, fast), data)
+    for size, held in ((2, {2, 3}), (3, {1, 2, 3}), (4, {0, 1, 2, 3}), (7, {0, 1, 2, 3})):
+        method = GLFC(size)
+        method.setup(federation)
+        table = method._empty
+        for task in (0, 1):
+            places = torch.from_numpy(data.places.of(task, data.indices[task][0]))
+            table = method._remember(table, federation.state_tensors(), places)
+        outputs = table["output"][table["place"] >= 0].tolist()
+        assert set(outputs) == held
+        assert len(outputs) == len(held)
+        assert table["learned"].all()
+
+
+def test_replayed_samples_are_augmented_as_own_ones_are() -> None:
+    """By (round, step, sample)."""
+    method, watch = Chosen(threshold=0.0, **QUICK), Watch()  # type: ignore[arg-type]
+    data = tiny_data(
+        split(2),
+        num_clients=3,
+        scenario="class",
+        schedule={"rounds_per_task": 2, "local_epochs": 3},
+        augmentation=CropFlip(1),
+    )
+    run(method, data, others={"watch": watch})
+    replayed = unchanged = 0
+    for _, number, clients, batch in watch.steps:
+        for added in batch.added:
+            for row, client in enumerate(clients):
+                tasks, index = data.places.split(method.places[number, client])
+                held = list(zip(tasks.tolist(), index.tolist(), strict=True))
+                seen = [augmented(data, *sample, number, batch.step) for sample in held]
+                stored = data.gather_mixed(tasks, index)[0]
+                for x in added.x[row][added.mask[row]]:
+                    assert any(torch.equal(image, x) for image in seen)
+                    replayed += 1
+                    unchanged += any(torch.equal(image, x) for image in stored)
+    assert replayed > 50
+    assert unchanged < replayed / 2
+
+
 def test_nobody_tells_it_where_tasks_end() -> None:
     method = GLFC(**QUICK)  # type: ignore[arg-type]
     assert method.task_free
@@ -244,11 +290,13 @@ class Chosen(GLFC):
             self.signalled: dict[tuple[int, int], bool] = {}
             self.learned: dict[tuple[int, int], Tensor] = {}
             self.held: dict[tuple[int, int], int] = {}
+            self.places: dict[tuple[int, int], Tensor] = {}
         for row, client in enumerate(cohort.clients):
             key = (cohort.round, client)
             self.given[key], self.signalled[key] = copy.deepcopy(self._old[row]), self._signals[row]
             self.learned[key] = self._table["learned"][row].clone()
-            self.held[key] = int((self._table["place"][row] >= 0).sum())
+            self.places[key] = self._table["place"][row][self._table["place"][row] >= 0].clone()
+            self.held[key] = len(self.places[key])
 
 
 @pytest.mark.parametrize("batchnorm", ["average", "drop"])
@@ -346,6 +394,39 @@ def test_slots_move_on_with_new_classes() -> None:
         assert (one.version, one.accuracy) == (other.version, other.accuracy)
 
 
+class Judged(GLFC):
+    """Notes what the proxy server finds of every model."""
+
+    def _accuracy(self, task: Any, tensors: Mapping[str, Tensor]) -> float:
+        found = super()._accuracy(task, tensors)
+        assert self.proxy.images is not None
+        held = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        self.found.append((held, self.proxy.images.clone(), self.proxy.labels.clone(), found))
+        return found
+
+    found: list[tuple[dict[str, Tensor], Tensor, Tensor, float]]
+
+
+@pytest.mark.parametrize("batchnorm", ["average", "local", "drop"])
+def test_models_are_judged_as_they_are_tested(batchnorm: str) -> None:
+    """With the statistics that were sent, else with those of the pool: the server has never seen any other."""
+    method, data = Judged(**{**QUICK, "images": 5}), data_of()  # type: ignore[arg-type]
+    method.found = []
+    run(method, data, norm_net, federated={"batchnorm": batchnorm})
+    assert len(method.found) >= 9
+    differs = 0
+    for tensors, images, labels, found in method.found:
+        network = double(norm_net)(data.input_shape, data.num_outputs)
+        network.load_state_dict(tensors, strict=False)
+        accuracies = []
+        for trains in (batchnorm != "average", batchnorm == "average"):
+            with torch.no_grad():
+                accuracies.append(float((network.train(trains)(images).argmax(1) == labels).double().mean()))
+        assert found == pytest.approx(accuracies[0])
+        differs += accuracies[0] != accuracies[1]
+    assert differs
+
+
 class Prototypes(GLFC):
     """Notes what is sent."""
 
@@ -412,7 +493,10 @@ def test_old_models_go_down_when_they_are_new_to_a_client() -> None:
 
 
 def test_nothing_depends_on_the_width() -> None:
-    one, three = (run(GLFC(threshold=0.2, **QUICK), data_of(width)) for width in (1, 3))  # type: ignore[arg-type]
+    one, three = (
+        run(GLFC(threshold=0.2, **QUICK), data_of(width, augmentation=CropFlip(1)))  # type: ignore[arg-type]
+        for width in (1, 3)
+    )
     for name, value in weights(one).items():
         torch.testing.assert_close(weights(three)[name], value, rtol=1e-8, atol=1e-10)
 

@@ -10,11 +10,29 @@ from typing import Any
 import pytest
 import torch
 from naive import local_batches, plain_network
-from tiny import SaveAfter, double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
-from torch import Tensor
+from naive_augmentation import augmented
+from tiny import (
+    ConvNet,
+    Rounds,
+    SaveAfter,
+    double,
+    fit,
+    mlp,
+    norm_net,
+    permuted,
+    sgd,
+    split,
+    tiny_client,
+    tiny_data,
+    weights,
+)
+from torch import Tensor, nn
 
+from cfl.cohort import Cohort
+from cfl.data.augmentation import CropFlip
+from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
-from cfl.data.partitions import Dirichlet
+from cfl.data.partitions import ClassesPerClient, Dirichlet
 from cfl.errors import ConfigError
 from cfl.federation import Federation
 from cfl.herding import herd
@@ -28,7 +46,7 @@ def data_of(width: int = 2, tasks: int = 3, **options: Any) -> FederatedDataModu
         split(tasks, classes=2 * tasks, train=40 * tasks),
         num_clients=4,
         scenario="class",
-        partition=Dirichlet(1.0, 3),
+        partition=options.pop("partition", Dirichlet(1.0, 3)),
         schedule={"rounds_per_task": 2, "clients_per_round": 3, "cohort_width": width, **options.pop("schedule", {})},
         **options,
     )
@@ -221,10 +239,35 @@ def test_exemplars_come_in_proportion_to_the_clients_samples() -> None:
     assert all(share <= found < share + 1 or found == 12 for _, found, share in seen)
 
 
-def test_nothing_depends_on_the_width_or_an_interruption(tmp_path: Path) -> None:
-    straight = run(ICaRL(12), data_of(1))
-    wide = run(ICaRL(12), data_of(3), callbacks=[SaveAfter(2, tmp_path / "a.ckpt")])
-    resumed = run(ICaRL(12), data_of(3), ckpt_path=str(tmp_path / "a.ckpt"))
+def no_statistics_net(input_shape: tuple[int, int, int], num_outputs: int) -> ConvNet:
+    """BatchNorm that never has running statistics."""
+    network = ConvNet(input_shape, num_outputs, norm=True)
+    network.conv_norm = nn.BatchNorm2d(2, track_running_stats=False)
+    network.fc_norm = nn.BatchNorm1d(5, track_running_stats=False)
+    return network
+
+
+@pytest.mark.parametrize(
+    ("network", "batchnorm", "augmentation"),
+    [
+        (mlp, "average", None),
+        (mlp, "average", CropFlip(1)),
+        (norm_net, "average", None),
+        (norm_net, "local", None),
+        (norm_net, "drop", None),
+        (no_statistics_net, "average", None),
+    ],
+)
+def test_nothing_depends_on_the_width_or_an_interruption(
+    network: Any, batchnorm: str, augmentation: CropFlip | None, tmp_path: Path
+) -> None:
+    def of(width: int, **options: Any) -> Federation:
+        data = data_of(width, augmentation=augmentation)
+        return run(ICaRL(12), data, network, federated={"batchnorm": batchnorm}, **options)
+
+    straight = of(1)
+    wide = of(3, callbacks=[SaveAfter(2, tmp_path / "a.ckpt")])
+    resumed = of(3, ckpt_path=str(tmp_path / "a.ckpt"))
     for name, value in weights(straight).items():
         torch.testing.assert_close(weights(wide)[name], value, rtol=1e-9, atol=1e-11)
         assert torch.equal(weights(resumed)[name], weights(wide)[name])
@@ -238,13 +281,140 @@ def test_the_networks_own_outputs_can_classify_instead() -> None:
     assert not torch.equal(by_mean.accuracy.compute(), by_output.accuracy.compute())
 
 
-def test_bytes_are_counted() -> None:
+def test_all_means_known_make_the_output_layer_superfluous() -> None:
+    method, data = ICaRL(12), data_of()
+    client = tiny_client(data, double(mlp), sgd, {"icarl": method})
+    fit(client, data)
+    network, x = client.network, data.tasks[0].transform(data.tasks[0].test.images).double()
+    used: list[nn.Module] = []
+    network.head.register_forward_hook(lambda layer, *_: used.append(layer))
+    model = dict(network.named_parameters())
+    with torch.no_grad():
+        unit = network.features(x)
+        unit = unit / unit.norm(dim=1, keepdim=True)
+        scores = method.classify(0, model, x)
+        assert not used
+        assert method.means is not None
+        expected = torch.stack([-(unit - mean).norm(dim=1) for mean in method.means], 1)
+        torch.testing.assert_close(scores, expected, rtol=1e-6, atol=1e-7)
+        known = torch.tensor([True, True, True, True, False, False])
+        method.load_state_dict({**method.state_dict(), "known": known})
+        scores = method.classify(0, model, x)
+        logits = network(x)
+    assert scores is not None
+    torch.testing.assert_close(scores[:, :4], expected[:, :4], rtol=1e-6, atol=1e-7)
+    assert float(scores[:, 4:].max()) < float(scores[:, :4].min())
+    assert torch.equal(scores[:, 4:].argmax(1), logits[:, 4:].argmax(1))
+
+
+class Watch(Method):
+    """What the clients of every cohort keep, and every step as the methods before have left it."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self.exemplars: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self.steps: list[tuple[int, tuple[int, ...], CohortBatch]] = []
+
+    def open_cohort(self, cohort: Cohort) -> None:
+        for client in cohort.clients:
+            kept = self.federation.clients.get("model", client) or {}
+            self.kept[cohort.round, client] = {name: tensor.clone() for name, tensor in kept.items()}
+            table = self.federation.clients.get("icarl", client)
+            places = torch.zeros(0, dtype=torch.int64) if table is None else table["place"][table["place"] >= 0]
+            tasks, index = self.federation.data.places.split(places)
+            self.exemplars[cohort.round, client] = list(zip(tasks.tolist(), index.tolist(), strict=True))
+
+    def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+        self.steps.append((cohort.round, cohort.clients, batch))
+        return batch
+
+
+@pytest.mark.parametrize("batchnorm", ["average", "local", "drop"])
+def test_targets_are_what_each_client_makes_of_the_old_model(batchnorm: str) -> None:
+    """With the statistics that came with it, the client's own, or those of the client's batch."""
+    watch, rounds, data = Watch(), Rounds(), data_of(3)
+    others, federated = {"watch": watch}, {"batchnorm": batchnorm}
+    run(ICaRL(12), data, norm_net, others=others, callbacks=[rounds], federated=federated)
+    compared = with_own = 0
+    for number, clients, batch in watch.steps:
+        task = data.rounds.task_of(number)
+        for row, client in enumerate(clients if task else ()):
+            parts = [(batch.x[row][batch.mask[row]], batch.extras["icarl old"][row][batch.mask[row]])]
+            for added in batch.added:
+                parts.append((added.x[row][added.mask[row]], added.extras["icarl old"][row][added.mask[row]]))
+            own = watch.kept[number, client]
+            old: Any = plain_network(data, double(norm_net), {**rounds.models[2 * task - 1], **own})
+            old.train(batchnorm == "drop")
+            for x, found in parts:
+                if len(x) < 1 + (batchnorm == "drop"):
+                    continue  # torch's BatchNorm refuses a batch of one
+                compared += 1
+                with_own += bool(own)
+                with torch.no_grad():
+                    expected = 1 / (1 + (-old(x)).exp())
+                torch.testing.assert_close(found.double(), expected, rtol=1e-9, atol=1e-10)
+    assert compared > 20
+    assert (with_own > 20) == (batchnorm == "local")
+
+
+def test_exemplars_are_augmented_where_they_are_trained_on() -> None:
+    """As the step's own samples: by (round, step, sample). Class means are of the images as they are stored."""
+    method, watch, data = ICaRL(12), Watch(), data_of(3, augmentation=CropFlip(1))
+    federation = run(method, data, wide_mlp, others={"watch": watch})
+    replayed = unchanged = 0
+    for number, clients, batch in watch.steps:
+        for added in batch.added:
+            for row, client in enumerate(clients):
+                held = watch.exemplars[number, client]
+                seen = torch.stack([augmented(data, *sample, number, batch.step) for sample in held])
+                stored = torch.stack([data.gather(task, torch.tensor(at))[0] for task, at in held])
+                for x in added.x[row][added.mask[row]]:
+                    assert bool((seen == x).flatten(1).all(1).any())
+                    replayed += 1
+                    unchanged += bool((stored == x).flatten(1).all(1).any())
+    assert replayed > 100
+    assert unchanged < replayed / 2
+    network: Any = plain_network(data, double(wide_mlp), weights(federation)).eval()
+    sums: dict[int, list[Tensor]] = {}
+    for client in range(4):
+        table = federation.clients.get("icarl", client)
+        assert table is not None
+        for output in table["output"][table["place"] >= 0].unique().tolist():
+            tasks, index = data.places.split(table["place"][table["output"] == output])
+            with torch.no_grad():
+                features = network.features(data.gather_mixed(tasks, index)[0].double())
+            sums.setdefault(output, []).append((features / features.norm(dim=1, keepdim=True)).mean(0))
+    assert method.means is not None
+    for output, of_clients in sums.items():
+        mean = torch.stack([one / one.norm() for one in of_clients]).mean(0)
+        torch.testing.assert_close(method.means[output], mean / mean.norm(), rtol=1e-8, atol=1e-9)
+
+
+def test_every_class_of_a_client_needs_a_slot() -> None:
+    """Not every class of the federation."""
+    federation = run(ICaRL(3), data_of(partition=ClassesPerClient(1)))
+    for client in range(4):
+        table = federation.clients.get("icarl", client)
+        assert table is not None
+        assert table["output"].tolist() == [
+            2 * task + int(federation.data.tasks[task].train.labels[federation.data.indices[task][client][0]])
+            for task in range(3)
+        ]
+    with pytest.raises(ConfigError, match=r"methods\.icarl\.size = 2 .*at least 3"):
+        run(ICaRL(2), data_of(partition=ClassesPerClient(1)))
+
+
+@pytest.mark.parametrize("batchnorm", ["average", "local", "drop"])
+def test_bytes_are_counted(batchnorm: str) -> None:
+    """The old model is counted as it is sent: without statistics that are never exchanged."""
     method = ICaRL(12)
-    federation = run(method)
+    federation = run(method, network=norm_net, federated={"batchnorm": batchnorm})
     channel, data = federation.channel, federation.data
-    means = 6 * 8 * 8 + 6 * 8  # six means of eight numbers and six flags in float64
+    means = 6 * 5 * 8 + 6 * 8  # six means of five numbers and six flags in float64
     assert channel.uplink_bytes["icarl means"] == 3 * 4 * means
-    model = sum(t.numel() * 8 for t in federation.state_tensors().values())
+    model = sum(p.numel() * 8 for p in federation.network.parameters())
+    if batchnorm == "average":
+        model += sum(b.numel() * 8 for b in federation.network.buffers())
     late = 0
     for task in (1, 2):
         first, second = (set(data.rounds.round(2 * task + r).clients) for r in (0, 1))

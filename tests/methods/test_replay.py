@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from naive_augmentation import augmented
 from tiny import ConvNet, Rounds, double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
 from torch import Tensor
 from torch.func import functional_call
 
 from cfl.client import Client
+from cfl.data.augmentation import CropFlip
 from cfl.data.datamodule import FederatedDataModule
 from cfl.engines import EngineOptions
 from cfl.engines.recorded import RecordedSteps
@@ -61,7 +63,8 @@ class Loop:
             index = batch.index[row][batch.mask[row]]
             if not len(index):
                 continue
-            x, y = self.data.gather(plan.task, index)
+            self.moment = (plan.round, batch.step)
+            x, y = self.data.gather(plan.task, index, self.moment)
             memory = [pair for pair in self.remembered.get(client, []) if pair[0] < plan.task]
             own = self.masked(functional_call(self.network, model, (x,)), [plan.task] * len(y))
             old_y = old = None
@@ -75,7 +78,8 @@ class Loop:
         return {n: t.detach() for n, t in model.items()}
 
     def sample(self, task: int, index: int) -> tuple[Tensor, Tensor]:
-        return self.data.gather(task, torch.tensor([index]))
+        x, y = self.data.gather(task, torch.tensor([index]))
+        return (x if self.data.augmentation is None else augmented(self.data, task, index, *self.moment)[None]), y
 
     def masked(self, logits: Tensor, tasks: list[int]) -> Tensor:
         allowed = self.data.outputs.train
@@ -131,9 +135,22 @@ CASES: dict[str, tuple[Callable[[], Method], Any]] = {
 @pytest.mark.parametrize("scenario", ["domain", "task"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_is_what_the_equations_say(name: str, scenario: str, engine: EngineOptions) -> None:
+    check_run(name, scenario, engine, 2)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_replayed_samples_are_augmented_anew_in_every_step(name: str, width: int) -> None:
+    check_run(name, "domain", ENGINES[0], width, CropFlip(1))
+
+
+def check_run(
+    name: str, scenario: str, engine: EngineOptions, width: int, augmentation: CropFlip | None = None
+) -> None:
     method, loss = CASES[name]
     stream = permuted(3) if scenario == "domain" else split(3, classes=6)
-    data = tiny_data(stream, schedule={"rounds_per_task": 2, "clients_per_round": 3, "cohort_width": 2})
+    schedule = {"rounds_per_task": 2, "clients_per_round": 3, "cohort_width": width}
+    data = tiny_data(stream, schedule=schedule, augmentation=augmentation)
     client = tiny_client(data, double(mlp), sgd, {"replay": method()}, engine)
     start = {n: t.clone() for n, t in client.network.state_dict().items()}
     federation = fit(client, data)
@@ -147,11 +164,15 @@ def test_a_run_is_what_the_equations_say(name: str, scenario: str, engine: Engin
 
 
 @pytest.mark.parametrize("options", [{"size": 3}, {"size": 5, "per_task": False, "update": "step", "batch_size": 3}])
-@pytest.mark.parametrize("network", [mlp, partial(ConvNet, norm=True)], ids=["mlp", "convolutional"])
-def test_width_and_engine_do_not_matter(options: dict[str, Any], network: Any) -> None:
+@pytest.mark.parametrize(
+    ("network", "augmentation"),
+    [(mlp, None), (partial(ConvNet, norm=True), None), (partial(ConvNet, norm=True), CropFlip(1))],
+    ids=["mlp", "convolutional", "augmented"],
+)
+def test_width_and_engine_do_not_matter(options: dict[str, Any], network: Any, augmentation: CropFlip | None) -> None:
     results = []
     for engine, width in ((ENGINES[0], 1), (ENGINES[0], 4), (ENGINES[1], 4)):
-        data = tiny_data(permuted(2, train=70), schedule={"cohort_width": width})
+        data = tiny_data(permuted(2, train=70), schedule={"cohort_width": width}, augmentation=augmentation)
         federation = fit(tiny_client(data, double(network), sgd, {"er": ER(**options)}, engine), data)
         results.append((weights(federation), memories(federation, "er memory")))
     for found, remembered in results[1:]:
@@ -240,3 +261,10 @@ def test_bad_options_are_named(options: dict[str, Any], key: str) -> None:
     assert caught.value.key == key
     with pytest.raises(ConfigError, match=r"methods\.glfc\.loss"):
         GradientCompensation("mse")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("exposure", ["cumulative", "joint"])
+def test_where_old_samples_are_trained_on_anyway_there_is_no_memory(exposure: str) -> None:
+    data = tiny_data(permuted(2, train=70), exposure=exposure)
+    with pytest.raises(ConfigError, match=rf"data\.exposure = '{exposure}'.*replay memory"):
+        fit(tiny_client(data, mlp, sgd, {"er": ER(1)}), data)
