@@ -132,13 +132,14 @@ def test_curves_are_of_all_tasks_of_the_first_and_of_the_newest(tmp_path: Path) 
     assert found == {"average": [80.0, 105.0, 115.0], "base": [80.0, 120.0, 150.0], "new": [80.0, 90.0, 95.0]}
 
 
-@pytest.mark.parametrize("scale", ["paper", "short"])
+@pytest.mark.parametrize("scale", ["paper", "short", "smoke"])
 def test_figure_4_has_pairs_that_learn_what_others_have_learned(scale: str) -> None:
     for overlap, lent in (("full", {0: 3, 1: 2, 2: 1, 3: 0}), ("partial", {0: 3, 1: 2})):
         of = config("figure4", {"overlap": overlap, "scale": scale} | dict(table("figure4").fixed))
         assert of["data"]["sequences"]["init_args"]["count"] is None  # the reduced scale counts three elsewhere
         tasks = of["data"]["sequences"]["init_args"]["tasks"]
         assert of["data"]["num_clients"] == len(tasks) == 4
+        assert max(max(own) for own in tasks) < of["data"]["stream"]["init_args"]["num_tasks"]
         found = {c: o for c, (_, second) in enumerate(tasks) for o, (first, _) in enumerate(tasks) if first == second}
         assert found == lent
         assert of["methods"]["confedmade"]["class_path"].endswith("CONFEDMADE")
