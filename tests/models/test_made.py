@@ -416,5 +416,7 @@ def test_bad_options(option: str, options: dict[str, Any]) -> None:
 
 
 def test_outputs_are_the_variables() -> None:
-    with pytest.raises(ConfigError, match=r"density with model\.network MADE"):
+    with pytest.raises(
+        ConfigError, match=r"model\.network = 'MADE'.*data\.scenario density: there are 4 outputs, not 6"
+    ):
         MADE((1, 2, 3), 4)

@@ -187,7 +187,7 @@ def test_report_text_csv_and_picture(tmp_path: Path) -> None:
     assert "| Permuted MNIST | non-IID | FOT | ACC | 85.21 ± 0.13 | 87.00 | 1 | +1.79 | off by +1.79 |" in report.text
     assert "| GPM+FL | ACC [" in report.text
     assert ". GPM: threshold" in report.text
-    assert "| Permuted MNIST | non-IID | FL, GPM+FL, FOT | +1.00 | yes | +6.50 | +5.15 |" in report.text
+    assert "| Permuted MNIST | non-IID | FL, GPM+FL, FOT | +1.00 | yes | yes | +6.50 | +5.15 |" in report.text
     text, table, picture = report.files
     assert text.read_text() == report.text
     with table.open() as file:
@@ -204,7 +204,7 @@ def test_a_short_report_compares_by_order_only(tmp_path: Path) -> None:
     report = write_report(experiments(tmp_path), fot()["table1"], "short", PMNIST, tmp_path)
     assert "| matched |" not in report.text
     assert "off by" not in report.text
-    assert "| Permuted MNIST | non-IID | FL, GPM+FL, FOT | +1.00 | yes | +5.15 | +5.15 |" in report.text
+    assert "| Permuted MNIST | non-IID | FL, GPM+FL, FOT | +1.00 | yes | yes | +5.15 | +5.15 |" in report.text
 
 
 def test_curves_have_a_line_per_task(tmp_path: Path) -> None:
