@@ -86,7 +86,7 @@ def table_picture(table: Table, cells: Sequence[Cell], path: Path) -> Path | Non
 
 def _heatmaps(table: Table, cells: Sequence[Cell], path: Path) -> Path:
     drawn = [(cell, cell.grid) for cell in cells if cell.grid]
-    columns = min(_COLUMNS, len(drawn) // len({tuple(table.place(cell.point).values()) for cell, _ in drawn}) or 1)
+    columns = min(_COLUMNS, len({cell.figure for cell, _ in drawn}))
     rows = math.ceil(len(drawn) / columns)
     width = max(1.6 + 0.5 * len(grid.columns) for _, grid in drawn)
     height = max(1.8 + 0.3 * len(grid.rows) for _, grid in drawn)
