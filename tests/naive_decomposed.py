@@ -56,7 +56,7 @@ class Naive:
         network: the plain network.
         layers: whose weights are decomposed.
         base: layer -> initial base.
-        fresh: task -> the set with which clients begin it.
+        fresh: task, client -> the set with which the client begins it.
         make_optimizer: a client's.
         exchange: of bases: their ``mean``, the mean of their ``units``, or ``none``.
         lends: whether there is a knowledge base.
@@ -69,7 +69,7 @@ class Naive:
     network: nn.Module
     layers: list[str]
     base: Tensors
-    fresh: Callable[[int], Tensors]
+    fresh: Callable[[int, int], Tensors]
     make_optimizer: Any
     exchange: str
     lends: bool
@@ -79,7 +79,7 @@ class Naive:
 
     def __post_init__(self) -> None:
         self.knowledge: dict[int, Tensors] = {}
-        self.owners = {c: Owner(clones(self.base), clones(self.fresh(0))) for c in range(self.data.num_clients)}
+        self.owners = {c: Owner(clones(self.base), clones(self.fresh(0, c))) for c in range(self.data.num_clients)}
         self.server = clones(self.base)
         self.sent = {layer: torch.ones(len(b), dtype=torch.bool) for layer, b in self.base.items()}
         self.matrices: list[dict[tuple[int, int], float]] = [{} for _ in self.data.tasks]
@@ -130,7 +130,7 @@ class Naive:
             owner.held = {
                 i: {x: self.part(x, owner.base[x], their) for x in self.layers} for i, their in owner.filed.items()
             }
-            owner.set, owner.at = clones(self.fresh(task)), task
+            owner.set, owner.at = clones(self.fresh(task, client)), task
         if self.exchange == "mean":
             owner.base = clones(self.server)
         elif self.exchange == "units":
@@ -283,8 +283,8 @@ def written_out(
     """
     bases = {layer.name: layer.weight.detach().clone() for layer in decomposed_layers(client.network)}
 
-    def fresh(task: int) -> Tensors:
-        return renamed(method._fresh(task))
+    def fresh(task: int, client: int) -> Tensors:
+        return renamed(method._fresh(task, client))
 
     network = make(data.input_shape, data.num_outputs).double()
     return Naive(data, network, list(bases), bases, fresh, options=options, **run).run()

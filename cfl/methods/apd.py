@@ -49,8 +49,8 @@ class APD(Method):
     ``["*"]``: the papers' Local-APD; ``FedProx`` beside this: FedProx-APD). Everything else belongs to a client and a
     task and is never sent: m, A, biases, head, normalisation. When a client begins a task (in the first round of the
     task that it is sampled in), it files those of its last one and starts anew: m and biases from a normal distribution
-    of variance 1 / O cut at two deviations (FedWeIT's code; all clients draw the same), A from a third of B, and all
-    else, the head too, from its initial values. Images of an earlier task are answered with its filed set, the present
+    of variance 1 / O cut at two deviations (FedWeIT's code), A from a third of B, and all else, the head too, from its
+    initial values. Images of an earlier task are answered with its filed set, the present
     B, and entries of A above ``threshold`` in absolute value.
 
     Differs from the papers: losses and start values are those of FedWeIT's code; nothing is grouped by k-means (APD(2)
@@ -76,6 +76,8 @@ class APD(Method):
         adaptive_from: the base of which A starts as a third: the ``initial`` one (FedWeIT's code), or the ``current``
             one, with which the client begins the task.
         threshold: at or below it an entry of A counts as 0, in tests and in what is sent; ``sparsity`` if not given.
+        draws: whether m, biases and attention start from numbers ``common`` to all clients, or each client draws its
+            ``own``.
 
     Raises:
         ConfigError: for values other than these, two such methods, a network without a layer to decompose, a method
@@ -95,6 +97,7 @@ class APD(Method):
         retroactive: bool = True,
         adaptive_from: Literal["initial", "current"] = "initial",
         threshold: float | None = None,
+        draws: Literal["common", "own"] = "common",
     ) -> None:
         for option, value in (
             ("sparsity", sparsity),
@@ -107,14 +110,17 @@ class APD(Method):
                 raise ConfigError(f"{self._key}.{option}", value, "a number of at least 0")
         if adaptive_from not in ("initial", "current"):
             raise ConfigError(f"{self._key}.adaptive_from", adaptive_from, "initial or current")
+        if draws not in ("common", "own"):
+            raise ConfigError(f"{self._key}.draws", draws, "common or own")
         self.sparsity, self.mask_sparsity = sparsity, mask_sparsity
         self.consolidation, self.weight_decay = consolidation, weight_decay
         self.retroactive = retroactive
         self.adaptive_from = adaptive_from
+        self.draws = draws
         self.threshold = sparsity if threshold is None else threshold
         self._initial: Tensors = {}
         self._rows: list[dict[str, Any]] = []
-        self._model_bytes = 0
+        self._client_bytes: dict[int, int] = {}
         self._beginners: frozenset[int] = frozenset()
         self._anchor: Tensors = {}
         self._strength: Tensors = {}
@@ -170,7 +176,7 @@ class APD(Method):
             if is_base(name) or name in set(self._set) - drawn - adaptive
         }
         with torch.no_grad():
-            for name, value in self._fresh(0).items():
+            for name, value in self._fresh(0, 0).items():
                 tensors[name].copy_(value)
 
     def _knowledge_entries(self) -> int:
@@ -187,13 +193,14 @@ class APD(Method):
         parts.append(layer.attention if layer.parts.attention is not None else None)
         return [name for name in parts if name is not None]
 
-    def _fresh(self, task: int) -> Tensors:
-        """The set with which every client begins a task, but for A that starts from the current base."""
+    def _fresh(self, task: int, client: int) -> Tensors:
+        """The set with which a client begins a task, but for A that starts from the current base."""
         seed, tensors = self.federation.data.seed, self.federation.state_tensors()
+        own = (client,) if self.draws == "own" else ()
         found = {name: value for name, value in self._initial.items() if not is_base(name)}
         for number, layer in enumerate(self._layers):
             for part, name in enumerate(self._drawn_parts(layer)):
-                generator = torch_generator(seed, "parameters of a task", task, number, part)
+                generator = torch_generator(seed, "parameters of a task", task, number, part, *own)
                 found[name] = variance_scaled(tensors[name].detach(), generator)
             if layer.parts.adaptive is not None:
                 found[layer.adaptive] = self._initial[layer.base] / self.adaptive_divisor
@@ -268,11 +275,9 @@ class APD(Method):
 
     def _begin(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """Give some clients the set with which they begin the cohort's task."""
-        if not positions:
-            return
         present: Tensors = {**cohort.parameters, **cohort.buffers}
-        for name, value in self._fresh(cohort.task).items():
-            for position in positions:
+        for position in positions:
+            for name, value in self._fresh(cohort.task, cohort.clients[position]).items():
                 present[name][position] = value.to(present[name].device)
         if self.adaptive_from == "current":
             for layer in self._layers:
@@ -392,6 +397,12 @@ class APD(Method):
         self._borrow(client, at if filed is None else asked, found)
         return found
 
+    @torch.no_grad()
+    def as_tested(self, model: Tensors) -> Tensors:
+        """Without entries of A up to the threshold."""
+        adaptive = [layer.adaptive for layer in self._layers if layer.parts.adaptive is not None]
+        return model | {name: self._above_threshold(model[name]) for name in adaptive}
+
     def _borrow(self, client: int, task: int, model: Tensors) -> None:
         """Change, in ``model``, what a set learned in ``task`` computes with beside its own and the base."""
 
@@ -404,14 +415,12 @@ class APD(Method):
     def end_task(self, plan: RoundPlan) -> None:
         """Note how sparse the task's sets have become."""
         federation = self.federation
-        holders = federation.clients.holders("model")
-        total = 0
-        for client, at in zip(holders, self._tasks.latest(holders), strict=True):
-            model = federation.clients.get("model", client) or {}
-            total += self._entries(client, at, {**federation.state_tensors(), **model})
-            if at == plan.task and federation.schedule.ends_with(plan, [client]):
+        ending = federation.schedule.ends_with(plan, federation.clients.holders("model"))
+        for client, at in zip(ending, self._tasks.latest(ending), strict=True):
+            if at == plan.task:  # others are as they were when their own task ended
+                model = federation.clients.get("model", client) or {}
+                self._client_bytes[client] = self._entries(client, at, {**federation.state_tensors(), **model})
                 self._rows += [self._row(plan.task, client, layer, model) for layer in self._layers]
-        self._model_bytes = total
 
     def _row(self, task: int, client: int, layer: DecomposedLayer, model: Mapping[str, Tensor]) -> dict[str, Any]:
         adaptive, mask = model.get(layer.adaptive), model.get(layer.mask)
@@ -459,14 +468,14 @@ class APD(Method):
         last = [row for row in self._rows if row["task"] == self._rows[-1]["task"]]
         known = [(row["adaptive_share"], sizes[row["layer"]]) for row in last if row["adaptive_share"] is not None]
         share = sum(share * size for share, size in known) / sum(size for _, size in known) if known else None
-        return {"model_bytes": self._model_bytes, "adaptive_share": share}
+        return {"model_bytes": sum(self._client_bytes.values()), "adaptive_share": share}
 
     def state_dict(self) -> dict[str, Any]:
         """What tasks start from, and the record; clients' sets are with ``federation.clients``."""
-        return {"initial": dict(self._initial), "rows": self.task_rows(), "model_bytes": self._model_bytes}
+        return {"initial": dict(self._initial), "rows": self.task_rows(), "client_bytes": dict(self._client_bytes)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
         self._initial = dict(state["initial"])
         self._rows = [dict(row) for row in state["rows"]]
-        self._model_bytes = state["model_bytes"]
+        self._client_bytes = dict(state["client_bytes"])

@@ -213,6 +213,14 @@ class Method:
         """
         return model
 
+    def as_tested(self, model: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A model fresh from local training, as its client answers images of the present task with it.
+
+        Args:
+            model: the client's parameters and buffers by name; not to be changed.
+        """
+        return model
+
     def classify(self, task: int, model: dict[str, Tensor], x: Tensor) -> Tensor | None:
         """Scores ``[B, O]`` of test images in the place of the network's logits, or None to leave these alone.
 

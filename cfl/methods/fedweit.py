@@ -76,6 +76,7 @@ class FedWeIT(APD):
         retroactive: bool = True,
         adaptive_from: Literal["initial", "current"] = "initial",
         threshold: float | None = None,
+        draws: Literal["common", "own"] = "common",
         keep: float = 0.3,
         send_base: bool = True,
         send_adaptive: bool = True,
@@ -85,7 +86,14 @@ class FedWeIT(APD):
         attention: Literal["random", "uniform", "zeros"] = "random",
     ) -> None:
         super().__init__(
-            sparsity, mask_sparsity, consolidation, weight_decay, retroactive and use_adaptive, adaptive_from, threshold
+            sparsity,
+            mask_sparsity,
+            consolidation,
+            weight_decay,
+            retroactive and use_adaptive,
+            adaptive_from,
+            threshold,
+            draws,
         )
         for option, value in (("keep", keep), ("top_kappa", top_kappa)):
             if not 0 < value <= 1:

@@ -182,9 +182,12 @@ class LearningRateDecay(Method):
             names = federation.state_tensors()  # without running statistics where there shall be none
             for row, client in enumerate(clients):
                 if training[row]:
+                    model = {name: trained[name][row] for name in names}
+                    for method in federation.methods.values():
+                        model = method.as_tested(model)
                     found[row] = validation_loss(
                         network,
-                        {name: trained[name][row] for name in names},
+                        model,
                         data.validation_batches(task, client, self.batch_size, device),
                         data.outputs_in_loss(task, client),
                         client,

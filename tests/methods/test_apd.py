@@ -105,9 +105,25 @@ def test_tasks_to_come_are_left_alone_behind_a_client_that_is_further_on() -> No
     assert any(later < task for task, later in pairwise(seen)), "nobody was further on"
 
 
-@pytest.mark.parametrize("adaptive_from", ["initial", "current"])
-def test_what_a_task_begins_with(adaptive_from: Any) -> None:
-    """A from a third of a base, masks and biases drawn anew and alike for all, the head as at first."""
+def test_a_model_is_validated_without_entries_up_to_the_threshold() -> None:
+    data = data_of()
+    method = APD(**OPTIONS, threshold=0.05)
+    federation = fit(tiny_client(data, mlp, ADAM, {"apd": method}), data)
+    model = federation.clients.get("model", 0)
+    assert model is not None
+    found = method.as_tested(model)
+    adaptive = {layer.adaptive for layer in decomposed_layers(federation.network)}
+    for name, value in model.items():
+        if name in adaptive:
+            assert torch.equal(found[name], value * (value.abs() > 0.05))
+            assert not torch.equal(found[name], value)
+        else:
+            assert found[name] is value
+
+
+@pytest.mark.parametrize(("adaptive_from", "draws"), [("initial", "common"), ("current", "own")])
+def test_what_a_task_begins_with(adaptive_from: Any, draws: Any) -> None:
+    """A from a third of a base, masks and biases drawn anew, alike for all or by each, the head as at first."""
     begun: dict[tuple[int, int], dict[str, Tensor]] = {}
 
     class Begun(Method):
@@ -118,7 +134,7 @@ def test_what_a_task_begins_with(adaptive_from: Any) -> None:
                 begun.setdefault((cohort.task, client), own)
 
     data = data_of()
-    method = APD(**OPTIONS, adaptive_from=adaptive_from)
+    method = APD(**OPTIONS, adaptive_from=adaptive_from, draws=draws)
     client = tiny_client(data, norm_net, ADAM, {"apd": method, "begun": Begun()})
     initial = {n: t.detach().clone() for n, t in client.network.state_dict().items()}
     layers = decomposed_layers(client.network)
@@ -132,7 +148,9 @@ def test_what_a_task_begins_with(adaptive_from: Any) -> None:
         others = [theirs for (at, _), theirs in begun.items() if at == task]
         earlier = [theirs for (at, c), theirs in begun.items() if at != task and c == client_id]
         for name in drawn:
-            assert all(torch.equal(theirs[name], own[name]) for theirs in others)
+            alike = [torch.equal(theirs[name], own[name]) for theirs in others]
+            assert len(alike) > 1
+            assert all(alike) if draws == "common" else sum(alike) == 1  # itself
             assert not any(torch.equal(theirs[name], own[name]) for theirs in earlier)
         for name in ("head.weight", "head.bias", "conv_norm.weight", "conv_norm.running_mean"):
             assert torch.equal(own[name], initial[name])

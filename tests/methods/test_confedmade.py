@@ -123,7 +123,7 @@ class WrittenOut(Naive):
             owner.held = {
                 i: {x: self.part(x, owner.base[x], their) for x in self.layers} for i, their in owner.filed.items()
             }
-            owner.set, owner.at = clones(self.fresh(task)), task
+            owner.set, owner.at = clones(self.fresh(task, client)), task
         for x, sent in self.sent.items():
             owner.base[x] = torch.where(sent, self.server[x], owner.base[x])
             if begins:
@@ -232,7 +232,7 @@ def test_a_whole_run_is_the_one_written_out(
         network_of(network),
         list(bases),
         bases,
-        lambda task: renamed(method._fresh(task)),
+        lambda task, client: renamed(method._fresh(task, client)),
         optimizer,
         "units",
         True,

@@ -43,11 +43,11 @@ BASE, UNITS = 16 * 8, 8  # of the one decomposed layer of the MLP
     ("stream", "make", "options", "optimizer", "width", "engine", "sampled"),
     [
         (None, mlp, OPTIONS, sgd, 1, "vmap", 2),
-        (None, mlp, OPTIONS, ADAM, 2, "vmap", 2),
+        (None, mlp, {**OPTIONS, "draws": "own"}, ADAM, 2, "vmap", 2),
         (None, mlp, FROZEN, MOMENTUM, 2, "workers", 2),
         (None, mlp, OPTIONS, ADAM, 1, "vmap", 1),
         (split(3, classes=6), mlp, {**SPARSE, "retroactive": False}, ADAM, 2, "vmap", 2),
-        (split(3, classes=6), ConvNet, SPARSE, MOMENTUM, 2, "workers", 2),
+        (split(3, classes=6), ConvNet, {**SPARSE, "draws": "own"}, MOMENTUM, 2, "workers", 2),
         (None, ConvNet, FROZEN, sgd, 1, "vmap", 1),
     ],
 )
@@ -270,6 +270,18 @@ def test_a_task_borrows_what_others_had_learned_when_the_last_one_ended() -> Non
         assert row["adaptive_share"] == pytest.approx(share)
 
 
+def test_masks_of_the_clients_own_let_them_send_different_units() -> None:
+    """With masks in common all start from the same choice, ``keep`` of the units; with their own the choices differ."""
+    held = {}
+    for draws in ("common", "own"):
+        data = data_of(rounds_per_task=1, clients_per_round=3)
+        method = FedWeIT(consolidation=1.0, keep=0.25, draws=draws)  # type: ignore[arg-type]
+        fit(tiny_client(data, double(mlp), partial(torch.optim.Adam, lr=1e-5), {"fedweit": method}), data)
+        held[draws] = sum(int(units.sum()) for units in method._sent.values())
+    assert held["common"] == UNITS // 4
+    assert held["own"] > held["common"]
+
+
 def test_only_the_largest_adaptive_weights_are_sent() -> None:
     looks, ends = Looks(), Ends()
     _, federation = run({**OPTIONS, "top_kappa": 0.1, "threshold": 0.0}, methods={"looks": looks, "ends": ends})
@@ -402,6 +414,7 @@ def test_the_size_is_that_of_what_is_not_zero() -> None:
         ({"consolidation": float("inf")}, "consolidation"),
         ({"threshold": float("nan")}, "threshold"),
         ({"adaptive_from": "last"}, "adaptive_from"),
+        ({"draws": "mine"}, "draws"),
     ],
 )
 def test_other_options_are_refused(options: dict[str, Any], key: str) -> None:

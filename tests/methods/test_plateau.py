@@ -289,6 +289,18 @@ def test_without_running_statistics_the_batchs_own_are_used() -> None:
     assert all(m.running_mean is not None and m.training for m in found.network.modules() if hasattr(m, "running_mean"))
 
 
+def test_models_are_validated_as_they_are_tested() -> None:
+    class Blank(Method):
+        def as_tested(self, model: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {name: torch.zeros_like(value) for name, value in model.items()}
+
+    for methods in ({"decay": LearningRateDecay(), "blank": Blank()}, {"blank": Blank(), "decay": LearningRateDecay()}):
+        data = data_of(partition=None)
+        found = run(methods, data, mlp)
+        rows = found.methods["decay"].task_rows()
+        assert [row["validation_loss"] for row in rows] == pytest.approx([math.log(data.num_outputs)] * len(rows))
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
 def test_worker_threads_take_no_step_at_once_where_rates_differ(optimizer: str) -> None:
     make, lr = OPTIMIZERS[optimizer]
