@@ -164,6 +164,10 @@ class Naive:
         for number in range(self.data.num_rounds):
             plan = self.data.rounds.round(number)
             at = {client: self.task_of(client, number) for client in range(self.data.num_clients)}
+            if self.lends and self.clocks is not None:  # Algorithm 3, lines 9 and 10
+                for client in plan.clients:
+                    if 0 <= self.owners[client].at < at[client]:
+                        self.share(client)
             for client, task in at.items():
                 if number == 0 or self.task_of(client, number - 1) != task:
                     self.owners[client].lent[task] = dict(self.knowledge)
@@ -177,16 +181,19 @@ class Naive:
                 elif self.exchange == "units":
                     self.exchange_units(x, bases, owners)
             ending = [client for client, task in at.items() if self.task_of(client, number + 1) != task]
-            if self.lends and ending:
-                if self.clocks is None:  # what everybody sends replaces what they had sent before
-                    self.knowledge = {}
+            if self.lends and self.clocks is None and ending:
+                self.knowledge = {}  # what everybody sends replaces what they had sent before
                 for client in set(ending) & set(plan.clients):
                     if at[client] + 1 < len(self.data.tasks):
-                        adaptive = {x: self.owners[client].set[f"adaptive {x}"] for x in self.layers}
-                        self.knowledge[client] = {x: self.sparse(values) for x, values in adaptive.items()}
+                        self.share(client)
             for client in ending:
                 self.matrices[at[client]].update(self.accuracies(client))
         return self
+
+    def share(self, client: int) -> None:
+        """Put a client's present adaptive weights into the knowledge base."""
+        adaptive = {x: self.owners[client].set[f"adaptive {x}"] for x in self.layers}
+        self.knowledge[client] = {x: self.sparse(values) for x, values in adaptive.items()}
 
     def task_of(self, client: int, number: int) -> int:
         """The task that a client is at in a round; T when it is through."""

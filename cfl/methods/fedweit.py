@@ -40,10 +40,10 @@ class FedWeIT(APD):
     is trained with the loss (there it is outside of the gradient), and ``keep`` is the paper's 30 %, with which its
     costs are reported (there 70 %). Whoever is not sampled in a round does not train in it.
 
-    Asynchronously (``schedule.clock_spread``; the paper's Algorithm 3), a client that ends a task sends A then, if it
-    is sampled in that round. A client that begins one is sent, of every other client, what that has learned last: the
-    newest A of each, of whichever task, as they are when the task begins. Where all clocks agree and all clients take
-    part, that is the same.
+    Asynchronously (``schedule.clock_spread``; the paper's Algorithm 3), a client sends A of the task that it is through
+    with at the beginning of the first round of a later one that it is sampled in. A client that begins one is sent, of
+    every other client, the newest A that is known when the task begins, of whichever task. Where all clocks agree and
+    all clients take part, that is the same.
 
     Sends, in the place of the model: up, the values of the kept units and a bit per unit; down, likewise, all units in
     the first round. Between tasks, A up, read client by client, and down all but a client's own: values with their
@@ -277,6 +277,9 @@ class FedWeIT(APD):
                 weight.copy_(torch.where(per_unit(sent, weight), mean, weight))
                 self._sent[layer.name] = sent.cpu()
         self._count_bytes(plan.task)
+        schedule = self.federation.schedule
+        if self.borrows and schedule.own_clocks and plan.round + 1 < schedule.num_rounds:
+            self._hear_beginners(plan)
 
     def _count_bytes(self, task: int) -> None:
         """Add what all processes' clients have sent and received since the last time to the task's figures."""
@@ -291,12 +294,30 @@ class FedWeIT(APD):
     def end_task(self, plan: RoundPlan) -> None:
         """The clients of the last round send what they have learned, for the next task."""
         super().end_task(plan)
-        if not self.borrows or plan.task + 1 == self.federation.data.num_tasks:
-            return
         federation = self.federation
-        for client in federation.own_clients(plan.task, plan.clients):
+        if self.borrows and not federation.schedule.own_clocks and plan.task + 1 < federation.data.num_tasks:
+            self._hear(dict.fromkeys(federation.own_clients(plan.task, plan.clients), plan.task), plan)
+
+    def _hear_beginners(self, plan: RoundPlan) -> None:
+        """Before they begin tasks in the next round, clients send what they learned in their last."""
+        federation, learned = self.federation, {}
+        for part in federation.schedule.round(plan.round + 1).parts:
+            clients = federation.own_clients(part.task, part.clients)
+            latest = zip(clients, self._tasks.latest(clients), strict=True)
+            learned |= {client: task for client, task in latest if 0 <= task < part.task}
+        self._hear(learned, plan)
+
+    def _hear(self, learned: Mapping[int, int], plan: RoundPlan) -> None:
+        """Put the adaptive weights of some of this process's clients, and of the others', into the knowledge base.
+
+        Args:
+            learned: client -> the task in which it learned them.
+            plan: the round that is over.
+        """
+        federation = self.federation
+        for client, task in learned.items():
             model = federation.clients.get("model", client)
-            if model is None or self._tasks.latest([client])[0] != plan.task:
+            if model is None or self._tasks.latest([client])[0] != task:
                 continue  # it has not come out of local training with usable weights
             message = self._lent(model)
             size = _adaptive_bytes(message)
@@ -312,7 +333,7 @@ class FedWeIT(APD):
             messages = [collected[owner] for owner in owners]
             self._knowledge.append(
                 {
-                    "task": plan.task + 1,
+                    "task": self._tasks.latest(owners)[0] + 1,
                     "round": plan.round + 1,
                     "clients": owners,
                     "bytes": [_adaptive_bytes(message) for message in messages],

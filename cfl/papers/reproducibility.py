@@ -38,32 +38,34 @@ def page(papers: Sequence[Paper], resolver: Resolver, folders: Mapping[str, Path
         missing = MissingData(folder / MISSING)
         known = {scale: Experiments(resolver, Results(results), missing) for scale, results in kept.items()}
         lines += [f"## {paper.title}", ""]
-        tables = [(table, _cells(table, known)) for table in paper.tables()]
+        tables = [(t, {scale: known[scale].cells(t, scale) for scale in known}) for t in paper.tables()]
         lines += ["| table | cells | |", "|---|---:|---|"]
-        lines += [f"| {table.full_name} | {len(cells)} | {counts(cells)} |" for table, cells in tables]
-        for table, cells in tables:
-            lines += _section(table, cells)
+        for table, by_scale in tables:
+            cells = _cells(table, by_scale)
+            lines.append(f"| {table.full_name} | {len(cells)} | {counts(cells)} |")
+        for table, by_scale in tables:
+            lines += _section(table, by_scale)
         lines += _runs(paper, kept)
     return "\n".join(lines) + "\n"
 
 
-def _cells(table: Table, known: Mapping[str, Experiments]) -> list[Cell]:
+def _cells(table: Table, by_scale: Mapping[str, Sequence[Cell]]) -> list[Cell]:
     """Each cell once: at the first scale at which it was run, else at the published one."""
-    scales = list(known)
+    published = next(iter(by_scale))
     chosen: dict[tuple[str, ...], Cell] = {}
-    for scale in scales:
-        for cell in known[scale].cells(table, scale):
+    for scale, cells in by_scale.items():
+        for cell in cells:
             key = (*table.place(cell.point).values(), cell.figure)
-            if (key not in chosen and (cell.seeds or scale == scales[0])) or (cell.seeds and not chosen[key].seeds):
+            if (key not in chosen and (cell.seeds or scale == published)) or (cell.seeds and not chosen[key].seeds):
                 chosen[key] = cell
     return list(chosen.values())
 
 
-def _section(table: Table, cells: Sequence[Cell]) -> list[str]:
+def _section(table: Table, by_scale: Mapping[str, Sequence[Cell]]) -> list[str]:
     notes: list[str] = []
-    lines = ["", f"### {table.full_name}: {table.title}", "", *cell_table(table, cells, notes)]
-    for scale in table.paper.scales:
-        order = order_table(table, compare_orders(table, [cell for cell in cells if cell.point["scale"] == scale]))
+    lines = ["", f"### {table.full_name}: {table.title}", "", *cell_table(table, _cells(table, by_scale), notes)]
+    for scale, cells in by_scale.items():  # all of a scale's runs, also where the table shows one of another scale
+        order = order_table(table, compare_orders(table, cells))
         lines += ["", f"Scale `{scale}`:", *order] if order else []
     if notes:
         lines += ["", "Chosen by us, because the paper does not say, or says otherwise:", ""]

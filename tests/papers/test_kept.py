@@ -83,6 +83,8 @@ def test_the_page_is_made_of_kept_runs_alone(tmp_path: Path) -> None:
     assert "| Permuted MNIST | non-IID | FL | ACC | 80.06 ± 0.43 | 80.12 | 1 | +0.06 | matched |" in text
     assert "| Permuted MNIST | non-IID | FOT | ACC | 85.21 ± 0.13 | 80.00 | 1 | - | short: by order only |" in text
     assert "| Permuted MNIST | IID | FL | ACC | 85.68 ± 0.57 | - | - | - | not run |" in text
+    # Orders are of all runs at a scale, FL's too, whose cell shows its run of the published protocol.
+    assert "| Permuted MNIST | non-IID | FL, FOT | - | yes | yes | +30.00 | +5.15 |" in text
     assert (
         "| 5-Datasets | non-IID | 45.64 | - | - | - | cannot run here (needs SVHN) |".replace(
             "non-IID |", "non-IID | used space |"
