@@ -55,7 +55,9 @@ class RGO(RightMultiplication):
     server's order of features.
 
     Clients: as in FOT's comparison (Bakman et al., 2024, F.2, F.4) a random ``share`` of the clients keeps a ``P`` of
-    its own, from its own samples under the global model after a task; the others train plainly.
+    its own, from its own samples under the global model after a task; the others train plainly. "Clients that store
+    projection matrix per task: 40 %" may mean the same clients throughout, or others after every task (``drawn``): then
+    a ``P`` knows the tasks only after which its client was drawn, and in the end nearly all clients have one.
 
     Sends: the new global model down to the clients that look at their samples after a task; nothing up. Keeps, per
     client of the share: ``sum d^2`` numbers and one more per layer. Extra compute: ``2 o d^2`` operations per local
@@ -63,7 +65,8 @@ class RGO(RightMultiplication):
     backward pass and about ``6 d^3`` float64 operations per layer. Biases and normalisation layers train plainly.
 
     Args:
-        share: of all clients, in [0, 1], that keep a ``P``; drawn once.
+        share: of all clients, in [0, 1], that take a task into their ``P``.
+        drawn: whether these are drawn ``once``, or anew for each task (``per_task``).
         damping: above 0; what is added to the curvature in all directions, as a share of its mean.
         curvature: ``gauss_newton``, or ``inputs`` for ``c = 1``.
         feature_encoding: whether features are permuted.
@@ -88,6 +91,7 @@ class RGO(RightMultiplication):
         memory_clients: Literal["all", "sampled"] = "all",
         layers: list[str] | None = None,
         batch_size: int = 500,
+        drawn: Literal["once", "per_task"] = "once",
     ) -> None:
         if not 0 <= share <= 1:
             raise ConfigError("methods.rgo.share", share, "a number in [0, 1]")
@@ -99,6 +103,7 @@ class RGO(RightMultiplication):
         for key, choice, valid in (
             ("curvature", curvature, ("gauss_newton", "inputs")),
             ("memory_clients", memory_clients, ("all", "sampled")),
+            ("drawn", drawn, ("once", "per_task")),
         ):
             if choice not in valid:
                 raise ConfigError(f"methods.rgo.{key}", choice, " or ".join(valid))
@@ -110,13 +115,13 @@ class RGO(RightMultiplication):
         self.memory_clients = memory_clients
         self.layers = layers
         self.batch_size = batch_size
-        self.keepers: frozenset[int] = frozenset()
+        self.drawn = drawn
         self.memory_seconds = 0.0
         self._rows: list[dict[str, Any]] = []
         self._permutations: FeaturePermutations | None = None
 
     def setup(self, federation: Federation) -> None:
-        """Find the layers, draw the clients that keep a ``P``.
+        """Find the layers.
 
         Raises:
             ConfigError: if a pattern matches no layer, or the share is less than half a client.
@@ -132,8 +137,6 @@ class RGO(RightMultiplication):
                 f"0, or at least {0.5 / data.num_clients:g}, so that one of {data.num_clients} clients keeps a matrix"
             )
             raise ConfigError("methods.rgo.share", self.share, valid)
-        order = numpy_generator(data.seed, "rgo share").permutation(data.num_clients)
-        self.keepers = frozenset(order[:keep].tolist())
         if self.feature_encoding:
             first = next(iter(weighted_layers(federation.network)))
             inner = {f"{name}.weight": layer.weight for name, layer in self._layers.items() if name != first}
@@ -142,6 +145,13 @@ class RGO(RightMultiplication):
                 {name: weight.ndim - 2 for name, weight in inner.items()},
                 data.seed,
             )
+
+    def keepers(self, task: int) -> frozenset[int]:
+        """The clients that take a task into their ``P``."""
+        data = self.federation.data
+        when = (task,) if self.drawn == "per_task" else ()
+        order = numpy_generator(data.seed, "rgo share", *when).permutation(data.num_clients)
+        return frozenset(order[: round(self.share * data.num_clients)].tolist())
 
     # Feature encoding.
 
@@ -181,12 +191,13 @@ class RGO(RightMultiplication):
     def end_task(self, plan: RoundPlan) -> None:
         """Let the clients of the share take the task's curvature into their ``P``."""
         federation = self.federation
-        if plan.task + 1 >= federation.data.num_tasks or not self._dims or not self.keepers:
+        keepers = self.keepers(plan.task)
+        if plan.task + 1 >= federation.data.num_tasks or not self._dims or not keepers:
             return
         started = time.perf_counter()
         sampled = self.memory_clients == "sampled"
         clients = plan.clients if sampled else federation.data.members[plan.task].tolist()
-        own = federation.own_clients(plan.task, [client for client in clients if client in self.keepers])
+        own = federation.own_clients(plan.task, [client for client in clients if client in keepers])
         federation.channel.downlink("model", federation.shared_tensors(), len(own))
         with evaluating(federation):
             found = {client: self._update(plan.task, client) for client in own}
@@ -276,15 +287,15 @@ class RGO(RightMultiplication):
 
     def client_storage(self) -> int:
         """A matrix per layer, at clients that keep them."""
-        return int(self.summary()["memory_bytes"]) * bool(self.keepers)
+        return int(self.summary()["memory_bytes"]) * bool(self.keepers(0))
 
     def summary(self) -> dict[str, Any]:
-        """Clients that keep a ``P``, bytes each keeps, and seconds spent on curvatures."""
+        """Clients that take a task into their ``P``, bytes each keeps, and seconds spent on curvatures."""
         kept = sum(
             d * d * torch.promote_types(self._layers[name].weight.dtype, torch.float32).itemsize + 8
             for name, d in self._dims.items()
         )
-        return {"keepers": len(self.keepers), "memory_bytes": kept, "memory_seconds": self.memory_seconds}
+        return {"keepers": len(self.keepers(0)), "memory_bytes": kept, "memory_seconds": self.memory_seconds}
 
     def state_dict(self) -> dict[str, Any]:
         """The record; the matrices are the clients'."""

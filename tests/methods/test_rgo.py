@@ -45,12 +45,15 @@ class PlainRGO:
         encode: bool = True,
         samples: int = 10**6,
         everyone: bool = True,
+        anew: bool = False,
     ) -> None:
         self.data, self.layers, self.damping, self.weigh, self.encode = data, layers, damping, weigh, encode
         self.samples, self.everyone = samples, everyone
         clients = data.num_clients
-        order = numpy_generator(data.seed, "rgo share").permutation(clients).tolist()
-        self.keepers = set(order[: round(share * clients)])
+        self.keepers = []
+        for task in range(len(data.tasks)):
+            order = numpy_generator(data.seed, "rgo share", *([task] if anew else [])).permutation(clients).tolist()
+            self.keepers.append(set(order[: round(share * clients)]))
         self.sums: dict[int, dict[str, np.ndarray]] = {}
 
     def prepare(self, network: nn.Module, task: int) -> None:
@@ -72,7 +75,7 @@ class PlainRGO:
 
     def remember(self, network: nn.Module, task: int, sampled: Sequence[int]) -> None:
         members = self.data.members[task].tolist() if self.everyone else sampled
-        for client in self.keepers & set(members):
+        for client in self.keepers[task] & set(members):
             images = chosen_samples(self.data, task, client, self.samples, "rgo samples")
             squares = self.output_gradients(network, task, client, images)
             for layer in self.layers:
@@ -127,6 +130,12 @@ CASES: dict[str, tuple[NetworkFactory, Callable[[int], Stream], dict[str, Any], 
         {"share": 0.75, "curvature": "inputs", "samples": 7, "batch_size": 3, "memory_clients": "sampled"},
         {"layers": MLP_LAYERS, "share": 0.75, "weigh": False, "samples": 7, "everyone": False},
     ),
+    "others after every task": (
+        deep_mlp,
+        permuted,
+        {"share": 0.5, "drawn": "per_task"},
+        {"layers": MLP_LAYERS, "share": 0.5, "anew": True},
+    ),
     "few samples, little damping, plain features": (
         deep_mlp,
         permuted,
@@ -166,7 +175,8 @@ def test_every_round_is_that_of_a_plain_loop(name: str, optimizer: Any) -> None:
     for number, (found, expected) in enumerate(zip(watch.models[1:], models, strict=True)):
         for tensor, value in expected.items():
             torch.testing.assert_close(found[tensor], value, rtol=0, atol=1e-8, msg=f"{tensor}, round {number}")
-    assert rgo.keepers == plain.keepers
+    assert [rgo.keepers(task) for task in range(len(data.tasks))] == plain.keepers
+    assert (len(set(map(frozenset, plain.keepers))) > 1) == (rgo.drawn == "per_task")
     assert federation.clients.holders("rgo") == sorted(plain.sums)
     for who in plain.sums:
         held = federation.clients.get("rgo", who)
@@ -328,12 +338,12 @@ def test_the_share_of_clients_that_keep_a_projection(share: float) -> None:
     data = tiny_data(permuted(2), num_clients=10, schedule={"rounds_per_task": 1, "clients_per_round": 5})
     rgo = RGO(share=share)
     federation = fit(tiny_client(data, mlp, sgd, {"rgo": rgo}), data)
-    assert federation.clients.holders("rgo") == sorted(rgo.keepers)
-    assert len(rgo.keepers) == round(10 * share)
+    assert federation.clients.holders("rgo") == sorted(rgo.keepers(0))
+    assert len(rgo.keepers(0)) == round(10 * share)
     model = sum(p.numel() * 4 for p in federation.network.parameters())
-    assert federation.channel.total_downlink_bytes == (10 + len(rgo.keepers)) * model
+    assert federation.channel.total_downlink_bytes == (10 + len(rgo.keepers(0))) * model
     assert rgo.summary()["memory_bytes"] == 4 * (16**2 + 8**2) + 2 * 8
-    assert federation.clients.bytes() == len(rgo.keepers) * rgo.summary()["memory_bytes"]
+    assert federation.clients.bytes() == len(rgo.keepers(0)) * rgo.summary()["memory_bytes"]
 
 
 def test_the_clients_of_the_share_depend_on_the_seed_alone() -> None:
@@ -341,7 +351,7 @@ def test_the_clients_of_the_share_depend_on_the_seed_alone() -> None:
         data = tiny_data(permuted(2), num_clients=10, seed=seed, schedule={"rounds_per_task": 1})
         rgo = RGO(**options)
         fit(tiny_client(data, mlp, sgd, {"rgo": rgo}), data)
-        return rgo.keepers
+        return rgo.keepers(0)
 
     assert keepers(0) == keepers(0, damping=0.1) == keepers(0, feature_encoding=False)
     assert keepers(0) != keepers(1)
