@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -14,10 +13,12 @@ from torch.func import functional_call
 from cfl.federation import Federation
 from cfl.gaussian import GaussianMechanism
 from cfl.in_order import in_order
+from cfl.layer_inputs.before_dropout import watch_before_dropout
 from cfl.layer_inputs.of_clients import client_model, decode_inputs, encode_inputs, evaluating, inputs_watched
 from cfl.layer_inputs.sketch import LayerSketch
+from cfl.layer_inputs.workers_in_step import stream_of
 from cfl.models.copies import networks_for_threads
-from cfl.models.dropout import DropoutMasks, dropout_masks
+from cfl.models.dropout import DropoutMasks
 from cfl.models.evaluation import evaluation_mode
 from cfl.randomness import seed_for, torch_generator
 from cfl.subspace import layer_dim, layer_inputs, residual_share
@@ -31,9 +32,11 @@ class SubspaceExtraction:
         layers: name -> protected layer of the federation's network.
         with_bias: layer -> whether its bias counts as the weight of an input that is always 1.
         multiples: ``conv`` and ``linear`` -> columns of a sketch as a multiple of the layer's input dimension d.
-        batch_size: samples per forward pass.
-        dropout: whether dropout stays active.
-        sharing: clients that draw the same Gaussian numbers, at least 1.
+        batch_size: samples per forward pass; with dropout each is computed twice.
+        dropout: whether dropout stays active, but for the one directly in front of each layer
+            (:func:`cfl.layer_inputs.before_dropout.watch_before_dropout`).
+        sharing: worker processes, at least 1, of which those with equally many clients draw the same Gaussian numbers
+            (:func:`cfl.layer_inputs.workers_in_step.stream_of`).
         scalars: ``energy``: summed squares of the inputs and of what is outside the basis; ``client_mean``: number of
             samples, and that times the client's own share outside.
         mechanism: noise on the sketches, or None.
@@ -149,9 +152,13 @@ class SubspaceExtraction:
             for number, (name, layer) in enumerate(layers.items())
         }
         hooks = {layer: sketches[name].add for name, layer in layers.items()}
-        with inputs_watched(hooks):
-            for batch, (x, _) in enumerate(data.client_batches(task, client, self.batch_size, device)):
-                with self._dropped(network, task, client, batch, x):
+        for batch, (x, _) in enumerate(data.client_batches(task, client, self.batch_size, device)):
+            if self._dropout:
+                key = seed_for(data.seed, "gpse dropout", task, client, batch)
+                drawn = self._dropout.draw(torch.tensor([key], device=device), len(x), x.dtype)
+                watch_before_dropout(network, model, x, {name: mask[0] for name, mask in drawn.items()}, hooks)
+            else:
+                with inputs_watched(hooks):
                     functional_call(network, model, (x,))
         payload: dict[str, Tensor] = {}
         for number, name in enumerate(layers):
@@ -170,30 +177,12 @@ class SubspaceExtraction:
     def _generator(
         self, task: int, client: int, senders: Sequence[int], number: int, device: torch.device
     ) -> torch.Generator:
-        """Of a client's numbers for a layer; shared by the clients at one place of the senders' equal parts."""
+        """Of a client's numbers for a layer."""
         seed = self.federation.data.seed
         if self.sharing == 1:
             return torch_generator(seed, "sketch", task, client, number, device=device)
-        place = senders.index(client) % -(-len(senders) // self.sharing)
-        return torch_generator(seed, "shared sketch", task, place, number, device=device)
-
-    @contextmanager
-    def _dropped(self, network: nn.Module, task: int, client: int, batch: int, x: Tensor) -> Iterator[None]:
-        """With ``dropout``, dropout is active within the context, in a network that is otherwise evaluated."""
-        if self._dropout is None:
-            yield
-            return
-        key = torch.tensor([seed_for(self.federation.data.seed, "gpse dropout", task, client, batch)], device=x.device)
-        masks = {name: mask[0] for name, mask in self._dropout.draw(key, len(x), x.dtype).items()}
-        layers = [network.get_submodule(name) for name in masks]
-        for layer in layers:
-            layer.training = True
-        try:
-            with dropout_masks(network, masks):
-                yield
-        finally:
-            for layer in layers:
-                layer.training = False
+        stream = stream_of(senders.index(client), len(senders), self.sharing)
+        return torch_generator(seed, "shared sketch", task, stream, number, device=device)
 
 
 @torch.no_grad()

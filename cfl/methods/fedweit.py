@@ -300,7 +300,8 @@ class FedWeIT(APD):
 
     def _hear_beginners(self, plan: RoundPlan) -> None:
         """Before they begin tasks in the next round, clients send what they learned in their last."""
-        federation, learned = self.federation, {}
+        federation = self.federation
+        learned: dict[int, int] = {}
         for part in federation.schedule.round(plan.round + 1).parts:
             clients = federation.own_clients(part.task, part.clients)
             latest = zip(clients, self._tasks.latest(clients), strict=True)

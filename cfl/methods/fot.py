@@ -74,11 +74,14 @@ class FOT(Method):
             at the end of the task's last round.
         gpse_clients: ``sampled`` in the task's last round, or ``all`` that hold the task.
         gpse_batch_size: samples per forward pass in GPSE.
-        gpse_dropout: keep dropout active in GPSE, as the authors' code does on Permuted MNIST. Its noise then fills the
-            hidden layers' bases.
-        sketch_sharing: clients that draw the same Gaussian numbers; 1 is the paper's. The authors' code seeds its MPI
-            workers alike, so that probably the p-th client of each of its 5 (Permuted MNIST) or 8 workers did: the
-            sum of sketches is then that of sums over clients, in which the common mean weighs more, and ranks fall.
+        gpse_dropout: keep dropout active in GPSE, as the authors' code does on Permuted MNIST, but record a layer's
+            inputs as they are before the dropout directly in front of it: there the activations are taken at the ReLUs.
+            A layer then has the noise of all dropout but that one; in their network the first two layers have none.
+        sketch_sharing: worker processes that would draw the same Gaussian numbers; 1 is the paper's: every client has
+            its own. The authors' code seeds its MPI workers alike (5 on Permuted MNIST by its README, elsewhere 8), so
+            that by reading it the p-th clients of all workers with equally many clients draw the same, of 64 clients on
+            5 workers those of four: their sketches add up to sketches of sums over clients, in which the common mean
+            weighs more, and ranks fall. Clients are dealt out as ``numpy.array_split`` does, in ascending order.
         protect_bias: treat the bias as the weight of an input that is always 1, which makes old outputs exactly
             invariant; the paper leaves biases free.
         freeze_first_layer: train the first layer in the first task only, and keep it out of GPSE (FRZ, Table 6).

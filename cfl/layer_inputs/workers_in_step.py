@@ -1,0 +1,23 @@
+"""Which clients draw the same numbers where several processes, seeded alike, simulate the clients one after another."""
+
+from __future__ import annotations
+
+
+def stream_of(position: int, clients: int, workers: int) -> int:
+    """Number of the stream that a client's sketch is drawn from, from 0; clients with one number draw the same.
+
+    The clients are dealt out as by ``numpy.array_split``: the first ``clients % workers`` workers have one more than
+    the others. Workers with equally many clients have drawn equally often in all rounds before, so that their p-th
+    clients draw the same. Those with fewer are behind in the same stream, at places that line up with nobody else's.
+    64 clients on 5 workers, 13 + 13 + 13 + 13 + 12: four share 13 streams, the fifth has 12 of its own.
+
+    Args:
+        position: of the client among those of the round.
+        clients: their number, the same in every round.
+        workers: at least 1.
+    """
+    fewer, with_more = divmod(clients, workers)
+    beyond = position - with_more * (fewer + 1)
+    if beyond < 0:
+        return position % (fewer + 1)
+    return (fewer + 1) * (with_more > 0) + beyond % fewer
