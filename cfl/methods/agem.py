@@ -22,9 +22,12 @@ class AGEM(Method):
     weights as the step's own gradient g. Where ``g . g_b < 0``, g becomes ``g - (g . g_b / g_b . g_b) g_b`` (eq 11):
     one inner product over all parameters.
 
-    The buffer is the one of Fed-A-GEM (:class:`cfl.replay_buffer.ReplayBuffer`): it holds samples of the current task
-    too, where the original adds a task's samples at its end. The network is in training mode; BatchNorm normalises the
-    buffer's samples by their own statistics and does not count them in its running ones.
+    The buffer is the one of Fed-A-GEM (:class:`cfl.replay_buffer.ReplayBuffer`). The network is in training mode;
+    BatchNorm normalises the buffer's samples by their own statistics.
+
+    Differs from the paper: the buffer holds samples of the current task too, where the original adds a task's samples
+    at its end. Differs from Fed-A-GEM's code: BatchNorm's running statistics do not count the buffer's samples; there
+    the pass over them updates these statistics as any training pass does.
 
     Sends: nothing beyond the model. Storage per client: the buffer. Extra compute: forward and backward of the drawn
     samples in every local step, and three element-wise passes over the gradients. Scenarios: all. Optimizers: the step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -156,21 +156,44 @@ class Figure:
 
 @dataclass(frozen=True)
 class Order:
-    """What is compared where numbers cannot be: the order along an axis, by one figure.
+    """What is compared where numbers cannot be: the order along an axis, by one figure or by several, each for itself.
 
     Attributes:
         axis: along which values are ranked.
-        figure: the column by which.
+        figures: the columns by which.
         leader: the value that leads in the paper.
         reference: the value from which the leader's distance is measured.
-        best: which end of the figure leads.
+        best: which end of the figures leads.
     """
 
     axis: str
-    figure: str
+    figures: Sequence[str]
     leader: str
     reference: str
     best: Literal["highest", "lowest"] = "highest"
+
+    @classmethod
+    def read(cls, entry: Mapping[str, Any], axes: Collection[str], figures: Collection[str], where: str) -> Order:
+        """From a data file's entry with ``axis``, ``figure`` (one or a list), ``leader``, ``reference`` and ``best``.
+
+        Raises:
+            ConfigError: a key is unknown or missing, or an axis or a figure is named that the table does not have.
+        """
+        needed = ("axis", "figure", "leader", "reference")
+        _refuse_unknown(entry, (*needed, "best"), f"{where}, order")
+        for key in needed:
+            if key not in entry:
+                raise ConfigError(f"{where}, order.{key}", None, f"given, as {', '.join(needed)} are")
+        if entry["axis"] not in axes:
+            raise ConfigError(f"{where}, order.axis", entry["axis"], f"one of the axes {', '.join(axes)}")
+        named = entry["figure"] if isinstance(entry["figure"], list) else [entry["figure"]]
+        if not named or not all(named.count(name) == 1 and name in list(figures) for name in named):
+            valid = f"one or more of the figures {', '.join(figures)}, each once"
+            raise ConfigError(f"{where}, order.figure", entry["figure"], valid)
+        best = entry.get("best", "highest")
+        if best not in ("highest", "lowest"):
+            raise ConfigError(f"{where}, order.best", best, "highest or lowest")
+        return cls(entry["axis"], tuple(named), entry["leader"], entry["reference"], best)
 
 
 @dataclass(frozen=True)
@@ -353,12 +376,9 @@ def read_table(paper: Paper, path: Path) -> Table:
         except SyntaxError as error:
             raise ConfigError(f"{where}, figures.{name}", options["value"], f"an expression ({error.msg})") from None
         figures[name] = Figure(**options)
-    order = Order(**entry["order"]) if entry.get("order") else None
-    if order and order.best not in ("highest", "lowest"):
-        raise ConfigError(f"{where}, order.best", order.best, "highest or lowest")
-    for axis in (order.axis if order else None, entry.get("lines")):
-        if axis is not None and axis not in axes:
-            raise ConfigError(where, axis, f"one of the axes {', '.join(axes)}")
+    order = Order.read(entry["order"], axes, figures, where) if entry.get("order") else None
+    if entry.get("lines") is not None and entry["lines"] not in axes:
+        raise ConfigError(f"{where}, lines", entry["lines"], f"one of the axes {', '.join(axes)}")
     over = entry.get("over", "tasks")
     if over not in get_args(Over):
         raise ConfigError(f"{where}, over", over, f"one of {', '.join(get_args(Over))}")

@@ -12,10 +12,11 @@ from cfl.papers.definition import Table
 
 @dataclass(frozen=True)
 class OrderComparison:
-    """The values along one axis at one place of a table, ours beside the paper's.
+    """The values along one axis at one place of a table, by one figure, ours beside the paper's.
 
     Attributes:
         place: the other axes' values.
+        figure: the column.
         values: along the axis, those that both have; in the table's order.
         ours: mean per value.
         paper: published mean per value.
@@ -25,6 +26,7 @@ class OrderComparison:
     """
 
     place: Mapping[str, str]
+    figure: str
     values: Sequence[str]
     ours: Mapping[str, float]
     paper: Mapping[str, float]
@@ -64,18 +66,19 @@ class OrderComparison:
 
 
 def compare_orders(table: Table, cells: Sequence[Cell]) -> list[OrderComparison]:
-    """One comparison for each combination of the other axes' values of which at least two have been run."""
+    """One comparison per figure for each combination of the other axes' values of which at least two have been run."""
     order = table.order
     if order is None:
         return []
-    groups: dict[tuple[str, ...], list[Cell]] = {}
+    groups: dict[tuple[tuple[str, ...], str], list[Cell]] = {}
     others = [axis for axis in table.axes if axis != order.axis]
     for cell in cells:
-        if cell.figure == order.figure and cell.ours is not None and cell.published is not None:
-            groups.setdefault(tuple(cell.point[axis] for axis in others), []).append(cell)
+        if cell.figure in order.figures and cell.ours is not None and cell.published is not None:
+            groups.setdefault((tuple(cell.point[axis] for axis in others), cell.figure), []).append(cell)
     return [
         OrderComparison(
             place=dict(zip(others, place, strict=True)),
+            figure=figure,
             values=[cell.point[order.axis] for cell in group],
             ours={cell.point[order.axis]: cell.ours.mean for cell in group if cell.ours},
             paper={cell.point[order.axis]: cell.published.mean for cell in group if cell.published},
@@ -83,7 +86,7 @@ def compare_orders(table: Table, cells: Sequence[Cell]) -> list[OrderComparison]
             reference=order.reference,
             lowest_leads=order.best == "lowest",
         )
-        for place, group in groups.items()
+        for (place, figure), group in groups.items()
         if len(group) > 1
     ]
 

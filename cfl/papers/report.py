@@ -130,21 +130,25 @@ def cell_table(table: Table, cells: Sequence[Cell], notes: list[str]) -> list[st
 
 
 def order_table(table: Table, comparisons: Sequence[OrderComparison]) -> list[str]:
-    """The order of the methods, as lines of Markdown; empty where there is none to compare."""
+    """The order of the methods, as lines of Markdown, with a column for the figure where the table names several; empty
+    where there is none to compare."""
     if table.order is None or not comparisons:
         return []
     order, label = table.order, table.paper.label
     leader, reference = (label(order.axis, value) for value in (order.leader, order.reference))
     places = list(comparisons[0].place)
+    several = len(order.figures) > 1
+    by, figure_head = ("", ["figure"]) if several else (f", by {order.figures[0]}", [])
     words = {True: "yes", False: "no", None: "-"}
     gap_heads = [f"{leader} - {reference}, ours", "paper"]
-    heads = [*places, "run", "rank correlation", f"{leader} leads, ours", "paper", *gap_heads]
-    lines = ["", f"Order along {order.axis}, by {order.figure}:", "", "| " + " | ".join(heads) + " |"]
-    lines.append("|" + "---|" * (len(places) + 1) + "---:|---|---|---:|---:|")
+    heads = [*places, *figure_head, "run", "rank correlation", f"{leader} leads, ours", "paper", *gap_heads]
+    lines = ["", f"Order along {order.axis}{by}:", "", "| " + " | ".join(heads) + " |"]
+    lines.append("|" + "---|" * (len(places) + len(figure_head) + 1) + "---:|---|---|---:|---:|")
     for part in comparisons:
         gap, correlation = part.gap, part.correlation
         row = [
             *(label(axis, value) for axis, value in part.place.items()),
+            *([part.figure] if several else []),
             ", ".join(label(order.axis, value) for value in part.values),
             "-" if correlation is None else f"{correlation:+.2f}",
             words[part.leads],

@@ -12,10 +12,22 @@ from fabricated import every_table, fot, point, resolver
 
 from cfl.errors import ConfigError
 from cfl.papers.cells import each_recipe
-from cfl.papers.definition import CONFIGS, PAPERS, NotAvailable, Rule, matches, papers, read_table, recipe, table_named
+from cfl.papers.definition import (
+    CONFIGS,
+    PAPERS,
+    NotAvailable,
+    Order,
+    Rule,
+    matches,
+    papers,
+    read_table,
+    recipe,
+    table_named,
+)
 from cfl.papers.rough import rough
 
 SCALES = ("paper", "short", "smoke")
+ORDER = {"axis": "method", "figure": "ACC", "leader": "fot", "reference": "fedavg"}
 
 
 @pytest.mark.parametrize("name", list(every_table()))
@@ -95,15 +107,19 @@ def test_settings_of_the_further_tables_arrive() -> None:
 
 @pytest.mark.parametrize("scale", ["short", "smoke"])
 def test_scales_change_what_they_say(scale: str) -> None:
-    """A short run is the published one but for its rounds."""
+    """A short run is the published one but for its rounds; on Split CIFAR-100 also for clients a round and learning rate."""
     for benchmark in ("pmnist", "cifar100"):
         configs = [
             resolver().experiment(fot()["table1"].recipe(point(s, benchmark=benchmark, method="fot")).arguments)
             for s in ("paper", scale)
         ]
-        assert configs[0]["schedule"]["rounds_per_task"] > configs[1]["schedule"]["rounds_per_task"]
+        published, here = (config["schedule"].pop("rounds_per_task") for config in configs)
+        assert published > here
         if scale == "short":
-            configs[1]["schedule"] = configs[0]["schedule"]
+            if benchmark == "cifar100":
+                assert configs[1]["schedule"].pop("clients_per_round") < configs[0]["schedule"].pop("clients_per_round")
+                rates = [config["model"]["optimizer"]["init_args"].pop("lr") for config in configs]
+                assert rates == [0.01, 0.1]
             assert configs[0] == configs[1]
 
 
@@ -177,6 +193,15 @@ def test_selection_keeps_the_tables_order() -> None:
         ({"figures": {"ACC": {"value": "acc", "tolerence": 1}}}, "one of value, less"),
         ({"lines": "methods"}, "one of the axes"),
         ({"rules": [{"set": {}, "wen": {}}]}, "one of when, configs, set, chosen"),
+        ({"order": {**ORDER, "figure": "FTG"}}, r"order.figure = 'FTG' cannot work; valid: .* figures ACC, FGT"),
+        ({"order": {**ORDER, "figure": ["ACC", "FTG"]}}, r"order.figure = \['ACC', 'FTG'\] cannot work"),
+        ({"order": {**ORDER, "figure": ["ACC", "ACC"]}}, "each once"),
+        ({"order": {**ORDER, "figure": []}}, "one or more of the figures"),
+        ({"order": {**ORDER, "figure": [["ACC"]]}}, "one or more of the figures"),
+        ({"order": {**ORDER, "axis": "methods"}}, "order.axis = 'methods' .* one of the axes benchmark"),
+        ({"order": {**ORDER, "best": "least"}}, "highest or lowest"),
+        ({"order": {**ORDER, "figures": ["ACC"]}}, "one of axis, figure, leader, reference, best"),
+        ({"order": {"axis": "method", "leader": "fot", "reference": "fedavg"}}, "order.figure = None cannot work"),
     ],
 )
 def test_bad_table_files_are_refused(change: dict[str, object], message: str, tmp_path: Path) -> None:
@@ -185,6 +210,26 @@ def test_bad_table_files_are_refused(change: dict[str, object], message: str, tm
     path.write_text(yaml.safe_dump({**entry, **change}))
     with pytest.raises(ConfigError, match=message):
         read_table(fot()["table1"].paper, path)
+
+
+@pytest.mark.parametrize(("given", "figures"), [("FGT", ("FGT",)), (["FGT", "ACC"], ("FGT", "ACC"))])
+def test_an_order_is_by_one_figure_or_by_several(given: object, figures: tuple[str, ...], tmp_path: Path) -> None:
+    entry = yaml.safe_load((PAPERS / "fot" / "table1.yaml").read_text())
+    path = tmp_path / "table1.yaml"
+    path.write_text(yaml.safe_dump({**entry, "order": {**ORDER, "figure": given, "best": "lowest"}}))
+    order = read_table(fot()["table1"].paper, path).order
+    assert order == Order("method", figures, "fot", "fedavg", "lowest")
+
+
+@pytest.mark.parametrize("name", [name for name, table in every_table().items() if table.order and table.published])
+def test_every_published_run_has_a_figure_by_which_it_is_ordered(name: str) -> None:
+    """Otherwise its runs at a reduced scale would be compared with nothing."""
+    table = every_table()[name]
+    assert table.order
+    figures: dict[tuple[str, ...], set[str]] = {}
+    for published in table.published:
+        figures.setdefault(tuple(published.place[axis] for axis in table.axes), set()).add(published.figure)
+    assert all(found & set(table.order.figures) for found in figures.values())
 
 
 def test_a_paper_is_a_folder(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ from fabricated import resolver, tables_of, write_run
 
 from cfl.data.participation import Joining
 from cfl.data.partitions import Dirichlet
+from cfl.methods.fed_agem import FedAGEM
 from cfl.models import ResNet18, SmallCNN
 from cfl.papers.cells import Experiments, each_recipe
 from cfl.papers.definition import CONFIGS, Table, matches
 from cfl.papers.missing_data import MissingData
 from cfl.papers.resolving import seedless_hash
-from cfl.papers.results import read_results
+from cfl.papers.results import Results, read_results
+from cfl.papers.sweeps import SweepState, read_sweep
 
 MNIST, CIFAR = ("rmnist", "pmnist"), ("cifar10", "cifar100")
 IMPLEMENTED = ("fl", "agem", "gpm", "der", "fedcurv", "fedprox", "fot")
@@ -174,6 +177,29 @@ def test_fed_a_gem_comes_behind_the_methods_own(method: str) -> None:
     of_file = yaml.safe_load((CONFIGS / "methods" / "fed-agem.yaml").read_text())
     assert name == "fed_agem"
     assert of_file["methods"][name]["init_args"].items() <= entry["init_args"].items()
+
+
+def test_no_option_of_fed_a_gem_is_left_to_its_default() -> None:
+    """What the code's defaults become later does not change the tables."""
+    arguments = fedagem()["table1"].recipe(place("rmnist", "der", "fedagem")).arguments
+    (given,) = [a.partition("=")[2] for a in arguments if a.startswith("--methods.fed_agem=")]
+    assert yaml.safe_load(given)["init_args"].keys() == inspect.signature(FedAGEM).parameters.keys()
+
+
+@pytest.mark.parametrize("name", [f"{method}-{benchmark}" for method in ("fedcurv", "fot") for benchmark in MNIST])
+def test_what_a_search_chooses_has_been_run_for_table_1(name: str) -> None:
+    """One of its candidates is Table 1's present run, seed 0, so that another one would be if it won."""
+    sweep = read_sweep(CONFIGS / "papers" / "fedagem" / "sweeps" / f"{name}.yaml")
+    jobs = SweepState(sweep, resolver(), Results([])).jobs(Path("runs"))
+    method, _, benchmark = name.partition("-")
+    run = resolver().experiment(fedagem()["table1"].recipe(place(benchmark, method)).arguments)
+    assert [job.experiment == {**run, "seed_everything": 0} for job in jobs].count(True) == 1
+
+
+@pytest.mark.parametrize("benchmark", CIFAR)
+def test_fedcurv_is_kept_stable_at_the_learning_rate_of_cifar(benchmark: str) -> None:
+    options = of_table1(benchmark, "fedcurv", "without")["methods"]["fedcurv"]["init_args"]
+    assert (options["strength"], options["on_unstable"]) == (1.0, "clip")
 
 
 def test_coefficients_of_der() -> None:

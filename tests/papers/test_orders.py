@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fabricated import fot
+from fabricated import fot, tables_of
 
 from cfl.papers.cells import Cell
 from cfl.papers.orders import compare_orders, rank_correlation
+from cfl.papers.report import markdown
 
 
 def test_rank_correlation_is_pearsons_of_the_ranks() -> None:
@@ -65,3 +66,59 @@ def test_what_has_not_been_run_is_left_out() -> None:
 
 def test_a_table_without_an_order_has_none() -> None:
     assert compare_orders(fot()["table3"], []) == []
+
+
+def fedagem_cells(ours: dict[tuple[str, str, str], dict[str, float]]) -> list[Cell]:
+    """Benchmark, method, with -> figure -> our value; every other cell of Fed-A-GEM's Table 1 has none."""
+    table = tables_of("fedagem")["table1"]
+    numbers = {(*(p.place[axis] for axis in table.axes), p.figure): p for p in table.published}
+    found = []
+    for point in table.points("short"):
+        place = (point["benchmark"], point["method"], point["with"])
+        for figure in table.figures_at(point):
+            values = ours.get(place, {})
+            found.append(Cell(table, point, figure, numbers[*place, figure], {0: values[figure]} if values else {}))
+    return found
+
+
+def test_several_figures_are_compared_each_for_itself() -> None:
+    table = tables_of("fedagem")["table1"]
+    cells = fedagem_cells(
+        {
+            ("rmnist", "fl", "without"): {"Domain-IL": 50.0},
+            ("rmnist", "fl", "fedagem"): {"Domain-IL": 61.0},
+            ("cifar100", "agem", "without"): {"Class-IL": 8.0, "Task-IL": 40.0},
+            ("cifar100", "agem", "fedagem"): {"Class-IL": 7.0, "Task-IL": 44.5},
+            ("cifar100", "fot", "without"): {"Task-IL, own outputs": 30.0},
+            ("cifar100", "fot", "fedagem"): {"Task-IL, own outputs": 30.25},
+            ("cifar100", "der", "fedagem"): {"Class-IL": 7.0, "Task-IL": 44.5},  # nothing to compare it with
+        }
+    )
+    found = {(*c.place.values(), c.figure): c for c in compare_orders(table, cells)}
+    assert {key: (c.leads, c.gap and c.gap[0]) for key, c in found.items()} == {
+        ("rmnist", "fl", "Domain-IL"): (True, 11.0),
+        ("cifar100", "agem", "Class-IL"): (False, -1.0),
+        ("cifar100", "agem", "Task-IL"): (True, 4.5),
+        ("cifar100", "fot", "Task-IL, own outputs"): (True, 0.25),
+    }
+    # The paper's gap is the same figure's: 79.46 - 68.02 of FL on R-MNIST.
+    domain = found["rmnist", "fl", "Domain-IL"]
+    assert domain.gap
+    assert domain.gap[1] == pytest.approx(79.46 - 68.02)
+    text = markdown(table, "short", cells)
+    assert "\nOrder along with:\n\n| benchmark | method | figure | run | rank correlation |" in text
+    assert "| R-MNIST | FL | Domain-IL | -, Fed-A-GEM | - | yes | yes | +11.00 | +11.44 |\n" in text
+    assert "| S-CIFAR100 | FL+A-GEM | Class-IL | -, Fed-A-GEM | - | no | yes | -1.00 | " in text
+    head, rule = text.partition("\nOrder along with:\n\n")[2].splitlines()[:2]
+    assert head.count("|") == rule.count("|") == 10
+
+
+def test_a_table_with_one_figure_names_it_above() -> None:
+    text = markdown(fot()["table1"], "short", cells({"fedavg": 50.0, "er": 55.0, "gpm": 60.0, "fot": 58.0}))
+    assert text.partition("\nOrder")[2].splitlines()[:5] == [
+        " along method, by ACC:",
+        "",
+        "| benchmark | partition | run | rank correlation | FOT leads, ours | paper | FOT - FL, ours | paper |",
+        "|---|---|---|---:|---|---|---:|---:|",
+        "| Permuted MNIST | IID | FL, ER+FL, GPM+FL, FOT | +0.40 | no | yes | +8.00 | +4.67 |",
+    ]
