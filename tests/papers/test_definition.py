@@ -107,7 +107,7 @@ def test_settings_of_the_further_tables_arrive() -> None:
 
 @pytest.mark.parametrize("scale", ["short", "smoke"])
 def test_scales_change_what_they_say(scale: str) -> None:
-    """A short run is the published one but for its rounds; on Split CIFAR-100 also for its clients and learning rate."""
+    """A short run is the published one but for its rounds; on Split CIFAR-100 also for clients and learning rate."""
     for benchmark in ("pmnist", "cifar100"):
         configs = [
             resolver().experiment(fot()["table1"].recipe(point(s, benchmark=benchmark, method="fot")).arguments)
