@@ -35,7 +35,8 @@ class FedWeIT(APD):
     nothing. Earlier tasks are answered as by APD, with the knowledge and the attention that they were learned with.
 
     Differs from the paper: B is not multiplied with the mask before it is sent, and means are over the senders of a
-    unit (both as in the authors' code; the paper's would shrink B). Differs from the code: entries of the knowledge
+    unit (both as in the authors' code; the paper's would shrink B); A comes from the clients of a task's last round
+    (the code), not from those of the next one's first (Algorithm 2). Differs from the code: entries of the knowledge
     base are in the order of the clients' ids and without the client's own (there: in that of threads, and with it), m
     is trained with the loss (there it is outside of the gradient), and ``keep`` is the paper's 30 %, with which its
     costs are reported (there 70 %). Whoever is not sampled in a round does not train in it.
