@@ -50,8 +50,8 @@ class APD(Method):
     task and is never sent: m, A, biases, head, normalisation. When a client begins a task (in the first round of the
     task that it is sampled in), it files those of its last one and starts anew: m and biases from a normal distribution
     of variance 1 / O cut at two deviations (FedWeIT's code), A from a third of B, and all else, the head too, from its
-    initial values. Images of an earlier task are answered with its filed set, the present
-    B, and entries of A above ``threshold`` in absolute value.
+    initial values. Images of an earlier task are answered with its filed set, the present B, and entries of A above
+    ``threshold`` in absolute value.
 
     Differs from the papers: losses and start values are those of FedWeIT's code; nothing is grouped by k-means (APD(2)
     is left out), gradients are not rescaled and no best epoch is selected. FedWeIT's code trains A of the present task
