@@ -31,7 +31,18 @@ def test_nothing_is_open_when_the_user_says_everything() -> None:
     assert of(EngineOptions("vmap"), 5) == [EngineChoice("vmap", 5)]
     assert of(EngineOptions("vmap"), 5, clients=3) == [EngineChoice("vmap", 3)]
     cnn = convert_dropout(SmallCNN((1, 16, 16), 2))
-    assert of(EngineOptions("workers", 2), 6, network=cnn, shape=(1, 16, 16)) == [EngineChoice("workers", 6, 2)]
+    for last in (False, True):
+        found = of(EngineOptions("workers", 2, batch_last=last), 6, network=cnn, shape=(1, 16, 16))
+        assert found == [EngineChoice("workers", 6, 2, batch_last=last)]
+
+
+def test_convolutions_are_tried_with_the_batch_first_and_last() -> None:
+    cnn = convert_dropout(SmallCNN((1, 16, 16), 2))
+    found = of(EngineOptions("workers", 2), 6, network=cnn, shape=(1, 16, 16))
+    assert found == [EngineChoice("workers", 6, 2, batch_last=last) for last in (True, False)]
+    assert [str(choice) for choice in found] == ["2 worker(s), K = 6, batch last", "2 worker(s), K = 6"]
+    with pytest.raises(ConfigError, match=r"engine\.batch_last.*chain of convolutions"):
+        of(EngineOptions("workers", 2, batch_last=True), 6)
 
 
 def test_a_stack_can_be_fixed() -> None:
@@ -147,7 +158,7 @@ def test_a_resumed_run_keeps_the_choice(tmp_path: Path) -> None:
     options = ("--schedule.cohort_width", "auto", "--engine.kind", "auto")
     assert tiny_cli.fit(tmp_path, *options) == 0
     saved = tiny_cli.checkpoint(tmp_path)["engine"]
-    assert set(saved) == {"kind", "width", "threads", "stack"}
+    assert set(saved) == {"kind", "width", "threads", "stack", "batch_last"}
     recorded = tiny_cli.summary(tmp_path)["engine"]
     trials = recorded.pop("seconds_per_client_step_in_trials")
     assert recorded == saved

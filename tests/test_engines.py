@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import ConvNet, double, fit, mlp, norm_net, sgd, split, tiny_client, tiny_data, weights
+from tiny import ConvNet, StridedNet, double, fit, mlp, norm_net, sgd, split, tiny_client, tiny_data, weights
 from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
 from cfl.engines import EngineOptions, WorkerEngine, recorded
+from cfl.engines.batch_last import BatchLastChain
 from cfl.engines.chain import Chain
 from cfl.errors import ConfigError
 from cfl.methods.base import Method
@@ -39,6 +40,22 @@ class Branches(Network):
     def features(self, x: Tensor) -> Tensor:
         x = x.flatten(1)
         return self.drop(torch.tanh(self.left(x)) + 0.5 * torch.relu(self.right(x)))
+
+
+class PoolNet(Network):
+    """Padding and dilation, dropped maps, and dropped units behind a pooling with overlaps and a column left over."""
+
+    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
+        super().__init__(input_shape, num_outputs)
+        channels, height, width = input_shape
+        self.conv1 = nn.Conv2d(channels, 3, 3, padding=2, dilation=(1, 2))
+        self.conv2 = nn.Conv2d(3, 4, 2, bias=False)
+        self.maps, self.units = nn.Dropout2d(0.3), nn.Dropout(0.4)
+        self.head = nn.Linear(4 * (height // 2) * ((width - 1) // 2), num_outputs)
+
+    def features(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.conv2(torch.relu(self.maps(self.conv1(x)))))
+        return self.units(nn.functional.max_pool2d(x, (3, 2), 2)).flatten(1)
 
 
 def unequal(width: int, stream: Any = None, **schedule: Any) -> FederatedDataModule:
@@ -81,9 +98,23 @@ def test_workers_agree_with_vmap(network: Any, optimizer: Any, width: int) -> No
     assert_same(trained(EngineOptions("workers", 2), width, network, optimizer), expected)
 
 
+@pytest.mark.parametrize("optimizer", [DECAY, ADAM], ids=["decay", "adam"])
+@pytest.mark.parametrize(
+    "network", [ConvNet, partial(StridedNet, dropout=0.4), PoolNet], ids=["conv", "strided", "pool"]
+)
+def test_the_batch_last_agrees_with_the_batch_first(network: Any, optimizer: Any) -> None:
+    """With batches of 1 to 4 samples, stride, padding, dropout of maps and units."""
+    expected = trained(EngineOptions("workers", 2, batch_last=False), 7, network, optimizer)
+    assert_same(trained(EngineOptions("workers", 2, batch_last=True), 3, network, optimizer), expected)
+    assert_same(trained(VMAP, 7, network, optimizer), expected)
+
+
 @pytest.mark.parametrize("clip", [None, 100.0], ids=["at once", "kept"])
 @pytest.mark.parametrize("stream", [None, split()], ids=["all outputs", "some outputs"])
-def test_recorded_steps_are_the_steps(monkeypatch: pytest.MonkeyPatch, stream: Any, clip: float | None) -> None:
+@pytest.mark.parametrize("network", [dropping, PoolNet], ids=["mlp", "pool"])
+def test_recorded_steps_are_the_steps(
+    monkeypatch: pytest.MonkeyPatch, network: Any, stream: Any, clip: float | None
+) -> None:
     """Bit for bit, with dropout, decay and every batch size."""
     runs = []
     for worth in (1, 10**9):
@@ -93,8 +124,8 @@ def test_recorded_steps_are_the_steps(monkeypatch: pytest.MonkeyPatch, stream: A
         monkeypatch.setattr(
             recorded.RecordedSteps, "_record", lambda *a, made=made, record=record: made.append(1) or record(*a)
         )
-        engine = EngineOptions("workers", 2, stack=1)
-        runs.append(trained(engine, 7, dropping, DECAY, stream, gradient_clip_val=clip))
+        engine = EngineOptions("workers", 2, stack=1, batch_last=network is PoolNet)
+        runs.append(trained(engine, 7, network, DECAY, stream, gradient_clip_val=clip))
         assert bool(made) == (worth == 1)
         monkeypatch.undo()
     for name in runs[0][0]:
@@ -168,7 +199,7 @@ class Collect:
         self.found: dict[str, Tensor] = {}
 
     def product(self, name: str, left: Tensor, right: Tensor) -> None:
-        self.found[name] = left @ right
+        self.found[name] = left @ right  # of a convolution, [O, C kh kw]
 
     def gradient(self, name: str, gradient: Tensor) -> None:
         self.found[name] = gradient.clone()
@@ -183,13 +214,25 @@ class Collect:
         (AlexNet, (3, 20, 21), {"dropout": 0.0}),
         (SmallCNN, (1, 28, 28), {"dropout": 0.0}),
         (MnistCNN, (2, 17, 16), {}),
+        (StridedNet, (2, 7, 6), {}),
     ],
 )
+@pytest.mark.parametrize("batch_last", [False, True], ids=["batch first", "batch last"])
 def test_hand_written_gradients_are_autograds(
-    make: Callable[..., Network], shape: tuple[int, int, int], options: dict[str, Any], outputs: list[int] | None
+    make: Callable[..., Network],
+    shape: tuple[int, int, int],
+    options: dict[str, Any],
+    outputs: list[int] | None,
+    batch_last: bool,
 ) -> None:
+    """Rows of zeros too, where all of a pooling's windows are equal: the first one gets the gradient."""
     network, chain = chain_case(make, shape, **options)
+    if batch_last:
+        turned = BatchLastChain.of_chain(chain)
+        assert turned is not None
+        chain = turned
     x, y = torch.randn(5, *shape, dtype=torch.float64), torch.tensor([0, 2, 3, 3, 2])
+    x[:, :, : shape[1] // 2] = 0
     allowed = None if outputs is None else torch.tensor([o in outputs for o in range(6)])
     logits = network(x)
     if allowed is not None:
@@ -202,7 +245,21 @@ def test_hand_written_gradients_are_autograds(
     torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=1e-12)
     assert set(update.found) == set(detached)
     for name, parameter in network.named_parameters():
-        torch.testing.assert_close(update.found[name], parameter.grad, rtol=1e-10, atol=1e-12)
+        found = update.found[name].view(parameter.shape)
+        torch.testing.assert_close(found, parameter.grad, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "pooling", [nn.MaxPool2d(2, padding=1), nn.MaxPool2d(2, dilation=2), nn.MaxPool2d(3, 2, ceil_mode=True)]
+)
+def test_chains_that_the_batch_last_cannot_compute(pooling: nn.Module) -> None:
+    layers = [nn.Conv2d(1, 2, 3), nn.ReLU(), pooling, nn.Flatten(), nn.Linear(8, 2)]
+    chain = Chain.of(nn.Sequential(*layers))
+    assert chain is not None
+    assert BatchLastChain.of_chain(chain) is None
+    grouped = Chain.of(nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Flatten(), nn.Linear(16, 2)))
+    assert grouped is not None
+    assert BatchLastChain.of_chain(grouped) is None
 
 
 def test_a_stack_of_clients_is_each_client_by_itself() -> None:
@@ -271,6 +328,7 @@ def test_workers_are_refused_in_mixed_precision() -> None:
         ({"workers": 0}, "engine.workers"),
         ({"kind": "workers", "stack": 0}, "engine.stack"),
         ({"kind": "auto", "stack": 2}, "engine.stack"),
+        ({"kind": "vmap", "batch_last": True}, "engine.batch_last"),
         ({"compile": "fast"}, "engine.compile"),
         ({"kind": "workers", "compile": "default"}, "engine.compile"),
         ({"matmul_precision": "low"}, "engine.matmul_precision"),

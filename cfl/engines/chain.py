@@ -34,7 +34,8 @@ class Chain:
         self.layers = tuple(layers)
         self.stackable = all(not isinstance(layer, Conv2d | MaxPool2d) for layer in layers)
         self.has_convolutions = any(isinstance(layer, Conv2d) for layer in layers)
-        weighted = [isinstance(layer, Linear | Conv2d) for layer in layers]
+        self.recordable = not self.has_convolutions  # torch cannot record its backward pass of a convolution
+        weighted = [layer.weighted for layer in layers]
         # The input's gradient is wanted by layers that have weights before them: nobody wants the image's.
         self._backward = [(layer, any(weighted[:position])) for position, layer in enumerate(layers)][::-1]
 
@@ -107,16 +108,26 @@ class Chain:
             The loss, ``[]`` or ``[m]``.
         """
         run = Pass(weights, masks, update, y.ndim, factors)
-        h = x.contiguous(memory_format=torch.channels_last) if self.has_convolutions else x
+        h = self.enter(x)
         for layer in self.layers:
             h = layer.forward(run, h)
-        loss, g = cross_entropy_with_gradient(h, y, mask, outputs) if head is None else head(h)
+        logits = self.turn(h)
+        loss, g = cross_entropy_with_gradient(logits, y, mask, outputs) if head is None else head(logits)
+        g = self.turn(g)
         for layer, wanted in self._backward:
             inner = layer.backward(run, g, wanted)
             if not wanted or inner is None:
                 break
             g = inner
         return loss
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Images as the layers want them in memory."""
+        return x.contiguous(memory_format=torch.channels_last) if self.has_convolutions else x
+
+    def turn(self, matrix: Tensor) -> Tensor:
+        """What the last layer gives to logits ``[..., B, O]``, and their gradient to what it takes back."""
+        return matrix
 
 
 def cross_entropy_with_gradient(

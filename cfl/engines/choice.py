@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from cfl.engines.base import Engine, EngineKind, EngineOptions
+from cfl.engines.batch_last import BatchLastChain
 from cfl.engines.chain import Chain
 from cfl.engines.vmapped import VmapEngine
 from cfl.engines.workers import WorkerEngine
@@ -38,12 +39,14 @@ class EngineChoice:
         threads: clients computed at the same time by ``workers``, one math thread each; 0 computes one client after
             another with all math threads. 0 for ``vmap``.
         stack: clients that a thread computes together.
+        batch_last: whether ``workers`` hold maps with the batch last in memory.
     """
 
     kind: EngineKind
     width: int
     threads: int = 0
     stack: int = 1
+    batch_last: bool = False
 
     @property
     def most_padding(self) -> float | None:
@@ -59,15 +62,19 @@ class EngineChoice:
             return f"vmap, K = {self.width}"
         stacked = f", {self.stack} clients stacked" if self.stack > 1 else ""
         who = f"{self.threads} worker(s)" if self.threads else "1 worker with all math threads"
-        return f"{who}, K = {self.width}{stacked}"
+        return f"{who}, K = {self.width}{stacked}{', batch last' if self.batch_last else ''}"
 
 
 def build_engine(
-    choice: EngineChoice, network: nn.Module, input_shape: tuple[int, int, int], options: EngineOptions
+    choice: EngineChoice,
+    network: nn.Module,
+    input_shape: tuple[int, int, int],
+    options: EngineOptions,
+    eager: bool = False,
 ) -> Engine:
-    """The engine of a choice."""
+    """The engine of a choice; ``eager``: see :class:`~cfl.engines.recorded.RecordedSteps`."""
     if choice.kind == "workers":
-        return WorkerEngine(network, input_shape, choice.threads, choice.stack)
+        return WorkerEngine(network, input_shape, choice.threads, choice.stack, choice.batch_last, eager)
     return VmapEngine(network, input_shape, options.compile)
 
 
@@ -90,7 +97,8 @@ def candidates(
         precision: the Trainer's.
 
     Raises:
-        ConfigError: ``engine.kind`` is workers where they cannot work, or ``engine.stack`` is asked of another network.
+        ConfigError: ``engine.kind`` is workers where they cannot work, or ``engine.stack`` or ``engine.batch_last`` is
+            asked of another network.
     """
     device = next(network.parameters()).device
     refused = _why_no_workers(network, input_shape, device, precision, options)
@@ -119,6 +127,7 @@ def _worker_choices(
     stackable = chain is not None and chain.stackable
     if options.stack is not None and options.stack > 1 and not stackable:
         raise ConfigError("engine.stack", options.stack, "1 or null: the network is not a chain of linear layers")
+    layouts = _layouts(options, chain)
     found = []
 
     def threads_for(jobs: int) -> list[int]:
@@ -129,7 +138,7 @@ def _worker_choices(
     if options.stack in (None, 1):
         widths = [threads * n for n in (4, 8, 2, 1)] if width is None else [width]
         for k in _sensible(widths, most_clients, network, device, width):
-            found += [EngineChoice("workers", k, t) for t in threads_for(k)]
+            found += [EngineChoice("workers", k, t, batch_last=last) for t in threads_for(k) for last in layouts]
     if options.stack is not None and options.stack > 1:
         widths = [threads * options.stack] if width is None else [width]
         for k in _sensible(widths, most_clients, network, device, width):
@@ -142,6 +151,16 @@ def _worker_choices(
             if stack > 1:
                 found += [EngineChoice("workers", k, t, stack) for t in threads_for(-(-k // stack))]
     return found
+
+
+def _layouts(options: EngineOptions, chain: Chain | None) -> list[bool]:
+    """Whether the batch may be last in memory, the more promising first."""
+    if chain is None or not chain.has_convolutions or BatchLastChain.of_chain(chain) is None:
+        if options.batch_last:
+            valid = "false or null: the network is no chain of convolutions, unpadded max-pooling and linear layers"
+            raise ConfigError("engine.batch_last", True, valid)
+        return [False]
+    return [True, False] if options.batch_last is None else [options.batch_last]
 
 
 def _sensible(
@@ -206,5 +225,5 @@ def from_dict(saved: dict[str, Any] | None, allowed: Sequence[EngineChoice]) -> 
     """A choice as :meth:`EngineChoice.to_dict` gave it, if it is among the allowed ones."""
     if saved is None:
         return None
-    choice = EngineChoice(cast(EngineKind, saved["kind"]), saved["width"], saved["threads"], saved["stack"])
+    choice = EngineChoice(**{**saved, "kind": cast(EngineKind, saved["kind"])})
     return choice if choice in allowed else None

@@ -50,6 +50,9 @@ class Pass:
 class Layer(ABC):
     """A link of the chain. Layers own the tensors they are given, and may change them."""
 
+    weighted = False
+    """Whether it has parameters."""
+
     @abstractmethod
     def forward(self, run: Pass, h: Tensor) -> Tensor:
         """Input to output; puts on ``run.saved`` what :meth:`backward` takes off it."""
@@ -61,6 +64,8 @@ class Layer(ABC):
 
 class Linear(Layer):
     """``nn.Linear``: of a stack, one batched product."""
+
+    weighted = True
 
     def __init__(self, name: str, module: nn.Linear) -> None:
         self.weight, self.bias = f"{name}.weight", f"{name}.bias" if module.bias is not None else None
@@ -94,11 +99,13 @@ class Linear(Layer):
 class Conv2d(Layer):
     """``nn.Conv2d`` of one client."""
 
+    weighted = True
+
     def __init__(self, name: str, module: nn.Conv2d) -> None:
         self.weight, self.bias = f"{name}.weight", f"{name}.bias" if module.bias is not None else None
         geometry: Any = (module.stride, module.padding, module.dilation)  # not strings: Chain.of has looked
         self.stride, self.padding, self.dilation = ([int(n) for n in of] for of in geometry)
-        self.groups, self.bias_size = module.groups, [module.out_channels]
+        self.kernel, self.groups = pair(module.kernel_size), module.groups
 
     def forward(self, run: Pass, h: Tensor) -> Tensor:
         """The convolution."""

@@ -32,11 +32,13 @@ class RecordedSteps:
     """Recordings of a chain's step for one client, one per batch size and kind of update.
 
     Args:
-        chain: without convolutions, whose backward pass torch cannot record.
+        chain: one that is :attr:`~cfl.engines.chain.Chain.recordable`.
+        eager: record at once, for a trial whose steps stand for those of a long run.
     """
 
-    def __init__(self, chain: Chain) -> None:
+    def __init__(self, chain: Chain, eager: bool = False) -> None:
         self.chain = chain
+        self._worth = 1 if eager else WORTH_RECORDING
         self._asked: Counter[tuple[Any, ...]] = Counter()
         self._recordings: dict[tuple[Any, ...], Recording] = {}
 
@@ -69,7 +71,7 @@ class RecordedSteps:
         key = (samples, outputs is None, at_once, sample_weights is None)
         if key not in self._recordings:
             self._asked[key] += steps
-            if self._asked[key] < WORTH_RECORDING or len(self._recordings) >= MOST_RECORDINGS:
+            if self._asked[key] < self._worth or len(self._recordings) >= MOST_RECORDINGS:
                 return None
             self._recordings[key] = self._record(outputs, at_once, weights, sample_weights, *example())
         return self._recordings[key]

@@ -20,6 +20,10 @@ from cfl.models.density import is_density
 from cfl.objective import Objective
 
 
+LONG_RUN = 50_000
+"""Client steps of a run to whose length it no longer matters that a trial records steps, which takes up to 0.5 s."""
+
+
 class Trials:
     """Builds, for a choice, what :func:`cfl.engines.probe.probe` measures.
 
@@ -57,7 +61,9 @@ class Trials:
         """Steps of the round's largest clients, from the global model on."""
         data = self.data
         clients = tuple(self._largest[: choice.width])
-        engine = build_engine(choice, self.network, self.input_shape, self.options)
+        # A run's steps are recorded after some twenty of them; those of a trial that is shorter must be like them.
+        eager = self.client_steps_of_run >= LONG_RUN
+        engine = build_engine(choice, self.network, self.input_shape, self.options, eager)
         cohort = Cohort(self.network, len(clients), data.outputs.train, engine.channels_last)
         optimizer = self._optimizer_of(cohort.parameters.values())
         context = StepContext(data.seed, self._at_once(optimizer), Objective(density=is_density(self.network)))

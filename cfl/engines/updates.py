@@ -14,7 +14,10 @@ class Update(ABC):
 
     @abstractmethod
     def product(self, name: str, left: Tensor, right: Tensor) -> None:
-        """The gradient is ``left @ right``, of the parameter's shape ``[..., o, d]``."""
+        """The gradient is ``left @ right``, of the parameter's shape ``[..., o, d]``.
+
+        That of one client's convolution ``[o, C, kh, kw]`` may be given as ``[o, C kh kw]``.
+        """
 
     @abstractmethod
     def gradient(self, name: str, gradient: Tensor) -> None:
@@ -36,10 +39,10 @@ class StepAtOnce(Update):
     def product(self, name: str, left: Tensor, right: Tensor) -> None:
         """One product that adds to the weights."""
         weight = self.weights[name]
-        if weight.ndim == 2:
-            weight.addmm_(left, right, beta=self.keep, alpha=-self.lr)
-        else:
+        if weight.ndim == 3:
             weight.baddbmm_(left, right, beta=self.keep, alpha=-self.lr)
+        else:
+            weight.view(len(weight), -1).addmm_(left, right, beta=self.keep, alpha=-self.lr)
 
     def gradient(self, name: str, gradient: Tensor) -> None:
         """Decay, then step."""
@@ -62,10 +65,10 @@ class KeepGradients(Update):
     def product(self, name: str, left: Tensor, right: Tensor) -> None:
         """The product, into its row."""
         row = self.rows[name]
-        if row.ndim == 2:
-            row.addmm_(left, right, beta=0)
-        else:
+        if row.ndim == 3:
             row.baddbmm_(left, right, beta=0)
+        else:
+            row.view(len(row), -1).addmm_(left, right, beta=0)
 
     def gradient(self, name: str, gradient: Tensor) -> None:
         """A copy, into its row."""

@@ -17,7 +17,9 @@ from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Samples
 from cfl.engines.base import Engine, StepContext, behind, drawn_masks
+from cfl.engines.batch_last import BatchLastChain
 from cfl.engines.chain import Chain
+from cfl.engines.freed_memory import keep_freed_memory
 from cfl.engines.recorded import RecordedSteps, Recording, arguments
 from cfl.engines.threads import Threads
 from cfl.engines.updates import KeepGradients, StepAtOnce, Update
@@ -39,19 +41,33 @@ class WorkerEngine(Engine):
             the caller's: with 1 it computes with one math thread, with 0 with all it has.
         stack: clients that a thread computes together by batched products, for chains of linear layers; with small
             layers this saves more calls than it costs.
+        batch_last: hold images and maps with the batch last in memory, for chains with convolutions
+            (:class:`~cfl.engines.batch_last.BatchLastChain`); of no effect where that is not possible.
+        eager: see :class:`~cfl.engines.recorded.RecordedSteps`.
     """
 
     kind = "workers"
     steps_at_once = True
 
-    def __init__(self, network: nn.Module, input_shape: tuple[int, int, int], threads: int = 0, stack: int = 1) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        input_shape: tuple[int, int, int],
+        threads: int = 0,
+        stack: int = 1,
+        batch_last: bool = False,
+        eager: bool = False,
+    ) -> None:
+        keep_freed_memory()
         self.chain = Chain.of(network)
-        self.channels_last = any(isinstance(m, nn.Conv2d) for m in network.modules())
+        turned = BatchLastChain.of_chain(self.chain) if batch_last and self.chain is not None else None
+        self.chain = turned or self.chain
+        self.channels_last = turned is None and any(isinstance(m, nn.Conv2d) for m in network.modules())
         self.stack = stack if self.chain is not None and self.chain.stackable else 1
         self.masks = DropoutMasks(network, input_shape)
         self.draws = StepDraws(network)
-        recordable = self.chain is not None and not self.chain.has_convolutions and self.stack == 1
-        self._recorded = RecordedSteps(self.chain) if self.chain is not None and recordable else None
+        recordable = self.chain is not None and self.chain.recordable and self.stack == 1
+        self._recorded = RecordedSteps(self.chain, eager) if self.chain is not None and recordable else None
         self.multiplies = self.chain is not None
         self._threads = Threads(threads)
         self._replicas = [] if self.chain is not None else [_Replica(network) for _ in range(max(threads, 1))]

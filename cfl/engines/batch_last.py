@@ -1,0 +1,240 @@
+"""Chains that hold the batch innermost in memory, ``[C, H, W, B]`` and ``[F, B]``: the fast way with small maps.
+
+A convolution is one product, ``Z = W X`` with ``W [O, C kh kw]`` and the patches ``X [C kh kw, Ho Wo B]``. Where
+samples lie side by side, copying the patches, adding their gradients up and pooling work on runs of at least B numbers,
+however few and small the maps are; a batch's maps are a linear layer's input without a copy; and the step can be
+recorded. For many wide maps torch's own kernels are faster. The engine's trial decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cfl.engines import layers
+from cfl.engines.chain import Chain
+from cfl.engines.layers import Layer, Pass
+
+
+class BatchLastChain(Chain):
+    """A chain of one client's layers with the batch last; :meth:`of_chain` makes it of another.
+
+    It computes what the other does up to float rounding. Samples come and logits leave with the batch first.
+    """
+
+    def __init__(self, links: list[Layer]) -> None:
+        super().__init__(links)
+        self.stackable, self.has_convolutions, self.recordable = False, True, True
+
+    @classmethod
+    def of_chain(cls, chain: Chain) -> BatchLastChain | None:
+        """The same layers, or None if one of them cannot be had: groups, pooling with padding, dilation or ceil."""
+        links = [_batch_last(layer) for layer in chain.layers]
+        return None if None in links else cls([link for link in links if link is not None])
+
+    def enter(self, x: Tensor) -> Tensor:
+        """``[B, C, H, W]`` to ``[C, H, W, B]``."""
+        return x.permute(1, 2, 3, 0).contiguous()
+
+    def turn(self, matrix: Tensor) -> Tensor:
+        """``[O, B]`` to ``[B, O]`` and back."""
+        return matrix.t().contiguous()
+
+
+def _batch_last(layer: Layer) -> Layer | None:
+    if isinstance(layer, layers.Conv2d) and layer.groups != 1:
+        return None
+    if isinstance(layer, layers.MaxPool2d):
+        _, _, padding, dilation, ceil = layer.geometry
+        if ceil or any(padding) or dilation != [1, 1]:
+            return None
+    if isinstance(layer, layers.Relu):
+        return layer
+    return _OF[type(layer)](layer)
+
+
+class Linear(Layer):
+    """``nn.Linear`` on ``[d, B]``."""
+
+    weighted = True
+
+    def __init__(self, of: layers.Linear) -> None:
+        self.weight, self.bias = of.weight, of.bias
+
+    def forward(self, run: Pass, h: Tensor) -> Tensor:
+        """``Z = W H + b``."""
+        run.saved.append(h)
+        return _product(run, self.weight, self.bias, h)
+
+    def backward(self, run: Pass, g: Tensor, wanted: bool) -> Tensor | None:
+        """``dH = W^T dZ``, ``dW = dZ H^T``, ``db`` the sum over samples."""
+        h = run.saved.pop()
+        inner = run.weights[self.weight].t() @ g if wanted else None
+        _hand_over(run, self.weight, self.bias, g, h)
+        return inner
+
+
+class Conv2d(Layer):
+    """``nn.Conv2d`` with zeros around and without groups on ``[C, H, W, B]``."""
+
+    weighted = True
+
+    def __init__(self, of: layers.Conv2d) -> None:
+        self.weight, self.bias = of.weight, of.bias
+        self.kernel, self.stride, self.padding, self.dilation = of.kernel, of.stride, of.padding, of.dilation
+
+    def forward(self, run: Pass, h: Tensor) -> Tensor:
+        """One product with the patches."""
+        height, width = self.padding
+        if height or width:
+            h = F.pad(h, (0, 0, width, width, height, height))
+        shape, strides = self._windows(h)
+        patches = h.as_strided(shape, strides).reshape(math.prod(shape[:3]), -1)
+        run.saved.append((patches, shape, _sizes(h)))
+        return _product(run, self.weight, self.bias, patches).view(-1, *shape[3:])
+
+    def backward(self, run: Pass, g: Tensor, wanted: bool) -> Tensor | None:
+        """``dX = W^T dZ`` added up where patches overlap, ``dW = dZ X^T``."""
+        patches, shape, padded = run.saved.pop()
+        g = g.flatten(1)
+        inner = None
+        if wanted:
+            of_patches = (run.weights[self.weight].flatten(1).t() @ g).view(shape)
+            inner = g.new_zeros(padded)
+            for i, j, place in self._places(shape):
+                inner[place].add_(of_patches[:, i, j])
+            (height, width), (_, rows, columns, _) = self.padding, padded
+            if height or width:
+                inner = inner[:, height : rows - height, width : columns - width].contiguous()
+        _hand_over(run, self.weight, self.bias, g, patches)
+        return inner
+
+    def _windows(self, h: Tensor) -> tuple[list[int], list[int]]:
+        """Shape and strides of ``[C, kh, kw, Ho, Wo, B]``, a view of a padded input."""
+        channels, *sides, samples = _sizes(h)
+        fit = [
+            (side - dilation * (kernel - 1) - 1) // stride + 1
+            for side, kernel, stride, dilation in zip(sides, self.kernel, self.stride, self.dilation, strict=True)
+        ]
+        channel, row, column, sample = (int(n) for n in h.stride())
+        inside = [self.dilation[0] * row, self.dilation[1] * column]
+        between = [self.stride[0] * row, self.stride[1] * column]
+        return [channels, *self.kernel, *fit, samples], [channel, *inside, *between, sample]
+
+    def _places(self, shape: list[int]) -> Iterator[tuple[int, int, Any]]:
+        """For each element of the kernel: where the padded input has what it is multiplied with."""
+        for i in range(shape[1]):
+            for j in range(shape[2]):
+                yield i, j, _strided((i * self.dilation[0], j * self.dilation[1]), self.stride, shape[3:5])
+
+
+class MaxPool2d(Layer):
+    """Max-pooling of ``[C, H, W, B]`` without padding; of equal numbers the first gets the gradient, as in torch."""
+
+    def __init__(self, of: layers.MaxPool2d) -> None:
+        self.kernel, self.stride, *_ = of.geometry
+
+    def forward(self, run: Pass, h: Tensor) -> Tensor:
+        """The greatest of the first, first two, ... places; kept is where each was greater than all before it."""
+        first, *others = self._places(h)
+        greatest, greater = h[first], []
+        for place in others:
+            before, greatest = greatest, torch.maximum(greatest, h[place])
+            greater.append((greatest - before).sign_())  # 1 or 0: comparisons to bool cost several times as much
+        run.saved.append((_sizes(h), greater))
+        return greatest
+
+    def backward(self, run: Pass, g: Tensor, wanted: bool) -> Tensor | None:
+        """Each place gets what no later one gets."""
+        shape, greater = run.saved.pop()
+        inner = g.new_zeros(shape)
+        first, *others = self._places(inner)
+        for place, won in zip(reversed(others), reversed(greater), strict=True):
+            here = g * won
+            inner[place].add_(here)
+            g = g - here
+        inner[first].add_(g)
+        return inner
+
+    def _places(self, h: Tensor) -> list[Any]:
+        sides = _sizes(h)[1:3]
+        fit = [(side - k) // s + 1 for side, k, s in zip(sides, self.kernel, self.stride, strict=True)]
+        return [_strided((i, j), self.stride, fit) for i in range(self.kernel[0]) for j in range(self.kernel[1])]
+
+
+class Dropout(Layer):
+    """Counted dropout in place, of ``[..., B]``."""
+
+    def __init__(self, of: layers.Dropout) -> None:
+        self.name = of.name
+
+    def forward(self, run: Pass, h: Tensor) -> Tensor:
+        """Multiply by the mask."""
+        mask = run.masks[self.name].movedim(0, -1).contiguous()
+        run.saved.append(mask)
+        return h.mul_(mask)
+
+    def backward(self, run: Pass, g: Tensor, wanted: bool) -> Tensor | None:
+        """Multiply by the mask."""
+        return g.mul_(run.saved.pop())
+
+
+class Flatten(Layer):
+    """``[C, H, W, B]`` to ``[C H W, B]``, the units in the order (C, H, W)."""
+
+    def __init__(self, of: layers.Flatten) -> None:
+        """There is nothing to know of it."""
+
+    def forward(self, run: Pass, h: Tensor) -> Tensor:
+        """A view."""
+        shape = _sizes(h)
+        run.saved.append(shape)
+        return h.view(-1, shape[-1])
+
+    def backward(self, run: Pass, g: Tensor, wanted: bool) -> Tensor | None:
+        """The same shape back."""
+        return g.view(run.saved.pop())
+
+
+def _product(run: Pass, weight: str, bias: str | None, h: Tensor) -> Tensor:
+    product = run.weights[weight].flatten(1) @ h
+    # Not by addmm, which a recording takes apart into two operations that round otherwise.
+    return product if bias is None else product.add_(run.weights[bias].unsqueeze(1))
+
+
+def _hand_over(run: Pass, weight: str, bias: str | None, g: Tensor, h: Tensor) -> None:
+    """The gradients of ``Z = W H + b``, all matrices with columns side by side: ``dZ [O, N]``, ``H [d, N]``."""
+    factor = run.factors.get(weight)
+    if factor is None:
+        run.update.product(weight, g, h.t())
+    else:
+        run.update.gradient(weight, run.multiplied(weight, (g @ h.t()).view(run.weights[weight].shape)))
+    if bias is not None:
+        run.update.gradient(bias, run.multiplied(bias, g.sum(1)))
+
+
+def _strided(first: tuple[int, int], stride: Any, count: Any) -> Any:
+    rows, columns = (
+        slice(start, start + step * (number - 1) + 1, step)
+        for start, step, number in zip(first, stride, count, strict=True)
+    )
+    return slice(None), rows, columns
+
+
+def _sizes(h: Tensor) -> list[int]:
+    """Plain numbers, also while a step is recorded: a recording is for one batch size."""
+    return [int(size) for size in h.shape]
+
+
+_OF: dict[type[Layer], Callable[[Any], Layer]] = {
+    layers.Linear: Linear,
+    layers.Conv2d: Conv2d,
+    layers.MaxPool2d: MaxPool2d,
+    layers.Dropout: Dropout,
+    layers.Flatten: Flatten,
+}
