@@ -36,7 +36,7 @@ from benchmarks.store import check_rows, replace_rows, stored_rows
 from benchmarks.suite import WORKS, chosen_works, run_suite
 from benchmarks.table import show
 from benchmarks.wire import Wire
-from benchmarks.works import FEW, MANY, W1, W2, W3, Work
+from benchmarks.works import FEW, MANY, W1, W2, W3, W9, Work
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from rich.console import Console
@@ -89,6 +89,7 @@ ALEXNET_FLOPS = (
 DROPOUT_CNN_FLOPS = (
     convolution(3, 32, 3, 30, first=True) + convolution(32, 64, 3, 28) + linear(12544, 128) + linear(128, 10)
 )
+SMALL_CNN_FLOPS = convolution(1, 10, 5, 24, first=True) + convolution(10, 20, 5, 8) + linear(320, 50) + linear(50, 10)
 SMALL_FLOPS = linear(64, 64, first=True) + linear(64, 10)
 
 
@@ -100,6 +101,7 @@ SMALL_FLOPS = linear(64, 64, first=True) + linear(64, 10)
         (W3, DROPOUT_CNN_FLOPS, 248.6),
         (MANY, SMALL_FLOPS, 0.2),
         (FEW, SMALL_FLOPS, 0.2),
+        (W9, SMALL_CNN_FLOPS, 16.6),
     ],
     ids=lambda value: value.label if isinstance(value, Work) else None,
 )
@@ -122,7 +124,9 @@ def test_flops_of_a_matrix_product() -> None:
 
 
 @pytest.mark.parametrize(
-    ("work", "steps"), [(W1, 64 * 8), (W2, 25 * 7), (W3, 50 * 5), (MANY, 2000), (FEW, 2000)], ids=lambda v: str(v)[:12]
+    ("work", "steps"),
+    [(W1, 64 * 8), (W2, 25 * 7), (W3, 50 * 5), (MANY, 2000), (FEW, 2000), (W9, 200)],
+    ids=lambda v: str(v)[:12],
 )
 def test_client_steps(work: Work, steps: int) -> None:
     assert work.client_steps == steps
@@ -327,11 +331,11 @@ def test_late_tasks_are_held_against_early_ones() -> None:
 
 
 def test_works_are_chosen_by_name_and_kept_in_order() -> None:
-    assert list(chosen_works("")) == list(WORKS) == ["W1", "W2", "W3", "W4", "W5", "W6", "W7", "W8"]
+    assert list(chosen_works("")) == list(WORKS) == ["W1", "W2", "W3", "W4", "W5", "W6", "W7", "W8", "W9"]
     assert list(chosen_works(" W3, W1,W3 ")) == ["W1", "W3"]
-    with pytest.raises(ConfigError, match="W1, W2, W3, W4, W5, W6, W7, W8") as caught:
-        chosen_works("W1,W9")
-    assert (caught.value.key, caught.value.value) == ("WORKS", "W9")
+    with pytest.raises(ConfigError, match="W1, W2, W3, W4, W5, W6, W7, W8, W9") as caught:
+        chosen_works("W1,W10")
+    assert (caught.value.key, caught.value.value) == ("WORKS", "W10")
 
 
 def test_engines_are_chosen_by_name_or_given_as_options() -> None:

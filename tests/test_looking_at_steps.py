@@ -22,11 +22,12 @@ from cfl.methods.base import Method
 
 # In float64 a network has a hook, so that workers take it by autograd; the hand-written step is seen in float32.
 NETWORKS: dict[str, Any] = {"mlp": mlp, "conv": ConvNet, "mlp64": double(mlp), "norm64": double(norm_net)}
-VMAP, WORKERS, STACKS = EngineOptions("vmap"), EngineOptions("workers", 2, stack=1), EngineOptions("workers", 2, 3)
+VMAP, STACKS = EngineOptions("vmap"), EngineOptions("workers", 2, 3)
+WORKERS, BATCH_LAST = (EngineOptions("workers", 2, stack=1, batch_last=last) for last in (False, True))
 every_engine = pytest.mark.parametrize(
     ("engine", "network"),
-    [*((e, n) for e in (VMAP, WORKERS) for n in NETWORKS), (STACKS, "mlp")],
-    ids=[*(f"{e}, {n}" for e in ("vmap", "workers") for n in NETWORKS), "stacks, mlp"],
+    [*((e, n) for e in (VMAP, WORKERS) for n in NETWORKS), (STACKS, "mlp"), (BATCH_LAST, "conv")],
+    ids=[*(f"{e}, {n}" for e in ("vmap", "workers") for n in NETWORKS), "stacks, mlp", "batch last, conv"],
 )
 
 

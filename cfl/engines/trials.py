@@ -19,7 +19,6 @@ from cfl.engines.probe import Trial
 from cfl.models.density import is_density
 from cfl.objective import Objective
 
-
 LONG_RUN = 50_000
 """Client steps of a run to whose length it no longer matters that a trial records steps, which takes up to 0.5 s."""
 

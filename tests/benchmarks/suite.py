@@ -19,7 +19,7 @@ from benchmarks.personal import personal
 from benchmarks.rows import Row, add_floor, ran
 from benchmarks.side_by_side import side_by_side
 from benchmarks.store import replace_rows, stored_rows
-from benchmarks.works import FEW, MANY, W1, W2, W3
+from benchmarks.works import FEW, MANY, W1, W2, W3, W9
 from cfl.errors import ConfigError
 
 Measure = Callable[[Bench], list[Row]]
@@ -33,10 +33,11 @@ WORKS: dict[str, Measure] = {
     "W6": extraction,
     "W7": fisher,
     "W8": personal,
+    "W9": partial(side_by_side, works=[W9]),
 }
 
 TITLES = {
-    **{work.name: work.title for work in (W1, W2, W3, MANY, methods.WORK, W7, W8)},
+    **{work.name: work.title for work in (W1, W2, W3, MANY, methods.WORK, W7, W8, W9)},
     "W6": "GPSE: an extraction against one local epoch",
 }
 

@@ -143,3 +143,16 @@ MANY = Work(
 )
 
 FEW = replace(MANY, title=MANY.title.replace("100,000", "1000"), clients=1000, variant="1000 clients")
+
+W9 = Work(
+    name="W9",
+    title="rotated MNIST as in Fed-A-GEM: SmallCNN, 10 of 10 clients x 640 samples, batch 32",
+    network="SmallCNN",
+    options={"dropout": [0.5, 0.5]},
+    shape=(1, 28, 28),
+    clients=10,
+    sampled=10,
+    samples=640,
+    batch_size=32,
+    lr=0.01,
+)

@@ -28,12 +28,21 @@ def run(make: Any, engine: EngineOptions, network: Any, scenario: str, optimizer
     return weights(fit(tiny_client(data, network, optimizer, {"tried": make()}, engine), data))
 
 
-@pytest.mark.parametrize("network", [mlp, partial(StridedNet, dropout=0.3)], ids=["linear", "convolutional"])
+@pytest.mark.parametrize(
+    ("network", "batch_last"),
+    [(mlp, None), (partial(StridedNet, dropout=0.3), False), (partial(StridedNet, dropout=0.3), True)],
+    ids=["linear", "convolutional", "convolutional, batch last"],
+)
 @pytest.mark.parametrize("scenario", ["domain", "task"])
 @pytest.mark.parametrize("optimizer", [sgd, partial(torch.optim.SGD, lr=0.1, momentum=0.5)], ids=["plain", "momentum"])
 @pytest.mark.parametrize("name", CASES)
 def test_the_engines_way_gives_the_methods_result(
-    name: str, optimizer: Any, scenario: str, network: Any, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    optimizer: Any,
+    scenario: str,
+    network: Any,
+    batch_last: bool | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     expected = run(CASES[name], EngineOptions("vmap"), network, scenario, optimizer)
     used = []
@@ -45,7 +54,8 @@ def test_the_engines_way_gives_the_methods_result(
         used.append(bool(self.factors))
 
     monkeypatch.setattr(Pass, "__init__", watched)
-    found = run(CASES[name], EngineOptions("workers", workers=2), network, scenario, optimizer)
+    engine = EngineOptions("workers", workers=2, batch_last=batch_last)
+    found = run(CASES[name], engine, network, scenario, optimizer)
     assert any(used)
     for key, tensor in found.items():
         torch.testing.assert_close(tensor, expected[key], rtol=0, atol=2e-5)
