@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ from cfl.engines.updates import KeepGradients, StepAtOnce, Update
 from cfl.layer_inputs.right_factors import ClientFactor, RightFactor
 from cfl.models.dropout import DropoutMasks, dropout_masks
 from cfl.models.step_draws import StepDraws
+
+FETCHED_TOGETHER = 2**18
+"""Pixels, or words of random bits, up to which a cohort's samples are fetched in one go; 2**18 pixels are 1 MiB."""
 
 
 class WorkerEngine(Engine):
@@ -63,6 +67,7 @@ class WorkerEngine(Engine):
         turned = BatchLastChain.of_chain(self.chain) if batch_last and self.chain is not None else None
         self.chain = turned or self.chain
         self.channels_last = turned is None and any(isinstance(m, nn.Conv2d) for m in network.modules())
+        self.input_shape = tuple(input_shape)
         self.stack = stack if self.chain is not None and self.chain.stackable else 1
         self.masks = DropoutMasks(network, input_shape)
         self.draws = StepDraws(network)
@@ -104,6 +109,7 @@ class WorkerEngine(Engine):
             recordings = self._recordings(cohort, batch, context, used, outputs)
         elif joined is not None and not factors and context.objective.plain and seen is None:
             recordings = self._joined_recordings(cohort, batch, context, joined)
+        fetch = self._fetching(cohort, batch, context, used) if joined is None and stack == 1 else None
 
         def body(thread: int, start: int) -> None:
             rows = min(stack, k - start)
@@ -115,8 +121,8 @@ class WorkerEngine(Engine):
             elif rows > 1:
                 losses[start : start + rows] = self._stacked(cohort, batch, context, start, rows, outputs, update)
             else:
-                x, y = batch.samples(start, used[start])
-                dropped = self._dropped(cohort, batch, context, range(start, start + 1), len(y), single=True)
+                assert fetch is not None
+                x, y, dropped = fetch(start)
                 weights = self._rows(self._views, cohort.data, start, 1)
                 recording = recordings.get(used[start])
                 if recording is not None:
@@ -219,6 +225,33 @@ class WorkerEngine(Engine):
     ) -> dict[str, Tensor]:
         masks = drawn_masks(self.masks, context, cohort, batch, rows, samples, torch.device("cpu"))
         return {n: m[0] for n, m in masks.items()} if single else masks
+
+    def _fetching(
+        self, cohort: Cohort, batch: CohortBatch, context: StepContext, used: list[int]
+    ) -> Callable[[int], tuple[Tensor, Tensor, dict[str, Tensor]]]:
+        """A function of a client's row: inputs, outputs and dropout masks of its samples.
+
+        Small ones are fetched here for all clients at once: what many small operations cost, threads would wait for one
+        by one. Large ones are left to the threads.
+        """
+        k, most = len(used), max(used)
+        pixels = math.prod(self.input_shape)
+        together = k > 1 and k * most * max(pixels, self.masks.words_per_sample) <= FETCHED_TOGETHER
+        if not together:
+
+            def alone(row: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+                x, y = batch.samples(row, used[row])
+                return x, y, self._dropped(cohort, batch, context, range(row, row + 1), len(y), single=True)
+
+            return alone
+        x, y = batch.stacked_samples(0, k)
+        masks = self._dropped(cohort, batch, context, range(k), most, single=False)
+
+        def of_all(row: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+            samples = used[row]
+            return x[row, :samples], y[row, :samples], {name: mask[row, :samples] for name, mask in masks.items()}
+
+        return of_all
 
     def _join(self, cohort: Cohort, batch: CohortBatch, context: StepContext, used: list[int]) -> _Joined:
         """All samples of a batch, of which ``used`` own ones of each client are no padding."""

@@ -140,6 +140,11 @@ class DropoutMasks:
     def __bool__(self) -> bool:
         return bool(self._groups)
 
+    @property
+    def words_per_sample(self) -> int:
+        """64-bit random words that one sample's masks take."""
+        return self._words
+
     def draw(self, keys: Tensor, samples: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
         """Masks of one training step of k clients.
 
