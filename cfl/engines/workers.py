@@ -109,7 +109,7 @@ class WorkerEngine(Engine):
             recordings = self._recordings(cohort, batch, context, used, outputs)
         elif joined is not None and not factors and context.objective.plain and seen is None:
             recordings = self._joined_recordings(cohort, batch, context, joined)
-        fetch = self._fetching(cohort, batch, context, used) if joined is None and stack == 1 else None
+        fetch = self._fetching(cohort, batch, context, used, stack == 1 and joined is None)
 
         def body(thread: int, start: int) -> None:
             rows = min(stack, k - start)
@@ -121,7 +121,6 @@ class WorkerEngine(Engine):
             elif rows > 1:
                 losses[start : start + rows] = self._stacked(cohort, batch, context, start, rows, outputs, update)
             else:
-                assert fetch is not None
                 x, y, dropped = fetch(start)
                 weights = self._rows(self._views, cohort.data, start, 1)
                 recording = recordings.get(used[start])
@@ -227,16 +226,16 @@ class WorkerEngine(Engine):
         return {n: m[0] for n, m in masks.items()} if single else masks
 
     def _fetching(
-        self, cohort: Cohort, batch: CohortBatch, context: StepContext, used: list[int]
+        self, cohort: Cohort, batch: CohortBatch, context: StepContext, used: list[int], for_all: bool
     ) -> Callable[[int], tuple[Tensor, Tensor, dict[str, Tensor]]]:
         """A function of a client's row: inputs, outputs and dropout masks of its samples.
 
-        Small ones are fetched here for all clients at once: what many small operations cost, threads would wait for one
-        by one. Large ones are left to the threads.
+        Where it is to be called ``for_all``, small ones are fetched here for all clients at once: what many small
+        operations cost, threads would wait for one by one. Large ones are left to the threads.
         """
         k, most = len(used), max(used)
         pixels = math.prod(self.input_shape)
-        together = k > 1 and k * most * max(pixels, self.masks.words_per_sample) <= FETCHED_TOGETHER
+        together = for_all and k > 1 and k * most * max(pixels, self.masks.words_per_sample) <= FETCHED_TOGETHER
         if not together:
 
             def alone(row: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
