@@ -162,6 +162,7 @@ class Client(LightningModule):
             self.network,
             self.input_shape,
             str(self.trainer.precision),
+            data.schedule.batch_size,
         )
         if len(open_choices) == 1:
             return open_choices[0]

@@ -10,8 +10,8 @@ import tiny_cli
 import torch
 from tiny import fit, mlp, tiny_client, tiny_data, weights
 
-from cfl.engines import EngineChoice, EngineOptions, candidates
-from cfl.engines.choice import MEMORY_ON_CPU
+from cfl.engines import EngineChoice, EngineOptions, candidates, trials
+from cfl.engines.choice import MEMORY_ON_CPU, PATCHES_ON_CPU, from_dict, patch_bytes
 from cfl.engines.probe import TRAINER_SECONDS, probe
 from cfl.errors import ConfigError
 from cfl.models import MLP, SmallCNN
@@ -22,9 +22,14 @@ SMALL = MLP((1, 4, 4), 4, [8], 0.0)
 
 
 def of(
-    options: EngineOptions, width: int | None, clients: int = 100, network: Any = SMALL, shape: Any = (1, 4, 4)
+    options: EngineOptions,
+    width: int | None,
+    clients: int = 100,
+    network: Any = SMALL,
+    shape: Any = (1, 4, 4),
+    batch_size: int = 8,
 ) -> list[EngineChoice]:
-    return candidates(options, width, clients, network, shape, "32-true")
+    return candidates(options, width, clients, network, shape, "32-true", batch_size)
 
 
 def test_nothing_is_open_when_the_user_says_everything() -> None:
@@ -43,6 +48,18 @@ def test_convolutions_are_tried_with_the_batch_first_and_last() -> None:
     assert [str(choice) for choice in found] == ["2 worker(s), K = 6, batch last", "2 worker(s), K = 6"]
     with pytest.raises(ConfigError, match=r"engine\.batch_last.*chain of convolutions"):
         of(EngineOptions("workers", 2, batch_last=True), 6)
+
+
+def test_the_batch_is_not_last_where_patches_take_too_much_memory() -> None:
+    cnn = convert_dropout(SmallCNN((1, 16, 16), 2))
+    first, second = 25 * 12 * 12, 250 * 2 * 2
+    assert patch_bytes(cnn, (1, 16, 16)) == 4 * (first + second + second)
+    most = PATCHES_ON_CPU // (2 * patch_bytes(cnn, (1, 16, 16)))
+    for size, layouts in ((most, [True, False]), (most + 1, [False])):
+        found = of(EngineOptions("workers", 2), 6, network=cnn, shape=(1, 16, 16), batch_size=size)
+        assert [choice.batch_last for choice in found] == layouts
+    asked = of(EngineOptions("workers", 2, batch_last=True), 6, network=cnn, shape=(1, 16, 16), batch_size=most + 1)
+    assert asked == [EngineChoice("workers", 6, 2, batch_last=True)]
 
 
 def test_a_stack_can_be_fixed() -> None:
@@ -89,10 +106,14 @@ class Clock:
         return self.now
 
 
-def simulated(seconds_per_step: dict[EngineChoice, float], client_steps: int) -> tuple[list[Any], Clock]:
+def simulated(
+    seconds_per_step: dict[EngineChoice, float], client_steps: int, building: float = 0.0
+) -> tuple[list[Any], Clock]:
     clock = Clock()
 
     def trial_of(choice: EngineChoice) -> Any:
+        clock.now += building
+
         def trial(steps: int) -> float:
             clock.now += steps * seconds_per_step[choice]
             return seconds_per_step[choice]
@@ -118,6 +139,37 @@ def test_a_probe_costs_little_of_the_run() -> None:
     assert 1 <= len(found) < len(choices)
     _, clock = simulated({EngineChoice("vmap", 1): 3.0, EngineChoice("vmap", 2): 3.0}, client_steps=100)
     assert clock.now < 15
+
+
+def test_building_is_paid_for_by_long_runs_only() -> None:
+    """A second for each of forty choices of 10 ms a step: one is tried in a run of a second, a few in one of hours."""
+    choices = {EngineChoice("workers", k): 0.01 for k in range(1, 40)}
+    found, clock = simulated(choices, client_steps=100, building=1.0)
+    assert (len(found), clock.now < 1.1) == (1, True)
+    found, clock = simulated(choices, client_steps=10**7, building=1.0)
+    assert len(found) > 3
+    assert clock.now < 8
+    found, clock = simulated(choices, client_steps=100, building=60.0)
+    assert (len(found), clock.now < 61) == (1, True)
+
+
+def test_trials_of_long_runs_record_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for long, eager in ((1, True), (10**9, False)):
+        asked = []
+        monkeypatch.setattr(trials, "LONG_RUN", long)
+        build = trials.build_engine
+        monkeypatch.setattr(trials, "build_engine", lambda *a, b=build, asked=asked: asked.append(a[-1]) or b(*a))
+        data = tiny_data(schedule={"cohort_width": "auto"})
+        fit(tiny_client(data, engine=EngineOptions("workers", 1)), data)
+        assert asked
+        assert set(asked) == {eager}
+        monkeypatch.undo()
+
+
+def test_a_choice_of_an_older_checkpoint_has_the_batch_first() -> None:
+    allowed = [EngineChoice("workers", 4, 2, batch_last=last) for last in (True, False)]
+    assert from_dict({"kind": "workers", "width": 4, "threads": 2, "stack": 1}, allowed) == allowed[1]
+    assert from_dict(allowed[0].to_dict(), allowed) == allowed[0]
 
 
 @pytest.mark.parametrize("kind", ["auto", "vmap", "workers"])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
-from cfl.engines import EngineOptions, WorkerEngine, recorded
+from cfl.engines import EngineOptions, WorkerEngine, recorded, workers
 from cfl.engines.batch_last import BatchLastChain
 from cfl.engines.chain import Chain
 from cfl.errors import ConfigError
@@ -58,6 +58,20 @@ class PoolNet(Network):
         return self.units(nn.functional.max_pool2d(x, (3, 2), 2)).flatten(1)
 
 
+class Thinned(Network):
+    """Pooling of one place each, which only leaves places out, and kernels of one place."""
+
+    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
+        super().__init__(input_shape, num_outputs)
+        self.conv1, self.conv2 = nn.Conv2d(input_shape[0], 3, 1), nn.Conv2d(3, 2, 1, stride=2)
+        self.pool = nn.MaxPool2d(1, 2)
+        height, width = ((side + 3) // 4 for side in input_shape[1:])
+        self.head = nn.Linear(2 * height * width, num_outputs)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.pool(torch.relu(self.conv2(torch.relu(self.conv1(x))))).flatten(1)
+
+
 def unequal(width: int, stream: Any = None, **schedule: Any) -> FederatedDataModule:
     """Seven clients of 4 to 24 samples in batches of 4: partial batches, clients that finish early."""
     return tiny_data(
@@ -95,7 +109,19 @@ def test_workers_agree_with_vmap(network: Any, optimizer: Any, width: int) -> No
     of that.
     """
     expected = trained(VMAP, 7, network, optimizer)
-    assert_same(trained(EngineOptions("workers", 2), width, network, optimizer), expected)
+    engine = EngineOptions("workers", 2, batch_last=False)
+    assert_same(trained(engine, width, network, optimizer), expected)
+
+
+@pytest.mark.parametrize("network", [dropping, PoolNet], ids=["mlp", "pool"])
+def test_who_fetches_samples_and_masks_does_not_matter(monkeypatch: pytest.MonkeyPatch, network: Any) -> None:
+    """The engine for all clients at once, or each thread for its own: the same bits."""
+    engine = EngineOptions("workers", 2, stack=1, batch_last=network is PoolNet)
+    together = trained(engine, 7, network, DECAY)
+    monkeypatch.setattr(workers, "FETCHED_TOGETHER", 0)
+    apart = trained(engine, 7, network, DECAY)
+    for name in apart[0]:
+        assert torch.equal(apart[0][name], together[0][name])
 
 
 @pytest.mark.parametrize("optimizer", [DECAY, ADAM], ids=["decay", "adam"])
@@ -135,7 +161,8 @@ def test_recorded_steps_are_the_steps(
 @pytest.mark.parametrize("network", [mlp, ConvNet])
 def test_workers_leave_outputs_of_other_tasks_alone(network: Any) -> None:
     expected = trained(VMAP, 3, network, DECAY, split())
-    assert_same(trained(EngineOptions("workers", 2), 3, network, DECAY, split()), expected)
+    for last in (False, True) if network is ConvNet else (None,):
+        assert_same(trained(EngineOptions("workers", 2, batch_last=last), 3, network, DECAY, split()), expected)
 
 
 @pytest.mark.parametrize("optimizer", [DECAY, ADAM], ids=["decay", "adam"])
@@ -215,6 +242,7 @@ class Collect:
         (SmallCNN, (1, 28, 28), {"dropout": 0.0}),
         (MnistCNN, (2, 17, 16), {}),
         (StridedNet, (2, 7, 6), {}),
+        (Thinned, (1, 6, 7), {}),
     ],
 )
 @pytest.mark.parametrize("batch_last", [False, True], ids=["batch first", "batch last"])

@@ -32,8 +32,8 @@ class EngineOptions:
         stack: clients that one of the ``workers`` computes together, for chains of linear layers; null takes the
             fastest in a short trial.
         batch_last: whether ``workers`` hold images and maps with the batch last in memory, for chains of convolutions,
-            pooling and linear layers: faster for small maps, slower for many wide ones. null takes the fastest in a
-            short trial.
+            pooling and linear layers: faster for small maps, slower for many wide ones; every step holds the patches of
+            all convolutions. null takes the faster in a short trial, if all threads' patches fit 256 MiB.
         compile: torch.compile mode for ``vmap``; ``reduce-overhead`` replays CUDA graphs. null does not compile.
         matmul_precision: torch's float32 matmul precision; ``high`` allows TF32 on GPUs that have it.
     """

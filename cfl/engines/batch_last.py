@@ -142,7 +142,7 @@ class MaxPool2d(Layer):
     def forward(self, run: Pass, h: Tensor) -> Tensor:
         """The greatest of the first, first two, ... places; kept is where each was greater than all before it."""
         first, *others = self._places(h)
-        greatest, greater = h[first], []
+        greatest, greater = h[first] if others else h[first].clone(), []  # never a view: layers behind change it
         for place in others:
             before, greatest = greatest, torch.maximum(greatest, h[place])
             greater.append((greatest - before).sign_())  # 1 or 0: comparisons to bool cost several times as much

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cfl.engines.base import Engine, EngineKind, EngineOptions
 from cfl.engines.batch_last import BatchLastChain
@@ -23,6 +23,9 @@ MEMORY_ON_CPU = 128 * 2**20
 
 COPIES = {"vmap": 4, "workers": 1}
 """Copies of the weights alive in a step: ``vmap`` keeps gradients and what autograd makes of stacked weights."""
+
+PATCHES_ON_CPU = 2**28
+"""Bytes that the patches of a step's convolutions may take in all threads, for the batch to be last in memory."""
 
 SMALL = 2**18
 """Parameters up to which computing clients together (``vmap``, or stacked by a worker) is tried although a hand-written
@@ -85,6 +88,7 @@ def candidates(
     network: nn.Module,
     input_shape: tuple[int, int, int],
     precision: str,
+    batch_size: int,
 ) -> list[EngineChoice]:
     """The choices that a user's settings leave open, the most promising first; one if nothing is open.
 
@@ -95,6 +99,7 @@ def candidates(
         network: on the device that it is trained on.
         input_shape: ``(C, H, W)``.
         precision: the Trainer's.
+        batch_size: samples per local step.
 
     Raises:
         ConfigError: ``engine.kind`` is workers where they cannot work, or ``engine.stack`` or ``engine.batch_last`` is
@@ -107,7 +112,8 @@ def candidates(
     found: list[EngineChoice] = []
     if options.kind != "vmap" and refused is None:
         threads = options.workers or torch.get_num_threads()
-        found += _worker_choices(options, width, most_clients, network, device, threads)
+        layouts = _layouts(options, network, input_shape, threads * batch_size)
+        found += _worker_choices(options, width, most_clients, network, device, threads, layouts)
     small = sum(p.numel() for p in network.parameters()) <= SMALL
     if options.kind == "vmap" or not found or (options.kind == "auto" and (small or Chain.of(network) is None)):
         widths = [16, 1, 4, 64, 256] if width is None else [width]
@@ -122,12 +128,12 @@ def _worker_choices(
     network: nn.Module,
     device: torch.device,
     threads: int,
+    layouts: Sequence[bool],
 ) -> list[EngineChoice]:
     chain = Chain.of(network)
     stackable = chain is not None and chain.stackable
     if options.stack is not None and options.stack > 1 and not stackable:
         raise ConfigError("engine.stack", options.stack, "1 or null: the network is not a chain of linear layers")
-    layouts = _layouts(options, chain)
     found = []
 
     def threads_for(jobs: int) -> list[int]:
@@ -153,14 +159,38 @@ def _worker_choices(
     return found
 
 
-def _layouts(options: EngineOptions, chain: Chain | None) -> list[bool]:
-    """Whether the batch may be last in memory, the more promising first."""
+def _layouts(options: EngineOptions, network: nn.Module, input_shape: tuple[int, int, int], samples: int) -> list[bool]:
+    """Whether the batch may be last in memory, the more promising first, with so many samples on all threads."""
+    chain = Chain.of(network)
     if chain is None or not chain.has_convolutions or BatchLastChain.of_chain(chain) is None:
         if options.batch_last:
             valid = "false or null: the network is no chain of convolutions, unpadded max-pooling and linear layers"
             raise ConfigError("engine.batch_last", True, valid)
         return [False]
-    return [True, False] if options.batch_last is None else [options.batch_last]
+    if options.batch_last is not None:
+        return [options.batch_last]
+    return [True, False] if samples * patch_bytes(network, input_shape) <= PATCHES_ON_CPU else [False]
+
+
+@torch.no_grad()
+def patch_bytes(network: nn.Module, input_shape: tuple[int, int, int]) -> int:
+    """Bytes of the patches of one sample that a step with the batch last in memory holds at a time.
+
+    Those of all convolutions, and once more the largest of those that have weights before them, for their gradient.
+    """
+    found: list[int] = []
+
+    def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        kernel = module.weight[0].numel()  # type: ignore[index]
+        found.append(kernel * output[0, 0].numel() * output.element_size())
+
+    trial = copy.deepcopy(network).eval()
+    for module in trial.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(count)
+    some = next(trial.parameters())
+    trial(torch.zeros(1, *input_shape, dtype=some.dtype, device=some.device))
+    return sum(found) + max(found[1:], default=0)
 
 
 def _sensible(

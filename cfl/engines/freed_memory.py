@@ -10,14 +10,15 @@ import ctypes
 import os
 
 _SETTINGS = {"M_TRIM_THRESHOLD": (-1, 2**29), "M_MMAP_THRESHOLD": (-3, 2**25)}
-"""glibc's names, their numbers in ``malloc.h``, values in bytes: keep 512 MiB at most, of blocks of up to 32 MiB, the
-largest for which glibc allows it."""
+"""glibc's names, their numbers in ``malloc.h``, values in bytes: blocks of up to 32 MiB, the largest for which glibc
+allows it, come from a heap, of which up to 512 MiB at its end stay when they are free. Free memory below a block that
+is in use stays in any case."""
 
 _OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES")
 
 
 def keep_freed_memory() -> bool:
-    """Tell the C library to keep freed memory; repeated calls change nothing.
+    """Tell the C library to keep freed memory, for the whole process; repeated calls change nothing.
 
     Returns:
         Whether it was told: not with a C library other than glibc, nor where the environment says how memory is to be
