@@ -19,3 +19,10 @@ def data_root() -> Path:
     if not Path(named).is_dir():
         pytest.skip(f"needs real data: CFL_DATA_ROOT names {named}, which is no folder")
     return Path(named)
+
+
+@pytest.fixture
+def unhurried_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe of engines tries all that is open, however busy the machine is."""
+    for limit in ("LEAST_SECONDS", "MOST_SECONDS"):
+        monkeypatch.setattr(f"cfl.engines.probe.{limit}", float("inf"))

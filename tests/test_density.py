@@ -154,6 +154,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(engine: str, tmp_path: Path) -> None:
         assert resumed.curve == whole.curve
 
 
+@pytest.mark.usefixtures("unhurried_probe")
 def test_the_engine_may_be_found_by_trial() -> None:
     """With the loss that is trained: all ways are open, and any leads to about the same."""
     data = data_of(schedule={"cohort_width": "auto"})

@@ -172,6 +172,7 @@ def test_a_choice_of_an_older_checkpoint_has_the_batch_first() -> None:
     assert from_dict(allowed[0].to_dict(), allowed) == allowed[0]
 
 
+@pytest.mark.usefixtures("unhurried_probe")
 @pytest.mark.parametrize("kind", ["auto", "vmap", "workers"])
 def test_auto_trains_to_the_same_model(kind: Any) -> None:
     data = tiny_data(schedule={"cohort_width": 2})
