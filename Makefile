@@ -15,7 +15,8 @@ export MPLBACKEND := Agg
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | awk -F '\t' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-# The CPU build of torch is asked for by its exact version first, so that no resolver picks a larger one.
+# torch is installed by its exact version first, so that no resolver picks another. Whether that is the CPU or the CUDA
+# build is decided by the package index that pip is set up with.
 $(BIN)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $$(grep -E '^torch==' constraints.txt)

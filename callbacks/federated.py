@@ -305,6 +305,7 @@ def check_trainer(trainer: Trainer, data: FederatedDataModule) -> None:
         ConfigError: naming the setting.
     """
     settings: Any = trainer  # some are set by Lightning's connectors, unseen by type checkers
+    every = trainer.check_val_every_n_epoch  # NEVER where it has trained before
     wanted: list[tuple[str, Any, Any, str]] = [
         ("max_epochs", trainer.max_epochs, data.num_rounds, "the number of rounds, which follows from schedule"),
         ("max_steps", trainer.max_steps, -1, "unset: schedule says how long a run is"),
@@ -314,6 +315,7 @@ def check_trainer(trainer: Trainer, data: FederatedDataModule) -> None:
         ("limit_train_batches", trainer.limit_train_batches, 1.0, "a shorter schedule or max_train of the source"),
         ("limit_val_batches", trainer.limit_val_batches, 1.0, "max_test of the source instead"),
         ("val_check_interval", trainer.val_check_interval, 1.0, "schedule.evaluate_every instead"),
+        ("check_val_every_n_epoch", every in (1, NEVER), True, "1; schedule.evaluate_every instead"),
         ("overfit_batches", settings.overfit_batches, 0.0, "max_train of the source instead"),
         ("reload_dataloaders_every_n_epochs", settings.reload_dataloaders_every_n_epochs, 1, "a loader per round"),
         ("num_sanity_val_steps", trainer.num_sanity_val_steps in (0, float("inf")), True, "-1, or 0 to do without FWT"),

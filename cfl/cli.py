@@ -189,8 +189,8 @@ class FederatedCLI(LightningCLI):
             return
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, RoundCheckpoint) and callback.interrupted_by is not None:
-                folder = self._settings.run.dir
-                print(f"interrupted; continue with: cfl fit --ckpt_path {folder}/{LAST_CHECKPOINT}", flush=True)
+                saved = f"continue with: cfl fit --ckpt_path {self._settings.run.dir}/{LAST_CHECKPOINT}"
+                print(f"interrupted; {saved if callback.enabled else 'checkpoint.enabled is false'}", flush=True)
                 raise SystemExit(128 + callback.interrupted_by)
 
 

@@ -72,7 +72,8 @@ class ReplayBuffer:
         offered: ``once``: a sample is offered in the step in which its client first trains on it, never again, so that
             a reservoir is uniform over different samples. ``every_step``: whenever it is trained on.
         keeps: ``augmented``: the image as that step saw it, replayed unchanged. ``raw``: the stored image, augmented
-            anew whenever it is replayed. The same without ``data.augmentation``.
+            anew whenever a local step replays it, and as it is stored between rounds. The same without
+            ``data.augmentation``.
 
     Raises:
         ConfigError: a value other than these.

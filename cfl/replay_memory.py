@@ -104,7 +104,8 @@ def slots(rule: Rule, size: int, number: Tensor, keys: Tensor) -> Tensor:
     Args:
         rule: one of these.
         size: slots.
-        number: ``[k, n]`` int64, how many samples were offered to the client before.
+        number: ``[k, n]`` int64, how many samples were offered to the client before; where there is no sample, -1
+            or more.
         keys: ``[k]`` int64, one per client, the same in every call.
 
     Returns:
@@ -115,7 +116,7 @@ def slots(rule: Rule, size: int, number: Tensor, keys: Tensor) -> Tensor:
     draws = random_words_at(keys.unsqueeze(1), number).bitwise_and_(_POSITIVE)
     if rule == "random_replacement":
         return torch.where(number < size, number, draws % size)
-    places = torch.where(number < size, number, draws % (number + 1))
+    places = torch.where(number < size, number, draws % (number + 1).clamp(min=1))
     return places.clamp(max=size)
 
 

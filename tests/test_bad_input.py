@@ -107,6 +107,10 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("--trainer.accumulate_grad_batches", "2"),
         ("trainer.accumulate_grad_batches = 2", "schedule.batch_size"),
     ),
+    "evaluations": (
+        ("--trainer.check_val_every_n_epoch", "2"),
+        ("trainer.check_val_every_n_epoch = 2", "schedule.evaluate_every"),
+    ),
     "a part of the data": (("--trainer.limit_train_batches", "3"), ("limit_train_batches = 3", "max_train")),
     "debugging run": (("--trainer.fast_dev_run", "true"), ("trainer.max_epochs = 1", "6")),
     "devices": (("--trainer.devices", "2"), ("trainer.strategy = 'DDPStrategy'", "cfl.parallel.ClientParallel")),

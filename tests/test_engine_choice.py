@@ -75,6 +75,7 @@ def test_a_stack_can_be_fixed() -> None:
 def test_one_client_at_a_time_is_tried_with_one_math_thread_and_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert of(EngineOptions("workers"), 1) == [EngineChoice("workers", 1, 1), EngineChoice("workers", 1, 0)]
+    assert of(EngineOptions("workers", 1), 1) == [EngineChoice("workers", 1, 1)]
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert of(EngineOptions("workers"), 1) == [EngineChoice("workers", 1, 1)]
 

@@ -202,6 +202,30 @@ def test_methods_see_gradients_whatever_the_engine(network: Any, make: Callable[
     assert_same(trained(EngineOptions("workers", 2), 3, network, methods=make()), expected)
 
 
+class Asks(Method):
+    """Asks for a step's gradients where nothing is recorded for autograd, and compares them with the step's own."""
+
+    asked = 0
+
+    def extend_batch(self, cohort: Any, batch: Any) -> Any:
+        with torch.no_grad():
+            self.found = {n: g.clone() for n, g in cohort.gradients_on(batch, "dropout").items()}
+        return batch
+
+    def adjust_gradients(self, cohort: Any) -> None:
+        self.asked += 1
+        for name, gradient in cohort.gradients.items():
+            torch.testing.assert_close(self.found[name], gradient)
+
+
+@pytest.mark.parametrize("engine", [VMAP, EngineOptions("workers", 2)], ids=["vmap", "workers"])
+@pytest.mark.parametrize("network", [mlp, Branches])
+def test_a_method_may_ask_for_gradients_at_any_time(network: Any, engine: EngineOptions) -> None:
+    plain, asks = trained(engine, 3, network), Asks()
+    assert_same(trained(engine, 3, network, methods={"asks": asks}), plain)
+    assert asks.asked > 0
+
+
 @pytest.mark.parametrize("options", [{"gradient_clip_val": 0.3}, {"gradient_clip_val": 0.05}])
 def test_clipping_sees_gradients_whatever_the_engine(options: dict[str, Any]) -> None:
     expected = trained(VMAP, 3, mlp, **options)
@@ -354,6 +378,7 @@ def test_workers_are_refused_in_mixed_precision() -> None:
     [
         ({"kind": "threads"}, "engine.kind"),
         ({"workers": 0}, "engine.workers"),
+        ({"kind": "vmap", "workers": 3}, "engine.workers"),
         ({"kind": "workers", "stack": 0}, "engine.stack"),
         ({"kind": "auto", "stack": 2}, "engine.stack"),
         ({"kind": "vmap", "batch_last": True}, "engine.batch_last"),

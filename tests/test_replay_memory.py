@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from cfl.client_states import ClientStates
 from cfl.random_words import random_words_at
-from cfl.replay_memory import ReplayMemory, Table, append, choose, reservoir
+from cfl.replay_memory import RULES, ReplayMemory, Table, append, choose, reservoir, slots
 
 
 def empty(clients: int, size: int) -> Table:
@@ -68,6 +70,14 @@ def test_padding_is_not_offered() -> None:
         assert table["index"].tolist() == [[4, 5, -1, -1, -1, -1], [1, 2, 3, 9, -1, -1]]
         assert table["task"].tolist() == [[1, 1, -1, -1, -1, -1], [1, 1, 1, 1, -1, -1]]
         assert table["seen"].tolist() == [2, 4]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_client_that_has_been_offered_nothing_yet_may_have_nothing_to_offer(rule: Any) -> None:
+    """Absent samples, numbered -1, take any slot or none; the others take the one they take alone."""
+    keys = torch.tensor([5, 7])
+    found = slots(rule, 2, torch.tensor([[-1, -1, -1], [-1, 0, 1]]), keys)
+    assert torch.equal(found[1, 1:], slots(rule, 2, torch.tensor([[0, 1]]), keys[1:])[0])
 
 
 def test_appending_goes_on_behind_what_is_held_until_the_memory_is_full() -> None:

@@ -35,7 +35,12 @@ class EngineOptions:
             pooling and linear layers: faster for small maps, slower for many wide ones; every step holds the patches of
             all convolutions. null takes the faster in a short trial, if all threads' patches fit 256 MiB.
         compile: torch.compile mode for ``vmap``; ``reduce-overhead`` replays CUDA graphs. null does not compile.
+            Steps of cohorts of one client, and steps whose loss is not the plain mean cross-entropy of a client's own
+            samples (replayed ones, weights or terms of methods, densities), are not compiled.
         matmul_precision: torch's float32 matmul precision; ``high`` allows TF32 on GPUs that have it.
+
+    Raises:
+        ConfigError: a value other than these, or one that does not go with ``kind``.
     """
 
     def __init__(
@@ -57,6 +62,8 @@ class EngineOptions:
         for key, number in (("workers", workers), ("stack", stack)):
             if number is not None and number < 1:
                 raise ConfigError(f"engine.{key}", number, "an integer of at least 1, or null")
+        if workers is not None and kind == "vmap":
+            raise ConfigError("engine.workers", workers, "null with engine.kind vmap")
         if stack is not None and kind != "workers":
             raise ConfigError("engine.stack", stack, f"null with engine.kind {kind}")
         if batch_last is not None and kind != "workers":
@@ -128,10 +135,11 @@ class Engine(ABC):
         held = {name: parameter.grad for name, parameter in cohort.parameters.items()}
         buffers = {name: buffer.clone() for name, buffer in cohort.buffers.items()}
         try:
-            total = self.losses(cohort, batch, replace(context, at_once=None)).sum()
-            for parameter in cohort.parameters.values():
-                parameter.grad = None
-            self.backward(total, cohort)
+            with torch.enable_grad():
+                total = self.losses(cohort, batch, replace(context, at_once=None)).sum()
+                for parameter in cohort.parameters.values():
+                    parameter.grad = None
+                self.backward(total, cohort)
             return {name: p.grad for name, p in cohort.parameters.items() if p.grad is not None}
         finally:
             for name, parameter in cohort.parameters.items():

@@ -19,10 +19,11 @@ from cfl.errors import ConfigError
 from cfl.models.dropout import DropoutMasks, dropout_masks
 
 MEMORY_ON_CPU = 128 * 2**20
-"""Bytes that a cohort's weights, and gradients where they are kept, may take when the width is chosen for the user."""
+"""Bytes that :data:`COPIES` of a cohort's weights may take when the width is chosen for the user."""
 
 COPIES = {"vmap": 4, "workers": 1}
-"""Copies of the weights alive in a step: ``vmap`` keeps gradients and what autograd makes of stacked weights."""
+"""Copies of the weights alive in a step: ``vmap`` keeps gradients and what autograd makes of stacked weights,
+``workers`` none. Where a method or the optimizer wants gradients they take one copy more, A-GEM's reference another."""
 
 PATCHES_ON_CPU = 2**28
 """Bytes that the patches of a step's convolutions may take in all threads, for the batch to be last in memory."""
@@ -103,7 +104,7 @@ def candidates(
 
     Raises:
         ConfigError: ``engine.kind`` is workers where they cannot work, or ``engine.stack`` or ``engine.batch_last`` is
-            asked of another network.
+            asked of another network; ``model.network`` cannot take the data's images.
     """
     device = next(network.parameters()).device
     refused = _why_no_workers(network, input_shape, device, precision, options)
@@ -137,9 +138,10 @@ def _worker_choices(
     found = []
 
     def threads_for(jobs: int) -> list[int]:
-        """One client at a time may be faster with several math threads."""
+        """One client at a time may be faster with several math threads, unless the user said how many workers."""
         at_once = min(threads, jobs)
-        return [1, 0] if at_once == 1 and torch.get_num_threads() > 1 else [at_once]
+        open_ = options.workers is None and torch.get_num_threads() > 1
+        return [1, 0] if at_once == 1 and open_ else [at_once]
 
     if options.stack in (None, 1):
         widths = [threads * n for n in (4, 8, 2, 1)] if width is None else [width]
@@ -201,7 +203,10 @@ def _sensible(
     fixed: int | None,
     kind: EngineKind = "workers",
 ) -> list[int]:
-    """Widths no greater than a round; when nobody fixed one, those whose models fit the memory set aside (1 does)."""
+    """Widths no greater than a round; when nobody fixed one, those whose models fit the memory set aside.
+
+    The smallest is kept in any case.
+    """
     capped = list(dict.fromkeys(min(k, most_clients) for k in widths))
     if fixed is not None:
         return capped

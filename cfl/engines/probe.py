@@ -36,7 +36,7 @@ class Measured:
 
     Attributes:
         choice: what was tried.
-        seconds_per_client_step: best of its trials, the Trainer's share included; infinite if it failed.
+        seconds_per_client_step: best of its trials, the Trainer's share included.
     """
 
     choice: EngineChoice

@@ -63,7 +63,7 @@ class CFeD(Method):
     ``server_distillation`` the server must see single clients' models, which rules out secure aggregation; they are the
     updates themselves and not counted twice. Storage per client: that model and a shard. Extra compute: reviewing
     clients' forward pass of the old model; at the server, all clients' forward passes and training over its shard.
-    Scenarios: all. Optimizers: any.
+    Scenarios: task-, class- and domain-incremental. Optimizers: any.
 
     Args:
         surrogate: the data set whose training images, without labels, everybody has.

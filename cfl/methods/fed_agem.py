@@ -47,8 +47,9 @@ class FedAGEM(Method):
     Sends: up a gradient (a tensor per parameter) after every round, as a sum; down the reference with the model in
     every round. The new global model goes down once more to those who compute a gradient and do not take part in the
     next round. Storage per client: the buffer. Extra compute: one forward and backward pass over ``samples`` per
-    client and round, an inner product and an element-wise pass over the weights per local step. Scenarios: all.
-    Optimizers: the step is free of conflict under plain SGD; momentum or Adam may turn it.
+    client and round, an inner product and an element-wise pass over the weights per local step. Scenarios: task-,
+    class- and domain-incremental. Optimizers: the step is free of conflict under plain SGD; momentum or Adam may turn
+    it.
 
     Args:
         samples: drawn per client for its gradient; all that there are, if fewer. The paper does not say how many; its
@@ -227,7 +228,7 @@ class FedAGEM(Method):
     # Reports and checkpoints.
 
     def summary(self) -> dict[str, Any]:
-        """Share of local steps whose gradient was changed (%), seconds for references, bytes of one."""
+        """Share of the local steps with a reference whose gradient was changed (%), seconds for references, bytes."""
         tensors = self.federation.state_tensors()
         return {
             "refined_share": 100 * self._refined / self._steps if self._steps else 0.0,

@@ -57,7 +57,8 @@ class FedCIL(Method):
     once more. Storage per client: the replay generator (``replay_generator_bytes`` of the summary). Extra compute:
     three passes of the critic and one of the generator where a classifier takes one of the critic, over twice the
     samples from the second task on, and the replay generator's forward pass. At the server: ``consolidation_steps``
-    such steps per round. Scenarios: all. Optimizers: any; the authors' is Adam with betas 0.5 and 0.999.
+    such steps per round. Scenarios: task-, class- and domain-incremental. Optimizers: any; the authors' is Adam with
+    betas 0.5 and 0.999.
 
     Args:
         replay_share: weight of the replayed images' loss, in [0, 1); 0 does without.

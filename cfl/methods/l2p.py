@@ -33,8 +33,8 @@ class L2P(Method):
 
     Sends: nothing beyond the model, which is prompts, keys and head. Storage per client: none; the frozen transformer
     is supposed to be there beforehand and is counted nowhere. Extra compute: none beyond the network's two passes.
-    Scenarios: all. Optimizers: any; the authors take Adam with learning rate 0.03 x batch size / 256 and gradients
-    clipped to norm 1.
+    Scenarios: task-, class- and domain-incremental. Optimizers: any; the authors take Adam with learning rate
+    0.03 x batch size / 256 and gradients clipped to norm 1.
 
     Differs from the paper: prompts are not chosen less often for having been chosen before (its optional frequency
     penalty), as in the authors' runs.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from cfl.data.sources import Digits, Source, Synthetic
 from cfl.data.types import PixelTransform
 from cfl.errors import ConfigError
 from cfl.federation import Federation
-from cfl.methods import DER, ER, CFeD, FedAGEM, FedCIL, ICaRL, Method, PersonalLayers
+from cfl.methods import AGEM, DER, ER, CFeD, FedAGEM, FedCIL, ICaRL, Method, PersonalLayers
 from cfl.randomness import numpy_generator
 from cfl.replay_buffer import ReplayBuffer
 from cfl.schedule import RoundPlan
@@ -309,6 +310,26 @@ def test_it_composes(other: Method) -> None:
         after.append(weights(fit(tiny_client(data, double(mlp), sgd, {n: both[n] for n in names}), data)))
     for plain in after[1:]:
         assert max(float((after[0][n] - v).abs().max()) for n, v in plain.items()) > 1e-3
+
+
+def test_buffers_of_clients_that_review_before_they_have_trained() -> None:
+    """Two of five clients a round: some review in their first round, when their buffers have been offered nothing."""
+
+    buffer_of = attrgetter("federation.buffer")
+    late = 0
+
+    class Newcomers(Method):
+        """Comes after CFeD."""
+
+        def penalty(self, cohort: Any) -> None:
+            nonlocal late
+            buffer: ReplayBuffer = buffer_of(self)
+            late += sum(int(buffer._table["seen"][row]) == 0 for row in buffer._withheld)
+
+    data = data_of(schedule={"clients_per_round": 2, "rounds_per_task": 1})
+    federation = run(CFeD(surrogate(), 0.5), data, others={"agem": AGEM(4), "newcomers": Newcomers()})
+    assert late > 0
+    assert federation.finished
 
 
 class Weights(Method):
