@@ -86,6 +86,13 @@ def test_signal_ends_the_run_after_its_round(
     tiny_cli.assert_same(tiny_cli.results(tmp_path / "run"), tiny_cli.results(tmp_path / "whole"))
 
 
+def test_an_interrupted_run_without_checkpoints_names_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with tiny_cli.die_at("training", 1, signal.SIGTERM):
+        assert tiny_cli.fit(tmp_path, "--checkpoint.enabled", "false") == 143
+    assert capsys.readouterr().out.splitlines()[-1] == "interrupted; checkpoint.enabled is false"
+    assert not (tmp_path / "last.ckpt").exists()
+
+
 def test_signal_in_the_last_round_leaves_a_finished_run(tmp_path: Path) -> None:
     """There is nothing to continue, so the status is that of success."""
     with tiny_cli.die_at("training", 5, signal.SIGTERM):

@@ -130,7 +130,8 @@ class Engine(ABC):
     def gradients(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> dict[str, Tensor]:
         """Gradients of :meth:`losses` where the clients are now: name -> ``[k, ...]``, valid until the next call.
 
-        Parameters, their own gradients and buffers stay as they are, so that a method may ask at any time.
+        Parameters, their own gradients and buffers stay as they are, so that a method may ask at any time, also under
+        ``torch.no_grad``.
         """
         held = {name: parameter.grad for name, parameter in cohort.parameters.items()}
         buffers = {name: buffer.clone() for name, buffer in cohort.buffers.items()}

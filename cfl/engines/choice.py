@@ -140,8 +140,8 @@ def _worker_choices(
     def threads_for(jobs: int) -> list[int]:
         """One client at a time may be faster with several math threads, unless the user said how many workers."""
         at_once = min(threads, jobs)
-        open_ = options.workers is None and torch.get_num_threads() > 1
-        return [1, 0] if at_once == 1 and open_ else [at_once]
+        with_all = options.workers is None and torch.get_num_threads() > 1
+        return [1, 0] if at_once == 1 and with_all else [at_once]
 
     if options.stack in (None, 1):
         widths = [threads * n for n in (4, 8, 2, 1)] if width is None else [width]

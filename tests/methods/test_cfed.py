@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -313,18 +312,17 @@ def test_it_composes(other: Method) -> None:
 
 
 def test_buffers_of_clients_that_review_before_they_have_trained() -> None:
-    """Two of five clients a round: some review in their first round, when their buffers have been offered nothing."""
-
-    buffer_of = attrgetter("federation.buffer")
+    """Two of five clients a round: some review in their first round. Their buffers are offered nothing."""
     late = 0
 
     class Newcomers(Method):
-        """Comes after CFeD."""
+        """Counts, after their steps, those that review and have never been offered a sample."""
 
-        def penalty(self, cohort: Any) -> None:
+        def close_clients(self, cohort: Any, positions: Any) -> None:
             nonlocal late
-            buffer: ReplayBuffer = buffer_of(self)
-            late += sum(int(buffer._table["seen"][row]) == 0 for row in buffer._withheld)
+            buffer = self.federation.buffer
+            assert buffer is not None
+            late += sum(int(buffer._table["seen"][p]) == 0 for p in positions if p in buffer._withheld)
 
     data = data_of(schedule={"clients_per_round": 2, "rounds_per_task": 1})
     federation = run(CFeD(surrogate(), 0.5), data, others={"agem": AGEM(4), "newcomers": Newcomers()})
