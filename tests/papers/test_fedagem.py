@@ -265,12 +265,30 @@ def test_scale_short_changes_what_it_says(benchmark: str) -> None:
         for scale in ("paper", "short")
     )
     rounds, epochs = short["schedule"]["rounds_per_task"], short["schedule"]["local_epochs"]
-    assert (rounds, epochs) == ((5, 1) if benchmark == "pmnist" else (4, 1))
+    assert (rounds, epochs) == ((5, 1) if benchmark == "pmnist" else (10, 1))
     short["schedule"] = paper["schedule"]
     if benchmark == "cifar100":
+        options, published = (data["data"]["stream"]["init_args"] for data in (short, paper))
+        assert (options.pop("num_tasks"), options.pop("classes_per_task")) == (3, 10)
+        assert (published.pop("num_tasks"), published.pop("classes_per_task")) == (10, None)
         assert short["model"]["network"]["init_args"]["width"] == 16
         short["model"]["network"] = paper["model"]["network"]
     assert short == paper
+
+
+def test_cifar100_at_scale_short_has_three_tasks_in_every_table() -> None:
+    for split, classes in (("cifar100-5", 20), ("cifar100-10", 10)):
+        options = config("table5", scale="short", split=split, **{"with": "fedagem"})["data"]["stream"]["init_args"]
+        assert (options["num_tasks"], options["classes_per_task"]) == (3, classes)
+    joining = config("table15", scale="short", method="agem", **{"with": "fedagem"})["data"]
+    members = Joining(**joining["participation"]["init_args"]).members(joining["num_clients"], 3, 0)
+    assert [len(clients) for clients in members] == [30, 40, 50]
+    passes = []
+    for communication in ("2x", "1x", "0.5x", "0.2x"):
+        schedule = config("table3", scale="short", benchmark="cifar100", communication=communication)["schedule"]
+        rounds = schedule["rounds_per_task"]
+        passes.append((sum(rounds) if isinstance(rounds, list) else 3 * rounds) * schedule["local_epochs"])
+    assert passes == [30, 30, 32, 30]
 
 
 @pytest.mark.parametrize(("benchmark", "rounds"), [("rmnist", 2), ("pmnist", 1), ("cifar10", 4), ("cifar100", 4)])
