@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,7 +13,9 @@ import yaml
 from cfl.cli import DEFAULT_CONFIG
 from cfl.errors import ConfigError
 
-_PLAIN = ("data.num_clients", "schedule.rounds_per_task")
+_OPTIONS = "init_args"
+_CLASS = "class_path"
+_DIFFERS_BY_RUN = "seed_everything"
 
 
 @dataclass(frozen=True)
@@ -22,24 +23,29 @@ class Rough:
     """What the files of a configuration say without the classes' defaults.
 
     Attributes:
-        plain: values of plain keys, as JSON: those of the resolved configuration.
+        said: values written for keys, the last word on each; keys without ``init_args``.
+        surely: names of methods that the resolved configuration has.
         methods: names of all methods mentioned: at least those of the resolved configuration.
         words: texts of the task stream, among them the names of its data sets.
     """
 
-    plain: tuple[str, ...]
+    said: Mapping[str, Any]
+    surely: frozenset[str]
     methods: frozenset[str]
     words: frozenset[str]
 
     def may_be(self, experiment: Mapping[str, Any]) -> bool:
         """False only if the resolved configuration differs from an experiment."""
-        values = tuple(json.dumps(_at(experiment, key)) for key in _PLAIN)
-        return values == self.plain and set(experiment["methods"]) <= self.methods
+        if not self.surely <= set(experiment["methods"]) <= self.methods:
+            return False
+        found = dict(_leaves(experiment))
+        return not any(key in found and _surely_differ(value, found[key]) for key, value in self.said.items())
 
 
 def rough(arguments: Sequence[str]) -> Rough:
     """Look at arguments of ``cfl fit``, each ``--config=FILE`` or ``--key=value``."""
-    plain: dict[str, Any] = dict.fromkeys(_PLAIN)
+    said: dict[str, Any] = {}
+    surely: set[str] = set()
     methods: set[str] = set()
     words: set[str] = set()
     layers = [_file(DEFAULT_CONFIG)]
@@ -47,14 +53,47 @@ def rough(arguments: Sequence[str]) -> Rough:
         key, _, value = argument.removeprefix("--").partition("=")
         layers.append(_file(Path(value)) if key == "config" else _nested(key, yaml.safe_load(value)))
     for layer in layers:
-        for key in _PLAIN:
-            found = _at(layer, key)
-            plain[key] = plain[key] if found is None else found
-        methods |= set(layer.get("methods") or {})
+        _say(said, layer)
+        if "methods" in layer:
+            named = set(layer["methods"] or {})
+            surely = surely | named if named else set()
+            methods |= named
         stream = _at(layer, "data.stream")
         # Another class takes the place of the whole stream, an option of it does not.
-        words = set(_texts(stream)) | (set() if isinstance(stream, dict) and "class_path" in stream else words)
-    return Rough(tuple(json.dumps(plain[key]) for key in _PLAIN), frozenset(methods), frozenset(words))
+        words = set(_texts(stream)) | (set() if isinstance(stream, dict) and _CLASS in stream else words)
+    return Rough(said, frozenset(surely), frozenset(methods), frozenset(words))
+
+
+def _say(said: dict[str, Any], layer: Mapping[str, Any]) -> None:
+    """Lay a layer over what was said."""
+    for key, value in _leaves(layer):
+        for other in list(said):
+            # Of an object named anew, as of one that a plain value takes the place of, nothing said before is sure.
+            above = key.removesuffix(_CLASS) if key.endswith(f".{_CLASS}") else f"{key}."
+            if other.startswith(above):
+                del said[other]
+        said[key] = value
+    said.pop(_DIFFERS_BY_RUN, None)
+
+
+def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Keys without ``init_args``, so that both ways to write an option are one; a class before its options."""
+    if not isinstance(tree, Mapping):
+        yield prefix, tree
+        return
+    for key in sorted(tree, key=lambda key: key != _CLASS):
+        yield from _leaves(tree[key], prefix if key == _OPTIONS else f"{prefix}.{key}".lstrip("."))
+
+
+def _surely_differ(said: Any, resolved: Any) -> bool:
+    """Only of what no parser would turn into one another; a class may be written with or without its module."""
+    if isinstance(said, bool) or isinstance(resolved, bool):
+        return isinstance(said, bool) and isinstance(resolved, bool) and said != resolved
+    if isinstance(said, int | float) and isinstance(resolved, int | float):
+        return said != resolved
+    if isinstance(said, str) and isinstance(resolved, str):
+        return said.rpartition(".")[2] != resolved.rpartition(".")[2]
+    return False
 
 
 @cache

@@ -1,0 +1,94 @@
+"""The quick look at a configuration never rules out what it resolves to, and rules out nearly all else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_cli
+import yaml
+from fabricated import every_table, resolver
+
+from cfl.papers.cells import each_recipe
+from cfl.papers.rough import rough
+
+
+def spread_out() -> list[tuple[str, ...]]:
+    """A run from every fourth table, each of another scale and place than the one before."""
+    found = []
+    for number, table in enumerate(list(every_table().values())[::4]):
+        scale = list(table.paper.scales)[number % 3]
+        recipes = [recipe.arguments for _, recipe in each_recipe(table, scale)]
+        if recipes:
+            found.append(recipes[number * 7 % len(recipes)])
+    return found
+
+
+def test_what_it_resolves_to_may_be_and_others_may_not() -> None:
+    looks = [rough(arguments) for arguments in spread_out()]
+    experiments = [resolver().experiment(arguments) for arguments in spread_out()]
+    assert len(looks) > 10
+    for look, experiment in zip(looks, experiments, strict=True):
+        assert look.may_be(experiment)
+        assert sum(look.may_be(other) for other in experiments) <= 2
+
+
+@pytest.mark.parametrize(
+    ("further", "said", "unsaid"),
+    [
+        (["--data.num_clients=7"], {"data.num_clients": 7}, []),
+        (["--model.network.hidden=[3]", "--data.num_clients=7"], {"model.network.hidden": [3]}, []),
+        # The options of a class that is not used any more say nothing.
+        (["--data.partition.class_path=Dirichlet"], {"data.partition.class_path": "Dirichlet"}, ["per_client"]),
+        (["--data.partition=Dirichlet"], {"data.partition": "Dirichlet"}, ["per_client", "class_path"]),
+    ],
+)
+def test_the_last_word_counts(further: list[str], said: dict[str, Any], unsaid: list[str]) -> None:
+    tiny = f"--config={tiny_cli.TINY}"
+    base = [tiny, "--data.partition={class_path: Shards, init_args: {per_client: 2}}", "--data.num_clients=5"]
+    look = rough([*base, *further])
+    assert said.items() <= look.said.items()
+    assert not any(key.startswith("data.partition") and key.endswith(name) for key in look.said for name in unsaid)
+    assert rough(base).said["data.partition.per_client"] == 2
+    assert look.may_be(resolver().experiment([*base, *further]))
+
+
+@pytest.mark.parametrize(
+    ("resolved", "may_be"),
+    [
+        ({"data": {"num_clients": 5}}, True),
+        ({"data": {"num_clients": 5.0}}, True),
+        ({"data": {"num_clients": 6}}, False),
+        ({"data": {}}, True),  # a run made before there was the option
+        ({"data": {"num_clients": 5, "partition": {"class_path": "cfl.data.partitions.Shards"}}}, True),
+        ({"data": {"num_clients": 5, "partition": {"class_path": "cfl.data.partitions.Dirichlet"}}}, False),
+        ({"data": {"num_clients": 5}, "model": {"optimizer": {"init_args": {"nesterov": True}}}}, False),
+        ({"data": {"num_clients": 5}, "model": {"optimizer": {"init_args": {"lr": 0.001}}}}, True),  # "1e-3", a text
+        ({"data": {"num_clients": 5}, "seed_everything": 9}, True),
+    ],
+)
+def test_only_what_surely_differs_rules_out(resolved: dict[str, Any], may_be: bool) -> None:
+    look = rough(
+        [
+            "--data.num_clients=5",
+            "--data.partition={class_path: Shards}",
+            "--model.optimizer.init_args={lr: 1e-3, nesterov: false}",
+        ]
+    )
+    assert look.may_be({"methods": {}, **resolved}) == may_be
+
+
+def test_methods_join_over_files_until_one_has_none(tmp_path: Path) -> None:
+    def file(name: str, *methods: str) -> str:
+        text = yaml.safe_dump({"methods": {method: {"class_path": "FOT"} for method in methods}})
+        (tmp_path / name).write_text(text)
+        return f"--config={tmp_path / name}"
+
+    files = [file("a.yaml", "a"), file("none.yaml"), file("b.yaml", "b"), file("c.yaml", "c")]
+    look = rough([*files, "--methods.d=FOT"])
+    assert sorted(look.surely) == ["b", "c", "d"]
+    for names, may_be in (("bcd", True), ("abcd", True), ("bc", False), ("bcde", False), ("", False)):
+        assert look.may_be({"methods": {name: {"class_path": "cfl.methods.FOT"} for name in names}}) == may_be
+    assert json.loads(json.dumps(look.said))  # plain values only
