@@ -94,6 +94,11 @@ class Federation:
             if data.exposure == "asynchronous" and not method.task_free:
                 valid = f"another exposure while methods.{name} ({type(method).__name__}) needs to know where tasks end"
                 raise ConfigError("data.exposure", data.exposure, valid)
+            if data.exposure == "joint" and method.looks_back:
+                valid = (
+                    f"another exposure while methods.{name} ({type(method).__name__}) looks back to tasks that ended"
+                )
+                raise ConfigError("data.exposure", data.exposure, valid)
         check_objective(network, data.scenario)
         parameters = [n for n, _ in network.named_parameters()]
         buffers = [n for n, _ in network.named_buffers()]

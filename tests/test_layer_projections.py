@@ -10,6 +10,7 @@ from torch import Tensor
 from cfl.layer_inputs.recursive_inverse import factor, inverse_with, normalised
 from cfl.layer_inputs.residual import ResidualInputs
 from cfl.layer_inputs.right_factors import RightFactor, multiply_gradients, removing
+from cfl.subspace import choose_rank
 
 
 def orthonormal(m: int, d: int, r: int, seed: int = 0) -> Tensor:
@@ -94,6 +95,17 @@ def test_residual_inputs_have_the_singular_vectors_of_all_pieces(pieces: list[in
     np.testing.assert_allclose(values[rank:], 0, atol=1e-6)
     np.testing.assert_allclose(np.abs((u[:, :rank] * directions[:, :rank].numpy()).sum(0)), 1, rtol=1e-9)
     assert inputs.share == pytest.approx(np.linalg.norm(outside) / np.linalg.norm(rows), rel=1e-12)
+
+
+def test_float32_inputs_have_no_more_directions_than_they_have() -> None:
+    """Of rank 40, but for the rounding of every entry, which must not count as data at threshold 1."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(2000, 40, generator=generator) @ torch.randn(40, 200, generator=generator)
+    inputs = ResidualInputs(torch.zeros(200, 0))
+    for part in rows.split(300):
+        inputs.add(part)
+    _, values = inputs.principal()
+    assert choose_rank(values, inputs.share, 1.0, "gpm", 0, 200) == 40
 
 
 def test_no_inputs_have_no_directions() -> None:

@@ -38,7 +38,8 @@ class ResidualInputs:
         if self._count >= d:
             if self._moments is None:
                 self._moments = torch.zeros(d, d, dtype=torch.float64, device=rows.device)
-            together = torch.cat(self._rows)
+            # In float32 what is exactly zero would come out as 1e-4 of the largest singular value.
+            together = torch.cat(self._rows).double()
             self._moments += together.T @ together
             self._rows = []
 
@@ -50,7 +51,7 @@ class ResidualInputs:
     def principal(self) -> tuple[Tensor, Tensor]:
         """Left singular vectors ``[d, m]`` and singular values ``[m]`` of the residual inputs, largest first, float64.
 
-        Singular values below 1e-7 of the largest are rounding, and so are their vectors.
+        Of float32 inputs, singular values below about 1e-6 of the largest are rounding, and so are their vectors.
         """
         if self._moments is not None:
             energies, vectors = torch.linalg.eigh(self._moments)

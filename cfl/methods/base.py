@@ -63,6 +63,8 @@ class Method:
         task_free: whether the method declares to need neither task ids nor boundaries, as general continual learning
             does. It is then shown none: ``begin_task`` and ``end_task`` are not called, and rounds, cohorts and batches
             come without what tells tasks apart (:mod:`cfl.sealed`).
+        looks_back: whether it takes something from tasks that have ended. With ``data.exposure: joint`` none ever ends:
+            all of them are trained on from the first round to the last.
         passes_forward: whether local steps go through :meth:`forward_pass`; at most one method of a run may say so.
     """
 
@@ -75,6 +77,7 @@ class Method:
     replays_logits: bool = False
     reweighs_added_only: bool = False
     task_free: bool = False
+    looks_back: ClassVar[bool] = False
     passes_forward: bool = False
 
     federation: Federation

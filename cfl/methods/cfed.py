@@ -78,6 +78,7 @@ class CFeD(Method):
             too few, nobody would ever review, clients' models differ, or another method replaces the local loss.
     """
 
+    looks_back: ClassVar[bool] = True
     common_order: ClassVar[bool] = True
     reweighs_added_only = True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -18,18 +18,24 @@ from cfl.randomness import numpy_generator, seed_for
 from cfl.replay_memory import ReplayMemory, Table, append, choose, reservoir
 from cfl.schedule import RoundPlan
 
+Weighting = Literal["equal", "count", "appended"]
+
 
 class ER(Method):
     """Every client keeps some of its earlier samples and trains on them together with new ones.
 
     Local loss ``L_new + weight L_memory`` with the mean cross-entropies of the step's own samples and of the samples
     drawn from the client's memory, each over its own task's outputs. ``weighting: count`` is the mean over both
-    together instead (the loss of a batch to which the memory's samples are appended). The memory holds images as they
-    are stored; under ``data.augmentation`` they are augmented anew in every step, as the step's own are.
+    together instead (the loss of a batch to which the memory's samples are appended). ``weighting: appended`` is what
+    a training set of n samples, to which the memory's m are appended and of which batches are taken, has as its
+    expected loss: ``(n L_new + weight m L_memory) / (n + m)``, so that an epoch goes through both alike. The memory
+    holds images as they are stored; under ``data.augmentation`` they are augmented anew in every step, as the step's
+    own are.
 
     FOT's adaptation (Appendix F.2, F.4): every client stores one sample per task, all of them are in every batch, and
     "the loss of that is equally contributed": the defaults. Whether the paper's totals (125 samples for 125 clients)
-    are per task or for the whole run is not said; ``per_task: false`` is the second reading.
+    are per task (F.2: "a certain number of data points from each task") or for the whole run (F.4: "total number of
+    stored data among all clients") is not clear; ``per_task: false`` is the second reading.
 
     Sends: nothing beyond the model. Storage per client: ``memory_samples`` of the summary at most, raw samples with
     label and task. Extra compute: forward and backward of the drawn samples in every local step.
@@ -43,7 +49,8 @@ class ER(Method):
             too and again in every epoch; needs ``per_task: false``.
         batch_size: memory samples per local step, drawn uniformly without replacement; null takes all.
         weight: factor of the memory's loss; 0 is federated averaging.
-        weighting: ``equal``: as above; ``count``: every sample of the step counts alike (times ``weight``).
+        weighting: ``equal``: as above; ``count``: every sample of the step counts alike (times ``weight``);
+            ``appended``: every sample of the client's training set and memory does.
     """
 
     _source_name = "er"
@@ -57,7 +64,7 @@ class ER(Method):
         update: Literal["task", "step"] = "task",
         batch_size: int | None = None,
         weight: float = 1.0,
-        weighting: Literal["equal", "count"] = "equal",
+        weighting: Weighting = "equal",
     ) -> None:
         key = f"methods.{self._source_name}"
         for name, number in (("size", size), ("batch_size", batch_size)):
@@ -69,8 +76,8 @@ class ER(Method):
             raise ConfigError(f"{key}.per_task", True, "false with update: step, which does not wait for a task's end")
         if not weight >= 0:
             raise ConfigError(f"{key}.weight", weight, "a number of at least 0")
-        if weighting not in ("equal", "count"):
-            raise ConfigError(f"{key}.weighting", weighting, "equal or count")
+        if weighting not in get_args(Weighting):
+            raise ConfigError(f"{key}.weighting", weighting, f"one of {', '.join(get_args(Weighting))}")
         self.size, self.per_task, self.update = size, per_task, update
         self.batch_size, self.weight, self.weighting = batch_size, weight, weighting
         self._table: Table = {}
@@ -112,7 +119,7 @@ class ER(Method):
         data = self.federation.data
         whole = self.update == "task" and (self.batch_size is None or self.batch_size >= self.memory.size)
         if whole and self._added is not None and data.augmentation is None:
-            return self._weighed(self._added, batch)  # the same in every step of the round
+            return self._weighed(self._added, cohort, batch)  # the same in every step of the round
         count = self.memory.size if self.batch_size is None else self.batch_size
         keys = self._keys("draw", cohort.clients, cohort.round, 0 if whole else batch.step)
         tasks, index, mask = choose(self._table, count, keys)
@@ -126,14 +133,20 @@ class ER(Method):
         mask = mask.to(device)
         share = self.weight * mask.double() / mask.sum(1, keepdim=True).clamp(min=1)
         self._added = Added(x, y, tasks, mask, share, self.source)
-        return self._weighed(self._added, batch)
+        return self._weighed(self._added, cohort, batch)
 
-    def _weighed(self, added: Added, batch: CohortBatch) -> Added:
+    def _weighed(self, added: Added, cohort: Cohort, batch: CohortBatch) -> Added:
         if self.weighting == "equal":
             return added
-        own, kept = batch.mask.sum(1), added.mask.sum(1)
+        drawn = added.mask.sum(1)
+        if self.weighting == "count":
+            own, kept = batch.mask.sum(1), drawn
+        else:
+            own = torch.tensor(cohort.sizes, device=drawn.device)
+            kept = (self._table["index"] >= 0).sum(1).to(drawn.device)
         total = (own + kept).clamp(min=1)
-        weights = self.weight * added.mask.double() / total.unsqueeze(1)
+        each = kept / (total * drawn.clamp(min=1)).double()
+        weights = self.weight * added.mask.double() * each.unsqueeze(1)
         return Added(added.x, added.y, added.tasks, added.mask, weights, added.source, own_factor=own.double() / total)
 
     def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
@@ -170,7 +183,9 @@ class ER(Method):
         return torch.tensor([seed_for(seed, purpose, client, *indices) for client in clients], dtype=torch.int64)
 
     def client_storage(self) -> int:
-        """Pixels of a full memory, a byte each, with label and task."""
+        """Pixels of a full memory, a byte each, with label and task; nothing where no second task makes one."""
+        if self.update == "task" and self.federation.data.num_tasks == 1:
+            return 0
         channels, height, width = self.federation.data.input_shape
         return self.memory.size * (channels * height * width + 2)
 

@@ -73,6 +73,7 @@ class EWC(Method):
         ConfigError: for values other than these, or ``gamma`` without ``online``.
     """
 
+    looks_back: ClassVar[bool] = True
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
 
     def __init__(

@@ -71,6 +71,7 @@ class FedCIL(Method):
         consolidation_lr: Adam's learning rate at the server.
     """
 
+    looks_back: ClassVar[bool] = True
     common_order: ClassVar[bool] = True
 
     def __init__(

@@ -88,6 +88,7 @@ class FOT(Method):
         mechanism: Gaussian mechanism on the sketches (Table 6), or null for none.
     """
 
+    looks_back: ClassVar[bool] = True
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "domain"})
 
     def __init__(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cfl.data.samples import Samples
 from cfl.errors import ConfigError
-from cfl.methods.er import ER
+from cfl.methods.er import ER, Weighting
 
 
 class GradientCompensation(ER):
@@ -22,7 +22,8 @@ class GradientCompensation(ER):
 
     FOT (Appendix F.2) drops GLFC's relation distillation, meaningless where every task has its own outputs, and the
     proxy server; it does not say which loss it uses nor what the groups are with a head per task: memory against
-    current task is our reading, and its memory sizes are those of ER.
+    current task is our reading, and its memory sizes are those of ER. What is remembered is chosen as ER does,
+    uniformly, where GLFC herds.
 
     Sends: nothing beyond the model. Storage per client and extra compute: those of ER.
 
@@ -34,7 +35,7 @@ class GradientCompensation(ER):
         update: see ER.
         batch_size: see ER.
         weight: see ER; 0 is federated averaging with ``loss: ce``.
-        weighting: see ER; GLFC appends the memory to the training set, hence ``count``.
+        weighting: see ER; GLFC appends the memory to the training set, hence ``appended``.
     """
 
     _source_name = "glfc"
@@ -47,7 +48,7 @@ class GradientCompensation(ER):
         update: Literal["task", "step"] = "task",
         batch_size: int | None = None,
         weight: float = 1.0,
-        weighting: Literal["equal", "count"] = "count",
+        weighting: Weighting = "appended",
     ) -> None:
         if loss not in ("ce", "bce"):
             raise ConfigError("methods.glfc.loss", loss, "ce or bce")

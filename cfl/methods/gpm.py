@@ -46,7 +46,8 @@ class GPM(RightMultiplication):
     ``(||R||^2 - ||R*||^2 + sum_j sigma_j^2) / ||R||^2 >= epsilon`` (eq 9; eq 5 for the first), which may be none.
 
     Differs from the paper: there is one learner there. Here every client has its own memory, as in the comparisons of
-    FOT (Bakman et al., 2024) and Fed-A-GEM (Dai et al., 2024), which say neither thresholds nor samples; the mean of
+    FOT (Bakman et al., 2024) and Fed-A-GEM (Dai et al., 2024), which say neither thresholds nor samples (FOT's "apply
+    projection to their local updates in each round" is read as GPM's own projection of every gradient); the mean of
     differently projected updates keeps no client's condition. Weight decay and the server's momentum are not projected.
 
     Sends: the new global model down to all clients that look at their samples after a task; nothing up. Keeps, per
@@ -65,11 +66,13 @@ class GPM(RightMultiplication):
         memory_clients: who grows a memory after a task: ``all`` that hold it, or those ``sampled`` in its last round.
         layers: patterns over module names; null protects all Linear and Conv2d layers, except the output layer where
             every task has outputs of its own.
-        freeze_affine: clients with a memory do not train biases nor the scales and shifts of normalisation layers, as
-            the authors' code; those of layers that are not protected are free.
+        freeze_affine: clients with a memory do not train biases, which eq 6 leaves free to move old answers (the
+            authors' networks have none), nor the scales and shifts of normalisation layers, as the authors' code; those
+            of layers that are not protected are free.
         batch_size: samples per forward pass after a task.
     """
 
+    looks_back: ClassVar[bool] = True
     optimizers: ClassVar[frozenset[str] | None] = frozenset({"SGD"})
 
     def __init__(
@@ -106,15 +109,20 @@ class GPM(RightMultiplication):
         self.freeze_affine = freeze_affine
         self.batch_size = batch_size
         self.memory_seconds = 0.0
+        self._most_bytes = 0
         self._rows: list[dict[str, Any]] = []
 
     def setup(self, federation: Federation) -> None:
         """Find the protected layers and their thresholds.
 
         Raises:
-            ConfigError: if a pattern matches no layer, or a protected layer has no threshold.
+            ConfigError: if a pattern matches no layer, or a protected layer has no threshold, or there are two of these
+                methods, which would share their clients' state.
         """
         super().setup(federation)
+        twins = [name for name, method in federation.methods.items() if isinstance(method, GPM)]
+        if len(twins) > 1:
+            raise ConfigError("methods", twins, "one GPM; which layers, with which thresholds, are its options")
         free = federation.network.head if federation.data.scenario != "domain" else None
         self._protected = choose_layers(federation.network, self.layers, "methods.gpm.layers", free)
         self._dims = {name: input_dim(layer) for name, layer in self._protected.items()}
@@ -245,7 +253,13 @@ class GPM(RightMultiplication):
 
     # Reports and checkpoints.
 
+    def _bytes(self, layer: str, rank: int) -> int:
+        return BLOCK * math.ceil(rank / BLOCK) * self._dims[layer] * self._dtype(layer).itemsize
+
     def _record(self, task: int, clients: list[list[tuple[int, int, float]]]) -> None:
+        for found in clients:  # a memory only ever grows
+            kept = sum(self._bytes(name, after) for name, (_, after, _) in zip(self._dims, found, strict=True))
+            self._most_bytes = max(self._most_bytes, kept)
         for number, (name, d) in enumerate(self._dims.items()):
             before, after, shares = zip(*(found[number] for found in clients), strict=True)
             mean = sum(after) / len(after)
@@ -262,10 +276,7 @@ class GPM(RightMultiplication):
                     "used_space": 100 * mean / d,
                     "residual_share": sum(shares) / len(shares),
                     "threshold": self._threshold_after(task, name),
-                    "memory_bytes": sum(BLOCK * math.ceil(r / BLOCK) for r in after)
-                    * d
-                    * self._dtype(name).itemsize
-                    / len(after),
+                    "memory_bytes": sum(self._bytes(name, rank) for rank in after) / len(after),
                 }
             )
 
@@ -274,8 +285,8 @@ class GPM(RightMultiplication):
         return list(self._rows)
 
     def client_storage(self) -> int:
-        """The directions, a mean over clients."""
-        return round(self.summary()["memory_bytes"])
+        """The directions of the client that keeps most."""
+        return self._most_bytes
 
     def summary(self) -> dict[str, Any]:
         """Used space (%) and bytes of a client's memory, means over clients at the end; seconds spent on memories."""
@@ -288,12 +299,17 @@ class GPM(RightMultiplication):
 
     def state_dict(self) -> dict[str, Any]:
         """The record; the memories are the clients'."""
-        return {"rows": [dict(row) for row in self._rows], "memory_seconds": self.memory_seconds}
+        return {
+            "rows": [dict(row) for row in self._rows],
+            "memory_seconds": self.memory_seconds,
+            "most_bytes": self._most_bytes,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
         self._rows = [dict(row) for row in state["rows"]]
         self.memory_seconds = state["memory_seconds"]
+        self._most_bytes = state["most_bytes"]
 
 
 def _affine_parameters(network: nn.Module, protected: Container[str]) -> list[str]:

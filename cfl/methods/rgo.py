@@ -78,6 +78,7 @@ class RGO(RightMultiplication):
         batch_size: samples per pass after a task.
     """
 
+    looks_back: ClassVar[bool] = True
     common_order: ClassVar[bool] = True
     optimizers: ClassVar[frozenset[str] | None] = frozenset({"SGD"})
 
@@ -124,9 +125,13 @@ class RGO(RightMultiplication):
         """Find the layers.
 
         Raises:
-            ConfigError: if a pattern matches no layer, or the share is less than half a client.
+            ConfigError: if a pattern matches no layer, the share is less than half a client, or there are two of these
+                methods, which would share their clients' state.
         """
         super().setup(federation)
+        twins = [name for name, method in federation.methods.items() if isinstance(method, RGO)]
+        if len(twins) > 1:
+            raise ConfigError("methods", twins, "one RGO; which layers is its option")
         data = federation.data
         free = federation.network.head if data.scenario != "domain" else None
         self._layers = choose_layers(federation.network, self.layers, "methods.rgo.layers", free)
@@ -286,8 +291,8 @@ class RGO(RightMultiplication):
         return list(self._rows)
 
     def client_storage(self) -> int:
-        """A matrix per layer, at clients that keep them."""
-        return int(self.summary()["memory_bytes"]) * bool(self.keepers(0))
+        """A matrix per layer, at clients that keep them; nothing before a task has ended."""
+        return int(self.summary()["memory_bytes"]) * bool(self.keepers(0) and self._rows)
 
     def summary(self) -> dict[str, Any]:
         """Clients that take a task into their ``P``, bytes each keeps, and seconds spent on curvatures."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,8 @@ class SingleTask(Method):
 
     Sends nothing of its own. Extra memory per client: what it keeps to itself, once per learned task.
     """
+
+    looks_back: ClassVar[bool] = True
 
     def setup(self, federation: Federation) -> None:
         """Remember the initial model.

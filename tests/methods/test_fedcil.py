@@ -28,11 +28,12 @@ from cfl.gan.losses import acgan_loss, class_losses, divergences
 from cfl.methods import ER, FedCIL, Method, PersonalLayers
 from cfl.models import ACGAN, MLP
 from cfl.random_normals import choices, normals
-from cfl.randomness import seed_for
+from cfl.randomness import seed_for, torch_generator
 from cfl.schedule import RoundPlan
 
 ENGINES = [EngineOptions("vmap"), EngineOptions("workers", workers=2)]
 NOISE = 3
+CONSOLIDATION_BATCH, CONSOLIDATION_LR = 4, 0.01
 acgan = partial(ACGAN, classifier=mlp, widths=[6], noise_dim=NOISE)
 dropping = partial(ACGAN, classifier=partial(MLP, hidden=[8], dropout=0.5), widths=[6], noise_dim=NOISE)
 
@@ -115,8 +116,11 @@ def test_divergences_and_class_losses_over_the_allowed_outputs() -> None:
 class Loop:
     """Rounds, clients and steps one after another, in float64; data, orders and draws are those of the run."""
 
-    def __init__(self, client: Client, data: FederatedDataModule, share: float, consistency: float) -> None:
+    def __init__(
+        self, client: Client, data: FederatedDataModule, share: float, consistency: float, steps: int = 0
+    ) -> None:
         self.network, self.data, self.share, self.consistency = client.network, data, share, consistency
+        self.steps = steps
         self.model = {n: t.detach().clone() for n, t in client.network.state_dict().items()}
         self.replay: dict[str, Tensor] = {}
 
@@ -125,6 +129,8 @@ class Loop:
             plan = self.data.rounds.round(number)
             trained = [self.local(plan, client) for client in plan.clients]
             self.model = {n: torch.stack([t[n] for t in trained]).mean(0) for n in self.model}
+            if self.steps:
+                self.model = self.consolidated(plan, dict(zip(plan.clients, trained, strict=True)))
             if plan.last_of_task:
                 self.replay = self.model
         return self.model
@@ -162,6 +168,50 @@ class Loop:
             with torch.no_grad():
                 for tensor, gradient in zip(model.values(), gradients, strict=True):
                     tensor -= 0.1 * gradient
+        return {n: t.detach() for n, t in model.items()}
+
+    def consolidated(self, plan: RoundPlan, trained: Mapping[int, dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Steps of Adam from the average, on images of clients that have the class, and of the replay generator."""
+        size, data, own = CONSOLIDATION_BATCH, self.data, self.data.outputs.own
+        generator = torch_generator(data.seed, "fedcil consolidation", plan.round)
+        clients = sorted(trained)
+        labels = {
+            c: data.tasks[plan.task].train.labels[torch.from_numpy(data.indices[plan.task][c])]
+            + data.outputs.offsets[plan.task]
+            for c in clients
+        }
+        known = torch.tensor([[bool((labels[c] == output).any()) for output in range(own.shape[1])] for c in clients])
+        everywhere = [output for output in range(own.shape[1]) if known[:, output].any()]
+
+        def drawn(options: list[int]) -> Tensor:
+            return torch.tensor(options)[torch.randint(len(options), (self.steps, size), generator=generator)]
+
+        def noise() -> Tensor:
+            return torch.randn(self.steps, size, NOISE, generator=generator).double()
+
+        y = drawn(everywhere)
+        who = torch.multinomial(known.T[y.flatten()].float(), 1, generator=generator).view(self.steps, size)
+        given, parts = noise(), 1
+        if self.replay and self.share:
+            parts = 2
+            old_y = drawn(own[: plan.task].any(0).nonzero().squeeze(1).tolist())
+            old_given = noise()
+        against = [noise() for _ in range(parts)]
+        model = {n: t.clone().requires_grad_() for n, t in self.model.items()}
+        adam = torch.optim.Adam(model.values(), lr=CONSOLIDATION_LR, betas=(0.5, 0.999))
+        for step in range(self.steps):
+            made = [
+                self.call(trained[clients[who[step, i]]], "generate", given[step, i : i + 1], y[step, i : i + 1])
+                for i in range(size)
+            ]
+            share = self.share if parts == 2 else 0.0
+            loss = (1 - share) * self.of_part(model, torch.cat(made), y[step], against[0][step], plan.task)
+            if parts == 2:
+                old = self.call(self.replay, "generate", old_given[step], old_y[step])
+                loss = loss + share * self.of_part(model, old, old_y[step], against[1][step], plan.task)
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
         return {n: t.detach() for n, t in model.items()}
 
     def call(self, model: Mapping[str, Tensor], what: str, *arguments: Tensor) -> Any:
@@ -224,6 +274,24 @@ def test_a_run_is_what_the_equations_say(
     method = FedCIL(share, consistency=consistency, consolidation_steps=0)
     client = tiny_client(data, double(acgan), sgd, {"cil": method}, engine)
     loop = Loop(client, data, share, consistency)
+    federation = fit(client, data)
+    for name, expected in loop.run().items():
+        torch.testing.assert_close(weights(federation)[name], expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("scenario", ["domain", "task"])
+def test_a_run_with_consolidation_is_what_the_equations_say(scenario: str) -> None:
+    """The average, trained on in every round, by images of the clients' own generators."""
+    stream = permuted(3, train=50) if scenario == "domain" else split(3, classes=6, train=50)
+    data = tiny_data(stream, schedule={"rounds_per_task": 2, "clients_per_round": 3, "cohort_width": 2})
+    method = FedCIL(
+        0.3,
+        consolidation_steps=2,
+        consolidation_batch_size=CONSOLIDATION_BATCH,
+        consolidation_lr=CONSOLIDATION_LR,
+    )
+    client = tiny_client(data, double(acgan), sgd, {"cil": method}, ENGINES[0])
+    loop = Loop(client, data, 0.3, 0.0, steps=2)
     federation = fit(client, data)
     for name, expected in loop.run().items():
         torch.testing.assert_close(weights(federation)[name], expected, rtol=0, atol=1e-9)

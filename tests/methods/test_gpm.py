@@ -23,7 +23,7 @@ from cfl.data.partitions import IID, Dirichlet
 from cfl.data.streams import Stream
 from cfl.errors import ConfigError
 from cfl.federation import Federation
-from cfl.methods import GPM, Method
+from cfl.methods import GPM, RGO, Method
 from cfl.models import MLP
 
 deep_mlp: NetworkFactory = partial(MLP, hidden=[10, 7], dropout=0.0)
@@ -281,6 +281,32 @@ def test_what_is_sent_and_kept() -> None:
     assert len(runs["sampled"].clients.holders("gpm")) == 2
     gpm = runs["all"].methods["gpm"]
     assert gpm.summary()["memory_bytes"] == 32 * 4 * (16 + 8)  # one block for either layer
+
+
+def test_storage_is_that_of_the_client_that_keeps_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cfl.methods.gpm.BLOCK", 1)
+    data = tiny_data(permuted(3), num_clients=4, schedule={"rounds_per_task": 1, "clients_per_round": 2})
+    federation = fit(tiny_client(data, mlp, sgd, {"gpm": GPM(0.9, samples=3)}), data)
+    kept = dict.fromkeys(range(4), 0)
+    for topic in federation.clients.state_dict():
+        for client in federation.clients.holders(topic) if topic.startswith("gpm ") else ():
+            table = federation.clients.get(topic, client)
+            assert table is not None
+            kept[client] += table["directions"].numel() * 4
+    gpm = federation.methods["gpm"]
+    assert gpm.client_storage() == max(kept.values()) > min(kept.values()) > 0
+    assert gpm.summary()["memory_bytes"] == sum(kept.values()) / 4
+    again = GPM()
+    again.load_state_dict(gpm.state_dict())
+    assert again.client_storage() == gpm.client_storage()
+
+
+@pytest.mark.parametrize("method", [GPM, RGO])
+def test_two_of_them_would_share_their_clients_state(method: type[Method]) -> None:
+    data = tiny_data(permuted(2))
+    pair = {"a": method(layers=["layers.0"]), "b": method(layers=["head"])}  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=rf"one {method.__name__}"):
+        fit(tiny_client(data, mlp, sgd, pair), data)
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

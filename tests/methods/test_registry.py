@@ -159,13 +159,14 @@ def stream_for(method: type[Method]) -> Callable[[int], Stream]:
     return permuted if "domain" in method.scenarios else lambda tasks: split(tasks, classes=2 * tasks)
 
 
-def data_for(method: type[Method], tasks: int) -> FederatedDataModule:
+def data_for(method: type[Method], tasks: int, exposure: Any = "sequential") -> FederatedDataModule:
     scenario = None if method.scenarios & {"domain", "task"} else "class"
     return tiny_data(
         stream_for(method)(tasks),
         num_clients=5,
         scenario=scenario,  # type: ignore[arg-type]
         schedule={"rounds_per_task": ENTRIES[method.__name__].rounds, "clients_per_round": 3, "cohort_width": 2},
+        exposure=exposure,
         **ENTRIES[method.__name__].data,
     )
 
@@ -332,6 +333,20 @@ def test_its_scenarios_are_those_it_declares(name: str, scenario: Scenario) -> N
     with pytest.raises(ConfigError, match=rf"methods\.tried \({name}\)") as caught:
         fit(client, data)
     assert (caught.value.key, caught.value.value) == ("data.scenario", scenario)
+
+
+LOOK_BACK = sorted(name for name in ENTRIES if METHODS[name].end_task is not Method.end_task)
+
+
+@pytest.mark.parametrize("name", [*LOOK_BACK, "CFeD", "SingleTask"])
+def test_who_looks_back_refuses_training_in_which_no_task_ends(name: str) -> None:
+    if name == "LearningRateDecay":  # its end of a task is a note in a table
+        return
+    data = data_for(METHODS[name], 2, exposure="joint")
+    client = tiny_client(data, ENTRIES[name].network, sgd, {"tried": METHODS[name](**ENTRIES[name].active)})
+    with pytest.raises(ConfigError) as caught:
+        fit(client, data)
+    assert (caught.value.key, caught.value.value) == ("data.exposure", "joint")
 
 
 # Configs

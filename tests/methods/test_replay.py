@@ -23,6 +23,7 @@ from cfl.errors import ConfigError
 from cfl.federation import Federation
 from cfl.methods import ER, GradientCompensation, Method
 from cfl.models import MLP
+from cfl.randomness import numpy_generator
 from cfl.schedule import RoundPlan
 
 ENGINES = [EngineOptions("vmap"), EngineOptions("workers", workers=2)]
@@ -71,7 +72,8 @@ class Loop:
             if memory:
                 old_x, old_y = (torch.cat(p) for p in zip(*(self.sample(*pair) for pair in memory), strict=True))
                 old = self.masked(functional_call(self.network, model, (old_x,)), [task for task, _ in memory])
-            gradients = torch.autograd.grad(loss(own, y, old, old_y), list(model.values()))
+            count = len(self.data.indices[plan.task][client])
+            gradients = torch.autograd.grad(loss(own, y, old, old_y, count), list(model.values()))
             with torch.no_grad():
                 for tensor, gradient in zip(model.values(), gradients, strict=True):
                     tensor -= 0.1 * gradient
@@ -86,19 +88,27 @@ class Loop:
         return logits if allowed is None else logits.masked_fill(~allowed[torch.tensor(tasks)], -torch.inf)
 
 
-def equal(own: Tensor, y: Tensor, old: Tensor | None, old_y: Tensor | None) -> Tensor:
+def equal(own: Tensor, y: Tensor, old: Tensor | None, old_y: Tensor | None, count: int) -> Tensor:
     new = F.cross_entropy(own, y)
     return new if old is None or old_y is None else new + 0.7 * F.cross_entropy(old, old_y)
 
 
-def counted(own: Tensor, y: Tensor, old: Tensor | None, old_y: Tensor | None) -> Tensor:
+def counted(own: Tensor, y: Tensor, old: Tensor | None, old_y: Tensor | None, count: int) -> Tensor:
     if old is None or old_y is None:
         return F.cross_entropy(own, y)
     total = F.cross_entropy(own, y, reduction="sum") + 0.7 * F.cross_entropy(old, old_y, reduction="sum")
     return total / (len(y) + len(old_y))
 
 
-def compensated(own: Tensor, y: Tensor, old: Tensor | None, old_y: Tensor | None) -> Tensor:
+def appended(own: Tensor, y: Tensor, old: Tensor | None, old_y: Tensor | None, count: int) -> Tensor:
+    """Every sample of training set and memory once per epoch, in expectation over batches."""
+    if old is None or old_y is None:
+        return F.cross_entropy(own, y)
+    new, kept = F.cross_entropy(own, y), F.cross_entropy(old, old_y, reduction="sum")
+    return (count * new + 0.7 * kept) / (count + len(old_y))
+
+
+def compensated(own: Tensor, y: Tensor, old: Tensor | None, old_y: Tensor | None, count: int) -> Tensor:
     if old is None or old_y is None:
         return F.cross_entropy(own, y)
     total = own.new_zeros(())
@@ -109,7 +119,17 @@ def compensated(own: Tensor, y: Tensor, old: Tensor | None, old_y: Tensor | None
     return total / (len(y) + len(old_y))
 
 
-def binary(own: Tensor, y: Tensor, old: Tensor | None, old_y: Tensor | None) -> Tensor:
+def compensated_and_appended(own: Tensor, y: Tensor, old: Tensor | None, old_y: Tensor | None, count: int) -> Tensor:
+    if old is None or old_y is None:
+        return F.cross_entropy(own, y)
+    sums = []
+    for logits, labels in ((own, y), (old, old_y)):
+        g = (logits.softmax(1)[range(len(labels)), labels] - 1).abs().detach()
+        sums.append((g / g.mean() * F.cross_entropy(logits, labels, reduction="none")).sum())
+    return (count * sums[0] / len(y) + sums[1]) / (count + len(old_y))
+
+
+def binary(own: Tensor, y: Tensor, old: Tensor | None, old_y: Tensor | None, count: int) -> Tensor:
     groups = [(own, y)] + ([] if old is None or old_y is None else [(old, old_y)])
     total, count = own.new_zeros(()), sum(len(labels) for _, labels in groups)
     for logits, labels in groups:
@@ -126,8 +146,10 @@ def binary(own: Tensor, y: Tensor, old: Tensor | None, old_y: Tensor | None) -> 
 CASES: dict[str, tuple[Callable[[], Method], Any]] = {
     "equal": (partial(ER, size=2, weight=0.7), equal),
     "count": (partial(ER, size=2, weight=0.7, weighting="count"), counted),
-    "compensated": (partial(GradientCompensation, size=2), compensated),
-    "binary": (partial(GradientCompensation, "bce", size=2), binary),
+    "appended": (partial(ER, size=2, weight=0.7, weighting="appended"), appended),
+    "compensated": (partial(GradientCompensation, size=2, weighting="count"), compensated),
+    "compensated, appended": (partial(GradientCompensation, size=2), compensated_and_appended),
+    "binary": (partial(GradientCompensation, "bce", size=2, weighting="count"), binary),
 }
 
 
@@ -155,7 +177,14 @@ def check_run(
     start = {n: t.clone() for n, t in client.network.state_dict().items()}
     federation = fit(client, data)
     remembered = memories(federation, "replay memory")
-    assert {len(pairs) for pairs in remembered.values()} == {4}  # two of each task but the last
+    source = "glfc" if isinstance(federation.methods["replay"], GradientCompensation) else "er"
+    for number, pairs in remembered.items():  # two of each task but the last, of the client's own, drawn at random
+        orders = [
+            numpy_generator(data.seed, f"{source} choice", task, number).permutation(data.indices[task][number])
+            for task in (0, 1)
+        ]
+        assert pairs == [(task, int(index)) for task, order in enumerate(orders) for index in order[:2]]
+    assert len(remembered) == data.num_clients
     loop = Loop(client, data, remembered)
     loop.model = start
     expected = loop.run(loss)
