@@ -211,7 +211,6 @@ class Settings:
     every: int = 1
     everyone: bool = False
     refinement: Callable[[Tensor, Tensor], Tensor] = projected
-    fed_first: bool = False
 
 
 class Training:
@@ -292,10 +291,8 @@ class Training:
         if labelled:
             loss = loss + settings.beta * mean_cross_entropy(data, logits[m:], y[m:], tasks[m:])
         g = flat(torch.autograd.grad(loss, list(network.parameters())))
-        changes = [self.on_buffers(of_buffer), self.on_all_buffers]
         before = g
-        for change in reversed(changes) if settings.fed_first else changes:
-            g = change(g)
+        g = self.on_all_buffers(self.on_buffers(of_buffer)(g))
         self.changed += bool(old or labelled or not torch.equal(g, before))
         return g, logits[:n].detach()
 

@@ -257,6 +257,11 @@ class Method:
         return any(getattr(type(self), hook) is not getattr(Method, hook) for hook in hooks)
 
     @property
+    def refines_gradients(self) -> bool:
+        """Whether :meth:`adjust_gradients` may leave other gradients than it was given."""
+        return type(self).adjust_gradients is not Method.adjust_gradients
+
+    @property
     def computes_locally(self) -> bool:
         """Whether local steps cost more than those of federated averaging."""
         added = ("extend_batch", "forward_pass", "weigh", "sample_loss", "local_loss", "penalty")

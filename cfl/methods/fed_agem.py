@@ -36,8 +36,8 @@ class FedAGEM(Method):
     without a sample are left out of the average. No task id and no task's end has a part in it, so it also acts within
     the first task, from the second round on.
 
-    It takes the gradient that other methods leave, so it comes last among ``methods``: after A-GEM (Algorithm 6), after
-    penalties and control variates. FOT projects the server's step in addition.
+    It takes the gradient that other methods leave, so it must come behind all that change gradients: A-GEM
+    (Algorithm 6), penalties, control variates. FOT projects the server's step in addition.
 
     Differs from the paper: nothing by default. Its variants are options: how a gradient is changed (section 5.3.1,
     Table 9), which share of the conflicts (Table 10), how often the reference is renewed. Table 3's "local weights
@@ -63,7 +63,8 @@ class FedAGEM(Method):
             BatchNorm normalises by the drawn samples, whose statistics nobody keeps; or in mode ``eval``.
 
     Raises:
-        ConfigError: a value other than these; or, before training, that clients share no parameter.
+        ConfigError: a value other than these; or, before training, that clients share no parameter, or that a method
+            behind it would change gradients again.
     """
 
     replays: ClassVar[bool] = True
@@ -105,12 +106,19 @@ class FedAGEM(Method):
         self._training = torch.ones(0, dtype=torch.bool)
 
     def setup(self, federation: Federation) -> None:
-        """Find what has a part in the reference; refuse to run where that is nothing."""
+        """Find what has a part in the reference; refuse to run without any, or before others that change gradients."""
         super().setup(federation)
+        names = [name for name, method in federation.methods.items() if method is self]
+        later = list(federation.methods)[list(federation.methods).index(names[0]) + 1 :] if names else []
+        behind = [name for name in later if federation.methods[name].refines_gradients]
+        if behind:
+            valid = (
+                f"{names[0]} behind {', '.join(behind)}, so that what it leaves of a gradient is what clients step by"
+            )
+            raise ConfigError("methods", list(federation.methods), valid)
         if not federation.shared_parameters:
-            names = [name for name, method in federation.methods.items() if method is self] or ["fed_agem"]
             valid = "a run with at least one parameter that clients share"
-            raise ConfigError(f"methods.{names[0]}", "every parameter stays on its client", valid)
+            raise ConfigError(f"methods.{(names or ['fed_agem'])[0]}", "every parameter stays on its client", valid)
         self._masks = DropoutMasks(federation.network, federation.data.input_shape)
 
     # Local training.

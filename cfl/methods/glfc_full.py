@@ -40,7 +40,8 @@ class GLFC(Method):
 
     **Task detection.** When a round begins, a client computes the mean entropy of the received model's predictions on
     its present data. A rise by more than ``threshold`` since its last round is its *signal* that the data are new; so
-    is its first round. It then fills its memory from the data that it trained on before: ``size / classes learned``
+    is its first round. It then fills its memory from the data that it trained on before its present ones, however late
+    in its task the signal comes: ``size / classes learned``
     samples of each class, by herding on features of length 1 under the received model; earlier classes keep their
     first ones. Where it has learned more classes than ``size``, it keeps one sample of each of the latest. Nobody is
     told where tasks begin.
@@ -65,7 +66,10 @@ class GLFC(Method):
     (:class:`cfl.methods.glfc_proxy.ProxyServer`, which also says where it departs from the authors' code).
 
     Differs from the paper. Its network grows, and all old outputs are distilled; here outputs are there from the start,
-    and distilled are those of classes whose images the server had when it picked the model. A client's first round
+    and distilled are those of classes whose images the server had when it picked the model. That the network grows is
+    what the entropy rises by: new outputs, not yet trained, are as probable as others. ``data.class_loss: seen`` does
+    the same (an output has no part in loss and entropy before its task), ``all`` does not, and few signals follow. Its
+    clients look at their data in every round; here, in those that they are sampled in. A client's first round
     counts as a signal even where the entropy, from 0, rises by less. Inversion has a line search, without which it may
     diverge, and an image that has converged takes no further iterations. No entropy exceeds log O: with fewer than four
     outputs in the loss nothing rises by the paper's 1.2.
@@ -141,6 +145,7 @@ class GLFC(Method):
             "rank": torch.zeros(self.size, dtype=torch.int64),
             "learned": torch.zeros(data.num_outputs, dtype=torch.bool),
             "entropy": torch.zeros((), dtype=torch.float64),
+            "present": torch.tensor(-1),
             "before": torch.tensor(-1),
             "version": torch.tensor(0),
         }
@@ -230,20 +235,23 @@ class GLFC(Method):
         self._signals, self._old, late = [], [], []
         for row, client in enumerate(cohort.clients):
             table = {name: values[row] for name, values in stacked.items()}
+            present = opened(cohort.task)
+            first = int(table["present"]) < 0
+            if int(table["present"]) != present:
+                table["before"], table["present"] = table["present"].clone(), torch.tensor(present)
+            kept = {name: table[name] for name in ("before", "present", "version")}
             before = int(table["before"])
             model = client_model(federation, cohort.task, client)
             places = self._places(cohort.task, client)
             entropy = self._entropy(model, places, federation.data.outputs_in_loss(cohort.task, client))
-            signals = before < 0 or entropy - float(table["entropy"]) > self.threshold
+            signals = first or entropy - float(table["entropy"]) > self.threshold
             if signals and before >= 0:
-                version = table["version"]
-                table = self._remember(table, model, self._places(before, client)) | {"version": version}
+                table = self._remember(table, model, self._places(before, client)) | kept
             old = self.proxy.old_model(signals, self._classes(places))
             if old is not None and old.version != int(table["version"]):
                 late.append(old)
                 table["version"] = torch.tensor(old.version)
             table["entropy"] = torch.tensor(entropy, dtype=torch.float64)
-            table["before"] = torch.tensor(opened(cohort.task))
             self._signals.append(signals)
             self._old.append(old)
             for name, values in table.items():
@@ -444,8 +452,9 @@ class GLFC(Method):
         return [dict(row) for row in self._rows]
 
     def summary(self) -> dict[str, Any]:
-        """Samples that a client can remember, seconds of the proxy server."""
-        return {"memory_samples": self.size, "proxy_seconds": self.seconds}
+        """Samples that a client can remember, clients' signals (first rounds included), seconds of the proxy server."""
+        signals = sum(row["clients"] for row in self._rows)
+        return {"memory_samples": self.size, "signals": signals, "proxy_seconds": self.seconds}
 
     def state_dict(self) -> dict[str, Any]:
         """The proxy server and the record; clients' memories are with ``federation.clients``."""

@@ -88,7 +88,7 @@ class Memory:
 
     def __init__(self, data: FederatedDataModule, client: int, threshold: float) -> None:
         self.data, self.client, self.threshold = data, client, threshold
-        self.last, self.before = 0.0, -1
+        self.last, self.looked_at = 0.0, list[int]()
         self.exemplars: dict[int, list[tuple[int, int]]] = {}
         self.signals = 0
 
@@ -96,17 +96,18 @@ class Memory:
         samples, own = self.data.tasks[task], self.data.indices[task][self.client]
         with torch.no_grad():
             now = entropy(network(samples.transform(samples.train.images[own]).double()))
-        signals = self.before < 0 or now - self.last > self.threshold
-        print("RISE", self.before, task, round(now - self.last, 3))
-        if signals and self.before >= 0:
-            self.remember(network)
-        self.last, self.before = now, task
+        signals = not self.looked_at or now - self.last > self.threshold
+        if not self.looked_at or self.looked_at[-1] != task:
+            self.looked_at.append(task)
+        if signals and len(self.looked_at) > 1:
+            self.remember(network, self.looked_at[-2])
+        self.last = now
         return signals
 
-    def remember(self, network: Any) -> None:
-        task = self.data.tasks[self.before]
-        own = self.data.indices[self.before][self.client]
-        labels = (task.train.labels[own] + 2 * self.before).tolist()
+    def remember(self, network: Any, before: int) -> None:
+        task = self.data.tasks[before]
+        own = self.data.indices[before][self.client]
+        labels = (task.train.labels[own] + 2 * before).tolist()
         count = 12 // len({*labels, *self.exemplars})
         self.exemplars = {output: kept[:count] for output, kept in self.exemplars.items()}
         with torch.no_grad():
@@ -115,7 +116,7 @@ class Memory:
         for output in sorted(set(labels)):
             rows = [row for row, label in enumerate(labels) if label == output]
             picked = herded(features[rows], count)
-            self.exemplars[output] = [(self.before, int(own[rows[row]])) for row in picked]
+            self.exemplars[output] = [(before, int(own[rows[row]])) for row in picked]
 
 
 @pytest.mark.parametrize("width", [1, 3])
@@ -140,7 +141,7 @@ def test_memories_follow_from_entropies(width: int) -> None:
         kept = federation.clients.get("glfc", memory.client)
         assert kept is not None
         assert float(kept["entropy"]) == pytest.approx(memory.last, abs=1e-9)
-        assert int(kept["before"]) == memory.before
+        assert [int(kept["before"]), int(kept["present"])] == [-1, *memory.looked_at][-2:]
         assert set(kept["learned"].nonzero().flatten().tolist()) == set(memory.exemplars)
         held = kept["place"] >= 0
         tasks, index = data.places.split(kept["place"][held])

@@ -14,6 +14,7 @@ from fabricated import resolver, tables_of, write_run
 
 from cfl.data.participation import Joining
 from cfl.data.partitions import Dirichlet
+from cfl.experiment import flatten
 from cfl.methods.fed_agem import FedAGEM
 from cfl.models import ResNet18, SmallCNN
 from cfl.papers.cells import Experiments, each_recipe
@@ -330,7 +331,29 @@ def test_every_cell_of_table_1_can_be_run() -> None:
     table = fedagem()["table1"]
     cells = [p for p in table.points("paper") if any(matches(figure.when, p) for figure in table.figures.values())]
     assert len(cells) == 76  # 8 methods on R- and P-MNIST, 11 on CIFAR, without and with
-    assert all(table.recipe(point).arguments for point in cells)
+    arguments = {(p["benchmark"], p["method"], p["with"]): table.recipe(p).arguments for p in cells}
+    for (benchmark, method, projection), found in arguments.items():
+        if projection == "fedagem":
+            without = arguments[benchmark, method, "without"]
+            assert found[: len(without)] == without
+            assert [argument.partition("=")[0] for argument in found[len(without) :]] == ["--methods.fed_agem"]
+
+
+@pytest.mark.parametrize("benchmark", CIFAR)
+@pytest.mark.parametrize(("method", "differs"), [("icarl", {}), ("cfed", {}), ("glfc", {"data.class_loss": "seen"})])
+def test_further_methods_differ_in_their_methods_alone(method: str, differs: dict[str, str], benchmark: str) -> None:
+    base, other = (flatten(of_table1(benchmark, name, "without")) for name in ("fl", method))
+    changed = {key for key in {*base, *other} if base.get(key) != other.get(key)}
+    assert {key: other.get(key) for key in changed if not key.startswith("methods")} == differs
+
+
+@pytest.mark.parametrize("benchmark", [*MNIST, *CIFAR])
+def test_l2p_sees_pixels_as_its_weights_do(benchmark: str) -> None:
+    source = of_table1(benchmark, "l2p", "without")["data"]["stream"]["init_args"]["source"]["init_args"]
+    mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+    if benchmark in MNIST:  # grey: the channels' mean
+        mean, std = [round(sum(mean) / 3, 3)], [round(sum(std) / 3, 3)]
+    assert (source["mean"], source["std"]) == (mean, std)
 
 
 def test_columns_are_the_readings_of_a_run(tmp_path: Path) -> None:
