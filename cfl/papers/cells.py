@@ -57,6 +57,7 @@ class Cell:
         seeds: seed -> our value: a number, a list with one per task, or a grid.
         otherwise: the status of a cell without a value of ours.
         notes: which of its settings were chosen by us.
+        without: seed -> why its run has no such value, e.g. a target that was never reached.
     """
 
     table: Table
@@ -66,11 +67,17 @@ class Cell:
     seeds: Mapping[int, Any] = field(default_factory=dict)
     otherwise: str = "not run"
     notes: Sequence[str] = ()
+    without: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def definition(self) -> Figure:
         """What fills the column."""
         return self.table.figures[self.figure]
+
+    @property
+    def ran(self) -> bool:
+        """Whether there is a run, with a value or without."""
+        return bool(self.seeds) or bool(self.without)
 
     @property
     def ours(self) -> Spread | None:
@@ -93,10 +100,14 @@ class Cell:
         """``matched``, ``off by x``, ``not run``, ``cannot run here (why)``, ``no value (why)``, or a reduced scale.
 
         Matched is a number whose difference is at most the sum of both deviations, or the column's tolerance. A run at
-        a reduced scale is never held against a published number.
+        a reduced scale is never held against a published number, and neither is the mean of those seeds alone that
+        have a value.
         """
         if not self.seeds:
             return self.otherwise
+        if self.without:
+            reasons = "; ".join(dict.fromkeys(self.without.values()))
+            return f"value in {len(self.seeds)} of {len(self.seeds) + len(self.without)} seeds only ({reasons})"
         if self.point[SCALE] != self.table.paper.published_scale:
             return f"{self.point[SCALE]}: by order only"
         if self.difference is None or self.published is None or self.ours is None:
@@ -139,13 +150,13 @@ class Experiments:
         for point in table.points(scale, chosen):
             key = tuple(point[axis] for axis in table.axes)
             for name, figure in table.figures_at(point).items():
-                values, otherwise, notes = self._values(table, figure, point, seeds)
-                found.append(Cell(table, point, name, numbers.get((key, name)), values, otherwise, notes))
+                values, without, otherwise, notes = self._values(table, figure, point, seeds)
+                found.append(Cell(table, point, name, numbers.get((key, name)), values, otherwise, notes, without))
         return found
 
     def _values(
         self, table: Table, figure: Figure, point: Mapping[str, str], seeds: int | None
-    ) -> tuple[dict[int, Any], str, tuple[str, ...]]:
+    ) -> tuple[dict[int, Any], dict[int, str], str, tuple[str, ...]]:
         runs: list[dict[int, Result]] = []
         notes: list[str] = []
         otherwise = "not run"
@@ -153,23 +164,23 @@ class Experiments:
             try:
                 recipe = table.recipe(part)
             except NotAvailable as reason:
-                return {}, f"cannot run here ({reason})", ()
+                return {}, {}, f"cannot run here ({reason})", ()
             notes += recipe.notes
             found, absent = self._runs(recipe.arguments)
             runs.append(found)
             if absent:
                 otherwise = f"cannot run here ({absent})"
-        values = {}
+        values, without = {}, {}
         for seed in sorted(set.intersection(*(set(part) for part in runs))):
             if seeds is not None and seed >= seeds:
                 continue
             try:
                 read = [part[seed].figure(figure.value) for part in runs]
             except Undefined as reason:
-                otherwise = f"no value ({reason})"
+                otherwise, without[seed] = f"no value ({reason})", str(reason)
                 continue
             values[seed] = read[0] - read[1] if len(read) == 2 else read[0]
-        return values, otherwise, tuple(dict.fromkeys(notes))
+        return values, without, otherwise, tuple(dict.fromkeys(notes))
 
     def _runs(self, arguments: tuple[str, ...]) -> tuple[dict[int, Result], str | None]:
         """The finished runs of a recipe by seed, and which data sets it needs that are missing."""

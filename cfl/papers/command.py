@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import shlex
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -50,15 +51,17 @@ def chosen_values(options: argparse.Namespace) -> dict[str, list[str]]:
 
 
 def experiments_in(runs: Path) -> Experiments:
-    """What is known of the finished runs below a folder."""
-    return Experiments(Resolver(), read_results(runs), MissingData(runs / MISSING))
+    """What is known of the finished runs below a folder; what is left out of them is said on stderr."""
+    results = read_results(runs)
+    for reason in results.left_out:
+        print(f"left out: {reason}", file=sys.stderr)
+    return Experiments(Resolver(), results, MissingData(runs / MISSING))
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Run what a table lacks, then report."""
     table, chosen = table_named(options.table), chosen_values(options)
-    if options.seeds < 1:
-        raise ConfigError("--seeds", options.seeds, "an integer of at least 1")
+    _check_seeds(options)
     runner = Runner(options.jobs, MissingData(options.runs / MISSING), console)
     known = experiments_in(options.runs)
     jobs, finished, cannot = known.jobs(table, options.scale, chosen, options.seeds, options.runs)
@@ -78,6 +81,11 @@ def run(options: argparse.Namespace, console: Console) -> int:
     return exit_status(outcomes, runner.interrupted_by)
 
 
+def _check_seeds(options: argparse.Namespace) -> None:
+    if options.seeds is not None and options.seeds < 1:
+        raise ConfigError("--seeds", options.seeds, "an integer of at least 1")
+
+
 def shown_command(job: Job) -> str:
     """A job as one could type it."""
     return shlex.join(["cfl", "fit", *Recipe(tuple(job.arguments)).shown(), f"--run.dir={job.folder}"])
@@ -86,6 +94,7 @@ def shown_command(job: Job) -> str:
 def report(options: argparse.Namespace, console: Console) -> int:
     """Write the report of what there is."""
     table, chosen = table_named(options.table), chosen_values(options)
+    _check_seeds(options)
     written = write_report(experiments_in(options.runs), table, options.scale, chosen, options.runs, options.seeds)
     console.print(written.text, highlight=False, markup=False, soft_wrap=True)
     for path in written.files:
@@ -206,4 +215,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ConfigError, NotAvailable, RunFolderError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # before or after the runs, which end by themselves
+        return 128 + signal.SIGINT
     return status

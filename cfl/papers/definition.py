@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -164,6 +164,10 @@ class Order:
         leader: the value that leads in the paper.
         reference: the value from which the leader's distance is measured.
         best: which end of the figures leads.
+        bounds: values that no method of the comparison is meant to reach, such as training on all data at once; they
+            have a part neither in the order nor in who leads.
+        against: name of another table of the paper whose published numbers are compared with, for a table that has
+            none of its own, and the axis values there.
     """
 
     axis: str
@@ -171,16 +175,24 @@ class Order:
     leader: str
     reference: str
     best: Literal["highest", "lowest"] = "highest"
+    bounds: Sequence[str] = ()
+    against: tuple[str, Mapping[str, str]] | None = None
 
     @classmethod
-    def read(cls, entry: Mapping[str, Any], axes: Collection[str], figures: Collection[str], where: str) -> Order:
-        """From a data file's entry with ``axis``, ``figure`` (one or a list), ``leader``, ``reference`` and ``best``.
+    def read(
+        cls, entry: Mapping[str, Any], axes: Mapping[str, Sequence[str]], figures: Collection[str], where: str
+    ) -> Order:
+        """From a data file's entry.
+
+        It has ``axis``, ``figure`` (one or a list), ``leader`` and ``reference``, and may have ``best``, ``bounds`` and
+        ``against`` (``{table: table1, at: {benchmark: noniid}}``).
 
         Raises:
-            ConfigError: a key is unknown or missing, or an axis or a figure is named that the table does not have.
+            ConfigError: a key is unknown or missing, or an axis, a value or a figure is named that the table does not
+                have.
         """
         needed = ("axis", "figure", "leader", "reference")
-        _refuse_unknown(entry, (*needed, "best"), f"{where}, order")
+        _refuse_unknown(entry, (*needed, "best", "bounds", "against"), f"{where}, order")
         for key in needed:
             if key not in entry:
                 raise ConfigError(f"{where}, order.{key}", None, f"given, as {', '.join(needed)} are")
@@ -193,7 +205,15 @@ class Order:
         best = entry.get("best", "highest")
         if best not in ("highest", "lowest"):
             raise ConfigError(f"{where}, order.best", best, "highest or lowest")
-        return cls(entry["axis"], tuple(named), entry["leader"], entry["reference"], best)
+        bounds = tuple(entry.get("bounds", ()))
+        for value in (entry["leader"], entry["reference"], *bounds):
+            if value not in axes[entry["axis"]]:
+                raise ConfigError(f"{where}, order", value, f"one of the axis values {', '.join(axes[entry['axis']])}")
+        against = entry.get("against")
+        if against is not None:
+            _refuse_unknown(against, ("table", "at"), f"{where}, order.against")
+            against = (against["table"], against.get("at", {}))
+        return cls(entry["axis"], tuple(named), entry["leader"], entry["reference"], best, bounds, against)
 
 
 @dataclass(frozen=True)
@@ -270,6 +290,22 @@ class Table:
             if matches(when, point):
                 raise NotAvailable(why)
         return recipe([*self.paper.rules, *self.rules], point)
+
+    def order_numbers(self) -> Callable[[Point, str], float | None]:
+        """By which published number a point stands in the order, by column: its own, or that of ``order.against``."""
+        table: Table = self
+        at: Mapping[str, str] = {}
+        axis: str | None = None
+        if self.order is not None and self.order.against is not None:
+            name, at = self.order.against
+            table, axis = read_table(self.paper, self.paper.folder / f"{name}.yaml"), self.order.axis
+        means = {(frozenset(number.place.items()), number.figure): number.mean for number in table.published}
+
+        def number(point: Point, figure: str) -> float | None:
+            place = self.place(point) if axis is None else {**at, axis: point[axis]}
+            return means.get((frozenset(place.items()), figure))
+
+        return number
 
     @property
     def published(self) -> list[Published]:

@@ -53,10 +53,13 @@ def keep(paper: Paper, runs: Path, scales: Sequence[str], folder: Path | None = 
         where = path.parent.relative_to(runs / paper.name)
         written.append(target / f"{'-'.join(where.parts)}.json")
         written[-1].write_text(as_text(result, name["scale"]), encoding="utf-8")
-    missing = MissingData(runs / MISSING)
-    if missing.known:
-        MissingData(target / MISSING).add(missing.known)
-        written.append(target / MISSING)
+    if (runs / MISSING).is_file():
+        known = MissingData(runs / MISSING).known
+        if known:
+            MissingData(target / MISSING).replace(known)
+            written.append(target / MISSING)
+        else:
+            (target / MISSING).unlink(missing_ok=True)
     return written
 
 

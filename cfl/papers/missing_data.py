@@ -11,7 +11,7 @@ from typing import Any
 
 from cfl.data.sources import Source
 from cfl.data.sources.root import data_root
-from cfl.errors import DataFilesMissing
+from cfl.errors import ConfigError, DataFilesMissing
 
 
 def sources_of(experiment: Mapping[str, Any]) -> list[str]:
@@ -58,16 +58,30 @@ class MissingData:
 
     Args:
         path: the JSON file, name -> what was said; need not exist.
+
+    Raises:
+        ConfigError: the file is another one.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.known: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        self.known: dict[str, str] = {}
+        if path.is_file():
+            try:
+                self.known = dict(json.loads(path.read_text(encoding="utf-8")))
+            except (ValueError, TypeError) as error:
+                valid = "the names of missing data sets as JSON, or no such file: it is made anew"
+                raise ConfigError("--runs", str(path), f"{valid} ({error})") from None
 
     def add(self, missing: Mapping[str, str]) -> None:
         """Remember these."""
         if missing:
             self._write({**self.known, **missing})
+
+    def replace(self, known: Mapping[str, str]) -> None:
+        """These are missing, and nothing else."""
+        if dict(known) != self.known:
+            self._write(dict(known))
 
     def remove(self, present: Iterable[str]) -> None:
         """These were read, so they are there."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cfl.papers.cells import Cell
+from cfl.papers.cells import Cell, Spread
 from cfl.papers.definition import Table
 
 
@@ -23,6 +23,8 @@ class OrderComparison:
         leader: the value that leads in the paper's conclusions.
         reference: the value it is measured against.
         lowest_leads: whether the lowest value is the best.
+        seeds: over which ours are means: those that all of them have; None where there is none, and each is a mean over
+            its own.
     """
 
     place: Mapping[str, str]
@@ -33,6 +35,7 @@ class OrderComparison:
     leader: str
     reference: str
     lowest_leads: bool = False
+    seeds: int | None = None
 
     @property
     def correlation(self) -> float | None:
@@ -66,29 +69,49 @@ class OrderComparison:
 
 
 def compare_orders(table: Table, cells: Sequence[Cell]) -> list[OrderComparison]:
-    """One comparison per figure for each combination of the other axes' values of which at least two have been run."""
+    """One comparison per figure for each combination of the other axes' values of which at least two have been run.
+
+    Compared are means over the seeds that all of them have. A cell of which some seed has no value is left out, and so
+    are bounds.
+    """
     order = table.order
     if order is None:
         return []
-    groups: dict[tuple[tuple[str, ...], str], list[Cell]] = {}
+    groups: dict[tuple[tuple[str, ...], str], dict[str, tuple[Cell, float]]] = {}
     others = [axis for axis in table.axes if axis != order.axis]
+    published_at = table.order_numbers()
     for cell in cells:
-        if cell.figure in order.figures and cell.ours is not None and cell.published is not None:
-            groups.setdefault((tuple(cell.point[axis] for axis in others), cell.figure), []).append(cell)
-    return [
-        OrderComparison(
-            place=dict(zip(others, place, strict=True)),
-            figure=figure,
-            values=[cell.point[order.axis] for cell in group],
-            ours={cell.point[order.axis]: cell.ours.mean for cell in group if cell.ours},
-            paper={cell.point[order.axis]: cell.published.mean for cell in group if cell.published},
-            leader=order.leader,
-            reference=order.reference,
-            lowest_leads=order.best == "lowest",
+        value = cell.point[order.axis]
+        if cell.figure not in order.figures or value in order.bounds or cell.ours is None or cell.without:
+            continue
+        published = published_at(cell.point, cell.figure)
+        if published is not None:
+            place = tuple(cell.point[axis] for axis in others)
+            groups.setdefault((place, cell.figure), {})[value] = (cell, published)
+    found = []
+    for (place, figure), group in groups.items():
+        if len(group) < 2:
+            continue
+        common = set.intersection(*(set(cell.seeds) for cell, _ in group.values()))
+        ours = {}
+        for value, (cell, _) in group.items():
+            spread = Spread.over([cell.seeds[seed] for seed in sorted(common or cell.seeds)])
+            assert spread is not None
+            ours[value] = spread.mean
+        found.append(
+            OrderComparison(
+                place=dict(zip(others, place, strict=True)),
+                figure=figure,
+                values=list(group),
+                ours=ours,
+                paper={value: published for value, (_, published) in group.items()},
+                leader=order.leader,
+                reference=order.reference,
+                lowest_leads=order.best == "lowest",
+                seeds=len(common) or None,
+            )
         )
-        for (place, figure), group in groups.items()
-        if len(group) > 1
-    ]
+    return found
 
 
 def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float | None:

@@ -121,7 +121,9 @@ def cell_table(table: Table, cells: Sequence[Cell], notes: list[str]) -> list[st
             cell.figure + marks,
             shown(published, decimals),
             shown(cell.ours, decimals) if cell.ours or not cell.seeds else "heatmap" if cell.grid else "curve",
-            str(len(cell.seeds) or "-"),
+            f"{len(cell.seeds)} of {len(cell.seeds) + len(cell.without)}"
+            if cell.without
+            else str(len(cell.seeds) or "-"),
             f"{difference:+.{decimals}f}" if difference is not None and comparable else "-",
             cell.status,
         ]
@@ -141,15 +143,16 @@ def order_table(table: Table, comparisons: Sequence[OrderComparison]) -> list[st
     by, figure_head = ("", ["figure"]) if several else (f", by {order.figures[0]}", [])
     words = {True: "yes", False: "no", None: "-"}
     gap_heads = [f"{leader} - {reference}, ours", "paper"]
-    heads = [*places, *figure_head, "run", "rank correlation", f"{leader} leads, ours", "paper", *gap_heads]
+    heads = [*places, *figure_head, "run", "seeds", "rank correlation", f"{leader} leads, ours", "paper", *gap_heads]
     lines = ["", f"Order along {order.axis}{by}:", "", "| " + " | ".join(heads) + " |"]
-    lines.append("|" + "---|" * (len(places) + len(figure_head) + 1) + "---:|---|---|---:|---:|")
+    lines.append("|" + "---|" * (len(places) + len(figure_head) + 1) + "---:|---:|---|---|---:|---:|")
     for part in comparisons:
         gap, correlation = part.gap, part.correlation
         row = [
             *(label(axis, value) for axis, value in part.place.items()),
             *([part.figure] if several else []),
             ", ".join(label(order.axis, value) for value in part.values),
+            str(part.seeds or "differ"),
             "-" if correlation is None else f"{correlation:+.2f}",
             words[part.leads],
             words[part.leads_in_paper],
@@ -157,6 +160,12 @@ def order_table(table: Table, comparisons: Sequence[OrderComparison]) -> list[st
             "-" if gap is None else f"{gap[1]:+.2f}",
         ]
         lines.append("| " + " | ".join(row) + " |")
+    left_out = [label(order.axis, value) for value in order.bounds]
+    lines += ["", f"Left out as bounds: {', '.join(left_out)}."] if left_out else []
+    if order.against is not None:
+        name, at = order.against
+        where = ", ".join(label(axis, value) for axis, value in at.items())
+        lines += ["", f"The paper's are those of its {name}{', ' if where else ''}{where}: other data than these."]
     return lines
 
 

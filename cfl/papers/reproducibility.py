@@ -56,7 +56,11 @@ def _cells(table: Table, by_scale: Mapping[str, Sequence[Cell]]) -> list[Cell]:
     for scale, cells in by_scale.items():
         for cell in cells:
             key = (*table.place(cell.point).values(), cell.figure)
-            if (key not in chosen and (cell.seeds or scale == published)) or (cell.seeds and not chosen[key].seeds):
+            before = chosen.get(key)
+            if before is None:
+                if cell.ran or scale == published:
+                    chosen[key] = cell
+            elif cell.ran and not before.ran:
                 chosen[key] = cell
     return list(chosen.values())
 

@@ -151,34 +151,43 @@ def read_result(folder: Path) -> Result:
     """Read a finished run's folder.
 
     Raises:
-        RunFolderError: it holds no finished run, or one whose configuration is not there.
+        RunFolderError: it holds no finished run, or one of which a file is missing or damaged.
     """
     run = read_run(folder)
+    reading = "config.yaml"
     try:
-        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        config = yaml.safe_load((folder / reading).read_text(encoding="utf-8"))
         experiment = experiment_of(config)
         local_epochs = experiment["schedule"]["local_epochs"]
-    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
-        raise RunFolderError(f"{folder / 'config.yaml'}: not the configuration of a run: {error}") from None
-    matrix = [[None if math.isnan(x) else x for x in row] for row in run.matrix.tolist()]
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    space: dict[str, list[float]] = {}
-    attention: dict[str, dict[int, Attention]] = {}
-    for name in config.get("methods") or {}:
-        of_method = _rows(folder / f"{name}.csv")
-        attention |= read_attention(of_method)
-        for row in of_method:
-            if SPACE in row and "layer" in row:
-                space.setdefault(row["layer"], []).append(float(row[SPACE]))
-    rounds = _rows(folder / "rounds.csv")
-    epochs = sum(int(row["clients"]) for row in rounds) * local_epochs if rounds else None
-    curve = read_curve(folder / "rounds.csv") if experiment["schedule"].get("evaluate_every") else []
-    known = folder / "accuracy_matrix_task_il.csv"
-    task_il = (
-        [[None if math.isnan(x) else x for x in row] for row in read_matrix_csv(known)[0].tolist()]
-        if known.is_file()
-        else []
-    )
+        methods = list(experiment["methods"])
+        int(experiment["seed_everything"])
+        matrix = [[None if math.isnan(x) else x for x in row] for row in run.matrix.tolist()]
+        reading = "summary.json"
+        summary = json.loads((folder / reading).read_text(encoding="utf-8"))
+        space: dict[str, list[float]] = {}
+        attention: dict[str, dict[int, Attention]] = {}
+        for name in methods:
+            reading = f"{name}.csv"
+            of_method = _rows(folder / reading)
+            attention |= read_attention(of_method)
+            for row in of_method:
+                if SPACE in row and "layer" in row:
+                    space.setdefault(row["layer"], []).append(float(row[SPACE]))
+        reading = "rounds.csv"
+        rounds = _rows(folder / reading)
+        epochs = sum(int(row["clients"]) for row in rounds) * local_epochs if rounds else None
+        curve = read_curve(folder / reading) if experiment["schedule"].get("evaluate_every") else []
+        reading = "accuracy_matrix_task_il.csv"
+        known = folder / reading
+        task_il = (
+            [[None if math.isnan(x) else x for x in row] for row in read_matrix_csv(known)[0].tolist()]
+            if known.is_file()
+            else []
+        )
+    except RunFolderError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError, csv.Error) as error:
+        raise RunFolderError(f"{folder / reading}: not what a finished run leaves ({error})") from None
     return Result(experiment, summary, matrix, space, epochs, folder, curve, task_il, attention)
 
 
@@ -194,10 +203,11 @@ class Results:
 
     Args:
         results: in order of preference, where two are of one experiment and seed.
+        left_out: what is wrong with folders that could not be read, a line each.
     """
 
-    def __init__(self, results: Iterable[Result]) -> None:
-        self.all = list(results)
+    def __init__(self, results: Iterable[Result], left_out: Sequence[str] = ()) -> None:
+        self.all, self.left_out = list(results), list(left_out)
         self._by_hash: dict[str, list[Result]] = {}
         for result in self.all:
             self._by_hash.setdefault(seedless_hash(result.experiment), []).append(result)
@@ -215,11 +225,11 @@ class Results:
 
 
 def read_results(root: Path) -> Results:
-    """All finished runs below a folder; what is not finished or not readable is left out."""
-    found = []
+    """All finished runs below a folder; what is not finished or not readable is left out, with the reason."""
+    found, left_out = [], []
     for path in sorted(root.rglob("summary.json")):
         try:
             found.append(read_result(path.parent))
-        except RunFolderError:
-            continue
-    return Results(found)
+        except RunFolderError as error:
+            left_out.append(str(error))
+    return Results(found, left_out)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +18,9 @@ from cfl.errors import ConfigError
 _OPTIONS = "init_args"
 _CLASS = "class_path"
 _DIFFERS_BY_RUN = "seed_everything"
+_LEADING_ZERO = re.compile(r"[-+]?0[0-9_]")
+_UNSURE = object()
+"""In the place of a value that the parser may read in another way."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +53,12 @@ def rough(arguments: Sequence[str]) -> Rough:
     surely: set[str] = set()
     methods: set[str] = set()
     words: set[str] = set()
-    layers = [_file(DEFAULT_CONFIG)]
-    for argument in arguments:
-        key, _, value = argument.removeprefix("--").partition("=")
-        layers.append(_file(Path(value)) if key == "config" else _nested(key, yaml.safe_load(value)))
-    for layer in layers:
+    for key, layer in [("config", _file(DEFAULT_CONFIG)), *map(_layer, arguments)]:
         _say(said, layer)
         if "methods" in layer:
-            named = set(layer["methods"] or {})
-            surely = surely | named if named else set()
+            named = set(layer["methods"]) if isinstance(layer["methods"], Mapping) else set()
+            # Files' methods join those of the files before; an argument takes their place, --methods.name adds to them.
+            surely = surely | named if named and key != "methods" else named
             methods |= named
         stream = _at(layer, "data.stream")
         # Another class takes the place of the whole stream, an option of it does not.
@@ -90,10 +92,24 @@ def _surely_differ(said: Any, resolved: Any) -> bool:
     if isinstance(said, bool) or isinstance(resolved, bool):
         return isinstance(said, bool) and isinstance(resolved, bool) and said != resolved
     if isinstance(said, int | float) and isinstance(resolved, int | float):
-        return said != resolved
+        return said != resolved and not (math.isnan(said) and math.isnan(resolved))
     if isinstance(said, str) and isinstance(resolved, str):
         return said.rpartition(".")[2] != resolved.rpartition(".")[2]
     return False
+
+
+def _layer(argument: str) -> tuple[str, dict[str, Any]]:
+    """An argument's key, and what it says."""
+    key, _, value = argument.removeprefix("--").partition("=")
+    if key == "config" and not any(sign in value for sign in "{\n"):
+        return key, _file(Path(value))
+    try:
+        parsed = yaml.safe_load(value)
+    except yaml.YAMLError:
+        parsed = _UNSURE
+    if _LEADING_ZERO.match(value):  # octal for some, decimal for others
+        parsed = _UNSURE
+    return key, parsed if key == "config" and isinstance(parsed, dict) else _nested(key, parsed)
 
 
 @cache

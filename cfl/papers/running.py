@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -19,9 +19,11 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from cfl.compare.matrix_file import RunFolderError
 from cfl.errors import ConfigError
 from cfl.papers.missing_data import MissingData, find_missing, sources_of
 from cfl.papers.resolving import num_rounds
+from cfl.papers.results import read_result
 
 LOG, LOCK, SUMMARY, CHECKPOINT = "log.txt", ".lock", "summary.json", "last.ckpt"
 LAST_LINES = 6
@@ -72,6 +74,15 @@ class _Running:
     started: float = field(default_factory=time.monotonic)
 
 
+def unreadable(folder: Path) -> str | None:
+    """What is wrong with a finished run's files, if anything."""
+    try:
+        read_result(folder)
+    except RunFolderError as error:
+        return str(error)
+    return None
+
+
 class Runner:
     """Runs jobs, ``jobs`` of them at a time.
 
@@ -86,16 +97,23 @@ class Runner:
         jobs: runs at a time.
         missing: where missing data sets are remembered; a job that needs one that was found missing is not started.
         console: where progress is shown: live bars on a terminal, a line per start and end elsewhere.
+        damage: what is wrong with a finished run's folder, if anything.
 
     Raises:
         ConfigError: ``jobs`` is below 1.
     """
 
-    def __init__(self, jobs: int, missing: MissingData, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        jobs: int,
+        missing: MissingData,
+        console: Console | None = None,
+        damage: Callable[[Path], str | None] = unreadable,
+    ) -> None:
         if jobs < 1:
             raise ConfigError("--jobs", jobs, "an integer of at least 1")
         self.jobs = jobs
-        self.missing = missing
+        self.missing, self.damage = missing, damage
         self.console = console or Console()
         self.interrupted_by: int | None = None
         self._running: list[_Running] = []
@@ -113,7 +131,9 @@ class Runner:
                 while waiting and len(self._running) < self.jobs:
                     job = waiting.pop(0)
                     outcome = self._start(job, progress)
-                    outcomes += [outcome] if outcome else []
+                    if outcome:
+                        outcomes.append(outcome)
+                        self._say(progress, outcome, 0)
                 for entry in [entry for entry in self._running if entry.process.poll() is not None]:
                     self._running.remove(entry)
                     progress.remove_task(entry.bar)
@@ -139,6 +159,8 @@ class Runner:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 return Outcome(job, "runs elsewhere", f"another process is at work in {job.folder}")
+            if (job.folder / SUMMARY).exists() and self.damage(job.folder) is None:  # another process was quicker
+                return Outcome(job, "finished", "by another process")
             threads = max(1, len(os.sched_getaffinity(0)) // self.jobs)
             process = subprocess.Popen(
                 job.command,
@@ -159,6 +181,8 @@ class Runner:
     def _ended(self, entry: _Running) -> Outcome:
         job, status = entry.job, entry.process.returncode
         if status == 0 and (job.folder / SUMMARY).exists():
+            if (damage := self.damage(job.folder)) is not None:
+                return Outcome(job, "failed", f"{damage}; without this folder the same command makes the run anew")
             self.missing.remove(sources_of(job.experiment))
             return Outcome(job, "finished")
         if self.interrupted_by is not None and status in (128 + signal.SIGTERM, -signal.SIGTERM):
@@ -213,7 +237,7 @@ def last_lines(path: Path) -> str:
 
 
 def exit_status(outcomes: Sequence[Outcome], interrupted_by: int | None) -> int:
-    """0; 1 where a run failed; 128 plus the signal where one came."""
+    """0; 1 where a run failed or is being made by another process; 128 plus the signal where one came."""
     if interrupted_by is not None:
         return 128 + interrupted_by
-    return 1 if any(outcome.state == "failed" for outcome in outcomes) else 0
+    return 1 if any(outcome.state in ("failed", "runs elsewhere") for outcome in outcomes) else 0

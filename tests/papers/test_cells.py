@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from fabricated import MATRIX, fot, point, resolver, write_run
 
 from cfl.papers.cells import Cell, Experiments, Spread
@@ -114,7 +115,7 @@ def test_the_same_run_serves_several_tables(tmp_path: Path) -> None:
 
 
 def test_a_difference_of_two_runs_is_taken_seed_by_seed(tmp_path: Path) -> None:
-    cifar = {"benchmark": "cifar100"}
+    cifar = {"benchmark": "cifar100", "partition": "iid"}
     for seed, (fedavg, er) in enumerate([(10.0, 9.0), (12.0, 11.6)]):
         write_run(tmp_path / f"fedavg{seed}", arguments(**cifar), seed, fgt=fedavg)
         write_run(tmp_path / f"er{seed}", arguments(method="er", **cifar), seed, fgt=er)
@@ -135,6 +136,19 @@ def test_a_figure_that_a_run_lacks_is_said(tmp_path: Path) -> None:
     write_run(tmp_path / "a", arguments(method="fot"), used_space=None)
     (found,) = experiments(tmp_path).cells(fot()["table3"], "paper", PMNIST)
     assert found.status == "no value (used_space: the run has no used_space)"
+
+
+def test_a_seed_without_a_value_is_not_forgotten(tmp_path: Path) -> None:
+    """The mean of the others is no match, whatever it is."""
+    for seed, used in ((0, 61.0), (1, None), (2, 62.0)):
+        write_run(tmp_path / str(seed), arguments(method="fot"), seed, used_space=used)
+    known = experiments(tmp_path)
+    (found,) = known.cells(fot()["table3"], "paper", PMNIST)
+    assert (found.seeds, set(found.without)) == ({0: 61.0, 2: 62.0}, {1})
+    assert found.status == "value in 2 of 3 seeds only (used_space: the run has no used_space)"
+    assert found.ran
+    text = write_report(known, fot()["table3"], "paper", PMNIST, tmp_path).text
+    assert "| 61.50 ± 0.71 | 2 of 3 | " in text
 
 
 def test_missing_data_is_said_where_it_is_needed(tmp_path: Path) -> None:
@@ -176,6 +190,33 @@ def test_unfinished_and_broken_folders_are_no_runs(tmp_path: Path) -> None:
     (write_run(tmp_path / "b", arguments()) / "summary.json").write_text("{")
     (write_run(tmp_path / "c", arguments()) / "summary.json").unlink()
     assert read_results(tmp_path).all == []
+    left_out = read_results(tmp_path).left_out
+    assert all(str(tmp_path / name) in said for name, said in zip("ab", left_out, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("rounds.csv", b"round,clients\n0,3\n1"),
+        ("rounds.csv", b"round,clients\n0,three\n"),
+        ("fot.csv", b"task,layer,used_space\n0,a\n"),
+        ("fot.csv", b"task,layer,used_space\n0,a,\n"),
+        ("config.yaml", b"\xff\xfe\x00"),
+        ("config.yaml", b"seed_everything: null"),
+        ("config.yaml", b"methods: 3"),
+        ("summary.json", b"[1, 2"),
+    ],
+)
+def test_damaged_files_are_named(name: str, content: bytes, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", arguments(method="fot"))
+    if name == "config.yaml" and not content.startswith(b"\xff"):
+        settings = yaml.safe_load((folder / name).read_text())
+        content = yaml.safe_dump({**settings, **yaml.safe_load(content)}).encode()
+    (folder / name).write_bytes(content)
+    results = read_results(tmp_path)
+    assert results.all == []
+    assert len(results.left_out) == 1
+    assert str(folder / name) in results.left_out[0]
 
 
 def test_report_text_csv_and_picture(tmp_path: Path) -> None:
@@ -187,7 +228,7 @@ def test_report_text_csv_and_picture(tmp_path: Path) -> None:
     assert "| Permuted MNIST | non-IID | FOT | ACC | 85.21 ± 0.13 | 87.00 | 1 | +1.79 | off by +1.79 |" in report.text
     assert "| GPM+FL | ACC [" in report.text
     assert ". GPM: threshold" in report.text
-    assert "| Permuted MNIST | non-IID | FL, GPM+FL, FOT | +1.00 | yes | yes | +6.50 | +5.15 |" in report.text
+    assert "| Permuted MNIST | non-IID | FL, GPM+FL, FOT | 1 | +1.00 | yes | yes | +6.50 | +5.15 |" in report.text
     text, table, picture = report.files
     assert text.read_text() == report.text
     with table.open() as file:
@@ -204,7 +245,7 @@ def test_a_short_report_compares_by_order_only(tmp_path: Path) -> None:
     report = write_report(experiments(tmp_path), fot()["table1"], "short", PMNIST, tmp_path)
     assert "| matched |" not in report.text
     assert "off by" not in report.text
-    assert "| Permuted MNIST | non-IID | FL, GPM+FL, FOT | +1.00 | yes | yes | +5.15 | +5.15 |" in report.text
+    assert "| Permuted MNIST | non-IID | FL, GPM+FL, FOT | 1 | +1.00 | yes | yes | +5.15 | +5.15 |" in report.text
 
 
 def test_curves_have_a_line_per_task(tmp_path: Path) -> None:

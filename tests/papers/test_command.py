@@ -86,3 +86,22 @@ def test_make_hands_its_variables_on() -> None:
 @pytest.mark.parametrize("name", list(every_table()))
 def test_every_table_has_a_target(name: str) -> None:
     assert f"run {name} " in make(name)
+
+
+def test_a_report_of_no_seeds_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "fot-table3", "--runs", str(tmp_path), "--seeds", "0"]) == 2
+    assert "--seeds = 0" in capsys.readouterr().err
+
+
+def test_a_damaged_list_of_missing_data_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "missing-data.json").write_text("")
+    assert main(["report", "fot-table3", "--runs", str(tmp_path)]) == 2
+    assert str(tmp_path / "missing-data.json") in capsys.readouterr().err
+
+
+def test_an_interrupted_command_ends_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cfl.papers.command.papers", interrupted)
+    assert main(["list"]) == 130

@@ -61,6 +61,31 @@ def test_kept_runs_are_small_and_whole(tmp_path: Path) -> None:
     ]
 
 
+def test_data_that_are_there_by_now_are_not_kept_as_missing(tmp_path: Path) -> None:
+    runs(tmp_path / "runs")
+    keep(PAPER, tmp_path / "runs", ["paper"], tmp_path / "kept")
+    kept = tmp_path / "kept" / "missing-data.json"
+    assert json.loads(kept.read_text()) == {"SVHN": "SVHN: files are missing"}
+    (tmp_path / "runs" / "missing-data.json").write_text('{"USPS": "no"}')
+    keep(PAPER, tmp_path / "runs", ["paper"], tmp_path / "kept")
+    assert json.loads(kept.read_text()) == {"USPS": "no"}
+    (tmp_path / "runs" / "missing-data.json").unlink()  # nothing is known, for or against
+    keep(PAPER, tmp_path / "runs", ["paper"], tmp_path / "kept")
+    assert kept.exists()
+    (tmp_path / "runs" / "missing-data.json").write_text("{}")
+    assert kept not in keep(PAPER, tmp_path / "runs", ["paper"], tmp_path / "kept")
+    assert not kept.exists()
+
+
+def test_a_run_without_the_value_is_shown_before_one_at_a_reduced_scale(tmp_path: Path) -> None:
+    shards = tmp_path / "runs" / "fot" / "pmnist" / "shards" / "fot"
+    write_run(shards / "paper-seed0-00000000", arguments(method="fot"), 0, used_space=None)
+    write_run(shards / "short-seed0-00000000", arguments("short", method="fot"), 0, used_space=50.0)
+    keep(PAPER, tmp_path / "runs", ["paper", "short"], tmp_path / "kept")
+    text = page([PAPER], resolver(), {"fot": tmp_path / "kept"})
+    assert "used space | 61.36 | - | 0 of 1 | - | no value (used_space: the run has no used_space) |" in text
+
+
 def test_a_changed_kept_file_is_refused(tmp_path: Path) -> None:
     runs(tmp_path / "runs")
     path = keep(PAPER, tmp_path / "runs", ["paper"], tmp_path / "kept")[0]
@@ -84,7 +109,7 @@ def test_the_page_is_made_of_kept_runs_alone(tmp_path: Path) -> None:
     assert "| Permuted MNIST | non-IID | FOT | ACC | 85.21 ± 0.13 | 80.00 | 1 | - | short: by order only |" in text
     assert "| Permuted MNIST | IID | FL | ACC | 85.68 ± 0.57 | - | - | - | not run |" in text
     # Orders are of all runs at a scale, FL's too, whose cell shows its run of the published protocol.
-    assert "| Permuted MNIST | non-IID | FL, FOT | - | yes | yes | +30.00 | +5.15 |" in text
+    assert "| Permuted MNIST | non-IID | FL, FOT | differ | - | yes | yes | +30.00 | +5.15 |" in text
     assert (
         "| 5-Datasets | non-IID | 45.64 | - | - | - | cannot run here (needs SVHN) |".replace(
             "non-IID |", "non-IID | used space |"

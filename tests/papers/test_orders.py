@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from fabricated import fot, tables_of
 
+from cfl.errors import ConfigError
 from cfl.papers.cells import Cell
+from cfl.papers.definition import Order
 from cfl.papers.orders import compare_orders, rank_correlation
 from cfl.papers.report import markdown
 
@@ -54,6 +58,65 @@ def test_order_and_gap() -> None:
     assert found.gap == (pytest.approx(8.0), pytest.approx(90.35 - 85.68))
     # Ours: 1 2 4 3; the paper's: 85.68 88.61 88.27 90.35, hence 1 3 2 4. Spearman's 1 - 6 sum d^2 / (n (n^2 - 1)).
     assert found.correlation == pytest.approx(1 - 6 * (0 + 1 + 4 + 1) / (4 * 15))
+
+
+def with_seeds(values: dict[str, dict[int, float]], without: dict[str, dict[int, str]] | None = None) -> list[Cell]:
+    lacking = without or {}
+    return [
+        replace(cell, seeds=values.get(cell.point["method"], {}), without=lacking.get(cell.point["method"], {}))
+        for cell in cells({})
+    ]
+
+
+def test_methods_are_compared_over_the_seeds_that_all_have() -> None:
+    (found,) = compare_orders(
+        fot()["table1"], with_seeds({"fedavg": {0: 60.0, 1: 80.0, 2: 80.0}, "fot": {0: 62.0, 2: 90.0}, "er": {2: 85.0}})
+    )
+    assert found.ours == {"fedavg": 80.0, "fot": 90.0, "er": 85.0}
+    assert found.seeds == 1
+    (found,) = compare_orders(fot()["table1"], with_seeds({"fedavg": {0: 60.0, 1: 80.0}, "fot": {2: 62.0}}))
+    assert (found.ours, found.seeds) == ({"fedavg": 70.0, "fot": 62.0}, None)
+    text = markdown(fot()["table1"], "short", with_seeds({"fedavg": {0: 60.0, 1: 80.0}, "fot": {2: 62.0}}))
+    assert "| FL, FOT | differ | - | no | yes |" in text
+
+
+def test_what_lacks_a_value_in_some_seed_is_not_compared() -> None:
+    values = {"fedavg": {0: 60.0}, "er": {0: 70.0}, "fot": {0: 62.0}}
+    (found,) = compare_orders(fot()["table1"], with_seeds(values, {"er": {1: "never within 100 rounds"}}))
+    assert found.values == ["fedavg", "fot"]
+
+
+def test_bounds_are_left_out_and_another_tables_numbers_may_be_compared_with() -> None:
+    """FedWeIT's Table 1 on the sets that can be had, against NonIID-50."""
+    present, published = (tables_of("fedweit")[name] for name in ("table1-present", "table1"))
+    ours = {"stl": 90.0, "fedprox": 50.0, "scaffold": 30.0, "fedweit": 80.0}
+    made = [
+        Cell(present, point, "accuracy", None, {0: ours[point["method"]]} if point["method"] in ours else {})
+        for point in present.points("short")
+    ]
+    (found,) = compare_orders(present, made)
+    assert found.values == ["fedprox", "scaffold", "fedweit"]
+    assert (found.leads, found.leads_in_paper, found.correlation) == (True, True, pytest.approx(1.0))
+    numbers = {
+        p.place["method"]: p.mean
+        for p in published.published
+        if p.figure == "accuracy" and p.place["benchmark"] == "noniid"
+    }
+    assert found.paper == {name: numbers[name] for name in found.values}
+    text = markdown(present, "short", made)
+    assert "Left out as bounds: STL." in text
+    assert "The paper's are those of its table1, NonIID-50: other data than these." in text
+
+
+def test_orders_name_values_that_the_axis_has() -> None:
+    axes, figures = {"method": ["a", "b"]}, ["ACC"]
+    entry = {"axis": "method", "figure": "ACC", "leader": "a", "reference": "b"}
+    assert Order.read({**entry, "bounds": ["b"]}, axes, figures, "x").bounds == ("b",)
+    for wrong in ({"leader": "c"}, {"reference": "c"}, {"bounds": ["c"]}):
+        with pytest.raises(ConfigError, match="one of the axis values a, b"):
+            Order.read({**entry, **wrong}, axes, figures, "x")
+    with pytest.raises(ConfigError, match="one of table, at"):
+        Order.read({**entry, "against": {"place": {}}}, axes, figures, "x")
 
 
 def test_what_has_not_been_run_is_left_out() -> None:
@@ -106,11 +169,11 @@ def test_several_figures_are_compared_each_for_itself() -> None:
     assert domain.gap
     assert domain.gap[1] == pytest.approx(79.46 - 68.02)
     text = markdown(table, "short", cells)
-    assert "\nOrder along with:\n\n| benchmark | method | figure | run | rank correlation |" in text
-    assert "| R-MNIST | FL | Domain-IL | -, Fed-A-GEM | - | yes | yes | +11.00 | +11.44 |\n" in text
-    assert "| S-CIFAR100 | FL+A-GEM | Class-IL | -, Fed-A-GEM | - | no | yes | -1.00 | " in text
+    assert "\nOrder along with:\n\n| benchmark | method | figure | run | seeds | rank correlation |" in text
+    assert "| R-MNIST | FL | Domain-IL | -, Fed-A-GEM | 1 | - | yes | yes | +11.00 | +11.44 |\n" in text
+    assert "| S-CIFAR100 | FL+A-GEM | Class-IL | -, Fed-A-GEM | 1 | - | no | yes | -1.00 | " in text
     head, rule = text.partition("\nOrder along with:\n\n")[2].splitlines()[:2]
-    assert head.count("|") == rule.count("|") == 10
+    assert head.count("|") == rule.count("|") == 11
 
 
 def test_a_table_with_one_figure_names_it_above() -> None:
@@ -118,7 +181,7 @@ def test_a_table_with_one_figure_names_it_above() -> None:
     assert text.partition("\nOrder")[2].splitlines()[:5] == [
         " along method, by ACC:",
         "",
-        "| benchmark | partition | run | rank correlation | FOT leads, ours | paper | FOT - FL, ours | paper |",
-        "|---|---|---|---:|---|---|---:|---:|",
-        "| Permuted MNIST | IID | FL, ER+FL, GPM+FL, FOT | +0.40 | no | yes | +8.00 | +4.67 |",
+        "| benchmark | partition | run | seeds | rank correlation | FOT leads, ours | paper | FOT - FL, ours | paper |",
+        "|---|---|---|---:|---:|---|---|---:|---:|",
+        "| Permuted MNIST | IID | FL, ER+FL, GPM+FL, FOT | 1 | +0.40 | no | yes | +8.00 | +4.67 |",
     ]

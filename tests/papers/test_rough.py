@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -91,4 +90,35 @@ def test_methods_join_over_files_until_one_has_none(tmp_path: Path) -> None:
     assert sorted(look.surely) == ["b", "c", "d"]
     for names, may_be in (("bcd", True), ("abcd", True), ("bc", False), ("bcde", False), ("", False)):
         assert look.may_be({"methods": {name: {"class_path": "cfl.methods.FOT"} for name in names}}) == may_be
-    assert json.loads(json.dumps(look.said))  # plain values only
+    # An argument that says all methods takes the place of the files' ones.
+    look = rough([*files, "--methods={e: {class_path: FOT}}"])
+    assert sorted(look.surely) == ["e"]
+    assert look.may_be({"methods": {"e": {"class_path": "cfl.methods.FOT"}}})
+    assert sorted(rough([*files, "--methods={}"]).surely) == []
+
+
+@pytest.mark.parametrize(
+    ("argument", "resolved"),
+    [
+        ("--data.num_clients=012", 12),
+        ("--data.num_clients=00010", 10),
+        ("--model.optimizer.init_args.weight_decay=.nan", float("nan")),
+    ],
+)
+def test_values_that_are_read_in_several_ways_rule_nothing_out(argument: str, resolved: float) -> None:
+    experiment: dict[str, Any] = {"methods": {}}
+    here = experiment
+    *keys, last = argument.removeprefix("--").partition("=")[0].split(".")
+    for key in keys:
+        here = here.setdefault(key, {})
+    here[last] = resolved
+    assert rough([argument]).may_be(experiment)
+
+
+def test_arguments_that_are_no_yaml_are_left_to_the_parser(tmp_path: Path) -> None:
+    assert (
+        rough(["--run.benchmark=a: b: c", "--run.benchmark=@x", "--config={data: {num_clients: 7}}"]).said[
+            "data.num_clients"
+        ]
+        == 7
+    )

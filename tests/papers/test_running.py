@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import tiny_cli
-from fabricated import fot, point, resolver
+from fabricated import fot, point, resolver, write_run
 from rich.console import Console
 
 from cfl.errors import ConfigError
@@ -50,7 +50,7 @@ def job(folder: Path, script: str, experiment: dict[str, Any] | None = None) -> 
 
 def runner(tmp_path: Path, jobs: int = 1) -> tuple[Runner, io.StringIO]:
     out = io.StringIO()
-    return Runner(jobs, MissingData(tmp_path / "missing.json"), Console(file=out, width=300)), out
+    return Runner(jobs, MissingData(tmp_path / "missing.json"), Console(file=out, width=300), lambda folder: None), out
 
 
 def test_a_failed_run_does_not_stop_the_rest(tmp_path: Path) -> None:
@@ -71,6 +71,19 @@ def test_a_failed_run_does_not_stop_the_rest(tmp_path: Path) -> None:
 def test_a_process_that_ends_well_without_a_summary_has_failed(tmp_path: Path) -> None:
     used, _ = runner(tmp_path)
     assert [o.state for o in used.run([job(tmp_path / "a", "")])] == ["failed"]
+
+
+def test_a_summary_that_cannot_be_read_is_no_end(tmp_path: Path) -> None:
+    """It says which file is damaged, and how to make the run anew."""
+    out = io.StringIO()
+    used = Runner(1, MissingData(tmp_path / "missing.json"), Console(file=out, width=300))
+    (outcome,) = used.run([job(tmp_path / "a", FINISH)])
+    assert outcome.state == "failed"
+    assert str(tmp_path / "a") in outcome.reason
+    assert "without this folder the same command makes the run anew" in out.getvalue()
+    folder = write_run(tmp_path / "b", fot()["table1"].recipe(point("smoke")).arguments)
+    (outcome,) = used.run([job(folder, "sys.exit(3)")])  # finished by someone else in the meantime
+    assert (outcome.state, outcome.reason) == ("finished", "by another process")
 
 
 def test_two_at_a_time(tmp_path: Path) -> None:
@@ -137,17 +150,21 @@ def test_a_folder_in_which_another_process_is_at_work_is_left_alone(tmp_path: Pa
     """Also when its runner is gone; and free once that process is gone."""
     slow = HEAD + "(folder / 'here').touch()\nwhile not (folder / 'go').exists(): time.sleep(0.02)\n" + FINISH
     first, _ = runner(tmp_path)
-    second, _ = runner(tmp_path)
+    second, out = runner(tmp_path)
     found: list[str] = []
 
     def try_it() -> None:
-        found.extend(o.state for o in second.run([job(tmp_path / "a", FINISH)]))
+        outcomes = second.run([job(tmp_path / "a", FINISH)])
+        found.extend(o.state for o in outcomes)
+        assert exit_status(outcomes, None) == 1
         (tmp_path / "a" / "go").touch()
 
     thread = when((tmp_path / "a" / "here").exists, try_it)
     assert [o.state for o in first.run([job(tmp_path / "a", slow)])] == ["finished"]
     thread.join()
     assert found == ["runs elsewhere"]
+    assert "another process is at work in" in out.getvalue()
+    (tmp_path / "a" / "summary.json").unlink()
     assert [o.state for o in second.run([job(tmp_path / "a", FINISH)])] == ["finished"]
 
 
@@ -159,7 +176,7 @@ def test_missing_data_are_found_out_and_remembered(tmp_path: Path, monkeypatch: 
     source = {"class_path": "cfl.data.sources.USPS"}
     needs = {"data": {"stream": {"class_path": "cfl.data.streams.Sequence", "init_args": {"sources": [source]}}}}
     memory = MissingData(tmp_path / "missing.json")
-    used, _ = runner(tmp_path)
+    used, out = runner(tmp_path)
     fails = "sys.exit(2)"
     outcomes = used.run(
         [job(tmp_path / "a", fails, needs), job(tmp_path / "b", fails, needs), job(tmp_path / "c", fails)]
@@ -170,6 +187,7 @@ def test_missing_data_are_found_out_and_remembered(tmp_path: Path, monkeypatch: 
         ("c", "failed", "exit status 2"),
     ]
     assert not (tmp_path / "b").exists()
+    assert "cannot run here b, 0 s: needs USPS" in out.getvalue()
     assert exit_status(outcomes[:2], None) == 0
     memory = MissingData(tmp_path / "missing.json")
     assert memory.reason({"USPS", "MNIST"}) == "needs USPS"
