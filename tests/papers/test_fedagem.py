@@ -348,6 +348,11 @@ def test_further_methods_differ_in_their_methods_alone(method: str, differs: dic
 
 
 @pytest.mark.parametrize("benchmark", [*MNIST, *CIFAR])
+def test_l2p_at_scale_smoke_needs_no_weights(benchmark: str) -> None:
+    assert of_table1(benchmark, "l2p", "without", "smoke")["model"]["network"]["init_args"]["weights"] is None
+
+
+@pytest.mark.parametrize("benchmark", [*MNIST, *CIFAR])
 def test_l2p_sees_pixels_as_its_weights_do(benchmark: str) -> None:
     source = of_table1(benchmark, "l2p", "without")["data"]["stream"]["init_args"]["source"]["init_args"]
     mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
