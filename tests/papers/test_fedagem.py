@@ -324,7 +324,9 @@ def test_glfc_remembers_as_much_as_the_others(benchmark: str) -> None:
     assert both["methods"]["glfc"] == alone["methods"]["glfc"]
     options = alone["methods"]["glfc"]["init_args"]
     assert options["size"] == both["buffer"]["size"]
-    assert (options["threshold"], options["inversion_steps"], options["perturbation_steps"]) == (1.2, 250, 50)
+    # From one class for sure to four alike, entropy rises by log 4 = 1.39; from two alike, by log 2.
+    threshold = 0.3 if benchmark == "cifar10" else 1.2
+    assert (options["threshold"], options["inversion_steps"], options["perturbation_steps"]) == (threshold, 250, 50)
 
 
 def test_every_cell_of_table_1_can_be_run() -> None:
