@@ -162,6 +162,28 @@ def test_within_a_task_the_order_is_random_and_the_same_every_time() -> None:
     assert taken != sorted(own)[: len(taken)]
 
 
+def test_clocks_differ_more_where_all_classes_are_dealt_at_once() -> None:
+    """A client may then lack a task altogether, and still train in every period."""
+
+    def elsewhere(data: FederatedDataModule) -> float:
+        """Share of samples that belong to another task than the period's number."""
+        of = [(p, data.places.tasks(torch.tensor(data.trained_on(p)[c]))) for p in range(3) for c in range(4)]
+        return sum(int((tasks != p).sum()) for p, tasks in of) / sum(len(tasks) for _, tasks in of)
+
+    apart, at_once = [], []
+    for seed in range(4):
+        apart.append(elsewhere(asynchronous(seed=seed)))
+        at_once.append(elsewhere(asynchronous(seed=seed, repartition=False)))
+    assert sum(at_once) > sum(apart)
+    stream, lacking = split(3, classes=6, train=120), Dirichlet(0.1, 10)
+    data = tiny_data(stream, exposure="asynchronous", partition=lacking, repartition=False)
+    assert min(len(data.indices[task][client]) for task in range(3) for client in range(4)) == 0
+    assert min(len(data.trained_on(period)[client]) for period in range(3) for client in range(4)) > 0
+    assert fit(tiny_client(data, mlp), data).finished
+    with pytest.raises(ConfigError, match=r"client \d has no sample of task"):
+        tiny_data(split(3, classes=6, train=120), partition=lacking, repartition=False).setup("fit")
+
+
 def test_a_portion_of_fixed_size_is_the_same_for_all() -> None:
     data = asynchronous(4)
     assert all(len(data.trained_on(period)[client]) == 4 for period in range(3) for client in range(4))

@@ -21,6 +21,7 @@ from cfl.data.partitions import (
 from cfl.data.partitions.client_shares import share_sizes
 from cfl.data.types import ImageSet, PixelTransform, Task
 from cfl.errors import ConfigError
+from cfl.randomness import numpy_generator
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -535,10 +536,27 @@ def test_one_partition_for_tasks_that_share_their_training_set() -> None:
     assert np.array_equal(anew[0][0], indices[1][0])
 
 
-def test_one_partition_for_different_training_sets_is_refused() -> None:
+@pytest.mark.parametrize("partition", [IID(), Dirichlet(0.3, min_samples=1), Shards(2)], ids=lambda p: p.name)
+def test_different_training_sets_are_dealt_as_one(partition: Partition) -> None:
+    """As the partition deals one set with all their classes; tasks' classes are not mixed up."""
+    sizes = ((30, 30), (20, 20, 40), (60, 24))
+    tasks = [make_task(shuffled_labels(*counts, seed=t), f"task {t}") for t, counts in enumerate(sizes)]
+    found = client_indices(tasks, partition, [np.arange(4)] * 3, 4, seed=0, repartition=False)
+    labels = [task.train.labels.numpy() for task in tasks]
+    whole = np.concatenate([labels[0], labels[1] + 2, labels[2] + 5])
+    expected = partition.split(whole, 4, numpy_generator(0, "partition", 0))
+    for client in range(4):
+        together = np.concatenate([found[t][client] + start for t, start in enumerate((0, 60, 140))])
+        assert np.array_equal(together, expected[client])
+        assert all(np.array_equal(found[t][client], np.sort(found[t][client])) for t in range(3))
+    for t, task in enumerate(tasks):
+        assert sorted(np.concatenate(list(found[t].values()))) == list(range(len(task.train)))
+
+
+def test_different_training_sets_are_dealt_as_one_to_clients_of_all_tasks_only() -> None:
     tasks = [make_task(shuffled_labels(30, 30), name) for name in ("mnist", "svhn")]
-    with pytest.raises(ConfigError, match=r"data\.repartition = False .*'mnist' and 'svhn' differ"):
-        client_indices(tasks, IID(), [np.arange(4)] * 2, 4, seed=0, repartition=False)
+    with pytest.raises(ConfigError, match=r"data\.repartition = False .*some tasks only"):
+        client_indices(tasks, IID(), [np.arange(4), np.arange(3)], 4, seed=0, repartition=False)
 
 
 def test_a_refused_task_is_named() -> None:

@@ -30,16 +30,18 @@ def client_indices(
         num_clients: number of clients in the whole federation.
         seed: the run's seed; task ``t`` is dealt with the generator of (seed, "partition", t).
         repartition: True deals each task anew among its members (FOT). False deals the training set once among all
-            clients, so that a client sees the same samples in every task it takes part in (Fed-A-GEM's permuted and
-            rotated MNIST); the samples of clients that are no members of a task then rest.
+            clients: where the tasks have the same one, a client sees the same samples in every task it takes part in
+            (Fed-A-GEM's permuted and rotated MNIST), and the samples of clients that are no members of a task rest.
+            Where their training sets differ, these are dealt as one set in which no two tasks share a class, so that
+            clients may hold many samples of one task and few, or none, of another.
 
     Returns:
         per task, client id to ascending int64 indices into ``task.train``, as views of one flat array. A client's
         array is empty only if the partition allows that.
 
     Raises:
-        ConfigError: ``data.repartition`` when it is False though the tasks have different training sets, or what
-            ``partition`` refuses.
+        ConfigError: ``data.repartition`` when it is False though the tasks have different training sets and some client
+            does not take part in all of them, or what ``partition`` refuses.
     """
     if repartition:
         indices = []
@@ -48,14 +50,35 @@ def client_indices(
         return indices
     for task in tasks:
         if task.train.labels is not tasks[0].train.labels:
-            raise ConfigError(
-                "data.repartition",
-                repartition,
-                f"true, because the training sets of tasks {tasks[0].name!r} and {task.name!r} differ; false needs a "
-                "stream whose tasks share one training set (permuted, rotated)",
-            )
+            return _dealt_as_one(tasks, partition, members, num_clients, seed)
     shares = _deal(0, tasks[0], partition, num_clients, seed)
     return [ClientShares(clients, shares, rows=clients) for _, clients in zip(tasks, members, strict=True)]
+
+
+def _dealt_as_one(
+    tasks: Sequence[Task], partition: Partition, members: Sequence[np.ndarray], num_clients: int, seed: int
+) -> list[ClientShares]:
+    if any(len(clients) != num_clients for clients in members):
+        raise ConfigError(
+            "data.repartition",
+            False,
+            "true where clients take part in some tasks only: different training sets are dealt as one to clients that "
+            "take part in all",
+        )
+    labels = [task.train.labels.numpy() for task in tasks]
+    firsts = np.cumsum([0] + [int(of_task.max(initial=-1)) + 1 for of_task in labels])
+    starts = np.cumsum([0] + [len(of_task) for of_task in labels])
+    together = np.concatenate([of_task + first for of_task, first in zip(labels, firsts, strict=False)])
+    parts = partition.split(together, num_clients, numpy_generator(seed, "partition", 0))
+    return [
+        ClientShares(clients, Shares.of([_between(part, *starts[t : t + 2].tolist()) for part in parts]))
+        for t, clients in enumerate(members)
+    ]
+
+
+def _between(part: np.ndarray, start: int, stop: int) -> np.ndarray:
+    """Of ascending numbers those from ``start`` to below ``stop``, counted from ``start``."""
+    return part[np.searchsorted(part, start) : np.searchsorted(part, stop)] - start
 
 
 def _deal(t: int, task: Task, partition: Partition, num_clients: int, seed: int) -> Shares:
