@@ -304,7 +304,9 @@ def test_augmented_images_come_back_as_they_were_put_in_and_raw_ones_anew(keeps:
 
 
 @pytest.mark.parametrize("width", [1, 3])
-@pytest.mark.parametrize("engine", [EngineOptions("vmap"), EngineOptions("workers", 1)], ids=["vmap", "workers"])
+@pytest.mark.parametrize(
+    "engine", [EngineOptions("vmap"), EngineOptions("workers", 1, 1, False)], ids=["vmap", "workers"]
+)
 def test_logits_are_those_of_the_step_of_insertion_dropout_included(engine: EngineOptions, width: int) -> None:
     """With learning rate 0 the network never changes; the masks do, from step to step."""
     data = unequal(split(3, classes=6), width)
@@ -347,7 +349,7 @@ def test_width_and_engine_do_not_matter() -> None:
     found = []
     for width, engine in ((1, "vmap"), (2, "vmap"), (5, "vmap"), (5, "workers")):
         data = unequal(split(3, classes=6), width, augmentation=CropFlip(1), schedule={"clients_per_round": 4})
-        kind = EngineOptions("workers", 1) if engine == "workers" else EngineOptions("vmap")
+        kind = EngineOptions("workers", 1, 1, False) if engine == "workers" else EngineOptions("vmap")
         federation = fit(replay_client(data, replaying(), double(mlp), ReplayBuffer(6), kind), data)
         found.append((weights(federation), table_of(federation), federation))
     for model, table, federation in found[1:]:

@@ -19,7 +19,7 @@ from cfl.methods import AGEM, Method
 from cfl.models import MLP
 from cfl.replay_buffer import ReplayBuffer
 
-WORKERS = EngineOptions("workers", 1)
+WORKERS = EngineOptions("workers", 1, 1, False)  # nothing chosen by trial, so that runs repeat bit by bit
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

@@ -58,7 +58,7 @@ from cfl.models import MLP
 from cfl.replay_buffer import ReplayBuffer
 from cfl.server import Server
 
-WORKERS = EngineOptions("workers", 1)
+WORKERS = EngineOptions("workers", 1, 1, False)  # nothing chosen by trial, so that runs repeat bit by bit
 PARAMETERS = 16 * 8 + 8 + 8 * 4 + 4
 """Weights of ``mlp`` on four classes."""
 
