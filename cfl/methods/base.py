@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 
 from cfl.data.scenarios import Scenario
+from cfl.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -91,6 +92,17 @@ class Method:
     def setup(self, federation: Federation) -> None:
         """Learn the federation and allocate state; raise ConfigError for settings that cannot work with it."""
         self.federation = federation
+
+    def refuse_twins(self, kind: type[Method], instead: str) -> None:
+        """Raise ConfigError if two methods of this kind are used, which would share their clients' state.
+
+        Args:
+            kind: the class.
+            instead: what there may be, e.g. ``one EWC``.
+        """
+        twins = [name for name, method in self.federation.methods.items() if isinstance(method, kind)]
+        if len(twins) > 1:
+            raise ConfigError("methods", twins, instead)
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Look at one like those that clients will have, before training.

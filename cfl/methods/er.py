@@ -119,7 +119,7 @@ class ER(Method):
         data = self.federation.data
         whole = self.update == "task" and (self.batch_size is None or self.batch_size >= self.memory.size)
         if whole and self._added is not None and data.augmentation is None:
-            return self._weighed(self._added, cohort, batch)  # the same in every step of the round
+            return self._counted(self._added, batch)  # the same in every step of the round
         count = self.memory.size if self.batch_size is None else self.batch_size
         keys = self._keys("draw", cohort.clients, cohort.round, 0 if whole else batch.step)
         tasks, index, mask = choose(self._table, count, keys)
@@ -131,22 +131,22 @@ class ER(Method):
         index = torch.where(mask, index, batch.index[:, :1].cpu()).to(device)
         x, y = data.gather_mixed(tasks, index, (cohort.round, batch.step))
         mask = mask.to(device)
-        share = self.weight * mask.double() / mask.sum(1, keepdim=True).clamp(min=1)
-        self._added = Added(x, y, tasks, mask, share, self.source)
-        return self._weighed(self._added, cohort, batch)
+        weights = self.weight * mask.double() / mask.sum(1, keepdim=True).clamp(min=1)
+        own_factor = None
+        if self.weighting == "appended":
+            own, held = torch.tensor(cohort.sizes, device=device), (self._table["index"] >= 0).sum(1).to(device)
+            total = (own + held).clamp(min=1)
+            weights, own_factor = weights * (held.double() / total).unsqueeze(1), own.double() / total
+        self._added = Added(x, y, tasks, mask, weights, self.source, own_factor=own_factor)
+        return self._counted(self._added, batch)
 
-    def _weighed(self, added: Added, cohort: Cohort, batch: CohortBatch) -> Added:
-        if self.weighting == "equal":
+    def _counted(self, added: Added, batch: CohortBatch) -> Added:
+        """With ``count``, weighed by what this step has of own samples."""
+        if self.weighting != "count":
             return added
-        drawn = added.mask.sum(1)
-        if self.weighting == "count":
-            own, kept = batch.mask.sum(1), drawn
-        else:
-            own = torch.tensor(cohort.sizes, device=drawn.device)
-            kept = (self._table["index"] >= 0).sum(1).to(drawn.device)
+        own, kept = batch.mask.sum(1), added.mask.sum(1)
         total = (own + kept).clamp(min=1)
-        each = kept / (total * drawn.clamp(min=1)).double()
-        weights = self.weight * added.mask.double() * each.unsqueeze(1)
+        weights = self.weight * added.mask.double() / total.unsqueeze(1)
         return Added(added.x, added.y, added.tasks, added.mask, weights, added.source, own_factor=own.double() / total)
 
     def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:

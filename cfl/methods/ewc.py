@@ -127,9 +127,7 @@ class EWC(Method):
         """
         super().setup(federation)
         check_fisher(self.fisher, federation.network, "methods.ewc.fisher")
-        twins = [name for name, method in federation.methods.items() if isinstance(method, EWC)]
-        if len(twins) > 1:
-            raise ConfigError("methods", twins, "one EWC; its strength is the sum of theirs")
+        self.refuse_twins(EWC, "one EWC; its strength is the sum of theirs")
         names = [name for name, _ in federation.network.named_parameters()]
         self._summed = [n for n in names if self.scope == "server" and n in federation.shared_parameters]
         self._kept = [n for n in names if n not in self._summed]

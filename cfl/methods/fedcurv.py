@@ -140,9 +140,7 @@ class FedCurv(Method):
         """
         super().setup(federation)
         check_fisher(self.fisher, federation.network, "methods.fedcurv.fisher")
-        twins = [name for name, method in federation.methods.items() if isinstance(method, FedCurv)]
-        if len(twins) > 1:
-            raise ConfigError("methods", twins, "one FedCurv; its strength is the sum of theirs")
+        self.refuse_twins(FedCurv, "one FedCurv; its strength is the sum of theirs")
         self._names = federation.shared_parameters
         exposure = federation.data.exposure
         if exposure != "sequential":

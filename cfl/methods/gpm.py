@@ -120,9 +120,7 @@ class GPM(RightMultiplication):
                 methods, which would share their clients' state.
         """
         super().setup(federation)
-        twins = [name for name, method in federation.methods.items() if isinstance(method, GPM)]
-        if len(twins) > 1:
-            raise ConfigError("methods", twins, "one GPM; which layers, with which thresholds, are its options")
+        self.refuse_twins(GPM, "one GPM; which layers, with which thresholds, are its options")
         free = federation.network.head if federation.data.scenario != "domain" else None
         self._protected = choose_layers(federation.network, self.layers, "methods.gpm.layers", free)
         self._dims = {name: input_dim(layer) for name, layer in self._protected.items()}

@@ -105,9 +105,7 @@ class LearningRateDecay(Method):
     def setup(self, federation: Federation) -> None:
         """Check that there is something to validate with, for every client."""
         super().setup(federation)
-        twins = [name for name, method in federation.methods.items() if isinstance(method, LearningRateDecay)]
-        if len(twins) > 1:
-            raise ConfigError("methods", twins, "one LearningRateDecay, which knows the clients' learning rates")
+        self.refuse_twins(LearningRateDecay, "one LearningRateDecay, which knows the clients' learning rates")
         if self.factor == 1:
             return
         reading = [name for name, method in federation.methods.items() if isinstance(method, SCAFFOLD)]

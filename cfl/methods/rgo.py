@@ -129,9 +129,7 @@ class RGO(RightMultiplication):
                 methods, which would share their clients' state.
         """
         super().setup(federation)
-        twins = [name for name, method in federation.methods.items() if isinstance(method, RGO)]
-        if len(twins) > 1:
-            raise ConfigError("methods", twins, "one RGO; which layers is its option")
+        self.refuse_twins(RGO, "one RGO; which layers is its option")
         data = federation.data
         free = federation.network.head if data.scenario != "domain" else None
         self._layers = choose_layers(federation.network, self.layers, "methods.rgo.layers", free)

@@ -106,11 +106,10 @@ class SCAFFOLD(Method):
     def setup(self, federation: Federation) -> None:
         """Refuse what it cannot work with."""
         super().setup(federation)
-        twins = [name for name, method in federation.methods.items() if isinstance(method, SCAFFOLD)]
-        if len(twins) > 1:
-            raise ConfigError("methods", twins, "one SCAFFOLD; two would correct the same drift twice")
+        self.refuse_twins(SCAFFOLD, "one SCAFFOLD; two would correct the same drift twice")
         if not federation.shared_parameters:
-            raise ConfigError("methods", twins, "no SCAFFOLD where all parameters stay on their client")
+            names = [name for name, method in federation.methods.items() if method is self]
+            raise ConfigError("methods", names, "no SCAFFOLD where all parameters stay on their client")
         data = federation.data
         if self.variant == "I":
             if data.scenario == "density":

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from cfl.channel import payload_bytes
 from cfl.cohort import Cohort
-from cfl.errors import ConfigError
 from cfl.federation import Federation
 from cfl.methods.base import Method
 from cfl.schedule import RoundPlan
@@ -41,9 +40,7 @@ class SingleTask(Method):
             ConfigError: if there are two of these methods, which would share their clients' state.
         """
         super().setup(federation)
-        twins = [name for name, method in federation.methods.items() if isinstance(method, SingleTask)]
-        if len(twins) > 1:
-            raise ConfigError("methods", twins, "one SingleTask")
+        self.refuse_twins(SingleTask, "one SingleTask")
         self._initial = {name: tensor.detach().clone() for name, tensor in federation.shared_tensors().items()}
         self._initial |= {name: federation.state_tensors()[name].detach().clone() for name in federation.personal}
         self._tasks = TaskStates(federation.clients, "single task")

@@ -43,8 +43,8 @@ class Rough:
         """False only if the resolved configuration differs from an experiment."""
         if not self.surely <= set(experiment["methods"]) <= self.methods:
             return False
-        found = dict(_leaves(experiment))
-        return not any(key in found and _surely_differ(value, found[key]) for key, value in self.said.items())
+        leaves = _leaves(experiment)
+        return not any(key in self.said and _surely_differ(self.said[key], value) for key, value in leaves)
 
 
 def rough(arguments: Sequence[str]) -> Rough:

@@ -58,6 +58,7 @@ def client_indices(
 def _dealt_as_one(
     tasks: Sequence[Task], partition: Partition, members: Sequence[np.ndarray], num_clients: int, seed: int
 ) -> list[ClientShares]:
+    """Deal all training sets together; every task has classes of its own."""
     if any(len(clients) != num_clients for clients in members):
         raise ConfigError(
             "data.repartition",
