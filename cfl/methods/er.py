@@ -18,24 +18,24 @@ from cfl.randomness import numpy_generator, seed_for
 from cfl.replay_memory import ReplayMemory, Table, append, choose, reservoir
 from cfl.schedule import RoundPlan
 
-Weighting = Literal["equal", "count", "appended"]
+Weighting = Literal["equal", "mean", "count", "appended"]
 
 
 class ER(Method):
     """Every client keeps some of its earlier samples and trains on them together with new ones.
 
     Local loss ``L_new + weight L_memory`` with the mean cross-entropies of the step's own samples and of the samples
-    drawn from the client's memory, each over its own task's outputs. ``weighting: count`` is the mean over both
-    together instead (the loss of a batch to which the memory's samples are appended). ``weighting: appended`` is what
-    a training set of n samples, to which the memory's m are appended and of which batches are taken, has as its
-    expected loss: ``(n L_new + weight m L_memory) / (n + m)``, so that an epoch goes through both alike. The memory
-    holds images as they are stored; under ``data.augmentation`` they are augmented anew in every step, as the step's
-    own are.
+    drawn from the client's memory, each over its own task's outputs. ``weighting: mean`` divides it by ``1 + weight``,
+    so that clients with a memory take no larger steps than those without. ``weighting: count`` is the mean over both
+    together (the loss of a batch to which the memory's samples are appended). ``weighting: appended`` is what a
+    training set of n samples, to which the memory's m are appended and of which batches are taken, has as its expected
+    loss: ``(n L_new + weight m L_memory) / (n + m)``, so that an epoch goes through both alike. The memory holds images
+    as they are stored; under ``data.augmentation`` they are augmented anew in every step, as the step's own are.
 
-    FOT's adaptation (Appendix F.2, F.4): every client stores one sample per task, all of them are in every batch, and
-    "the loss of that is equally contributed": the defaults. Whether the paper's totals (125 samples for 125 clients)
-    are per task (F.2: "a certain number of data points from each task") or for the whole run (F.4: "total number of
-    stored data among all clients") is not clear; ``per_task: false`` is the second reading.
+    FOT's adaptation (Appendix F.2, F.4): all stored samples are in every batch, and "the loss of that is equally
+    contributed", which may mean ``equal`` or ``mean``. Whether the paper's totals (125 samples for 125 clients) are per
+    task (F.2: "a certain number of data points from each task"), the default here, or for the whole run (F.4: "total
+    number of stored data among all clients") is not clear; FOT's tables take the second reading, ``per_task: false``.
 
     Sends: nothing beyond the model. Storage per client: ``memory_samples`` of the summary at most, raw samples with
     label and task. Extra compute: forward and backward of the drawn samples in every local step.
@@ -49,8 +49,8 @@ class ER(Method):
             too and again in every epoch; needs ``per_task: false``.
         batch_size: memory samples per local step, drawn uniformly without replacement; null takes all.
         weight: factor of the memory's loss; 0 is federated averaging.
-        weighting: ``equal``: as above; ``count``: every sample of the step counts alike (times ``weight``);
-            ``appended``: every sample of the client's training set and memory does.
+        weighting: ``equal`` or ``mean``: both losses alike (times ``weight``), as above; ``count``: every sample of the
+            step; ``appended``: every sample of the client's training set and memory.
     """
 
     _source_name = "er"
@@ -137,6 +137,9 @@ class ER(Method):
             own, held = torch.tensor(cohort.sizes, device=device), (self._table["index"] >= 0).sum(1).to(device)
             total = (own + held).clamp(min=1)
             weights, own_factor = weights * (held.double() / total).unsqueeze(1), own.double() / total
+        elif self.weighting == "mean":
+            own_factor = 1.0 / (1.0 + self.weight * mask.any(1).double())
+            weights = weights * own_factor.unsqueeze(1)
         self._added = Added(x, y, tasks, mask, weights, self.source, own_factor=own_factor)
         return self._counted(self._added, batch)
 

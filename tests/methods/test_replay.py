@@ -93,6 +93,11 @@ def equal(own: Tensor, y: Tensor, old: Tensor | None, old_y: Tensor | None, coun
     return new if old is None or old_y is None else new + 0.7 * F.cross_entropy(old, old_y)
 
 
+def mean(own: Tensor, y: Tensor, old: Tensor | None, old_y: Tensor | None, count: int) -> Tensor:
+    new = F.cross_entropy(own, y)
+    return new if old is None or old_y is None else (new + 0.7 * F.cross_entropy(old, old_y)) / 1.7
+
+
 def counted(own: Tensor, y: Tensor, old: Tensor | None, old_y: Tensor | None, count: int) -> Tensor:
     if old is None or old_y is None:
         return F.cross_entropy(own, y)
@@ -145,6 +150,7 @@ def binary(own: Tensor, y: Tensor, old: Tensor | None, old_y: Tensor | None, cou
 
 CASES: dict[str, tuple[Callable[[], Method], Any]] = {
     "equal": (partial(ER, size=2, weight=0.7), equal),
+    "mean": (partial(ER, size=2, weight=0.7, weighting="mean"), mean),
     "count": (partial(ER, size=2, weight=0.7, weighting="count"), counted),
     "appended": (partial(ER, size=2, weight=0.7, weighting="appended"), appended),
     "compensated": (partial(GradientCompensation, size=2, weighting="count"), compensated),
@@ -190,6 +196,20 @@ def check_run(
     expected = loop.run(loss)
     for name_, tensor in weights(federation).items():
         torch.testing.assert_close(tensor, expected[name_], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_memory_for_the_whole_run_is_a_uniform_sample_of_all_ended_tasks(size: int) -> None:
+    data = tiny_data(permuted(4, train=960), num_clients=120, schedule={"rounds_per_task": 1, "clients_per_round": 2})
+    federation = fit(tiny_client(data, mlp, sgd, {"er": ER(size=size, per_task=False)}), data)
+    remembered = memories(federation, "er memory")
+    assert len(remembered) == 120
+    for client, pairs in remembered.items():
+        assert len(set(pairs)) == size
+        assert all(index in data.indices[task][client] for task, index in pairs)
+    counts = torch.bincount(torch.tensor([task for pairs in remembered.values() for task, _ in pairs]), minlength=4)
+    assert counts[3] == 0  # the last task is never replayed
+    assert float(((counts[:3] - 40.0 * size) ** 2 / (40.0 * size)).sum()) < 9.21  # 1 % of chi-square, 2 degrees
 
 
 @pytest.mark.parametrize("options", [{"size": 3}, {"size": 5, "per_task": False, "update": "step", "batch_size": 3}])
