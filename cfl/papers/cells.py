@@ -92,8 +92,10 @@ class Cell:
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the paper's."""
-        return None if self.ours is None or self.published is None else self.ours.mean - self.published.mean
+        """Ours minus the paper's; None at a reduced scale, which is not held against it."""
+        if self.ours is None or self.published is None or self.point[SCALE] != self.table.paper.published_scale:
+            return None
+        return self.ours.mean - self.published.mean
 
     @property
     def status(self) -> str:

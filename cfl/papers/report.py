@@ -115,7 +115,6 @@ def cell_table(table: Table, cells: Sequence[Cell], notes: list[str]) -> list[st
         decimals = cell.definition.decimals
         published = Spread(cell.published.mean, cell.published.std, 1) if cell.published else None
         difference = cell.difference
-        comparable = cell.point["scale"] == table.paper.published_scale
         row = [
             *names,
             cell.figure + marks,
@@ -124,7 +123,7 @@ def cell_table(table: Table, cells: Sequence[Cell], notes: list[str]) -> list[st
             f"{len(cell.seeds)} of {len(cell.seeds) + len(cell.without)}"
             if cell.without
             else str(len(cell.seeds) or "-"),
-            f"{difference:+.{decimals}f}" if difference is not None and comparable else "-",
+            f"{difference:+.{decimals}f}" if difference is not None else "-",
             cell.status,
         ]
         lines.append("| " + " | ".join(row) + " |")
@@ -183,11 +182,12 @@ def as_csv(table: Table, cells: Sequence[Cell]) -> str:
     axes = list(table.axes)
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([*axes, "scale", "figure", "after", "paper", "paper_std", "ours", "ours_std", "seeds", "status"])
+    columns = ("scale", "figure", "after", "paper", "paper_std", "ours", "ours_std", "seeds", "difference", "status")
+    writer.writerow([*axes, *columns])
     for cell in cells:
         published = [cell.published.mean, cell.published.std] if cell.published else [None, None]
         for after, ours in spreads(cell):
-            numbers = [ours.mean, ours.std, ours.count] if ours else [None, None, 0]
+            numbers = [*([ours.mean, ours.std, ours.count] if ours else [None, None, 0]), cell.difference]
             row = [*(cell.point[axis] for axis in axes), cell.point["scale"], cell.figure, after, *published, *numbers]
             writer.writerow(["" if value is None else value for value in row] + [cell.status])
     return file.getvalue()

@@ -154,52 +154,85 @@ def read_sweep(path: Path) -> Sweep:
         entry = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError("sweep", str(path), f"a sweep's file ({error.strerror})") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError("sweep", str(path), f"a YAML file ({' '.join(str(error).split())})") from None
     if not isinstance(entry, dict):
         raise ConfigError("sweep", str(path), "a file that holds a mapping")
     for key in entry:
         if key not in _KEYS:
             raise ConfigError(f"{path}, {key}", entry[key], f"one of {', '.join(_KEYS)}")
     by_name = {paper.name: paper for paper in papers()}
-    if entry.get("paper") not in by_name:
+    if not isinstance(entry.get("paper"), str) or entry["paper"] not in by_name:
         raise ConfigError(f"{path}, paper", entry.get("paper"), f"one of {', '.join(by_name)}")
     paper = by_name[entry["paper"]]
     if ("grid" in entry) == ("search" in entry):
         raise ConfigError(f"{path}, grid", entry.get("grid"), "either grid or search")
     seeds = entry.get("seeds", 1)
-    if not isinstance(seeds, int) or seeds < 1:
+    if not _is_count(seeds):
         raise ConfigError(f"{path}, seeds", seeds, "an integer of at least 1")
-    point = {axis: str(value) for axis, value in entry.get("point", {}).items()}
+    point = {axis: str(value) for axis, value in _mapping(path, "point", entry.get("point", {})).items()}
     scale = entry.get("scale", paper.published_scale)
-    if scale not in paper.scales:
+    if not isinstance(scale, str) or scale not in paper.scales:
         raise ConfigError(f"{path}, scale", scale, f"one of {', '.join(paper.scales)}")
-    if not point and not entry.get("configs"):
+    configs = entry.get("configs", [])
+    if not isinstance(configs, list) or not all(isinstance(name, str) for name in configs):
+        raise ConfigError(f"{path}, configs", configs, "a list of files below configs/")
+    if not point and not configs:
         raise ConfigError(f"{path}, point", None, "a point of the paper's tables, or configs")
     rules = [*paper.rules] if point else []
-    rules.append(Rule(configs=tuple(entry.get("configs", ())), settings=entry.get("set", {})))
+    rules.append(Rule(configs=tuple(configs), settings=_mapping(path, "set", entry.get("set", {}))))
     point = {**point, SCALE: scale} if point else {}
-    select = entry.get("select", {})
+    select = _mapping(path, "select", entry.get("select", {}))
+    for key in select:
+        if key not in ("value", "best"):
+            raise ConfigError(f"{path}, select.{key}", select[key], "one of value, best")
     value, best = select.get("value", "acc"), select.get("best", "highest")
     if best not in ("highest", "lowest"):
         raise ConfigError(f"{path}, select.best", best, "highest or lowest")
+    if not isinstance(value, str):
+        raise ConfigError(f"{path}, select.value", value, "an expression")
     try:
         expressions.check(value)
     except SyntaxError as error:
         raise ConfigError(f"{path}, select.value", value, f"an expression ({error.msg})") from None
-    grid = {key: values if isinstance(values, list) else [values] for key, values in entry.get("grid", {}).items()}
-    search = _read_search(path, entry["search"]) if "search" in entry else None
+    grid: dict[str, list[Any]] = {}
+    for key, values in _mapping(path, "grid", entry.get("grid", {})).items():
+        grid[key] = values if isinstance(values, list) else [values]
+        if not grid[key]:
+            raise ConfigError(f"{path}, grid.{key}", values, "at least one value")
+    if "grid" in entry and not grid:
+        raise ConfigError(f"{path}, grid", entry["grid"], "config keys with a list of values each")
+    search = _read_search(path, _mapping(path, "search", entry["search"])) if "search" in entry else None
     return Sweep(path, paper.name, recipe(rules, point), point, grid, search, seeds, value, best)
+
+
+def _mapping(path: Path, key: str, entry: Any) -> Mapping[str, Any]:
+    if not isinstance(entry, dict) or not all(isinstance(name, str) for name in entry):
+        raise ConfigError(f"{path}, {key}", entry, "a mapping from names to values")
+    return entry
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _read_search(path: Path, entry: Mapping[str, Any]) -> Search:
     for key in entry:
         if key not in Search.__dataclass_fields__:
             raise ConfigError(f"{path}, search.{key}", entry[key], f"one of {', '.join(Search.__dataclass_fields__)}")
+    if not isinstance(entry.get("key"), str):
+        raise ConfigError(f"{path}, search.key", entry.get("key"), "a config key")
+    if not _is_number(entry.get("start")) or entry["start"] <= 0:
+        raise ConfigError(f"{path}, search.start", entry.get("start"), "a number above 0")
     search = Search(**entry)
-    if not search.start > 0:
-        raise ConfigError(f"{path}, search.start", search.start, "a number above 0")
-    if not search.factor or not all(1 < factor < math.inf for factor in search.factor):
-        raise ConfigError(f"{path}, search.factor", search.factor, "a list of numbers above 1, the largest first")
-    if search.steps < 1:
+    factors = search.factor
+    if not isinstance(factors, list | tuple) or not factors or not all(_is_number(f) and f > 1 for f in factors):
+        raise ConfigError(f"{path}, search.factor", factors, "a list of numbers above 1, the largest first")
+    if not _is_count(search.steps):
         raise ConfigError(f"{path}, search.steps", search.steps, "an integer of at least 1")
     return search
 

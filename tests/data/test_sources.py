@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import logging
 import os
+import shutil
 import socket
 import struct
 import subprocess
@@ -519,20 +520,39 @@ def test_damaged_notmnist_is_refused(tmp_path):
         NotMNIST().load(tmp_path)
 
 
-def test_notmnist_folder_of_images_leaves_out_the_unreadable(tmp_path, caplog):
+@pytest.mark.parametrize("packed", [False, True], ids=["folder", "archive"])
+def test_notmnist_images_leave_out_the_unreadable(tmp_path, caplog, packed):
     from PIL import Image
 
+    folder = tmp_path / "notMNIST_small"
     for k, letter in enumerate("ABCDEFGHIJ"):
-        folder = tmp_path / "notMNIST_small" / letter
-        folder.mkdir(parents=True)
+        (folder / letter).mkdir(parents=True)
         for i in range(4):
-            Image.fromarray(np.full((28, 28), 20 * k + i, dtype=np.uint8)).save(folder / f"{i}.png")
-    (tmp_path / "notMNIST_small" / "F" / "broken.png").write_bytes(b"")  # as in the published archive
+            Image.fromarray(np.full((28, 28), 20 * k + i, dtype=np.uint8)).save(folder / letter / f"{i}.png")
+    (folder / "F" / "broken.png").write_bytes(b"")  # as in the published archive
+    if packed:
+        shutil.make_archive(str(folder), "gztar", tmp_path, folder.name)
+        shutil.rmtree(folder)
     with caplog.at_level(logging.WARNING):
         train, test = NotMNIST(test_share=0.25).load(tmp_path)
     assert (len(train), len(test)) == (30, 10)
     assert torch.equal(torch.cat([train.images, test.images])[:, 0, 0, 0] // 20, torch.cat([train.labels, test.labels]))
     assert "broken.png" in caplog.text
+    assert folder.is_dir() != packed
+
+
+@pytest.mark.parametrize("damage", ["cut", "no archive", "another folder"])
+def test_damaged_notmnist_archive_is_refused(tmp_path, damage):
+    archive = tmp_path / "notMNIST_small.tar.gz"
+    (tmp_path / "other" / "A").mkdir(parents=True)
+    (tmp_path / "other" / "A" / "0.png").write_bytes(np.random.default_rng(0).bytes(9000))
+    shutil.make_archive(str(tmp_path / "notMNIST_small"), "gztar", tmp_path, "other")
+    if damage == "cut":
+        archive.write_bytes(archive.read_bytes()[:4000])
+    elif damage == "no archive":
+        archive.write_bytes(b"not an archive")
+    with pytest.raises(DataFilesMissing, match=r"notMNIST_small\.tar\.gz (cannot be unpacked|holds no folder)"):
+        NotMNIST().load(tmp_path)
 
 
 # --- arrays -----------------------------------------------------------------------------------------------------

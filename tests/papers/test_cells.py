@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -225,7 +226,7 @@ def test_report_text_csv_and_picture(tmp_path: Path) -> None:
     write_run(tmp_path / "c", arguments(method="gpm"), 0, 70.0)
     report = write_report(experiments(tmp_path), fot()["table1"], "paper", PMNIST, tmp_path)
     assert "| Permuted MNIST | non-IID | FL | ACC | 80.06 ± 0.43 | 80.50 | 1 | +0.44 | matched |" in report.text
-    assert "| Permuted MNIST | non-IID | FOT | ACC | 85.21 ± 0.13 | 87.00 | 1 | +1.79 | off by +1.79 |" in report.text
+    assert re.search(r"\| FOT \| ACC \[\d+] \| 85.21 ± 0.13 \| 87.00 \| 1 \| \+1.79 \| off by \+1.79 \|", report.text)
     assert "| GPM+FL | ACC [" in report.text
     assert ". GPM: threshold" in report.text
     assert "| Permuted MNIST | non-IID | FL, GPM+FL, FOT | 1 | +1.00 | yes | yes | +6.50 | +5.15 |" in report.text
@@ -235,7 +236,8 @@ def test_report_text_csv_and_picture(tmp_path: Path) -> None:
         rows = {(row["method"], row["figure"]): row for row in csv.DictReader(file)}
     assert rows["fot", "ACC"]["ours"] == "87.0"
     assert rows["fot", "ACC"]["paper_std"] == "0.13"
-    assert rows["er", "ACC"]["ours"] == ""
+    assert float(rows["fot", "ACC"]["difference"]) == pytest.approx(1.79)
+    assert rows["er", "ACC"]["ours"] == rows["er", "ACC"]["difference"] == ""
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -245,6 +247,8 @@ def test_a_short_report_compares_by_order_only(tmp_path: Path) -> None:
     report = write_report(experiments(tmp_path), fot()["table1"], "short", PMNIST, tmp_path)
     assert "| matched |" not in report.text
     assert "off by" not in report.text
+    with report.files[1].open() as file:
+        assert {row["difference"] for row in csv.DictReader(file)} == {""}
     assert "| Permuted MNIST | non-IID | FL, GPM+FL, FOT | 1 | +1.00 | yes | yes | +5.15 | +5.15 |" in report.text
 
 

@@ -58,30 +58,6 @@ def test_fedavg_on_permuted_mnist_has_its_own_rounds() -> None:
         assert rounds == {"fedavg": 1100, "fot": 2000}
 
 
-@pytest.mark.parametrize(
-    ("benchmark", "partition", "threshold", "increment"),
-    [
-        ("pmnist", "iid", 0.94, 0.0),
-        ("pmnist", "shards", 0.96, 0.0),
-        ("cifar100", "iid", 0.87, 0.001),
-        ("five-datasets", "shards", 0.95, 0.001),
-        ("mini-imagenet", "iid", 0.90, 0.001),
-    ],
-)
-def test_thresholds_are_those_of_table_9(benchmark: str, partition: str, threshold: float, increment: float) -> None:
-    arguments = fot()["table1"].recipe(point(benchmark=benchmark, partition=partition, method="fot")).arguments
-    options = resolver().config(arguments)["methods"]["fot"]["init_args"]
-    assert (options["threshold"], options["threshold_increment"]) == (threshold, increment)
-    partition_class = resolver().config(arguments)["data"]["partition"]["class_path"]
-    assert partition_class.endswith("IID" if partition == "iid" else "Shards")
-
-
-def test_the_network_of_cifar100_has_the_papers_dropout() -> None:
-    """The default configuration's 0.0 must not survive."""
-    config = resolver().config(fot()["table1"].recipe(point(benchmark="cifar100")).arguments)
-    assert config["model"]["network"]["init_args"]["dropout"] == [0.2, 0.2, 0.5, 0.5, 0.5]
-
-
 def test_tables_share_runs() -> None:
     """A threshold of 0.87 in Table 12 is Table 1's run, Table 3's is Table 1's, Table 7's are."""
     table1 = resolver().experiment(fot()["table1"].recipe(point(benchmark="cifar100", method="fot")).arguments)
@@ -91,15 +67,7 @@ def test_tables_share_runs() -> None:
     assert resolver().experiment(fot()["table3"].recipe(point(**axes)).arguments) == table1
 
 
-def test_settings_of_the_further_tables_arrive() -> None:
-    options = {}
-    for variant in ("dp", "frozen"):
-        arguments = fot()["table6"].recipe(point(benchmark="mini-imagenet", method="fot", variant=variant)).arguments
-        options[variant] = resolver().config(arguments)["methods"]["fot"]["init_args"]
-    mechanism = options["dp"]["mechanism"]["init_args"]
-    assert (mechanism["epsilon"], mechanism["delta"], mechanism["sigma_rule"]) == (5.0, 1e-5, "paper")
-    assert options["frozen"]["freeze_first_layer"] is True
-    assert options["dp"]["freeze_first_layer"] is False
+def test_settings_of_a_participation_arrive() -> None:
     data = resolver().config(fot()["table10"].recipe(point(participation="share60")).arguments)["data"]
     assert data["num_clients"] == 208
     assert data["participation"]["init_args"]["share"] == 0.6
@@ -107,8 +75,9 @@ def test_settings_of_the_further_tables_arrive() -> None:
 
 @pytest.mark.parametrize("scale", ["short", "smoke"])
 def test_scales_change_what_they_say(scale: str) -> None:
-    """A short run is the published one but for its rounds; on Split CIFAR-100 also for clients and learning rate."""
-    for benchmark in ("pmnist", "cifar100"):
+    """A short run is the published one but for rounds, clients of a round and the learning rate."""
+    changed = {"pmnist": ([64, 16], [0.01, 0.05]), "cifar100": ([25, 10], [0.01, 0.1])}
+    for benchmark, (clients, rates) in changed.items():
         configs = [
             resolver().experiment(fot()["table1"].recipe(point(s, benchmark=benchmark, method="fot")).arguments)
             for s in ("paper", scale)
@@ -116,17 +85,16 @@ def test_scales_change_what_they_say(scale: str) -> None:
         published, here = (config["schedule"].pop("rounds_per_task") for config in configs)
         assert published > here
         if scale == "short":
-            if benchmark == "cifar100":
-                assert configs[1]["schedule"].pop("clients_per_round") < configs[0]["schedule"].pop("clients_per_round")
-                rates = [config["model"]["optimizer"]["init_args"].pop("lr") for config in configs]
-                assert rates == [0.01, 0.1]
+            assert [config["schedule"].pop("clients_per_round") for config in configs] == clients
+            assert [config["model"]["optimizer"]["init_args"].pop("lr") for config in configs] == rates
             assert configs[0] == configs[1]
 
 
 def test_notes_of_what_we_chose_come_with_the_recipe() -> None:
-    assert not fot()["table1"].recipe(point(method="fot")).notes
-    (note,) = fot()["table1"].recipe(point(method="gpm")).notes
-    assert "threshold" in note
+    assert not fot()["table1"].recipe(point(method="fedavg")).notes
+    for method, word in (("fot", "residual_share"), ("gpm", "threshold")):
+        (note,) = fot()["table1"].recipe(point(method=method)).notes
+        assert word in note
 
 
 def test_a_method_without_config_is_not_available() -> None:

@@ -218,8 +218,33 @@ def test_a_sweep_of_files_alone(tmp_path: Path) -> None:
         ({"select": {"value": "import os"}}, "an expression"),
         ({"select": {"best": "nicest"}}, "highest or lowest"),
         ({"point": None}, "or configs"),
+        ({"point": [1]}, "point.*a mapping"),
+        ({"set": 3}, "set.*a mapping"),
+        ({"paper": ["fot"]}, "one of .*fot"),
+        ({"scale": ["short"]}, "one of paper, short, smoke"),
+        ({"seeds": True}, "at least 1"),
+        ({"configs": "benchmarks/pmnist.yaml"}, "a list of files"),
+        ({"grid": ["a"]}, "grid.*a mapping"),
+        ({"grid": {}}, "config keys with a list"),
+        ({"grid": {"a": []}}, "at least one value"),
+        ({"grid": None, "search": 3}, "search.*a mapping"),
+        ({"grid": None, "search": {"start": 1}}, "a config key"),
+        ({"grid": None, "search": {"key": "a"}}, "search.start.*above 0"),
+        ({"grid": None, "search": {"key": "a", "start": "1"}}, "search.start.*above 0"),
+        ({"grid": None, "search": {"key": "a", "start": 1, "factor": 10}}, "above 1"),
+        ({"grid": None, "search": {"key": "a", "start": 1, "steps": "2"}}, "search.steps.*at least 1"),
+        ({"select": "acc"}, "select.*a mapping"),
+        ({"select": {"value": 1}}, "an expression"),
+        ({"select": {"worst": "acc"}}, "one of value, best"),
     ],
 )
 def test_bad_files_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         read_sweep(sweep_file(tmp_path, **changes))
+
+
+def test_a_file_that_is_no_yaml_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text("grid: [1", encoding="utf-8")
+    with pytest.raises(ConfigError, match="a YAML file"):
+        read_sweep(path)

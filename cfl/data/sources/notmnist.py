@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import tarfile
+import tempfile
+import zlib
 from pathlib import Path
 
 import torch
@@ -16,7 +19,9 @@ from cfl.data.types import ImageSet
 from cfl.errors import DataFilesMissing
 
 _log = logging.getLogger(__name__)
-_ADDRESS = "http://yaroslavvb.com/upload/notMNIST/notMNIST_small.tar.gz"
+_FOLDER = "notMNIST_small"
+_ARCHIVE = f"{_FOLDER}.tar.gz"
+_ADDRESS = f"http://yaroslavvb.com/upload/notMNIST/{_ARCHIVE}"
 
 
 def _idx_files(raw: Path, part: str) -> tuple[Path, Path] | None:
@@ -42,13 +47,28 @@ def _read_part(images_file: Path, labels_file: Path) -> ImageSet:
     return ImageSet(torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels).long())
 
 
+def _read_archive(archive: Path, shape: tuple[int, int, int]) -> ImageSet:
+    """The published archive, unpacked for the time of reading: the data root may not be written to."""
+    with tempfile.TemporaryDirectory() as unpacked:
+        try:
+            with tarfile.open(archive) as packed:
+                packed.extractall(unpacked, filter="data")
+        except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+            raise DataFilesMissing(f"NotMNIST: {archive} cannot be unpacked: {error}") from error
+        folder = Path(unpacked) / _FOLDER
+        if not folder.is_dir():
+            raise DataFilesMissing(f"NotMNIST: {archive} holds no folder {_FOLDER}")
+        return read_class_folders(folder, shape, skip_unreadable=True)
+
+
 class NotMNIST(StandardSource):
     """Letters A to J in many fonts, 28x28, with some wrong labels (Bulatov 2011).
 
     The first of these layouts that is found is used:
 
     1. ``<root>/notMNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte``, unpacked or ``.gz``;
-    2. ``<root>/notMNIST_small/{A..J}/*.png``, the published archive unpacked: 18,724 readable images, split;
+    2. ``<root>/notMNIST_small/{A..J}/*.png``, the published archive unpacked, or ``<root>/notMNIST_small.tar.gz``, the
+       archive itself: 18,724 readable images, split;
     3. the ``t10k`` files of layout 1 alone, split.
 
     Nothing is downloaded. Default normalisation: FOT's 5-Datasets.
@@ -85,19 +105,21 @@ class NotMNIST(StandardSource):
 
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
         """Both sets, from the first layout found."""
-        raw, folder = root / "notMNIST" / "raw", root / "notMNIST_small"
+        raw, folder, archive = root / "notMNIST" / "raw", root / _FOLDER, root / _ARCHIVE
         train, test = _idx_files(raw, "train"), _idx_files(raw, "t10k")
         if train and test:
             return _read_part(*train), _read_part(*test)
         if folder.is_dir():
             return stratified_split(read_class_folders(folder, self.shape, skip_unreadable=True), self.test_share)
+        if archive.is_file():
+            return stratified_split(_read_archive(archive, self.shape), self.test_share)
         if test:
             whole = _read_part(*test)
             _log.warning("NotMNIST: no training files in %s; its %d test samples are split", raw, len(whole))
             return stratified_split(whole, self.test_share)
         raise DataFilesMissing(
             f"NotMNIST: files are missing. Expected either\n"
-            f"  {folder}/A to {folder}/J: unpack {_ADDRESS}\nor\n"
+            f"  {archive}: from {_ADDRESS}, or unpacked: {folder}/A to {folder}/J\nor\n"
             f"  {raw}/train-images-idx3-ubyte\n  {raw}/train-labels-idx1-ubyte\n"
             f"  {raw}/t10k-images-idx3-ubyte\n  {raw}/t10k-labels-idx1-ubyte\n"
             f"unpacked or as .gz; the t10k files alone are split in two. {WHERE_ELSE}"
