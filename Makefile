@@ -39,7 +39,6 @@ bench: $(BIN)/.installed  ## measure speed and memory into runs/bench: WORKS=W1,
 # fot-table1, fot-figure4, ...: a target for every table's file; docs/tables.md explains the variables.
 TABLES := $(foreach file,$(filter-out %/paper.yaml,$(wildcard cfl/papers/*/*.yaml)),$(subst /,-,$(file:cfl/papers/%.yaml=%)))
 SCALE ?= paper
-SEEDS ?= 3
 JOBS ?= 1
 TABLE_RUNS ?= runs/tables
 .PHONY: $(TABLES)
@@ -49,7 +48,7 @@ tables: $(BIN)/.installed  ## list the papers' tables; make fot-table1 BENCH=pmn
 
 # BENCH has a default that belongs to the target bench: here it counts only if it was given.
 $(TABLES): $(BIN)/.installed
-	@$(BIN)/python -m cfl.papers run $@ --scale $(SCALE) --seeds $(SEEDS) --jobs $(JOBS) --runs $(TABLE_RUNS) \
+	@$(BIN)/python -m cfl.papers run $@ --scale $(SCALE) --jobs $(JOBS) --runs $(TABLE_RUNS) $(if $(SEEDS),--seeds $(SEEDS)) \
 		$(if $(filter-out file,$(origin BENCH)),--bench $(BENCH)) $(if $(METHODS),--methods $(METHODS)) \
 		$(if $(PARTITION),--partition $(PARTITION)) $(if $(ONLY),--only $(ONLY)) $(if $(DRY_RUN),--dry-run)
 

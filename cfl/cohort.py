@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from cfl.sealed import SealedTasks, opened_tasks
+
 if TYPE_CHECKING:
     from cfl.data.cohorts import CohortBatch
 
@@ -109,15 +111,15 @@ class Cohort:
         """``[T, O]`` bool, outputs in the training loss of each task, or None for all."""
         return self._train_outputs
 
-    def use_outputs(self, tasks: Tensor, mask: Tensor) -> None:
+    def use_outputs(self, tasks: Tensor | SealedTasks, mask: Tensor) -> None:
         """Note that samples of other tasks have a part in the loss.
 
         Args:
-            tasks: ``[k, M]`` int64.
+            tasks: ``[k, M]`` int64, or what stands for them.
             mask: ``[k, M]`` bool, False where there is no sample.
         """
         if self._train_outputs is not None and self.used_outputs is not None:
-            self.used_outputs |= (self._train_outputs[tasks] & mask.unsqueeze(-1)).any(1)
+            self.used_outputs |= (self._train_outputs[opened_tasks(tasks)] & mask.unsqueeze(-1)).any(1)
 
     @property
     def data(self) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from cfl.metrics import AccuracyMatrix
 from cfl.models.density import is_density
 from cfl.replay_buffer import ReplayBuffer
 from cfl.schedule import BoundSchedule
-from cfl.sealed import TaskRef, opened
+from cfl.sealed import TaskRef, opened, sealed_federation
 from cfl.server import Server
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Federation:
             self.buffer = ReplayBuffer() if buffer is None else buffer
             self.buffer.bind(self.clients, data, any(method.replays_logits for method in self.methods.values()))
         for method in self.methods.values():
-            method.setup(self)
+            method.setup(sealed_federation(self) if method.task_free else self)
         owners = data.num_clients if self.measures_clients else None
         self.measure: Measure = NLL if data.scenario == "density" else ACCURACY
         self.measured: AccuracyMatrix | NLLMatrix

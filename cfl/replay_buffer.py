@@ -17,6 +17,7 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.errors import ConfigError
 from cfl.randomness import seed_for
 from cfl.replay_memory import RULES, Rule, chosen, slots, winners
+from cfl.sealed import SealedTasks, opened_tasks
 
 TOPIC = "buffer"
 
@@ -28,7 +29,7 @@ class Replayed:
     Attributes:
         x: ``[k, m, C, H, W]`` network input.
         y: ``[k, m]`` int64 output index.
-        tasks: ``[k, m]`` int64, whose outputs a sample has; for masks alone.
+        tasks: of ``[k, m]`` samples, whose outputs they have; to hand on.
         mask: ``[k, m]`` bool, False where a client has fewer; there the rest is that of some sample of the client's,
             or of anybody's if it has none.
         logits: ``[k, m, O]`` as they were when the samples were put in, or None if nobody keeps them.
@@ -36,13 +37,13 @@ class Replayed:
 
     x: Tensor
     y: Tensor
-    tasks: Tensor
+    tasks: SealedTasks
     mask: Tensor
     logits: Tensor | None
 
     def as_step_of(self, batch: CohortBatch) -> CohortBatch:
         """The same samples as if they were the own ones of a step of the same clients."""
-        x, y, tasks = (values.flatten(0, 1) for values in (self.x, self.y, self.tasks))
+        x, y, tasks = (values.flatten(0, 1) for values in (self.x, self.y, opened_tasks(self.tasks)))
         index = torch.arange(len(y), device=y.device).view(self.y.shape)
         return replace(
             batch,
@@ -142,9 +143,7 @@ class ReplayBuffer:
 
     def _has_news(self, row: int, client: int, task: int) -> bool:
         """Whether a client is about to train on a sample that it has not trained on before."""
-        held = self.data.trained_on(task)[client]
-        places = held if self.data.by_places else self.data.places.of(task, held)
-        ranks = torch.from_numpy(np.searchsorted(self._own[row], places))
+        ranks = torch.from_numpy(np.searchsorted(self._own[row], self.data.places_trained_on(task, client)))
         return not bool(self._table["known"][row, ranks].all())
 
     def withhold(self, rows: Sequence[int]) -> None:
@@ -246,9 +245,8 @@ class ReplayBuffer:
         # What is masked repeats a sample that there is: padding is always valid data.
         first = table["place"].amax(1, keepdim=True)
         places = torch.where(mask, table["place"].gather(1, held), torch.where(first < 0, first.max(), first))
-        tasks, index = (part.to(device) for part in self.data.places.split(places))
         words = table["word"].gather(1, held).to(device) if self._augmented else None
-        x, y = self.data.gather_mixed(tasks, index, moment, words)
+        x, y, tasks = self.data.samples_at(places.to(device), moment, words)
         logits = None
         if self.keeps_logits:
             logits = table["logits"].gather(1, held.unsqueeze(-1).expand(-1, -1, table["logits"].shape[2])).to(device)

@@ -2,16 +2,23 @@
 
 General continual learning has no task ids and no boundaries at training time. A method that declares so
 (``Method.task_free``) gets rounds, cohorts and batches whose ``task`` is a :class:`SealedTask`: functions that
-address a client's current data or map a model into its coordinates take it, arithmetic and comparisons fail.
+address a client's current data or map a model into its coordinates take it, arithmetic and comparisons fail. The
+federation that it is set up with does not say where tasks begin and end, and a buffer's samples come with
+:class:`SealedTasks`. What a loss is taken over stays open to it: a client that computes one knows its outputs, which
+differ from task to task only where the scenario or ``data.class_loss`` tells clients so.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+from torch import Tensor
+
 if TYPE_CHECKING:
     from cfl.cohort import Cohort
-    from cfl.schedule import RoundPlan
+    from cfl.data.datamodule import FederatedDataModule
+    from cfl.federation import Federation
+    from cfl.schedule import BoundSchedule, RoundPlan
 
 
 class TaskHidden(RuntimeError):
@@ -49,6 +56,29 @@ TaskRef = int | SealedTask
 def opened(task: TaskRef) -> int:
     """The task's number; for functions that act on a method's behalf."""
     return task._task if isinstance(task, SealedTask) else task
+
+
+class SealedTasks:
+    """Stands for the tasks of samples, one each."""
+
+    __slots__ = ("_tasks",)
+
+    def __init__(self, tasks: Tensor) -> None:
+        self._tasks = tasks
+
+    def _hidden(self, *_: Any) -> NoReturn:
+        raise TaskHidden("the tasks of samples")
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __getattr__ = _hidden
+    __hash__ = __getitem__ = __iter__ = __len__ = __bool__ = __int__ = __index__ = _hidden
+
+    def __repr__(self) -> str:
+        return "tasks of samples"
+
+
+def opened_tasks(tasks: Tensor | SealedTasks) -> Tensor:
+    """The tasks of samples, int64; for functions that act on a method's behalf."""
+    return tasks._tasks if isinstance(tasks, SealedTasks) else tasks
 
 
 class SealedPlan:
@@ -99,3 +129,81 @@ def sealed_plan(plan: RoundPlan) -> RoundPlan:
 def sealed_cohort(cohort: Cohort) -> Cohort:
     """What a method is shown of a cohort."""
     return cast("Cohort", SealedCohort(cohort))
+
+
+class SealedSchedule:
+    """Which rounds there are, and whose; not what they train."""
+
+    def __init__(self, schedule: BoundSchedule) -> None:
+        self._schedule = schedule
+
+    @property
+    def num_rounds(self) -> int:
+        """Over all tasks."""
+        return self._schedule.num_rounds
+
+    def round(self, number: int) -> SealedPlan:
+        """A round, sealed."""
+        return SealedPlan(self._schedule.round(number))
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise TaskHidden(f"{name} of the schedule")
+
+
+class _Sealed:
+    """What it stands in front of, but for some names."""
+
+    _HIDDEN: frozenset[str]
+
+    def __init__(self, hidden_in: object) -> None:
+        self._hidden_in = hidden_in
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._HIDDEN:
+            raise TaskHidden(name)
+        return getattr(self._hidden_in, name)
+
+
+class SealedSettings(_Sealed):
+    """The schedule's settings without the tasks' lengths."""
+
+    _HIDDEN = frozenset({"rounds_per_task"})
+
+
+class SealedData(_Sealed):
+    """The data module, which finds samples by a client's sealed task or by their places; not whose task's they are."""
+
+    _HIDDEN = frozenset(
+        {
+            "rounds",
+            "next_round",
+            "trained_in",
+            "trained_on",
+            "places",
+            "indices",
+            "dealt",
+            "tasks",
+            "order",
+            "stream_task",
+        }
+    )
+
+    def __init__(self, data: FederatedDataModule) -> None:
+        super().__init__(data)
+        self.schedule = SealedSettings(data.schedule)
+
+
+class SealedFederation(_Sealed):
+    """The federation, without what says which task clients are at."""
+
+    _HIDDEN = frozenset({"last_task", "rows_due"})
+
+    def __init__(self, federation: Federation) -> None:
+        super().__init__(federation)
+        self.data = SealedData(federation.data)
+        self.schedule = SealedSchedule(federation.schedule)
+
+
+def sealed_federation(federation: Federation) -> Federation:
+    """What a method is set up with."""
+    return cast("Federation", SealedFederation(federation))

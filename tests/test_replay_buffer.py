@@ -35,6 +35,7 @@ from cfl.models.dropout import DropoutMasks, dropout_masks
 from cfl.randomness import seed_for
 from cfl.replay_buffer import ReplayBuffer, Replayed
 from cfl.replay_memory import RULES, slots, winners
+from cfl.sealed import opened_tasks
 from cfl.server import Server
 
 UNEQUAL = Dirichlet(alpha=0.5, min_samples=3, balance=False)
@@ -225,7 +226,7 @@ class Compare(Keep):
                 task, index = (int(part) for part in data.places.split(places[slot]))
                 x, y, _ = inputs(data, [self.slot_of(table, row, slot, task, index)])
                 assert torch.equal(drawn.x[row, column], x[0])
-                assert (int(drawn.y[row, column]), int(drawn.tasks[row, column])) == (int(y), task)
+                assert (int(drawn.y[row, column]), int(opened_tasks(drawn.tasks)[row, column])) == (int(y), task)
                 self.seen += 1
                 self.of_earlier_tasks += task < cohort.task
             assert drawn.x[row].isfinite().all()
@@ -294,7 +295,7 @@ def test_augmented_images_come_back_as_they_were_put_in_and_raw_ones_anew(keeps:
     between = federation.buffer.draw_between_rounds([2], 3, 3, "look", torch.device("cpu"))  # type: ignore[union-attr]
     assert between is not None
     for column in range(3):
-        task, y = int(between.tasks[0, column]), int(between.y[0, column])
+        task, y = int(opened_tasks(between.tasks)[0, column]), int(between.y[0, column])
         candidates = [moment for key, moment in compare.moments.items() if key[:2] == (2, task)]
         plain = unequal(exposure=exposure)  # without augmentation
         images = inputs(data if keeps == "augmented" else plain, candidates)

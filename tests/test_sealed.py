@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +21,7 @@ from cfl.federation import Federation
 from cfl.methods import AGEM, DER, ER, EWC, SCAFFOLD, FedAGEM, FedCurv, FedProx, Method, PersonalLayers
 from cfl.replay_buffer import ReplayBuffer
 from cfl.schedule import RoundPlan
-from cfl.sealed import SealedTask, TaskHidden, opened, sealed_plan
+from cfl.sealed import SealedTask, SealedTasks, TaskHidden, opened, opened_tasks, sealed_plan
 
 FREE: dict[str, Callable[[], dict[str, Method]]] = {
     "agem": lambda: {"agem": AGEM(8)},
@@ -83,6 +84,53 @@ class Looks(Method):
             return given[1] if hook == "extend_batch" else given[0] if hook == "weigh" else None
 
         setattr(self, hook, called)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda tasks: tasks.max(),
+        lambda tasks: tasks == 0,
+        lambda tasks: tasks[0],
+        len,
+        list,
+        torch.as_tensor,
+    ],
+)
+def test_sealed_tasks_of_samples_are_good_for_nothing_but_handing_on(use: Callable[[Any], Any]) -> None:
+    tasks = torch.tensor([[0, 2]])
+    with pytest.raises((TaskHidden, TypeError, RuntimeError)):
+        use(SealedTasks(tasks))
+    assert torch.equal(opened_tasks(SealedTasks(tasks)), opened_tasks(tasks))
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda federation: federation.last_task,
+        lambda federation: federation.schedule.task_of(0),
+        lambda federation: federation.schedule.round(0).last_of_task,
+        lambda federation: federation.schedule.round(0).task + 1,
+        lambda federation: federation.data.rounds,
+        lambda federation: federation.data.schedule.rounds_per_task,
+        lambda federation: federation.data.places.split(torch.tensor([0])),
+        lambda federation: federation.data.samples_at(torch.tensor([0]))[2].sum(),
+    ],
+)
+@pytest.mark.parametrize("free", [True, False])
+def test_a_free_methods_federation_does_not_tell_the_task(look: Callable[[Federation], Any], free: bool) -> None:
+    class Sees(Method):
+        task_free = free
+
+    method, data = Sees(), tiny_data(permuted(2), schedule={"rounds_per_task": 1})
+    federation = fit(tiny_client(data, methods={"sees": method}), data)
+    assert method.federation.schedule.num_rounds == method.federation.round == federation.round == 2
+    if free:
+        with pytest.raises((TaskHidden, TypeError), match=r"hidden|SealedTask"):
+            look(method.federation)
+        return
+    with contextlib.suppress(TaskHidden):  # what samples come with is sealed for everyone
+        look(method.federation)
 
 
 def _cohort(cohort: Cohort, *_: Any) -> None:
@@ -187,19 +235,45 @@ def _free_run(methods: dict[str, Method], scramble: bool, **options: Any) -> Fed
     """Rounds over three permuted tasks, with ``scramble`` under wrong task ids but from the same places."""
     data = tiny_data(permuted(3), **options)
     if scramble:
-        places = data.places
+        places, samples_at = data.places, data.samples_at
         tasks = places.tasks
-        places.tasks = lambda at: (tasks(at) + 1) % 3  # type: ignore[method-assign]
+
+        def scrambled_at(*given: Any) -> tuple[Tensor, Tensor, SealedTasks]:
+            x, y, of = samples_at(*given)
+            return x, y, SealedTasks((opened_tasks(of) + 1) % 3)
+
+        # Images are fetched by what is right.
         places.split = lambda at: (tasks(at), at - torch.from_numpy(places.starts)[tasks(at)])  # type: ignore[method-assign]
+        places.tasks = lambda at: (tasks(at) + 1) % 3  # type: ignore[method-assign]
+        data.samples_at = scrambled_at  # type: ignore[method-assign]
     return fit(tiny_client(data, double(mlp), sgd, methods), data)
 
 
-@pytest.mark.parametrize("name", [n for n in FREE if "scaffold" not in n and "fedcurv" not in n])
+class Cheats(Method):
+    """Opens what it is not to look at: the tasks of what it draws from the buffer."""
+
+    task_free, replays = True, True
+
+    def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+        assert self.federation.buffer is not None
+        self.drawn = self.federation.buffer.draw(cohort, batch, 4, "cheat")
+        return batch
+
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        if self.drawn is not None:
+            for gradient in cohort.gradients.values():
+                gradient.mul_(1 + int(opened_tasks(self.drawn.tasks).max()))
+
+
+# FedCurv looks back to a task's data, and SCAFFOLD-I to a round's, which do not run with clocks of clients' own.
+@pytest.mark.parametrize("name", [n for n in FREE if n not in ("scaffold-I", "fedcurv")] + ["a cheat"])
 def test_scrambled_task_ids_change_nothing(name: str) -> None:
-    runs = [_free_run(FREE[name](), scramble, exposure="asynchronous") for scramble in (False, True)]
-    for key, value in weights(runs[0]).items():
-        assert torch.equal(weights(runs[1])[key], value)
-    assert torch.equal(runs[0].accuracy.compute(), runs[1].accuracy.compute())
+    make = FREE.get(name, lambda: {"cheat": Cheats()})
+    runs = [_free_run(make(), scramble, exposure="asynchronous") for scramble in (False, True)]
+    same = [torch.equal(weights(runs[1])[key], value) for key, value in weights(runs[0]).items()]
+    assert any(same) != (name == "a cheat")
+    assert all(same) or name == "a cheat"
+    assert all(same) == torch.equal(runs[0].accuracy.compute(), runs[1].accuracy.compute())
 
 
 @pytest.mark.parametrize("name", list(FREE))

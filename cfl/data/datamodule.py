@@ -29,7 +29,7 @@ from cfl.data.validation import set_aside
 from cfl.errors import ConfigError
 from cfl.randomness import numpy_generator
 from cfl.schedule import BoundSchedule, RoundPlan, Schedule
-from cfl.sealed import TaskRef, opened
+from cfl.sealed import SealedTasks, TaskRef, opened
 
 
 @dataclass(frozen=True)
@@ -315,6 +315,11 @@ class FederatedDataModule(LightningDataModule):
             return np.zeros(0, dtype=np.int64)
         return self._places_dealt(self.stream_task(task, client), client)
 
+    def places_trained_on(self, task: TaskRef, client: int) -> np.ndarray:
+        """Ascending :attr:`places` of what a client trains on during a task."""
+        held = self.trained_on(opened(task))[client]
+        return held if self.by_places else self.places.of(opened(task), held)
+
     def validation_indices(self, task: TaskRef, client: int) -> np.ndarray:
         """A client's validation samples of its task: indices into the training set of the stream's task."""
         nothing = np.zeros(0, dtype=np.int64)
@@ -490,6 +495,23 @@ class FederatedDataModule(LightningDataModule):
             rows = (of == task).nonzero().squeeze(1)
             x[rows], y[rows] = self._gathered(task, flat[rows], None if bits is None else bits[rows])
         return x.view(*index.shape, *x.shape[1:]), y.view(index.shape)
+
+    def samples_at(
+        self, places: Tensor, moment: tuple[int, int] | None = None, words: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, SealedTasks]:
+        """Training samples at :attr:`places` ``[...]``: network input and labels as :meth:`gather_mixed` has them,
+        and tasks for whom it may concern."""
+        tasks, index = self.places.split(places)
+        return *self.gather_mixed(tasks, index, moment, words), SealedTasks(tasks)
+
+    def labels_at(self, places: Tensor) -> Tensor:
+        """``[n]`` int64 output index of the training samples at :attr:`places` ``[n]``, without their images."""
+        tasks, index = self.places.split(places)
+        found = torch.empty_like(places)
+        for task in tasks.unique().tolist():
+            rows = tasks == task
+            found[rows] = self.tasks[task].train.labels.to(places.device)[index[rows]] + self.outputs.offsets[task]
+        return found
 
     def augmentation_words(self, tasks: Tensor, index: Tensor, moment: tuple[int, int]) -> Tensor:
         """The random bits ``[...]`` int64 with which samples ``[...]`` of some tasks are augmented in a step."""

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from cfl.sealed import SealedTasks, opened_tasks
+
 
 @dataclass(frozen=True)
 class Added:
@@ -19,7 +21,7 @@ class Added:
     Attributes:
         x: ``[K, M, C, H, W]`` network input.
         y: ``[K, M]`` int64 output index.
-        tasks: ``[K, M]`` int64 task of every sample.
+        tasks: ``[K, M]`` int64 task of every sample, or what stands for them.
         mask: ``[K, M]`` bool, False where a client has fewer.
         weights: ``[K, M]`` float64, factor of each sample's cross-entropy in its client's loss; the step's own samples
             have 1 over their number.
@@ -30,7 +32,7 @@ class Added:
 
     x: Tensor
     y: Tensor
-    tasks: Tensor
+    tasks: Tensor | SealedTasks
     mask: Tensor
     weights: Tensor
     source: int
@@ -40,7 +42,7 @@ class Added:
     def between(self, start: int, stop: int) -> Added:
         """Those of the clients ``start .. stop - 1``."""
         x, y, tasks, mask, weights = (
-            values[start:stop] for values in (self.x, self.y, self.tasks, self.mask, self.weights)
+            values[start:stop] for values in (self.x, self.y, opened_tasks(self.tasks), self.mask, self.weights)
         )
         extras = {name: values[start:stop] for name, values in self.extras.items()}
         factor = None if self.own_factor is None else self.own_factor[start:stop]
@@ -115,7 +117,7 @@ def join_samples(
         added: what methods have added.
         train_outputs: ``[T, O]`` bool, outputs in the loss of each task, or None for all.
     """
-    all_tasks = torch.cat([tasks, *(a.tasks for a in added)], 1)
+    all_tasks = torch.cat([tasks, *(opened_tasks(a.tasks) for a in added)], 1)
     weights = mask.double() / mask.sum(1, keepdim=True).clamp(min=1)
     for part in added:
         if part.own_factor is not None:

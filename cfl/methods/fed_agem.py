@@ -24,6 +24,7 @@ from cfl.random_words import random_words_at
 from cfl.randomness import seed_for
 from cfl.replay_buffer import Replayed
 from cfl.schedule import RoundPlan
+from cfl.sealed import opened_tasks
 
 
 class FedAGEM(Method):
@@ -44,17 +45,17 @@ class FedAGEM(Method):
     between synchronisations" is ``schedule.local_epochs`` with fewer rounds. Parameters that stay on their clients are
     neither in the reference nor changed.
 
-    Sends: up a gradient (a tensor per parameter) after every round, as a sum; down the reference with the model in
-    every round. The new global model goes down once more to those who compute a gradient and do not take part in the
-    next round. Storage per client: the buffer. Extra compute: one forward and backward pass over ``samples`` per
-    client and round, an inner product and an element-wise pass over the weights per local step. Scenarios: task-,
-    class- and domain-incremental. Optimizers: the step is free of conflict under plain SGD; momentum or Adam may turn
-    it.
+    Sends: up a gradient (a tensor per parameter) whenever the reference is renewed, as a sum; down the reference with
+    the model, once to every client that trains while it holds. The new global model goes down once more to those who
+    compute a gradient and do not take part in the next round. Storage per client: the buffer. Extra compute: one
+    forward and backward pass over ``samples`` per client and reference; per local step an inner product and an
+    element-wise pass over the weights. Scenarios: task-, class- and domain-incremental. Optimizers: the step is free of
+    conflict under plain SGD; momentum or Adam may turn it.
 
     Args:
         samples: drawn per client for its gradient; all that there are, if fewer. The paper does not say how many; its
             code takes a minibatch, 32.
-        every: rounds between two references. In between the last one holds.
+        every: rounds between two references. In between the last one holds, which clients keep.
         refinement: what becomes of a gradient (:func:`cfl.gradient_refinement.refine`).
         when: on ``conflict``, at more than a right angle, or ``always``.
         share: of these cases, drawn at random, in (0, 1].
@@ -97,6 +98,7 @@ class FedAGEM(Method):
         self.refinement: Refinement = refinement
         self.when, self.share, self.clients, self.mode = when, share, clients, mode
         self.reference: dict[str, Tensor] = {}
+        self._have: set[int] = set()  # clients that have received it
         self.seconds = 0.0
         self._steps = self._refined = 0
         self._seen = torch.zeros(2, dtype=torch.int64)
@@ -134,7 +136,8 @@ class FedAGEM(Method):
             return
         device = next(iter(cohort.parameters.values())).device
         self.reference = {name: value.to(device) for name, value in self.reference.items()}
-        self.federation.channel.downlink("reference gradient", self.reference, len(cohort.clients))
+        lacking = len(set(cohort.clients) - self._have)
+        self.federation.channel.downlink("reference gradient", self.reference, lacking)
         encoded = self.federation.encode(cohort.task, self.reference)
         self._encoded = {name: value[None] for name, value in encoded.items()}
         self._length = inner(self._encoded, self._encoded)
@@ -190,6 +193,8 @@ class FedAGEM(Method):
         self._steps += sum(steps for steps, _ in counts)
         self._refined += sum(refined for _, refined in counts)
         self._seen = torch.zeros(2, dtype=torch.int64)
+        if self.reference:
+            self._have |= set(plan.clients)
         if federation.finished or (plan.round + 1) % self.every:
             return
         started = time.perf_counter()
@@ -200,7 +205,7 @@ class FedAGEM(Method):
         federation.channel.downlink("model", federation.shared_tensors(), len(waiting))
         sent = sum(self._send(plan, client) for client in own)
         if sum(processes.gather(sent)):
-            self.reference = federation.channel.mean("buffer gradient")
+            self.reference, self._have = federation.channel.mean("buffer gradient"), set()
         self.seconds += time.perf_counter() - started
 
     def _send(self, plan: RoundPlan, client: int) -> bool:
@@ -223,7 +228,7 @@ class FedAGEM(Method):
         federation = self.federation
         network, outputs, used = federation.network, federation.data.outputs.train, drawn.mask[0]
         x, y = drawn.x[0][used], drawn.y[0][used]
-        allowed = None if outputs is None else outputs.to(x.device)[drawn.tasks[0][used]]
+        allowed = None if outputs is None else outputs.to(x.device)[opened_tasks(drawn.tasks)[0][used]]
         masks: dict[str, Tensor] = {}
         if self.mode == "train" and self._masks:
             keys = torch.tensor([key], dtype=torch.int64, device=x.device)
@@ -245,9 +250,10 @@ class FedAGEM(Method):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The reference and the counts."""
+        """The reference, who has it, and the counts."""
         return {
             "reference": dict(self.reference),
+            "have": sorted(self._have),
             "seconds": self.seconds,
             "steps": self._steps,
             "refined": self._refined,
@@ -255,5 +261,5 @@ class FedAGEM(Method):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
-        self.reference = dict(state["reference"])
+        self.reference, self._have = dict(state["reference"]), set(state["have"])
         self.seconds, self._steps, self._refined = state["seconds"], state["steps"], state["refined"]

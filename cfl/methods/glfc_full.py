@@ -164,18 +164,11 @@ class GLFC(Method):
 
     def _places(self, address: TaskRef, client: int) -> Tensor:
         """Ascending places ``[n]`` of a client's training data; the address is good for nothing but finding them."""
-        data, period = self.federation.data, opened(address)
-        held = data.trained_on(period)[client]
-        return torch.from_numpy(held if data.by_places else data.places.of(period, held))
-
-    def _samples(self, places: Tensor, moment: tuple[int, int] | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        data = self.federation.data
-        tasks, index = data.places.split(places)
-        return *data.gather_mixed(tasks, index, moment), tasks
+        return torch.from_numpy(self.federation.data.places_trained_on(address, client))
 
     def _batches(self, places: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         for part in places.to(self._device).split(self.federation.data.eval_batch_size):
-            x, y, _ = self._samples(part)
+            x, y, _ = self.federation.data.samples_at(part)
             yield x, y
 
     @torch.no_grad()
@@ -235,14 +228,13 @@ class GLFC(Method):
         self._signals, self._old, late = [], [], []
         for row, client in enumerate(cohort.clients):
             table = {name: values[row] for name, values in stacked.items()}
-            present = opened(cohort.task)
-            first = int(table["present"]) < 0
-            if int(table["present"]) != present:
-                table["before"], table["present"] = table["present"].clone(), torch.tensor(present)
+            present, places = int(table["present"]), self._places(cohort.task, client)
+            first = present < 0
+            if first or not torch.equal(self._places(present, client), places):
+                table["before"], table["present"] = table["present"].clone(), torch.tensor(opened(cohort.task))
             kept = {name: table[name] for name in ("before", "present", "version")}
             before = int(table["before"])
             model = client_model(federation, cohort.task, client)
-            places = self._places(cohort.task, client)
             entropy = self._entropy(model, places, federation.data.outputs_in_loss(cohort.task, client))
             signals = first or entropy - float(table["entropy"]) > self.threshold
             if signals and before >= 0:
@@ -264,12 +256,8 @@ class GLFC(Method):
 
     def _classes(self, places: Tensor) -> Tensor:
         """``[O]`` bool, outputs that occur."""
-        data = self.federation.data
-        tasks, index = data.places.split(places)
-        found = torch.zeros(data.num_outputs, dtype=torch.bool)
-        for task in tasks.unique().tolist():
-            labels = data.tasks[task].train.labels.cpu()[index[tasks == task]]
-            found[labels + data.outputs.offsets[task]] = True
+        found = torch.zeros(self.federation.data.num_outputs, dtype=torch.bool)
+        found[self.federation.data.labels_at(places)] = True
         return found
 
     def _client_model(self, cohort: Cohort, row: int, old: KeptModel | None) -> dict[str, Tensor] | None:
@@ -315,7 +303,8 @@ class GLFC(Method):
             return None
         slots, mask = drawn
         places, device = self._table["place"].gather(1, slots), batch.index.device
-        x, y, tasks = self._samples(torch.where(mask, places, places[mask][0]).to(device), (cohort.round, batch.step))
+        filled = torch.where(mask, places, places[mask][0]).to(device)
+        x, y, tasks = self.federation.data.samples_at(filled, (cohort.round, batch.step))
         mask = mask.to(device)
         own, kept = batch.mask.sum(1), mask.sum(1)
         total = (own + kept).clamp(min=1)
@@ -370,7 +359,7 @@ class GLFC(Method):
         for output in classes.tolist():
             rows = (labels == output).nonzero().squeeze(1)
             nearest.append(rows[(features[rows] - features[rows].mean(0)).norm(dim=1).argmin()])
-        x, y, _ = self._samples(places[torch.stack(nearest).cpu()].to(self._device))
+        x, y, _ = self.federation.data.samples_at(places[torch.stack(nearest).cpu()].to(self._device))
         allowed = federation.data.outputs_in_loss(cohort.task, client)
         outputs = torch.ones(federation.data.num_outputs, dtype=torch.bool) if allowed is None else allowed
         image = x.clone().requires_grad_()

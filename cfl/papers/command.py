@@ -64,7 +64,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     _check_seeds(options)
     runner = Runner(options.jobs, MissingData(options.runs / MISSING), console)
     known = experiments_in(options.runs)
-    jobs, finished, cannot = known.jobs(table, options.scale, chosen, options.seeds, options.runs)
+    seeds = options.seeds or table.seeds
+    jobs, finished, cannot = known.jobs(table, options.scale, chosen, seeds, options.runs)
     for name, reason in cannot:
         console.print(f"cannot run here ({reason}): {name}", highlight=False, soft_wrap=True)
     if options.dry_run:
@@ -74,7 +75,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         return 0
     console.print(f"{table.full_name}, {options.scale}: {len(jobs)} runs to make, {finished} finished")
     outcomes = runner.run(jobs)
-    written = write_report(experiments_in(options.runs), table, options.scale, chosen, options.runs, options.seeds)
+    written = write_report(experiments_in(options.runs), table, options.scale, chosen, options.runs, seeds)
     console.print(written.short, highlight=False, markup=False, soft_wrap=True)
     for path in written.files:
         console.print(str(path), highlight=False, soft_wrap=True)
@@ -177,9 +178,9 @@ def _parser() -> argparse.ArgumentParser:
             added.add_argument("--dry-run", action="store_true", help="print the commands, run nothing")
         return added
 
-    for name, handler, text in (
-        ("run", run, "run the missing cells of a table, then report"),
-        ("report", report, "report a table from the runs that are finished"),
+    for name, handler, text, default_seeds in (
+        ("run", run, "run the missing cells of a table, then report", "as the table's file says)"),
+        ("report", report, "report a table from the runs that are finished", "all that there are)"),
     ):
         added = command(name, handler, text)
         added.add_argument("table", metavar="TABLE", help="e.g. fot-table1; `list` shows all")
@@ -188,7 +189,7 @@ def _parser() -> argparse.ArgumentParser:
         added.add_argument("--partition", help="only these partitions: a,b")
         added.add_argument("--only", action="append", metavar="AXIS=VALUES", help="only these values of any other axis")
         added.add_argument("--scale", default="paper", help="paper (default), short, smoke")
-        added.add_argument("--seeds", type=int, default=3 if name == "run" else None, help="N: seeds 0 .. N-1")
+        added.add_argument("--seeds", type=int, help="N: seeds 0 .. N-1 (default: " + default_seeds)
     command("list", list_tables, "list all tables")
     kept = command("keep", keep_runs, "keep every finished run as a small file in cfl/papers/<paper>/results")
     kept.add_argument("--scale", default="paper,short", help="runs at these scales (default: paper,short)")

@@ -233,6 +233,7 @@ class Table:
     cannot: Sequence[tuple[Mapping[str, Any], str]]
     notes: Sequence[str]
     over: Over = "tasks"
+    seeds: int = 1
 
     @property
     def full_name(self) -> str:
@@ -326,6 +327,7 @@ class Paper:
         run_folder: axes whose values make the path of a run.
         labels: axis -> value -> how tables show it.
         rules: which experiment belongs to which point.
+        seeds: how many of them its tables are over, where a table does not say otherwise.
     """
 
     name: str
@@ -335,6 +337,7 @@ class Paper:
     run_folder: Sequence[str]
     labels: Mapping[str, Mapping[str, str]]
     rules: Sequence[Rule]
+    seeds: int
 
     @property
     def published_scale(self) -> str:
@@ -381,7 +384,7 @@ def read_paper(folder: Path) -> Paper:
     """
     path = folder / "paper.yaml"
     entry = _load(path)
-    _refuse_unknown(entry, ("title", "scales", "run_folder", "labels", "rules"), str(path))
+    _refuse_unknown(entry, ("title", "scales", "run_folder", "seeds", "labels", "rules"), str(path))
     return Paper(
         name=folder.name,
         folder=folder,
@@ -390,6 +393,7 @@ def read_paper(folder: Path) -> Paper:
         run_folder=tuple(entry["run_folder"]),
         labels={axis: {str(k): v for k, v in names.items()} for axis, names in entry.get("labels", {}).items()},
         rules=[Rule.read(rule, str(path)) for rule in entry["rules"]],
+        seeds=_count(entry.get("seeds"), f"{path}, seeds"),
     )
 
 
@@ -400,7 +404,20 @@ def read_table(paper: Paper, path: Path) -> Table:
         ConfigError: a key is unknown, an expression is none, or an axis is named that the table does not have.
     """
     entry, where = _load(path), str(path)
-    keys = ("title", "axes", "fixed", "implied", "figures", "rules", "order", "lines", "over", "cannot", "notes")
+    keys = (
+        "title",
+        "axes",
+        "fixed",
+        "implied",
+        "figures",
+        "rules",
+        "order",
+        "lines",
+        "over",
+        "cannot",
+        "notes",
+        "seeds",
+    )
     _refuse_unknown(entry, keys, where)
     axes = {axis: _texts(values) for axis, values in entry["axes"].items()}
     figures = {}
@@ -434,7 +451,14 @@ def read_table(paper: Paper, path: Path) -> Table:
         cannot=[(part["when"], part["why"]) for part in entry.get("cannot", [])],
         notes=entry.get("notes", []),
         over=over,
+        seeds=_count(entry.get("seeds", paper.seeds), f"{where}, seeds"),
     )
+
+
+def _count(value: Any, key: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(key, value, "an integer of at least 1")
+    return value
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -248,6 +248,26 @@ def test_impossible_class_splits_are_refused() -> None:
         ClassSplit(Noise(), 2, class_order="random")
 
 
+def test_tasks_come_in_another_order_as_they_are():
+    given = ClassSplit(Noise(num_classes=12), 4)
+    groups = given.class_groups(0)
+    listed = ClassSplit(Noise(num_classes=12), 4, task_order=[2, 0, 3, 1])
+    assert listed.class_groups(0) == listed.class_groups(5) == [groups[2], groups[0], groups[3], groups[1]]
+    tasks = listed.tasks(Path(), 0)
+    assert [task.name for task in tasks] == [given.tasks(Path(), 0)[old].name for old in (2, 0, 3, 1)]
+    assert torch.equal(tasks[1].train.images, given.tasks(Path(), 0)[0].train.images)
+    seeded = [ClassSplit(Noise(num_classes=12), 4, task_order="seeded").class_groups(seed) for seed in range(40)]
+    assert all(sorted(order) == groups for order in seeded)
+    assert seeded[3] == ClassSplit(Noise(num_classes=12), 4, task_order="seeded").class_groups(3)
+    assert {groups.index(order[0]) for order in seeded} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("order", [[0, 1], [0, 1, 2, 2], [1, 2, 3, 4], "random"])
+def test_a_list_that_is_no_order_of_the_tasks_is_refused(order):
+    with pytest.raises(ConfigError, match=r"data\.stream\.task_order .*0 to 3, each once"):
+        ClassSplit(Noise(num_classes=12), 4, task_order=order)
+
+
 @pytest.mark.parametrize("kind", [Permuted, Rotated, ClassSplit])
 def test_a_stream_needs_a_task(kind: type[Permuted]) -> None:
     with pytest.raises(ConfigError, match=r"data\.stream\.num_tasks = 0 .*at least 1"):

@@ -431,12 +431,12 @@ def test_models_are_judged_as_they_are_tested(batchnorm: str) -> None:
 class Prototypes(GLFC):
     """Notes what is sent."""
 
-    sent: list[tuple[dict[str, Tensor], FederatedDataModule, int, int, Tensor, Tensor]]
+    sent: list[tuple[dict[str, Tensor], int, int, Tensor, Tensor]]
 
     def _prototypes(self, model: Mapping[str, Tensor], cohort: Cohort, client: int) -> tuple[Tensor, Tensor]:
         images, labels = super()._prototypes(model, cohort, client)
         held = {name: tensor.clone() for name, tensor in model.items()}
-        self.sent.append((held, self.federation.data, opened(cohort.task), client, images.clone(), labels))
+        self.sent.append((held, opened(cohort.task), client, images.clone(), labels))
         return images, labels
 
 
@@ -445,9 +445,10 @@ def test_prototypes_are_the_middle_of_their_class_and_reach_the_server() -> None
     method = Prototypes(12, None, 1.2, perturbation_steps=3, inversion_steps=25, images=2)
     method.sent = []
     federation = run(method, data_of(2), mlp)
-    first = [entry for entry in method.sent if entry[2] == 0]
+    data = federation.data
+    first = [entry for entry in method.sent if entry[1] == 0]
     assert len(first) >= 3
-    for model, data, task, client, images, labels in method.sent:
+    for model, task, client, images, labels in method.sent:
         network: Any = plain_network(data, double(mlp), model).eval()
         own, samples = data.indices[task][client], data.tasks[task]
         x = samples.transform(samples.train.images[own])

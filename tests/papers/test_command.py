@@ -76,10 +76,10 @@ def make(*arguments: str) -> str:
 
 def test_make_hands_its_variables_on() -> None:
     everything = make("fot-table1")
-    assert "cfl.papers run fot-table1 --scale paper --seeds 3 --jobs 1 --runs runs/tables" in everything
-    assert not {"--bench", "--methods", "--partition"} & set(everything.split())
+    assert "cfl.papers run fot-table1 --scale paper --jobs 1 --runs runs/tables" in everything
+    assert not {"--seeds", "--bench", "--methods", "--partition"} & set(everything.split())
     some = make("fot-figure4", "BENCH=pmnist", "METHODS=fot,er", "PARTITION=iid", "SCALE=short", "SEEDS=1", "JOBS=2")
-    assert "run fot-figure4 --scale short --seeds 1 --jobs 2" in some
+    assert "run fot-figure4 --scale short --jobs 2 --runs runs/tables --seeds 1" in some
     assert "--bench pmnist --methods fot,er --partition iid" in some
 
 

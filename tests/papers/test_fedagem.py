@@ -244,7 +244,7 @@ def test_settings_of_the_further_tables_arrive() -> None:
     assert config("table11", rule="sliding_window")["buffer"]["rule"] == "sliding_window"
     sampled = config("table14", **{"with": "fedagem"})
     assert (sampled["data"]["num_clients"], sampled["schedule"]["clients_per_round"]) == (50, 0.5)
-    assert config("table18", **{"with": "fedagem"})["data"]["stream"]["init_args"]["class_order"] == "seeded"
+    assert config("table18", **{"with": "fedagem"})["data"]["stream"]["init_args"]["task_order"] == "seeded"
 
 
 def test_joining_clients_have_the_settings_of_table_16() -> None:

@@ -29,10 +29,12 @@ class ClassSplit(Stream):
         class_order: ``natural`` takes the classes as the source numbers them; ``seeded`` shuffles them with the
             run's seed first; ``superclass`` makes a task of each group of classes that the data set itself forms, as
             Overlapped-CIFAR-100 (FedWeIT) does with CIFAR-100's 20.
+        task_order: in which order the tasks come, the classes of each staying together: ``given`` by the classes,
+            ``seeded`` shuffles them with the run's seed, a list names all of them, from 0.
 
     Raises:
         ConfigError: ``data.stream.num_tasks``, ``data.stream.classes_per_task`` or ``data.stream.class_order`` when
-            the source's classes cannot be split that way.
+            the source's classes cannot be split that way; ``data.stream.task_order`` that is no order of the tasks.
     """
 
     shared_labels = False
@@ -43,21 +45,35 @@ class ClassSplit(Stream):
         num_tasks: int = 10,
         classes_per_task: int | None = None,
         class_order: Literal["natural", "seeded", "superclass"] = "natural",
+        task_order: Literal["given", "seeded"] | list[int] = "given",
     ) -> None:
         require_positive_num_tasks(num_tasks)
         if class_order not in ("natural", "seeded", "superclass"):
             raise ConfigError("data.stream.class_order", class_order, "natural, seeded or superclass")
+        if task_order not in ("given", "seeded") and (
+            isinstance(task_order, str) or sorted(task_order) != list(range(num_tasks))
+        ):
+            valid = f"given, seeded or a list of the tasks 0 to {num_tasks - 1}, each once"
+            raise ConfigError("data.stream.task_order", task_order, valid)
         if class_order == "superclass":
             size = _superclass_size(source, num_tasks, classes_per_task)
         else:
             size = _classes_in_each_task(source, num_tasks, classes_per_task)
-        self.source, self.num_tasks, self.class_order = source, num_tasks, class_order
+        self.source, self.num_tasks, self.class_order, self.task_order = source, num_tasks, class_order, task_order
         self.name = f"split-{source.name}"
         self.classes_per_task = [size] * num_tasks
         self.shape = source.shape
 
     def class_groups(self, seed: int) -> list[list[int]]:
         """The source's classes of each task: ``class_groups(seed)[t][k]`` is label ``k`` of task ``t``."""
+        groups = self._groups_as_given(seed)
+        if isinstance(self.task_order, list):
+            return [groups[task] for task in self.task_order]
+        if self.task_order == "seeded":
+            return [groups[task] for task in numpy_generator(seed, "task_order").permutation(self.num_tasks)]
+        return groups
+
+    def _groups_as_given(self, seed: int) -> list[list[int]]:
         if self.class_order == "superclass":
             return [list(group) for group in self.source.superclasses[: self.num_tasks]]
         order = np.arange(self.source.num_classes)
@@ -81,10 +97,11 @@ class ClassSplit(Stream):
         ]
 
     def _task_name(self, task: int, group: list[int]) -> str:
-        if self.class_order == "seeded":  # names must not depend on the seed: tables average over seeds
+        if "seeded" in (self.class_order, self.task_order):  # tables average over seeds: no name may depend on one
             return f"{self.source.name} split {task}"
         if self.class_order == "superclass":
-            return f"{self.source.name} superclass {task}"
+            number = self.task_order[task] if isinstance(self.task_order, list) else task
+            return f"{self.source.name} superclass {number}"
         if len(group) == 1:
             return f"{self.source.name} class {group[0]}"
         return f"{self.source.name} classes {group[0]}-{group[-1]}"
