@@ -34,8 +34,8 @@ class FedAGEM(Method):
     buffers at the new global model, and the server averages: ``g_ref = mean_k g_ref^k`` (Algorithms 1 and 3). In the
     next round every local gradient g with ``g . g_ref < 0`` becomes ``g - (g . g_ref / g_ref . g_ref) g_ref`` (eq 5),
     one inner product over all parameters, which is the closest gradient that is free of conflict (eq 4). Clients
-    without a sample are left out of the average. No task id and no task's end has a part in it, so it also acts within
-    the first task, from the second round on.
+    whose buffer is empty are left out of the average. No task id and no task's end has a part in it, so it also acts
+    within the first task, from the second round on.
 
     It takes the gradient that other methods leave, so it must come behind all that change gradients: A-GEM
     (Algorithm 6), penalties, control variates. FOT projects the server's step in addition.
@@ -43,7 +43,8 @@ class FedAGEM(Method):
     Differs from the paper: nothing by default. Its variants are options: how a gradient is changed (section 5.3.1,
     Table 9), which share of the conflicts (Table 10), how often the reference is renewed. Table 3's "local weights
     between synchronisations" is ``schedule.local_epochs`` with fewer rounds. Parameters that stay on their clients are
-    neither in the reference nor changed.
+    neither in the reference nor changed. A client that holds a task without a sample of it, which the authors' code
+    would skip, is refused before training, as in every run; ``data.participation`` says who holds which task.
 
     Sends: up a gradient (a tensor per parameter) whenever the reference is renewed, as a sum; down the reference with
     the model, once to every client that trains while it holds. The new global model goes down once more to those who

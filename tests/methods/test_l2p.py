@@ -140,9 +140,16 @@ def test_both_engines_compute_the_same(methods: str, optimizer: Any) -> None:
 def test_fed_a_gem_and_the_pull_each_change_something() -> None:
     ends = [
         weights(run(unequal(), methods))
-        for methods in (METHODS["l2p"](), METHODS["l2p, fed-a-gem"](), {"l2p": L2P(0.0)}, {})
+        for methods in (
+            METHODS["l2p"](),
+            METHODS["l2p, fed-a-gem"](),
+            {"l2p": L2P(0.0)},
+            {},
+            {"fed_agem": FedAGEM(4, when="always")},
+        )
     ]
     assert not torch.allclose(ends[0]["pool.prompts"], ends[1]["pool.prompts"])
+    assert not torch.allclose(ends[1]["pool.keys"], ends[4]["pool.keys"])
     assert not torch.allclose(ends[0]["pool.keys"], ends[2]["pool.keys"])
     assert all(torch.equal(ends[2][name], ends[3][name]) for name in ends[3])
 

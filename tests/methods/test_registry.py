@@ -32,7 +32,7 @@ from cfl.data.streams import Permuted, Stream
 from cfl.engines import EngineOptions
 from cfl.errors import ConfigError
 from cfl.federation import Federation
-from cfl.methods import Method
+from cfl.methods import FedAGEM, Method
 from cfl.models import ACGAN, MADE, PromptedViT
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "methods"
@@ -240,6 +240,28 @@ def test_it_is_the_same_where_nobody_asks_for_gradients(name: str) -> None:
     entry = ENTRIES[name]
     found, expected = (run(METHODS[name], entry.active, 2, EngineOptions(kind)) for kind in ("workers", "vmap"))
     assert distance(found[-1], expected[-1]) < 5e-4  # Adam at FedCIL's server makes steps of 1e-4 out of rounding
+
+
+WITHOUT_SHARED_PARAMETERS = {"FedWeIT", "CONFEDMADE"}
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "FedAGEM"])
+def test_fed_a_gem_goes_on_top_of_it(name: str) -> None:
+    """Either leaves its mark on the other's run; where clients share no parameter it is refused."""
+
+    def end_with(*names: str) -> dict[str, Tensor]:
+        methods = {"tried": METHODS[name](**ENTRIES[name].active), "fed_agem": FedAGEM(8, when="always")}
+        data = data_for(METHODS[name], 2)
+        chosen = {kind: methods[kind] for kind in names}
+        return weights(fit(tiny_client(data, ENTRIES[name].network, sgd, chosen), data))
+
+    if name in WITHOUT_SHARED_PARAMETERS:
+        with pytest.raises(ConfigError, match="at least one parameter that clients share"):
+            end_with("tried", "fed_agem")
+        return
+    both = end_with("tried", "fed_agem")
+    for one in ("tried", "fed_agem"):
+        assert distance(both, end_with(one)) > 1e-5
 
 
 # Checkpoints

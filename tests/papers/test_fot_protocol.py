@@ -3,6 +3,7 @@ the tables' configurations resolve to."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -100,7 +101,7 @@ FIVE = [  # order, mean, std (Table 8's sizes)
 
 def resolved(benchmark: str, method: str, partition: str = "shards") -> dict[str, Any]:
     recipe = fot()["table1"].recipe(point(benchmark=benchmark, method=method, partition=partition))
-    return resolver().config(recipe.arguments)
+    return copy.deepcopy(resolver().config(recipe.arguments))  # which all tests share
 
 
 def at(config: Any, key: str) -> Any:
