@@ -62,7 +62,7 @@ types: $(BIN)/.installed  ## check types
 	$(BIN)/mypy
 
 tests: $(BIN)/.installed  ## run the test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --durations=20
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations=20
 
 coverage: $(BIN)/.installed  ## run the test suite and report line coverage
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --cov=cfl --cov=callbacks --cov-report=term

@@ -161,6 +161,8 @@ class _Sealed:
     def __getattr__(self, name: str) -> Any:
         if name in self._HIDDEN:
             raise TaskHidden(name)
+        if name == "_hidden_in":  # a copy that is being made has nothing yet
+            raise AttributeError(name)
         return getattr(self._hidden_in, name)
 
 
@@ -173,20 +175,9 @@ class SealedSettings(_Sealed):
 class SealedData(_Sealed):
     """The data module, which finds samples by a client's sealed task or by their places; not whose task's they are."""
 
-    _HIDDEN = frozenset(
-        {
-            "rounds",
-            "next_round",
-            "trained_in",
-            "trained_on",
-            "places",
-            "indices",
-            "dealt",
-            "tasks",
-            "order",
-            "stream_task",
-        }
-    )
+    _WHERE_CLIENTS_ARE = frozenset({"rounds", "next_round", "order", "stream_task"})
+    _WHOSE_SAMPLES_ARE = frozenset({"places", "tasks", "indices", "dealt", "trained_on", "trained_in"})
+    _HIDDEN = _WHERE_CLIENTS_ARE | _WHOSE_SAMPLES_ARE
 
     def __init__(self, data: FederatedDataModule) -> None:
         super().__init__(data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -125,6 +126,7 @@ def test_a_free_methods_federation_does_not_tell_the_task(look: Callable[[Federa
     method, data = Sees(), tiny_data(permuted(2), schedule={"rounds_per_task": 1})
     federation = fit(tiny_client(data, methods={"sees": method}), data)
     assert method.federation.schedule.num_rounds == method.federation.round == federation.round == 2
+    assert copy.copy(method.federation).round == 2
     if free:
         with pytest.raises((TaskHidden, TypeError), match=r"hidden|SealedTask"):
             look(method.federation)
