@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -38,7 +37,7 @@ from cfl.models.dropout import convert_dropout
 from cfl.objective import Objective
 from cfl.randomness import seed_for
 from cfl.replay_buffer import ReplayBuffer
-from cfl.sealed import opened, sealed_cohort
+from cfl.sealed import sealed_cohort
 
 ELEMENTWISE_OPTIMIZERS = frozenset(
     {"SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta", "ASGD", "Rprop"}
@@ -264,9 +263,8 @@ class Client(LightningModule):
         return self._sealed if method.task_free else self._cohort
 
     def _gradients_on(self, batch: CohortBatch, purpose: str) -> dict[str, Tensor]:
-        batch = replace(batch, task=opened(batch.task))
         context = StepContext(self.seed, objective=self._plain_objective, purpose=purpose)
-        return self._engine.gradients(self._cohort, batch, context)
+        return self._engine.gradients(self._cohort, batch.opened(), context)
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Gradients of the last :meth:`training_step`, by the engine."""

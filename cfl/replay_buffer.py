@@ -51,7 +51,7 @@ class Replayed:
             mask=self.mask,
             padded=not bool(self.mask.all()),
             gather=lambda places: (x[places], y[places]),
-            tasks_of_own=lambda places: tasks[places],
+            tasks_of_own=lambda places: SealedTasks(tasks[places]),
             added=(),
             extras={},
         )

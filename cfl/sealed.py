@@ -3,22 +3,28 @@
 General continual learning has no task ids and no boundaries at training time. A method that declares so
 (``Method.task_free``) gets rounds, cohorts and batches whose ``task`` is a :class:`SealedTask`: functions that
 address a client's current data or map a model into its coordinates take it, arithmetic and comparisons fail. The
-federation that it is set up with does not say where tasks begin and end, and a buffer's samples come with
-:class:`SealedTasks`. What a loss is taken over stays open to it: a client that computes one knows its outputs, which
-differ from task to task only where the scenario or ``data.class_loss`` tells clients so.
+federation that it is set up with shows what is named here and nothing else, and finds data by a sealed task only; a
+buffer's samples, and those that other methods have added to a step, come with :class:`SealedTasks`. What a loss is
+taken over stays open to it: a client that computes one knows its outputs, which differ from task to task only where
+the scenario or ``data.class_loss`` tells clients so.
+
+It keeps a method from leaning on a task unawares. It is no sandbox: Python lets whoever means to, reach through
+another method, or into what begins with an underscore.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
+import numpy as np
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
     from cfl.cohort import Cohort
-    from cfl.data.datamodule import FederatedDataModule
     from cfl.federation import Federation
-    from cfl.schedule import BoundSchedule, RoundPlan
+    from cfl.schedule import RoundPlan
 
 
 class TaskHidden(RuntimeError):
@@ -58,6 +64,12 @@ def opened(task: TaskRef) -> int:
     return task._task if isinstance(task, SealedTask) else task
 
 
+def _sealed_only(task: TaskRef) -> SealedTask:
+    if not isinstance(task, SealedTask):
+        raise TaskHidden("what belongs to a task that is named by its number")
+    return task
+
+
 class SealedTasks:
     """Stands for the tasks of samples, one each."""
 
@@ -69,8 +81,13 @@ class SealedTasks:
     def _hidden(self, *_: Any) -> NoReturn:
         raise TaskHidden("the tasks of samples")
 
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __getattr__ = _hidden
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _hidden
     __hash__ = __getitem__ = __iter__ = __len__ = __bool__ = __int__ = __index__ = _hidden
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):  # asked for by Python itself, as when it copies
+            raise AttributeError(name)
+        self._hidden()
 
     def __repr__(self) -> str:
         return "tasks of samples"
@@ -81,44 +98,152 @@ def opened_tasks(tasks: Tensor | SealedTasks) -> Tensor:
     return tasks._tasks if isinstance(tasks, SealedTasks) else tasks
 
 
-class SealedPlan:
-    """A round without what says where its task begins and ends; see :class:`cfl.schedule.RoundPlan`.
+class _View:
+    """Shows some names of what it stands in front of. Any other is refused, and so is setting one."""
 
-    Attributes:
-        round: from 0, over all tasks.
-        clients: the sampled clients' ids, ascending.
-    """
+    _SHOWN: ClassVar[frozenset[str]]
+    _WHOSE: ClassVar[str]
 
-    def __init__(self, plan: RoundPlan) -> None:
-        self.round, self.clients = plan.round, plan.clients
-        self._task = plan.task
+    def __init__(self, behind: Any) -> None:
+        object.__setattr__(self, "_behind", behind)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # asked for by Python itself; a copy that is being made has nothing yet
+            raise AttributeError(name)
+        if name not in self._SHOWN:
+            raise TaskHidden(f"{name} of {self._WHOSE}")
+        return getattr(self._behind, name)
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        raise TaskHidden(f"setting {name} of {self._WHOSE}")
+
+
+class SealedPlan(_View):
+    """A round without what says where its task begins and ends; see :class:`cfl.schedule.RoundPlan`."""
+
+    _SHOWN = frozenset({"round", "clients"})
+    _WHOSE = "a round"
 
     @property
     def task(self) -> SealedTask:
         """Stands for the round's task."""
-        return SealedTask(self._task)
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise TaskHidden(f"{name} of a round")
+        return SealedTask(self._behind.task)
 
 
-class SealedCohort:
-    """A cohort, its task hidden; all else is the cohort's own."""
+class SealedCohort(_View):
+    """A cohort, its task hidden."""
 
-    _HIDDEN = frozenset({"train_outputs", "outputs_in_loss"})
-
-    def __init__(self, cohort: Cohort) -> None:
-        self._cohort = cohort
+    _WHO = frozenset({"clients", "sizes", "round", "steps", "lr", "network"})
+    _TENSORS = frozenset({"parameters", "buffers", "received", "own", "gradients", "used_outputs"})
+    _SHOWN = _WHO | _TENSORS | frozenset({"gradients_on", "use_outputs", "used_rows", "rows"})
+    _WHOSE = "a cohort"
 
     @property
     def task(self) -> SealedTask:
         """Stands for the task that the clients train."""
-        return SealedTask(self._cohort.task)
+        return SealedTask(self._behind.task)
 
-    def __getattr__(self, name: str) -> Any:
-        if name in self._HIDDEN:
-            raise TaskHidden(f"{name} of a cohort")
-        return getattr(self._cohort, name)
+
+class SealedSchedule(_View):
+    """Which rounds there are, and whose; not what they train."""
+
+    _SHOWN = frozenset({"num_rounds"})
+    _WHOSE = "the schedule"
+
+    def round(self, number: int) -> SealedPlan:
+        """A round, sealed."""
+        return SealedPlan(self._behind.round(number))
+
+
+class SealedSettings(_View):
+    """The schedule's settings without the tasks' lengths."""
+
+    _SHOWN = frozenset({"local_epochs", "batch_size", "drop_last"})
+    _WHOSE = "the schedule's settings"
+
+
+class SealedBuffer(_View):
+    """The clients' buffers, to draw from."""
+
+    _SHOWN = frozenset({"draw", "draw_between_rounds", "fill", "size", "keeps_logits"})
+    _WHOSE = "the buffer"
+
+
+class SealedData(_View):
+    """The data module, which finds samples by a client's sealed task or by their places; not whose task's they are."""
+
+    _SETTINGS = frozenset({"seed", "scenario", "exposure", "eval_batch_size"})
+    _SHAPES = frozenset({"input_shape", "num_outputs", "num_clients", "outputs"})
+    _SHOWN = _SETTINGS | _SHAPES | frozenset({"samples_at", "labels_at"})
+    _WHOSE = "the data"
+
+    @property
+    def schedule(self) -> SealedSettings:
+        """The schedule's settings."""
+        return SealedSettings(self._behind.schedule)
+
+    def places_trained_on(self, task: SealedTask, client: int) -> np.ndarray:
+        """As :meth:`cfl.data.datamodule.FederatedDataModule.places_trained_on`."""
+        places: np.ndarray = self._behind.places_trained_on(_sealed_only(task), client)
+        return places
+
+    def outputs_in_loss(self, task: SealedTask, client: int) -> Tensor | None:
+        """As :meth:`cfl.data.datamodule.FederatedDataModule.outputs_in_loss`."""
+        outputs: Tensor | None = self._behind.outputs_in_loss(_sealed_only(task), client)
+        return outputs
+
+    def client_batches(
+        self, task: SealedTask, client: int, batch_size: int, device: torch.device
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """As :meth:`cfl.data.datamodule.FederatedDataModule.client_batches`."""
+        batches: Iterator[tuple[Tensor, Tensor]]
+        batches = self._behind.client_batches(_sealed_only(task), client, batch_size, device)
+        return batches
+
+
+class SealedFederation(_View):
+    """The federation, without what says which task clients are at."""
+
+    _MODEL = frozenset({"network", "batchnorm", "shared_parameters", "shared_buffers", "personal"})
+    _TENSORS = frozenset({"state_tensors", "own_tensors", "shared_tensors", "evaluation_statistics"})
+    _RUN = frozenset({"round", "finished", "methods", "clients", "channel", "has_personal_models"})
+    _SHOWN = _MODEL | _TENSORS | _RUN
+    _WHOSE = "the federation"
+
+    @property
+    def data(self) -> SealedData:
+        """Clients' samples."""
+        return SealedData(self._behind.data)
+
+    @property
+    def schedule(self) -> SealedSchedule:
+        """Rounds and sampling."""
+        return SealedSchedule(self._behind.schedule)
+
+    @property
+    def buffer(self) -> SealedBuffer | None:
+        """Clients' buffers, if there are any."""
+        return None if self._behind.buffer is None else SealedBuffer(self._behind.buffer)
+
+    def members(self, task: SealedTask) -> list[int]:
+        """As :meth:`cfl.federation.Federation.members`."""
+        members: list[int] = self._behind.members(_sealed_only(task))
+        return members
+
+    def own_clients(self, task: SealedTask, clients: Sequence[int]) -> list[int]:
+        """As :meth:`cfl.federation.Federation.own_clients`."""
+        own: list[int] = self._behind.own_clients(_sealed_only(task), clients)
+        return own
+
+    def encode(self, task: SealedTask, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """As :meth:`cfl.federation.Federation.encode`."""
+        encoded: dict[str, Tensor] = self._behind.encode(_sealed_only(task), tensors)
+        return encoded
+
+    def decode(self, task: SealedTask, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """As :meth:`cfl.federation.Federation.decode`."""
+        decoded: dict[str, Tensor] = self._behind.decode(_sealed_only(task), tensors)
+        return decoded
 
 
 def sealed_plan(plan: RoundPlan) -> RoundPlan:
@@ -129,70 +254,6 @@ def sealed_plan(plan: RoundPlan) -> RoundPlan:
 def sealed_cohort(cohort: Cohort) -> Cohort:
     """What a method is shown of a cohort."""
     return cast("Cohort", SealedCohort(cohort))
-
-
-class SealedSchedule:
-    """Which rounds there are, and whose; not what they train."""
-
-    def __init__(self, schedule: BoundSchedule) -> None:
-        self._schedule = schedule
-
-    @property
-    def num_rounds(self) -> int:
-        """Over all tasks."""
-        return self._schedule.num_rounds
-
-    def round(self, number: int) -> SealedPlan:
-        """A round, sealed."""
-        return SealedPlan(self._schedule.round(number))
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise TaskHidden(f"{name} of the schedule")
-
-
-class _Sealed:
-    """What it stands in front of, but for some names."""
-
-    _HIDDEN: frozenset[str]
-
-    def __init__(self, hidden_in: object) -> None:
-        self._hidden_in = hidden_in
-
-    def __getattr__(self, name: str) -> Any:
-        if name in self._HIDDEN:
-            raise TaskHidden(name)
-        if name == "_hidden_in":  # a copy that is being made has nothing yet
-            raise AttributeError(name)
-        return getattr(self._hidden_in, name)
-
-
-class SealedSettings(_Sealed):
-    """The schedule's settings without the tasks' lengths."""
-
-    _HIDDEN = frozenset({"rounds_per_task"})
-
-
-class SealedData(_Sealed):
-    """The data module, which finds samples by a client's sealed task or by their places; not whose task's they are."""
-
-    _WHERE_CLIENTS_ARE = frozenset({"rounds", "next_round", "order", "stream_task"})
-    _WHOSE_SAMPLES_ARE = frozenset({"places", "tasks", "indices", "dealt", "trained_on", "trained_in"})
-    _HIDDEN = _WHERE_CLIENTS_ARE | _WHOSE_SAMPLES_ARE
-
-    def __init__(self, data: FederatedDataModule) -> None:
-        super().__init__(data)
-        self.schedule = SealedSettings(data.schedule)
-
-
-class SealedFederation(_Sealed):
-    """The federation, without what says which task clients are at."""
-
-    _HIDDEN = frozenset({"last_task", "rows_due"})
-
-    def __init__(self, federation: Federation) -> None:
-        super().__init__(federation)
-        self.data = SealedData(federation.data)
-        self.schedule = SealedSchedule(federation.schedule)
 
 
 def sealed_federation(federation: Federation) -> Federation:

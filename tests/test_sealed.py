@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import operator
+import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ from cfl.federation import Federation
 from cfl.methods import AGEM, DER, ER, EWC, SCAFFOLD, FedAGEM, FedCurv, FedProx, Method, PersonalLayers
 from cfl.replay_buffer import ReplayBuffer
 from cfl.schedule import RoundPlan
-from cfl.sealed import SealedTask, SealedTasks, TaskHidden, opened, opened_tasks, sealed_plan
+from cfl.sealed import SealedTask, SealedTasks, TaskHidden, opened, opened_tasks, sealed_cohort, sealed_plan
 
 FREE: dict[str, Callable[[], dict[str, Method]]] = {
     "agem": lambda: {"agem": AGEM(8)},
@@ -106,33 +106,111 @@ def test_sealed_tasks_of_samples_are_good_for_nothing_but_handing_on(use: Callab
 
 
 @pytest.mark.parametrize(
-    "look",
+    "view",
     [
-        lambda federation: federation.last_task,
-        lambda federation: federation.schedule.task_of(0),
-        lambda federation: federation.schedule.round(0).last_of_task,
-        lambda federation: federation.schedule.round(0).task + 1,
-        lambda federation: federation.data.rounds,
-        lambda federation: federation.data.schedule.rounds_per_task,
-        lambda federation: federation.data.places.split(torch.tensor([0])),
-        lambda federation: federation.data.samples_at(torch.tensor([0]))[2].sum(),
+        SealedTask(1),
+        SealedTasks(torch.tensor([1])),
+        sealed_plan(RoundPlan(3, 1, 0, (2, 5), True)),
+        sealed_cohort(Cohort(torch.nn.Linear(2, 2), 2)),
     ],
 )
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda view: pickle.loads(pickle.dumps(view))])
+def test_what_is_sealed_can_be_copied(view: Any, copied: Callable[[Any], Any]) -> None:
+    found = copied(view)
+    assert type(found) is type(view)
+    assert not hasattr(found, "__wrapped__")
+
+
+# Each with what another method sees there.
+SEEN: list[tuple[Callable[[Federation], Any], Any]] = [
+    (lambda federation: federation.last_task, 1),
+    (lambda federation: federation.rows_due(True), {None: 1}),
+    (lambda federation: [value is None for value in federation.curve], [False, False]),
+    (lambda federation: int(federation.measured.compute().isfinite().all(1).sum()), 2),
+    (lambda federation: len(federation.matrices), 1),
+    (lambda federation: federation.members(1), [0, 1, 2, 3]),
+    (lambda federation: federation.own_clients(1, [0]), [0]),
+    (lambda federation: list(federation.encode(1, {})), []),
+    (lambda federation: list(federation.decode(1, {})), []),
+    (lambda federation: federation.schedule.task_of(0), 0),
+    (lambda federation: federation.schedule.round(0).last_of_task, True),
+    (lambda federation: federation.schedule.round(1).task + 1, 2),
+    (lambda federation: federation.data.rounds.num_rounds, 2),
+    (lambda federation: federation.data.schedule.rounds_per_task, 1),
+    (lambda federation: federation.data.places.split(torch.tensor([0]))[0].tolist(), [0]),
+    (lambda federation: federation.data.places_trained_on(1, 0).min() >= federation.data.places.starts[1], True),
+    (lambda federation: len(federation.data.client_places(1, 0)), 20),
+    (lambda federation: [len(y) for _, y in federation.data.client_batches(1, 0, 99, torch.device("cpu"))], [20]),
+    (lambda federation: federation.data.outputs_in_loss(1, 0), None),
+    (lambda federation: federation.data.train_dataloader().plan.task, 1),
+    (lambda federation: federation.data.num_tasks, 2),
+    (lambda federation: federation.buffer.data.num_tasks, 2),  # type: ignore[union-attr]
+]
+
+
+class Sees(Method):
+    """Asks for a buffer, and does nothing."""
+
+    replays: ClassVar[bool] = True
+
+
+@pytest.mark.parametrize(("look", "seen"), SEEN)
+def test_a_free_methods_federation_does_not_tell_the_task(look: Callable[[Federation], Any], seen: Any) -> None:
+    free, bound = Sees(), Sees()
+    free.task_free = True
+    for method in (free, bound):
+        data = tiny_data(permuted(2), schedule={"rounds_per_task": 1})
+        federation = fit(tiny_client(data, methods={"sees": method}), data)
+        assert method.federation.schedule.num_rounds == method.federation.round == federation.round == 2
+    with pytest.raises((TaskHidden, TypeError), match=r"hidden|SealedTask"):
+        look(free.federation)
+    assert look(bound.federation) == seen
+
+
+def test_no_method_is_told_whose_samples_are_at_a_place() -> None:
+    data = tiny_data(permuted(2))
+    with pytest.raises(TaskHidden, match="tasks of samples"):
+        data.samples_at(torch.tensor([0]))[2].sum()
+
+
+def test_a_free_method_cannot_write_to_what_it_would_not_reach() -> None:
+    method, data = Sees(), tiny_data(permuted(2), schedule={"rounds_per_task": 1})
+    method.task_free = True
+    federation = fit(tiny_client(data, methods={"sees": method}), data)
+    with pytest.raises(TaskHidden, match="setting stopped of the federation"):
+        method.federation.stopped = True
+    with pytest.raises(TaskHidden, match="setting outputs of the data"):
+        method.federation.data.outputs = None  # type: ignore[assignment]
+    assert not federation.stopped
+    assert copy.copy(method.federation).round == 2
+
+
 @pytest.mark.parametrize("free", [True, False])
-def test_a_free_methods_federation_does_not_tell_the_task(look: Callable[[Federation], Any], free: bool) -> None:
-    class Sees(Method):
+def test_tasks_of_samples_that_others_replay_are_hidden_too(free: bool) -> None:
+    class Looks(Method):
+        replays = True
         task_free = free
 
-    method, data = Sees(), tiny_data(permuted(2), schedule={"rounds_per_task": 1})
-    federation = fit(tiny_client(data, methods={"sees": method}), data)
-    assert method.federation.schedule.num_rounds == method.federation.round == federation.round == 2
-    assert copy.copy(method.federation).round == 2
-    if free:
-        with pytest.raises((TaskHidden, TypeError), match=r"hidden|SealedTask"):
-            look(method.federation)
-        return
-    with contextlib.suppress(TaskHidden):  # what samples come with is sealed for everyone
-        look(method.federation)
+        def __init__(self) -> None:
+            self.hidden, self.shown = 0, set[int]()
+
+        def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+            assert self.federation.buffer is not None
+            drawn = self.federation.buffer.draw(cohort, batch, 4, "looks")
+            if drawn is not None:
+                with pytest.raises(TaskHidden, match="tasks of samples"):
+                    drawn.as_step_of(batch).task_ids.max()
+            for part in batch.added:
+                if isinstance(part.tasks, SealedTasks):
+                    self.hidden += 1
+                else:
+                    self.shown |= set(part.tasks.flatten().tolist())
+            return batch
+
+    data, looks = tiny_data(permuted(2), schedule={"rounds_per_task": 2}), Looks()
+    fit(tiny_client(data, methods={"er": ER(8), "looks": looks}), data)
+    assert (looks.hidden > 0) == free
+    assert looks.shown == (set() if free else {0})
 
 
 def _cohort(cohort: Cohort, *_: Any) -> None:

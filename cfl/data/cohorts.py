@@ -17,7 +17,7 @@ from cfl.data.partitions.client_shares import share_sizes
 from cfl.data.samples import Added, Samples, join_samples
 from cfl.errors import ConfigError
 from cfl.schedule import RoundPlan, Schedule
-from cfl.sealed import SealedTask, TaskHidden
+from cfl.sealed import SealedTask, SealedTasks, opened, opened_tasks
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class CohortBatch:
             whoever computes with them.
         added: samples that methods have added. They are not in ``index``, ``mask``, ``x`` and ``y``.
         extras: name -> ``[K, B, ...]`` what methods' losses want to know of the step's own samples.
-        tasks_of_own: ``index`` to the tasks of the step's own samples, where they are not all of ``task``.
+        tasks_of_own: ``index`` to the tasks of the step's own samples, or to what stands for them, where they are not
+            all of ``task``.
     """
 
     clients: tuple[int, ...]
@@ -59,7 +60,7 @@ class CohortBatch:
     gather: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     added: tuple[Added, ...] = ()
     extras: Mapping[str, Tensor] = field(default_factory=dict)
-    tasks_of_own: Callable[[Tensor], Tensor] | None = None
+    tasks_of_own: Callable[[Tensor], Tensor | SealedTasks] | None = None
 
     def with_added(self, added: Added) -> CohortBatch:
         """The same step with further samples."""
@@ -71,12 +72,20 @@ class CohortBatch:
 
     def sealed(self) -> CohortBatch:
         """The same step for a method that is not shown which tasks its samples belong to."""
-        hidden = None if self.tasks_of_own is None else _hidden
-        return replace(self, task=cast(int, SealedTask(self.task)), tasks_of_own=hidden)
+        tasks, of_own = self.task, self.tasks_of_own
+        added = tuple(replace(part, tasks=SealedTasks(opened_tasks(part.tasks))) for part in self.added)
+        hidden = None if of_own is None else lambda index: SealedTasks(opened_tasks(of_own(index)))
+        return replace(self, task=cast(int, SealedTask(tasks)), added=added, tasks_of_own=hidden)
 
     def unsealed(self, original: CohortBatch) -> CohortBatch:
         """What has become of ``original.sealed()``, with its tasks."""
         return replace(self, task=original.task, tasks_of_own=original.tasks_of_own)
+
+    def opened(self) -> CohortBatch:
+        """The same step with its tasks to be seen; for functions that act on a method's behalf."""
+        of_own = self.tasks_of_own
+        seen = None if of_own is None else lambda index: opened_tasks(of_own(index))
+        return replace(self, task=opened(self.task), tasks_of_own=seen)
 
     @property
     def joined(self) -> bool:
@@ -140,7 +149,7 @@ class CohortBatch:
     def task_ids(self) -> Tensor:
         """``[K, B]`` int64 task of the step's own samples."""
         if self.tasks_of_own is not None:
-            return self.tasks_of_own(self.index)
+            return cast(Tensor, self.tasks_of_own(self.index))
         return torch.full(self.index.shape, self.task, device=self.index.device)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> CohortBatch:
@@ -150,10 +159,6 @@ class CohortBatch:
             index=self.index.to(device, non_blocking=non_blocking),
             mask=self.mask.to(device, non_blocking=non_blocking),
         )
-
-
-def _hidden(index: Tensor) -> Tensor:
-    raise TaskHidden("the tasks of a step's samples")
 
 
 def local_steps(size: int, schedule: Schedule) -> int:

@@ -190,7 +190,7 @@ class FederatedDataModule(LightningDataModule):
         self._on_device: dict[tuple[int, torch.device], ImageSet] = {}
         self._mapped: tuple[tuple[int, torch.device], ImageSet] | None = None
         self._test_orders: dict[tuple[int, torch.device], Tensor] = {}
-        self._exposed: tuple[int, Mapping[int, np.ndarray]] | None = None
+        self._exposed: dict[int, Mapping[int, np.ndarray]] = {}
         self._lock = threading.Lock()
 
     # Known without reading a file, so that a network can be sized and a schedule checked before loading.
@@ -337,9 +337,11 @@ class FederatedDataModule(LightningDataModule):
             return self.indices[task]
         if self.exposure == "asynchronous":
             return self._portions[task]
-        if self._exposed is None or self._exposed[0] != task:
-            self._exposed = task, exposed(task, self.exposure, self._places_held)
-        return self._exposed[1]
+        if task not in self._exposed:
+            # Two at most: a round's, and that of clients who compare it with what they trained on before.
+            last = list(self._exposed.items())[-1:]
+            self._exposed = dict([*last, (task, exposed(task, self.exposure, self._places_held))])
+        return self._exposed[task]
 
     def trained_in(self, plan: RoundPlan) -> Mapping[int, np.ndarray]:
         """:meth:`trained_on` of the task that each of a round's clients is at; of other clients too, maybe."""
@@ -491,8 +493,7 @@ class FederatedDataModule(LightningDataModule):
         bits = None if words is None else words.reshape(-1)
         x = torch.empty((len(flat), *self.input_shape), device=index.device)
         y = torch.empty_like(flat)
-        for task in of.unique().tolist():
-            rows = (of == task).nonzero().squeeze(1)
+        for task, rows in _rows_by_task(of):
             x[rows], y[rows] = self._gathered(task, flat[rows], None if bits is None else bits[rows])
         return x.view(*index.shape, *x.shape[1:]), y.view(index.shape)
 
@@ -508,8 +509,7 @@ class FederatedDataModule(LightningDataModule):
         """``[n]`` int64 output index of the training samples at :attr:`places` ``[n]``, without their images."""
         tasks, index = self.places.split(places)
         found = torch.empty_like(places)
-        for task in tasks.unique().tolist():
-            rows = tasks == task
+        for task, rows in _rows_by_task(tasks):
             found[rows] = self.tasks[task].train.labels.to(places.device)[index[rows]] + self.outputs.offsets[task]
         return found
 
@@ -517,8 +517,7 @@ class FederatedDataModule(LightningDataModule):
         """The random bits ``[...]`` int64 with which samples ``[...]`` of some tasks are augmented in a step."""
         flat, of = index.reshape(-1), tasks.reshape(-1)
         words = torch.empty_like(flat)
-        for task in of.unique().tolist():
-            rows = (of == task).nonzero().squeeze(1)
+        for task, rows in _rows_by_task(of):
             words[rows] = augmentation_words(self.seed, *moment, task, flat[rows])
         return words.view(index.shape)
 
@@ -596,3 +595,9 @@ class FederatedDataModule(LightningDataModule):
         for part in own.split(batch_size):
             # The images of the current task are kept as its transform has left them where all clients share it.
             yield self.gather(stream_task, part) if self.order is None else self._gathered(stream_task, part, None)
+
+
+def _rows_by_task(tasks: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Each of ``tasks`` ``[n]`` with the indices of its samples."""
+    for task in tasks.unique().tolist():
+        yield task, (tasks == task).nonzero().squeeze(1)

@@ -43,15 +43,17 @@ class FedAGEM(Method):
     Differs from the paper: nothing by default. Its variants are options: how a gradient is changed (section 5.3.1,
     Table 9), which share of the conflicts (Table 10), how often the reference is renewed. Table 3's "local weights
     between synchronisations" is ``schedule.local_epochs`` with fewer rounds. Parameters that stay on their clients are
-    neither in the reference nor changed. A client that holds a task without a sample of it, which the authors' code
+    neither in the reference nor changed. What it adds is a part of the reference, so that behind a method that forbids
+    clients some directions, as GPM does, or freezes parameters, they leave these a little where the two conflict (FOT's
+    are kept: there the server projects). A client that holds a task without a sample of it, which the authors' code
     would skip, is refused before training, as in every run; ``data.participation`` says who holds which task.
 
     Sends: up a gradient (a tensor per parameter) whenever the reference is renewed, as a sum; down the reference with
     the model, once to every client that trains while it holds. The new global model goes down once more to those who
-    compute a gradient and do not take part in the next round. Storage per client: the buffer. Extra compute: one
-    forward and backward pass over ``samples`` per client and reference; per local step an inner product and an
-    element-wise pass over the weights. Scenarios: task-, class- and domain-incremental. Optimizers: the step is free of
-    conflict under plain SGD; momentum or Adam may turn it.
+    compute a gradient and do not take part in the next round. Storage per client: the buffer, and the reference if
+    ``every`` is above 1. Extra compute: one forward and backward pass over ``samples`` per client and reference; per
+    local step an inner product and an element-wise pass over the weights. Scenarios: task-, class- and
+    domain-incremental. Optimizers: the step is free of conflict under plain SGD; momentum or Adam may turn it.
 
     Args:
         samples: drawn per client for its gradient; all that there are, if fewer. The paper does not say how many; its
@@ -241,13 +243,20 @@ class FedAGEM(Method):
 
     # Reports and checkpoints.
 
+    def _reference_bytes(self) -> int:
+        tensors = self.federation.state_tensors()
+        return payload_bytes({name: tensors[name] for name in self.federation.shared_parameters})
+
+    def client_storage(self) -> int:
+        """The reference, where it holds for more than a round; the buffer is counted by itself."""
+        return self._reference_bytes() if self.every > 1 else 0
+
     def summary(self) -> dict[str, Any]:
         """Share of the local steps with a reference whose gradient was changed (%), seconds for references, bytes."""
-        tensors = self.federation.state_tensors()
         return {
             "refined_share": 100 * self._refined / self._steps if self._steps else 0.0,
             "reference_seconds": self.seconds,
-            "reference_bytes": payload_bytes({name: tensors[name] for name in self.federation.shared_parameters}),
+            "reference_bytes": self._reference_bytes(),
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -262,5 +271,6 @@ class FedAGEM(Method):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
-        self.reference, self._have = dict(state["reference"]), set(state["have"])
+        # Not in files from before it was noted; then everybody is sent the reference once more.
+        self.reference, self._have = dict(state["reference"]), set(state.get("have", ()))
         self.seconds, self._steps, self._refined = state["seconds"], state["steps"], state["refined"]

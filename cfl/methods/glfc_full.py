@@ -30,7 +30,7 @@ from cfl.models.base import Network
 from cfl.models.features import unit_features
 from cfl.randomness import seed_for, torch_generator
 from cfl.schedule import RoundPlan
-from cfl.sealed import TaskRef, opened
+from cfl.sealed import SealedTask, TaskRef, opened
 
 Table = dict[str, Tensor]
 
@@ -229,16 +229,16 @@ class GLFC(Method):
         for row, client in enumerate(cohort.clients):
             table = {name: values[row] for name, values in stacked.items()}
             present, places = int(table["present"]), self._places(cohort.task, client)
-            first = present < 0
-            if first or not torch.equal(self._places(present, client), places):
-                table["before"], table["present"] = table["present"].clone(), torch.tensor(opened(cohort.task))
+            first, address = present < 0, opened(cohort.task)
+            if first or (address != present and not torch.equal(self._places(SealedTask(present), client), places)):
+                table["before"], table["present"] = table["present"].clone(), torch.tensor(address)
             kept = {name: table[name] for name in ("before", "present", "version")}
             before = int(table["before"])
             model = client_model(federation, cohort.task, client)
             entropy = self._entropy(model, places, federation.data.outputs_in_loss(cohort.task, client))
             signals = first or entropy - float(table["entropy"]) > self.threshold
             if signals and before >= 0:
-                table = self._remember(table, model, self._places(before, client)) | kept
+                table = self._remember(table, model, self._places(SealedTask(before), client)) | kept
             old = self.proxy.old_model(signals, self._classes(places))
             if old is not None and old.version != int(table["version"]):
                 late.append(old)

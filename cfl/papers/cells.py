@@ -92,8 +92,10 @@ class Cell:
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the paper's; None at a reduced scale, which is not held against it."""
-        if self.ours is None or self.published is None or self.point[SCALE] != self.table.paper.published_scale:
+        """Ours minus the paper's; None for what is not held against it: a reduced scale, the mean of some seeds."""
+        if self.point[SCALE] != self.table.paper.published_scale or self.without:
+            return None
+        if self.ours is None or self.published is None:
             return None
         return self.ours.mean - self.published.mean
 

@@ -348,6 +348,14 @@ class Paper:
         """How a table shows an axis value."""
         return self.labels.get(axis, {}).get(value, value)
 
+    def values(self) -> dict[str, set[str]]:
+        """Axis -> the values that it has in any of the tables."""
+        found: dict[str, set[str]] = {}
+        for table in self.tables():
+            for axis, values in [*table.axes.items(), *((axis, [value]) for axis, value in table.fixed.items())]:
+                found.setdefault(axis, set()).update(values)
+        return found
+
     def tables(self) -> list[Table]:
         """All tables and figures, in the paper's order."""
         files = [path for path in self.folder.glob("*.yaml") if path.stem != "paper"]

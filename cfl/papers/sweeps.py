@@ -15,7 +15,7 @@ from cfl.errors import ConfigError
 from cfl.experiment import config_hash
 from cfl.papers import expressions
 from cfl.papers.cells import Spread
-from cfl.papers.definition import CHOSEN, SCALE, Recipe, Rule, papers, recipe, setting
+from cfl.papers.definition import CHOSEN, SCALE, Paper, Recipe, Rule, papers, recipe, setting
 from cfl.papers.expressions import Undefined
 from cfl.papers.report import shown
 from cfl.papers.resolving import Resolver
@@ -170,7 +170,22 @@ def read_sweep(path: Path) -> Sweep:
     seeds = entry.get("seeds", 1)
     if not _is_count(seeds):
         raise ConfigError(f"{path}, seeds", seeds, "an integer of at least 1")
+    point, rules = _read_experiment(path, paper, entry)
+    value, best = _read_select(path, _mapping(path, "select", entry.get("select", {})))
+    grid = _read_grid(path, _mapping(path, "grid", entry["grid"])) if "grid" in entry else {}
+    search = _read_search(path, _mapping(path, "search", entry["search"])) if "search" in entry else None
+    return Sweep(path, paper.name, recipe(rules, point), point, grid, search, seeds, value, best)
+
+
+def _read_experiment(path: Path, paper: Paper, entry: Mapping[str, Any]) -> tuple[dict[str, str], list[Rule]]:
+    """The point of the paper's tables, empty if there is none, and what makes it an experiment."""
     point = {axis: str(value) for axis, value in _mapping(path, "point", entry.get("point", {})).items()}
+    values = paper.values()
+    for axis, value in point.items():
+        if axis not in values:
+            raise ConfigError(f"{path}, point.{axis}", value, f"one of the axes {', '.join(values)}")
+        if value not in values[axis]:
+            raise ConfigError(f"{path}, point.{axis}", value, f"one of {', '.join(sorted(values[axis]))}")
     scale = entry.get("scale", paper.published_scale)
     if not isinstance(scale, str) or scale not in paper.scales:
         raise ConfigError(f"{path}, scale", scale, f"one of {', '.join(paper.scales)}")
@@ -179,14 +194,16 @@ def read_sweep(path: Path) -> Sweep:
         raise ConfigError(f"{path}, configs", configs, "a list of files below configs/")
     if not point and not configs:
         raise ConfigError(f"{path}, point", None, "a point of the paper's tables, or configs")
-    rules = [*paper.rules] if point else []
-    rules.append(Rule(configs=tuple(configs), settings=_mapping(path, "set", entry.get("set", {}))))
-    point = {**point, SCALE: scale} if point else {}
-    select = _mapping(path, "select", entry.get("select", {}))
-    for key in select:
+    own = Rule(configs=tuple(configs), settings=_mapping(path, "set", entry.get("set", {})))
+    return ({**point, SCALE: scale}, [*paper.rules, own]) if point else ({}, [own])
+
+
+def _read_select(path: Path, entry: Mapping[str, Any]) -> tuple[str, Literal["highest", "lowest"]]:
+    """The value that decides, and which way."""
+    for key in entry:
         if key not in ("value", "best"):
-            raise ConfigError(f"{path}, select.{key}", select[key], "one of value, best")
-    value, best = select.get("value", "acc"), select.get("best", "highest")
+            raise ConfigError(f"{path}, select.{key}", entry[key], "one of value, best")
+    value, best = entry.get("value", "acc"), entry.get("best", "highest")
     if best not in ("highest", "lowest"):
         raise ConfigError(f"{path}, select.best", best, "highest or lowest")
     if not isinstance(value, str):
@@ -195,15 +212,18 @@ def read_sweep(path: Path) -> Sweep:
         expressions.check(value)
     except SyntaxError as error:
         raise ConfigError(f"{path}, select.value", value, f"an expression ({error.msg})") from None
-    grid: dict[str, list[Any]] = {}
-    for key, values in _mapping(path, "grid", entry.get("grid", {})).items():
-        grid[key] = values if isinstance(values, list) else [values]
-        if not grid[key]:
+    return value, best
+
+
+def _read_grid(path: Path, entry: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Config key -> its values."""
+    grid = {key: values if isinstance(values, list) else [values] for key, values in entry.items()}
+    for key, values in grid.items():
+        if not values:
             raise ConfigError(f"{path}, grid.{key}", values, "at least one value")
-    if "grid" in entry and not grid:
-        raise ConfigError(f"{path}, grid", entry["grid"], "config keys with a list of values each")
-    search = _read_search(path, _mapping(path, "search", entry["search"])) if "search" in entry else None
-    return Sweep(path, paper.name, recipe(rules, point), point, grid, search, seeds, value, best)
+    if not grid:
+        raise ConfigError(f"{path}, grid", entry, "config keys with a list of values each")
+    return grid
 
 
 def _mapping(path: Path, key: str, entry: Any) -> Mapping[str, Any]:
@@ -217,7 +237,12 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False
 
 
 def _read_search(path: Path, entry: Mapping[str, Any]) -> Search:

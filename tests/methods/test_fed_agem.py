@@ -57,6 +57,7 @@ from cfl.methods import (
 )
 from cfl.models import MLP
 from cfl.replay_buffer import ReplayBuffer
+from cfl.sealed import sealed_plan
 from cfl.server import Server
 
 WORKERS = EngineOptions("workers", 1, 1, False)  # nothing chosen by trial, so that runs repeat bit by bit
@@ -259,12 +260,12 @@ def test_nobody_has_a_sample() -> None:
     client = replay_client(data, {"fed_agem": fed}, mlp)
     server = Server(dict(client.network.named_parameters()), dict(client.network.named_buffers()))
     federation = Federation(client.network, data, {"fed_agem": fed}, server, Channel())
-    fed.end_round(data.rounds.round(0))
+    fed.end_round(sealed_plan(data.rounds.round(0)))
     assert fed.reference == {}
     assert not fed.changes_gradients
     assert federation.channel.uplink_bytes == {}
     fed.reference = {"head.bias": torch.ones(4)}
-    fed.end_round(data.rounds.round(1))
+    fed.end_round(sealed_plan(data.rounds.round(1)))
     assert list(fed.reference) == ["head.bias"]
 
 
@@ -420,6 +421,8 @@ def test_bytes(clients: Any, every: int) -> None:
         down += there * len(following - have)
     size = 4 * PARAMETERS
     assert federation.methods["fed_agem"].summary()["reference_bytes"] == size
+    assert federation.buffer is not None
+    assert federation.client_storage() == federation.buffer.client_storage() + size * (every > 1)
     assert federation.channel.uplink_bytes == {"update": 18 * size, "buffer gradient": sent * size}
     assert federation.channel.downlink_bytes == {"model": (18 + again) * size, "reference gradient": down * size}
     assert again > 0 or every == 3
@@ -516,6 +519,17 @@ def test_the_reference_is_in_the_servers_coordinates() -> None:
         expected = flat(torch.autograd.grad(loss, list(leaves.values())))
         torch.testing.assert_close(flat(list(watch.references[round].values())), expected, rtol=0, atol=1e-12)
     assert after.steps > 3
+
+
+def test_a_checkpoint_from_before_it_was_noted_who_has_the_reference() -> None:
+    data, method = replay_data(), FedAGEM(4, every=2)
+    fit(replay_client(data, {"fed_agem": method}, mlp), data)
+    state = method.state_dict()
+    assert state.pop("have")
+    again = FedAGEM(4, every=2)
+    again.load_state_dict(state)
+    assert again.state_dict()["have"] == []
+    assert again.reference.keys() == method.reference.keys()
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,7 @@ def test_a_seed_without_a_value_is_not_forgotten(tmp_path: Path) -> None:
     assert (found.seeds, set(found.without)) == ({0: 61.0, 2: 62.0}, {1})
     assert found.status == "value in 2 of 3 seeds only (used_space: the run has no used_space)"
     assert found.ran
+    assert found.difference is None
     text = write_report(known, fot()["table3"], "paper", PMNIST, tmp_path).text
     assert "| 61.50 ± 0.71 | 2 of 3 | " in text
 

@@ -219,6 +219,13 @@ def test_a_sweep_of_files_alone(tmp_path: Path) -> None:
         ({"select": {"best": "nicest"}}, "highest or lowest"),
         ({"point": None}, "or configs"),
         ({"point": [1]}, "point.*a mapping"),
+        (
+            {"point": {"benchmark": "pmnist", "partitoin": "iid"}},
+            "point.partitoin.*one of the axes benchmark, partition",
+        ),
+        ({"point": {"benchmark": "pmnist", "partition": "IID"}}, "point.partition.*one of iid, shards"),
+        ({"point": {"benchmark": "pmnist", "scale": "paper"}}, "point.scale.*one of the axes"),
+        ({"grid": None, "search": {"key": "a", "start": 10**400}}, "search.start.*above 0"),
         ({"set": 3}, "set.*a mapping"),
         ({"paper": ["fot"]}, "one of .*fot"),
         ({"scale": ["short"]}, "one of paper, short, smoke"),

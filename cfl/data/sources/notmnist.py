@@ -52,7 +52,9 @@ def _read_archive(archive: Path, shape: tuple[int, int, int]) -> ImageSet:
     with tempfile.TemporaryDirectory() as unpacked:
         try:
             with tarfile.open(archive) as packed:
-                packed.extractall(unpacked, filter="data")
+                # As Python's documentation has it for versions that may lack the filter, here before 3.11.4.
+                packed.extraction_filter = getattr(tarfile, "data_filter", None)
+                packed.extractall(unpacked)
         except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
             raise DataFilesMissing(f"NotMNIST: {archive} cannot be unpacked: {error}") from error
         folder = Path(unpacked) / _FOLDER
