@@ -12,7 +12,7 @@ from callbacks.federated import _client, _data, _federation
 from cfl import processes
 from cfl.client import Client
 from cfl.data.cohorts import CohortBatch
-from cfl.data.datamodule import EvaluationBatch
+from cfl.data.evaluation import EvaluationBatch
 from cfl.errors import ConfigError
 from cfl.models.density import LogLikelihood
 from cfl.models.evaluation import evaluation_mode

@@ -17,7 +17,7 @@ from cfl import processes
 from cfl.answering import answering_alike
 from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
-from cfl.data.datamodule import EvaluationBatch
+from cfl.data.evaluation import EvaluationBatch
 from cfl.density_metrics import NLLMatrix
 from cfl.engines.base import Engine, EngineOptions, StepContext
 from cfl.engines.choice import EngineChoice, build_engine, candidates, from_dict

@@ -178,7 +178,7 @@ class ReplayBuffer:
         table["seen"] += present.sum(1)
         table["place"] = torch.where(taken, places.gather(1, source), table["place"])
         if self._augmented:
-            words = self.data.augmentation_words(*self.data.places.split(places), (cohort.round, batch.step))
+            words = self.data.inputs.words(*self.data.places.split(places), (cohort.round, batch.step))
             table["word"] = torch.where(taken, words.gather(1, source), table["word"])
         if self.keeps_logits:
             if logits is None:

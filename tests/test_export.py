@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from cfl.__main__ import main
 from cfl.cli import FederatedCLI
 from cfl.client import Client
-from cfl.data.datamodule import EvaluationBatch
+from cfl.data.evaluation import EvaluationBatch
 from cfl.data.sources import Binarised, Synthetic
 from cfl.data.streams import Permuted
 from cfl.errors import ConfigError

@@ -74,7 +74,7 @@ class Replay(Method):
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
         tasks = torch.zeros(len(cohort.clients), 3, dtype=torch.int64)
-        x, y = self.federation.data.gather_mixed(tasks, torch.arange(3).expand_as(tasks))
+        x, y = self.federation.data.inputs.of_tasks(tasks, torch.arange(3).expand_as(tasks))
         mask = torch.tensor([True, False, True]).expand_as(tasks)
         return batch.with_added(Added(x, y, tasks, mask, mask.double(), 1))
 

@@ -25,7 +25,7 @@ from cfl.client import Client
 from cfl.cohort import Cohort
 from cfl.data.augmentation import CropFlip
 from cfl.data.cohorts import CohortBatch
-from cfl.data.datamodule import EvaluationBatch
+from cfl.data.evaluation import EvaluationBatch
 from cfl.data.participation import Joining
 from cfl.data.partitions import Dirichlet
 from cfl.data.sources import Binarised, Synthetic

@@ -22,7 +22,7 @@ from cfl import processes
 from cfl.channel import Channel
 from cfl.client_states import ClientStates
 from cfl.data.cohorts import RoundLoader, deal_clients, local_steps
-from cfl.data.datamodule import EvaluationLoader
+from cfl.data.evaluation import EvaluationLoader
 from cfl.metrics import AccuracyMatrix
 from cfl.parallel import fair_threads
 from cfl.randomness import torch_generator

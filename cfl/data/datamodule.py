@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -15,77 +14,22 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
 from cfl import processes
-from cfl.data.augmentation import Augmentation, augmentation_words
+from cfl.data.augmentation import Augmentation
 from cfl.data.cohorts import CohortBatch, RoundLoader, check_every_client_trains, deal_clients, local_steps
+from cfl.data.evaluation import EvaluationBatch, EvaluationLoader, NothingToEvaluate
 from cfl.data.exposure import EXPOSURES, Exposure, Places, exposed, portions
+from cfl.data.inputs import Inputs, Moment
 from cfl.data.participation import AllClients, Participation
 from cfl.data.partitions import IID, Partition, client_indices
 from cfl.data.scenarios import OutputMap, Scenario, output_map, require_binary
 from cfl.data.sequences import TaskSequences
 from cfl.data.sources.root import data_root
 from cfl.data.streams import Stream
-from cfl.data.types import ImageSet, Task
+from cfl.data.types import Task
 from cfl.data.validation import set_aside
 from cfl.errors import ConfigError
-from cfl.randomness import numpy_generator
 from cfl.schedule import BoundSchedule, RoundPlan, Schedule
 from cfl.sealed import SealedTasks, TaskRef, opened
-
-
-@dataclass(frozen=True)
-class EvaluationBatch:
-    """Consecutive samples of one task; none where a process has nothing to evaluate.
-
-    Attributes:
-        task: from 0.
-        start: first sample.
-        stop: one past the last sample.
-        x: ``[B, C, H, W]`` network input, filled in on the device.
-        y: ``[B]`` int64 output index, filled in on the device.
-    """
-
-    task: int
-    start: int
-    stop: int
-    x: Tensor | None = None
-    y: Tensor | None = None
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> EvaluationBatch:
-        """Nothing to move yet: the samples are cut out of the tensors that already lie on the device."""
-        return self
-
-
-class EvaluationLoader:
-    """A task's test set in order, ``batch_size`` samples at a time, or some of these batches.
-
-    Args:
-        task: from 0.
-        size: number of test samples.
-        batch_size: samples per batch.
-        first: first batch to yield.
-        every: distance of the batches to yield.
-    """
-
-    def __init__(self, task: int, size: int, batch_size: int, first: int = 0, every: int = 1) -> None:
-        self.task, self.size, self.batch_size = task, size, batch_size
-        self._starts = range(first * batch_size, size, every * batch_size)
-
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    def __iter__(self) -> Iterator[EvaluationBatch]:
-        for start in self._starts:
-            yield EvaluationBatch(self.task, start, min(start + self.batch_size, self.size))
-
-
-class NothingToEvaluate:
-    """One batch without samples: Lightning runs no hook of an evaluation without batches."""
-
-    def __len__(self) -> int:
-        return 1
-
-    def __iter__(self) -> Iterator[EvaluationBatch]:
-        yield EvaluationBatch(0, 0, 0)
 
 
 class FederatedDataModule(LightningDataModule):
@@ -187,11 +131,7 @@ class FederatedDataModule(LightningDataModule):
         # A process without a share of one task's test set may have one of another's.
         self.allow_zero_length_dataloader_with_multiple_devices = True
         self._unread: Exception | None = None
-        self._on_device: dict[tuple[int, torch.device], ImageSet] = {}
-        self._mapped: tuple[tuple[int, torch.device], ImageSet] | None = None
-        self._test_orders: dict[tuple[int, torch.device], Tensor] = {}
         self._exposed: dict[int, Mapping[int, np.ndarray]] = {}
-        self._lock = threading.Lock()
 
     # Known without reading a file, so that a network can be sized and a schedule checked before loading.
 
@@ -432,106 +372,32 @@ class FederatedDataModule(LightningDataModule):
 
     # From indices to network inputs, on the device.
 
-    def _resident(self, images: ImageSet, device: torch.device) -> ImageSet:
-        """The set's tensors on ``device``, moved once."""
-        key = (id(images), device)
-        if key not in self._on_device:
-            self._on_device[key] = ImageSet(images.images.to(device), images.labels.to(device))
-        return self._on_device[key]
+    @cached_property
+    def inputs(self) -> Inputs:
+        """The tasks' samples as network input."""
+        return Inputs(self.tasks, self.input_shape, self.outputs.offsets, self.augmentation, self.seed)
 
-    def _training_set(self, task: int, device: torch.device) -> ImageSet:
-        """A task's training set on ``device``, its pixels moved to their places once: kept for the last task asked for.
-
-        Permuting or rotating every batch anew takes several times as long as everything else that is done to it.
-        """
-        with self._lock:  # threads that train clients ask at the same time
-            if self._mapped is None or self._mapped[0] != (task, device):
-                data = self._resident(self.tasks[task].train, device)
-                self._mapped = None
-                self._mapped = (task, device), ImageSet(self.tasks[task].transform.mapped(data.images), data.labels)
-            return self._mapped[1]
-
-    def gather(self, task: int, index: Tensor, moment: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
-        """Training samples of a task as network input.
-
-        Args:
-            task: from 0.
-            index: ``[...]`` int64 as :attr:`indices` gives them.
-            moment: round and local step in which they are trained on, for the augmentation; None leaves them alone.
-
-        Returns:
-            ``[..., C, H, W]`` float32 inputs and ``[...]`` int64 output indices, on the index's device.
-        """
+    def gather(self, task: int, index: Tensor, moment: Moment | None = None) -> tuple[Tensor, Tensor]:
+        """Training samples of a task: :meth:`cfl.data.inputs.Inputs.of_task` of ``index`` as :attr:`indices` has it."""
         if self.order is not None:
             return self._gather_places(index, moment)
-        flat = index.reshape(-1)
-        if self.augmentation is None or moment is None:
-            data = self._training_set(task, index.device)
-            x = self.tasks[task].transform.normalised(data.images.index_select(0, flat))
-            y = data.labels.index_select(0, flat) + self.outputs.offsets[task]
-        else:
-            x, y = self._gathered(task, flat, augmentation_words(self.seed, *moment, task, flat))
-        return x.view(*index.shape, *x.shape[1:]), y.view(index.shape)
-
-    def gather_mixed(
-        self, tasks: Tensor, index: Tensor, moment: tuple[int, int] | None = None, words: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Training samples of several tasks as network input.
-
-        Args:
-            tasks: ``[...]`` int64.
-            index: ``[...]`` int64 into each sample's task's training set.
-            moment: as for :meth:`gather`.
-            words: ``[...]`` int64 the augmentation's random bits, instead of a moment's.
-
-        Returns:
-            As :meth:`gather`.
-        """
-        flat, of = index.reshape(-1), tasks.reshape(-1)
-        if words is None and moment is not None and self.augmentation is not None:
-            words = self.augmentation_words(tasks, index, moment)
-        bits = None if words is None else words.reshape(-1)
-        x = torch.empty((len(flat), *self.input_shape), device=index.device)
-        y = torch.empty_like(flat)
-        for task, rows in _rows_by_task(of):
-            x[rows], y[rows] = self._gathered(task, flat[rows], None if bits is None else bits[rows])
-        return x.view(*index.shape, *x.shape[1:]), y.view(index.shape)
+        return self.inputs.of_task(task, index, moment)
 
     def samples_at(
-        self, places: Tensor, moment: tuple[int, int] | None = None, words: Tensor | None = None
+        self, places: Tensor, moment: Moment | None = None, words: Tensor | None = None
     ) -> tuple[Tensor, Tensor, SealedTasks]:
-        """Training samples at :attr:`places` ``[...]``: network input and labels as :meth:`gather_mixed` has them,
-        and tasks for whom it may concern."""
+        """Training samples at :attr:`places` ``[...]``: network input and output indices as
+        :meth:`cfl.data.inputs.Inputs.of_tasks` has them, and tasks for whom it may concern."""
         tasks, index = self.places.split(places)
-        return *self.gather_mixed(tasks, index, moment, words), SealedTasks(tasks)
+        return *self.inputs.of_tasks(tasks, index, moment, words), SealedTasks(tasks)
 
     def labels_at(self, places: Tensor) -> Tensor:
         """``[n]`` int64 output index of the training samples at :attr:`places` ``[n]``, without their images."""
-        tasks, index = self.places.split(places)
-        found = torch.empty_like(places)
-        for task, rows in _rows_by_task(tasks):
-            found[rows] = self.tasks[task].train.labels.to(places.device)[index[rows]] + self.outputs.offsets[task]
-        return found
+        return self.inputs.labels(*self.places.split(places))
 
-    def augmentation_words(self, tasks: Tensor, index: Tensor, moment: tuple[int, int]) -> Tensor:
-        """The random bits ``[...]`` int64 with which samples ``[...]`` of some tasks are augmented in a step."""
-        flat, of = index.reshape(-1), tasks.reshape(-1)
-        words = torch.empty_like(flat)
-        for task, rows in _rows_by_task(of):
-            words[rows] = augmentation_words(self.seed, *moment, task, flat[rows])
-        return words.view(index.shape)
-
-    def _gathered(self, task: int, index: Tensor, words: Tensor | None) -> tuple[Tensor, Tensor]:
-        """As :meth:`gather` for ``[n]`` indices, without keeping a task's mapped images."""
-        data = self._resident(self.tasks[task].train, index.device)
-        images = data.images.index_select(0, index)
-        if self.augmentation is not None and words is not None:
-            images = self.augmentation(images, words)
-        return self.tasks[task].transform(images), data.labels.index_select(0, index) + self.outputs.offsets[task]
-
-    def _gather_places(self, places: Tensor, moment: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
-        """As :meth:`gather_mixed`, of :attr:`places`."""
-        return self.gather_mixed(*self.places.split(places), moment)
+    def _gather_places(self, places: Tensor, moment: Moment | None = None) -> tuple[Tensor, Tensor]:
+        """As :meth:`gather`, of :attr:`places`."""
+        return self.samples_at(places, moment)[:2]
 
     def on_after_batch_transfer(
         self, batch: CohortBatch | EvaluationBatch, dataloader_idx: int
@@ -552,21 +418,9 @@ class FederatedDataModule(LightningDataModule):
             return replace(batch, gather=partial(self._gather_places, moment=moment), tasks_of_own=self.places.tasks)
         return replace(batch, gather=partial(self.gather, batch.task, moment=moment))
 
-    def _test_order(self, task: int, device: torch.device) -> Tensor:
-        """``[N]`` int64 on ``device``: a random order of a task's test set, keyed by (seed, task)."""
-        if (task, device) not in self._test_orders:
-            order = numpy_generator(self.seed, "evaluate", task).permutation(len(self.tasks[task].test))
-            self._test_orders[task, device] = torch.from_numpy(order).to(device)
-        return self._test_orders[task, device]
-
     def evaluation_batch(self, batch: EvaluationBatch, device: torch.device) -> EvaluationBatch:
         """``batch`` with ``x`` and ``y`` on ``device``."""
-        task = self.tasks[batch.task]
-        data = self._resident(task.test, device)
-        part: Tensor | slice = slice(batch.start, batch.stop)
-        if self.eval_shuffle:
-            part = self._test_order(batch.task, device)[part]
-        x, y = task.transform(data.images[part]), data.labels[part] + self.outputs.offsets[batch.task]
+        x, y = self.inputs.of_test_set(batch.task, slice(batch.start, batch.stop), device, self.eval_shuffle)
         return replace(batch, x=x, y=y)
 
     def client_batches(
@@ -594,10 +448,5 @@ class FederatedDataModule(LightningDataModule):
         own = torch.from_numpy(self.validation_indices(task, client)).to(device)
         for part in own.split(batch_size):
             # The images of the current task are kept as its transform has left them where all clients share it.
-            yield self.gather(stream_task, part) if self.order is None else self._gathered(stream_task, part, None)
-
-
-def _rows_by_task(tasks: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Each of ``tasks`` ``[n]`` with the indices of its samples."""
-    for task in tasks.unique().tolist():
-        yield task, (tasks == task).nonzero().squeeze(1)
+            kept = self.order is None
+            yield self.inputs.of_task(stream_task, part) if kept else self.inputs.stored(stream_task, part)

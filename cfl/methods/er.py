@@ -129,7 +129,7 @@ class ER(Method):
         # What is masked repeats a sample of the client's own: padding is always valid data.
         tasks = torch.where(mask, tasks, batch.task).to(device)
         index = torch.where(mask, index, batch.index[:, :1].cpu()).to(device)
-        x, y = data.gather_mixed(tasks, index, (cohort.round, batch.step))
+        x, y = data.inputs.of_tasks(tasks, index, (cohort.round, batch.step))
         mask = mask.to(device)
         weights = self.weight * mask.double() / mask.sum(1, keepdim=True).clamp(min=1)
         own_factor = None

@@ -188,7 +188,7 @@ class ICaRL(Method):
     def _samples(self, places: Tensor, moment: tuple[int, int] | None = None) -> tuple[Tensor, Tensor, Tensor]:
         data = self.federation.data
         tasks, index = data.places.split(places)
-        return *data.gather_mixed(tasks, index, moment), tasks
+        return *data.inputs.of_tasks(tasks, index, moment), tasks
 
     @torch.no_grad()
     def _outputs(self, x: Tensor, mask: Tensor) -> Tensor:

@@ -187,12 +187,12 @@ def test_samples_of_several_tasks_together() -> None:
     module, plain = data(augmentation=CropFlip(2)), data()
     tasks, index = torch.tensor([[0, 1, 1], [0, 0, 1]]), torch.tensor([[5, 5, 3], [3, 79, 3]])
     for moment in (None, (4, 2)):
-        x, y = module.gather_mixed(tasks, index, moment)
+        x, y = module.inputs.of_tasks(tasks, index, moment)
         for place in [(i, j) for i in range(2) for j in range(3)]:
             one, label = module.gather(int(tasks[place]), index[place], moment)
             assert torch.equal(x[place], one)
             assert torch.equal(y[place], label)
-        assert torch.equal(x, plain.gather_mixed(tasks, index, moment)[0]) == (moment is None)
+        assert torch.equal(x, plain.inputs.of_tasks(tasks, index, moment)[0]) == (moment is None)
 
 
 def test_a_batch_that_is_kept_does_not_change() -> None:

@@ -52,7 +52,7 @@ def test_mixed_samples_are_those_of_their_tasks(scenario: str) -> None:
     data = tiny_data(permuted(3) if scenario == "domain" else split(3, classes=6), exposure="joint")
     places = torch.tensor([[0, 75, 81], [170, 200, 3]]) % sum(len(task.train) for task in data.tasks)
     tasks, index = data.places.split(places)
-    x, y = data.gather_mixed(tasks, index)
+    x, y = data.inputs.of_tasks(tasks, index)
     for row in range(2):
         for column in range(3):
             alone = data.gather(int(tasks[row, column]), index[row, column].view(1))

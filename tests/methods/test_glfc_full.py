@@ -189,7 +189,7 @@ def test_replayed_samples_are_augmented_as_own_ones_are() -> None:
                 tasks, index = data.places.split(method.places[number, client])
                 held = list(zip(tasks.tolist(), index.tolist(), strict=True))
                 seen = [augmented(data, *sample, number, batch.step) for sample in held]
-                stored = data.gather_mixed(tasks, index)[0]
+                stored = data.inputs.of_tasks(tasks, index)[0]
                 for x in added.x[row][added.mask[row]]:
                     assert any(torch.equal(image, x) for image in seen)
                     replayed += 1

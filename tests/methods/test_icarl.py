@@ -382,7 +382,7 @@ def test_exemplars_are_augmented_where_they_are_trained_on() -> None:
         for output in table["output"][table["place"] >= 0].unique().tolist():
             tasks, index = data.places.split(table["place"][table["output"] == output])
             with torch.no_grad():
-                features = network.features(data.gather_mixed(tasks, index)[0].double())
+                features = network.features(data.inputs.of_tasks(tasks, index)[0].double())
             sums.setdefault(output, []).append((features / features.norm(dim=1, keepdim=True)).mean(0))
     assert method.means is not None
     for output, of_clients in sums.items():

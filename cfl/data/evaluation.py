@@ -1,0 +1,65 @@
+"""Test sets in batches that say which samples they are; the samples are filled in on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class EvaluationBatch:
+    """Consecutive samples of one task; none where a process has nothing to evaluate.
+
+    Attributes:
+        task: from 0.
+        start: first sample.
+        stop: one past the last sample.
+        x: ``[B, C, H, W]`` network input, filled in on the device.
+        y: ``[B]`` int64 output index, filled in on the device.
+    """
+
+    task: int
+    start: int
+    stop: int
+    x: Tensor | None = None
+    y: Tensor | None = None
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> EvaluationBatch:
+        """Nothing to move yet: the samples are cut out of the tensors that already lie on the device."""
+        return self
+
+
+class EvaluationLoader:
+    """A task's test set in order, ``batch_size`` samples at a time, or some of these batches.
+
+    Args:
+        task: from 0.
+        size: number of test samples.
+        batch_size: samples per batch.
+        first: first batch to yield.
+        every: distance of the batches to yield.
+    """
+
+    def __init__(self, task: int, size: int, batch_size: int, first: int = 0, every: int = 1) -> None:
+        self.task, self.size, self.batch_size = task, size, batch_size
+        self._starts = range(first * batch_size, size, every * batch_size)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __iter__(self) -> Iterator[EvaluationBatch]:
+        for start in self._starts:
+            yield EvaluationBatch(self.task, start, min(start + self.batch_size, self.size))
+
+
+class NothingToEvaluate:
+    """One batch without samples: Lightning runs no hook of an evaluation without batches."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[EvaluationBatch]:
+        yield EvaluationBatch(0, 0, 0)

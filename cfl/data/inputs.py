@@ -1,0 +1,156 @@
+"""From indices to network inputs, on the device that the indices are on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from cfl.data.augmentation import Augmentation, augmentation_words
+from cfl.data.types import ImageSet, Task
+from cfl.randomness import numpy_generator
+
+Moment = tuple[int, int]
+"""Round and local step in which samples are trained on."""
+
+
+class Inputs:
+    """The samples of all tasks of a stream as networks take them.
+
+    Images are moved to a device once, whole, and stay there.
+
+    Args:
+        tasks: the stream's.
+        shape: ``(C, H, W)`` of an input.
+        offsets: per task, the output index of its first class.
+        augmentation: random change of the images in local training, or None.
+        seed: the run's.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        shape: tuple[int, int, int],
+        offsets: Sequence[int],
+        augmentation: Augmentation | None,
+        seed: int,
+    ) -> None:
+        self._tasks, self._shape, self._offsets = tasks, shape, offsets
+        self._augmentation, self._seed = augmentation, seed
+        self._on_device: dict[tuple[int, torch.device], ImageSet] = {}
+        self._mapped: tuple[tuple[int, torch.device], ImageSet] | None = None
+        self._test_orders: dict[tuple[int, torch.device], Tensor] = {}
+        self._lock = threading.Lock()
+
+    def of_task(self, task: int, index: Tensor, moment: Moment | None = None) -> tuple[Tensor, Tensor]:
+        """Training samples of a task.
+
+        Args:
+            task: from 0.
+            index: ``[...]`` int64 into its training set.
+            moment: when they are trained on, for the augmentation; None leaves them alone.
+
+        Returns:
+            ``[..., C, H, W]`` float32 inputs and ``[...]`` int64 output indices.
+        """
+        flat = index.reshape(-1)
+        if self._augmentation is None or moment is None:
+            data = self._training_set(task, index.device)
+            x = self._tasks[task].transform.normalised(data.images.index_select(0, flat))
+            y = data.labels.index_select(0, flat) + self._offsets[task]
+        else:
+            x, y = self.stored(task, flat, augmentation_words(self._seed, *moment, task, flat))
+        return x.view(*index.shape, *x.shape[1:]), y.view(index.shape)
+
+    def of_tasks(
+        self, tasks: Tensor, index: Tensor, moment: Moment | None = None, words: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Training samples of several tasks.
+
+        Args:
+            tasks: ``[...]`` int64.
+            index: ``[...]`` int64 into each sample's task's training set.
+            moment: as for :meth:`of_task`.
+            words: ``[...]`` int64 the augmentation's random bits, instead of a moment's.
+
+        Returns:
+            As :meth:`of_task`.
+        """
+        flat, of = index.reshape(-1), tasks.reshape(-1)
+        if words is None and moment is not None and self._augmentation is not None:
+            words = self.words(tasks, index, moment)
+        bits = None if words is None else words.reshape(-1)
+        x = torch.empty((len(flat), *self._shape), device=index.device)
+        y = torch.empty_like(flat)
+        for task, rows in _rows_by_task(of):
+            x[rows], y[rows] = self.stored(task, flat[rows], None if bits is None else bits[rows])
+        return x.view(*index.shape, *x.shape[1:]), y.view(index.shape)
+
+    def stored(self, task: int, index: Tensor, words: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """As :meth:`of_task`, for ``[n]`` indices and random bits, without keeping the task's mapped images."""
+        data = self._resident(self._tasks[task].train, index.device)
+        images = data.images.index_select(0, index)
+        if self._augmentation is not None and words is not None:
+            images = self._augmentation(images, words)
+        return self._tasks[task].transform(images), data.labels.index_select(0, index) + self._offsets[task]
+
+    def labels(self, tasks: Tensor, index: Tensor) -> Tensor:
+        """``[n]`` int64 output index of training samples of ``[n]`` tasks, without their images."""
+        found = torch.empty_like(index)
+        for task, rows in _rows_by_task(tasks):
+            found[rows] = self._tasks[task].train.labels.to(index.device)[index[rows]] + self._offsets[task]
+        return found
+
+    def words(self, tasks: Tensor, index: Tensor, moment: Moment) -> Tensor:
+        """The random bits ``[...]`` int64 with which samples ``[...]`` of some tasks are augmented in a step."""
+        flat, of = index.reshape(-1), tasks.reshape(-1)
+        words = torch.empty_like(flat)
+        for task, rows in _rows_by_task(of):
+            words[rows] = augmentation_words(self._seed, *moment, task, flat[rows])
+        return words.view(index.shape)
+
+    def of_test_set(self, task: int, part: slice, device: torch.device, shuffled: bool) -> tuple[Tensor, Tensor]:
+        """``[n, C, H, W]`` inputs and ``[n]`` output indices of a part of a task's test set.
+
+        Args:
+            task: from 0.
+            part: which samples.
+            device: where to.
+            shuffled: whether they are counted in a random order, keyed by (seed, task), instead of the stored one.
+        """
+        data = self._resident(self._tasks[task].test, device)
+        rows: Tensor | slice = self._test_order(task, device)[part] if shuffled else part
+        return self._tasks[task].transform(data.images[rows]), data.labels[rows] + self._offsets[task]
+
+    def _test_order(self, task: int, device: torch.device) -> Tensor:
+        if (task, device) not in self._test_orders:
+            order = numpy_generator(self._seed, "evaluate", task).permutation(len(self._tasks[task].test))
+            self._test_orders[task, device] = torch.from_numpy(order).to(device)
+        return self._test_orders[task, device]
+
+    def _resident(self, images: ImageSet, device: torch.device) -> ImageSet:
+        """The set's tensors on ``device``, moved once."""
+        key = (id(images), device)
+        if key not in self._on_device:
+            self._on_device[key] = ImageSet(images.images.to(device), images.labels.to(device))
+        return self._on_device[key]
+
+    def _training_set(self, task: int, device: torch.device) -> ImageSet:
+        """A task's training set on ``device``, its pixels moved to their places once: kept for the last task asked for.
+
+        Permuting or rotating every batch anew takes several times as long as everything else that is done to it.
+        """
+        with self._lock:  # threads that train clients ask at the same time
+            if self._mapped is None or self._mapped[0] != (task, device):
+                data = self._resident(self._tasks[task].train, device)
+                self._mapped = None
+                self._mapped = (task, device), ImageSet(self._tasks[task].transform.mapped(data.images), data.labels)
+            return self._mapped[1]
+
+
+def _rows_by_task(tasks: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Each of ``tasks`` ``[n]`` with the indices of its samples."""
+    for task in tasks.unique().tolist():
+        yield task, (tasks == task).nonzero().squeeze(1)
