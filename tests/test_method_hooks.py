@@ -143,10 +143,10 @@ class Trace(Method):
     """Writes down when each hook is called."""
 
     def __init__(self, name: str, events: list[str]) -> None:
-        self.name, self.events = name, events
+        self.label, self.events = name, events
 
     def _note(self, event: str) -> None:
-        self.events.append(f"{event} {self.name}")
+        self.events.append(f"{event} {self.label}")
 
     def setup(self, federation: Federation) -> None:
         super().setup(federation)

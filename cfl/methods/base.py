@@ -82,6 +82,10 @@ class Method:
     passes_forward: bool = False
 
     federation: Federation
+    name: str = ""
+    """Under which the configuration has it, from :meth:`setup` on."""
+    source: int = 1
+    """Tells the samples that it adds from others' (:class:`cfl.data.samples.Added`), from :meth:`setup` on."""
 
     def extend_network(self, network: nn.Module) -> None:
         """Add parameters to the network that has just been made, before anybody has seen it.
@@ -92,6 +96,9 @@ class Method:
     def setup(self, federation: Federation) -> None:
         """Learn the federation and allocate state; raise ConfigError for settings that cannot work with it."""
         self.federation = federation
+        for number, (name, method) in enumerate(federation.methods.items(), 1):
+            if method is self:
+                self.name, self.source = name, number
 
     def refuse_twins(self, kind: type[Method], instead: str) -> None:
         """Raise ConfigError if two methods of this kind are used, which would share their clients' state.

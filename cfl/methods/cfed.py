@@ -103,7 +103,6 @@ class CFeD(Method):
         self.surrogate, self.share, self.temperature, self.weight = surrogate, share, temperature, weight
         self.server_distillation, self.server_lr = server_distillation, server_lr
         self.individual_uplinks = server_distillation > 0  # type: ignore[misc]
-        self.name = "cfed"
         self.server_seconds = 0.0
         self._old: dict[str, Tensor] = {}
         self._received: set[int] = set()
@@ -116,9 +115,6 @@ class CFeD(Method):
     def setup(self, federation: Federation) -> None:
         """Read the surrogate set and deal it out."""
         super().setup(federation)
-        names = [name for name, method in federation.methods.items() if method is self]
-        self.name = names[0] if names else self.name
-        self._source = 1 + list(federation.methods.values()).index(self) if names else 1
         data, key = federation.data, f"methods.{self.name}"
         if federation.has_personal_models:
             raise ConfigError(key, "with parameters kept local", "one model for all clients")
@@ -249,7 +245,7 @@ class CFeD(Method):
         k, device = len(factor), factor.device
         none = torch.zeros((k, 0), dtype=torch.int64, device=device)
         x = torch.zeros((k, 0, *self.federation.data.input_shape), device=device)
-        return Added(x, none, none, none.bool(), none.double(), self._source, own_factor=factor)
+        return Added(x, none, none, none.bool(), none.double(), self.source, own_factor=factor)
 
     @torch.no_grad()
     def _soft(self, model: Mapping[str, Tensor], x: Tensor) -> Tensor:

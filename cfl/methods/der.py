@@ -12,7 +12,6 @@ from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Added, Samples
 from cfl.errors import ConfigError
-from cfl.federation import Federation
 from cfl.methods.base import Method
 
 
@@ -56,13 +55,6 @@ class DER(Method):
         self.alpha, self.beta, self.batch_size = alpha, beta, batch_size
         self.replays_logits = alpha > 0
 
-    def setup(self, federation: Federation) -> None:
-        """Learn which of the samples added to a step are this method's."""
-        super().setup(federation)
-        names = [name for name, method in federation.methods.items() if method is self]
-        self._name = names[0] if names else "der"
-        self._source = 1 + list(federation.methods.values()).index(self) if names else 1
-
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
         """Add the buffer's samples to a step: one draw for their logits, one for their labels."""
         buffer = self.federation.buffer
@@ -71,24 +63,24 @@ class DER(Method):
         for purpose, of_logits, of_labels in draws:
             if of_logits + of_labels == 0:
                 continue
-            drawn = buffer.draw(cohort, batch, self.batch_size, f"{self._name} {purpose}")
+            drawn = buffer.draw(cohort, batch, self.batch_size, f"{self.name} {purpose}")
             if drawn is None:
                 return batch
             share = drawn.mask.double() / drawn.mask.sum(1, keepdim=True).clamp(min=1)
             extras = {}
             if drawn.logits is not None:
-                extras = {f"{self._name} logits": drawn.logits, f"{self._name} weight": of_logits * share}
+                extras = {f"{self.name} logits": drawn.logits, f"{self.name} weight": of_logits * share}
             batch = batch.with_added(
-                Added(drawn.x, drawn.y, drawn.tasks, drawn.mask, of_labels * share, self._source, extras)
+                Added(drawn.x, drawn.y, drawn.tasks, drawn.mask, of_labels * share, self.source, extras)
             )
         return batch
 
     def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
         """``alpha mean (h(x') - z')^2``."""
-        weights = samples.extras.get(f"{self._name} weight")
+        weights = samples.extras.get(f"{self.name} weight")
         if weights is None:
             return logits.new_zeros(())
-        squares = (logits - samples.extras[f"{self._name} logits"].to(logits.dtype)).square()
+        squares = (logits - samples.extras[f"{self.name} logits"].to(logits.dtype)).square()
         if samples.allowed is None:
             means = squares.mean(-1)
         else:

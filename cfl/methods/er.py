@@ -93,11 +93,8 @@ class ER(Method):
         if federation.data.exposure in ("cumulative", "joint"):
             valid = "sequential with a replay memory: earlier tasks' samples are in the training set here"
             raise ConfigError("data.exposure", federation.data.exposure, valid)
-        names = [name for name, method in federation.methods.items() if method is self]
-        topic = f"{names[0] if names else self._source_name} memory"
-        self.source = 1 + list(federation.methods.values()).index(self) if names else 1
         slots = self.size * (federation.data.num_tasks - 1) if self.per_task else self.size
-        self.memory = ReplayMemory(federation.clients, topic, max(slots, 1))
+        self.memory = ReplayMemory(federation.clients, f"{self.name} memory", max(slots, 1))
 
     # Local training.
 

@@ -113,17 +113,16 @@ class FedAGEM(Method):
     def setup(self, federation: Federation) -> None:
         """Find what has a part in the reference; refuse to run without any, or before others that change gradients."""
         super().setup(federation)
-        names = [name for name, method in federation.methods.items() if method is self]
-        later = list(federation.methods)[list(federation.methods).index(names[0]) + 1 :] if names else []
+        later = list(federation.methods)[self.source :]
         behind = [name for name in later if federation.methods[name].refines_gradients]
         if behind:
             valid = (
-                f"{names[0]} behind {', '.join(behind)}, so that what it leaves of a gradient is what clients step by"
+                f"{self.name} behind {', '.join(behind)}, so that what it leaves of a gradient is what clients step by"
             )
             raise ConfigError("methods", list(federation.methods), valid)
         if not federation.shared_parameters:
             valid = "a run with at least one parameter that clients share"
-            raise ConfigError(f"methods.{(names or ['fed_agem'])[0]}", "every parameter stays on its client", valid)
+            raise ConfigError(f"methods.{self.name}", "every parameter stays on its client", valid)
         self._masks = DropoutMasks(federation.network, federation.data.input_shape)
 
     # Local training.

@@ -106,7 +106,6 @@ class FedCIL(Method):
         self.consolidation_steps, self.consolidation_source = consolidation_steps, consolidation_source
         self.consolidation_batch_size, self.consolidation_lr = consolidation_batch_size, consolidation_lr
         self.individual_uplinks = consolidation_steps > 0 and consolidation_source == "clients"  # type: ignore[misc]
-        self.name = "fedcil"
         self._replay: dict[str, Tensor] = {}
         self._replayed_task = -1
         self._receivers: set[int] = set()
@@ -118,9 +117,6 @@ class FedCIL(Method):
             ConfigError: if it has no generator, or clients keep parts of it to themselves that the method needs.
         """
         super().setup(federation)
-        names = [name for name, method in federation.methods.items() if method is self]
-        self.name = names[0] if names else self.name
-        self.source = 1 + list(federation.methods.values()).index(self) if names else 1
         network = federation.network
         if not isinstance(network, ACGAN):
             valid = f"ACGAN, with {type(network).__name__} as its classifier, while methods.{self.name} is used"

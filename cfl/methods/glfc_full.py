@@ -120,7 +120,6 @@ class GLFC(Method):
         self.size, self.batch_size, self.threshold = size, batch_size, threshold
         self.perturbation_steps, self.inversion_steps, self.images = perturbation_steps, inversion_steps, images
         self.seconds = 0.0
-        self.name = "glfc"
         self._rows: list[dict[str, Any]] = []
         self._table: Table = {}
         self._signals: list[bool] = []
@@ -130,9 +129,6 @@ class GLFC(Method):
     def setup(self, federation: Federation) -> None:
         """Give every client an empty memory, and make the encoder."""
         super().setup(federation)
-        names = [name for name, method in federation.methods.items() if method is self]
-        self.name = names[0] if names else self.name
-        self._source = 1 + list(federation.methods.values()).index(self) if names else 1
         if federation.has_personal_models:
             raise ConfigError(f"methods.{self.name}", "with parameters kept local", "one model for all clients")
         data = federation.data
@@ -310,14 +306,14 @@ class GLFC(Method):
         total = (own + kept).clamp(min=1)
         extras = _stacked([self._known(row, x[row], y[row], mask[row]) for row in range(len(cohort.clients))])
         weights = mask.double() / total.unsqueeze(1)
-        return Added(x, y, tasks, mask, weights, self._source, extras, own_factor=own.double() / total)
+        return Added(x, y, tasks, mask, weights, self.source, extras, own_factor=own.double() / total)
 
     def weigh(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
         """No cross-entropy of the step's own samples and of the memory's."""
         return torch.where(self._ours(samples), torch.zeros_like(weights), weights)
 
     def _ours(self, samples: Samples) -> Tensor:
-        return (samples.source == 0) | (samples.source == self._source)
+        return (samples.source == 0) | (samples.source == self.source)
 
     def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
         """Gradient compensation and relation distillation."""

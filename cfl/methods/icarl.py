@@ -101,11 +101,8 @@ class ICaRL(Method):
             ConfigError: if clients' models differ, so that there are no common features, or ``size`` is too small.
         """
         super().setup(federation)
-        names = [name for name, method in federation.methods.items() if method is self]
-        self._name = names[0] if names else "icarl"
-        self._source = 1 + list(federation.methods.values()).index(self) if names else 1
         if any(name in federation.personal for name, _ in federation.network.named_parameters()):
-            raise ConfigError(f"methods.{self._name}", "with parameters kept local", "one model for all clients")
+            raise ConfigError(f"methods.{self.name}", "with parameters kept local", "one model for all clients")
         if self.size < federation.data.num_outputs:
             self._check_size()
         self._empty = {
@@ -136,7 +133,7 @@ class ICaRL(Method):
         most = len(held[client])
         if self.size < most:
             valid = f"at least {most}, an exemplar for each class that client {client} comes to hold"
-            raise ConfigError(f"methods.{self._name}.size", self.size, valid)
+            raise ConfigError(f"methods.{self.name}.size", self.size, valid)
 
     # Local training.
 
@@ -149,7 +146,7 @@ class ICaRL(Method):
     def open_cohort(self, cohort: Cohort) -> None:
         """Look into the clients' exemplars; who has not got the old model gets it."""
         federation = self.federation
-        self._table = federation.clients.gather(self._name, cohort.clients, self._empty)
+        self._table = federation.clients.gather(self.name, cohort.clients, self._empty)
         self._models = []
         if not self._old:
             return
@@ -164,13 +161,13 @@ class ICaRL(Method):
         """Add exemplars, and what the old model says of all samples."""
         added = self._exemplars(cohort, batch)
         if self._models:
-            batch = batch.with_extras({f"{self._name} old": self._outputs(batch.x, batch.mask)})
+            batch = batch.with_extras({f"{self.name} old": self._outputs(batch.x, batch.mask)})
         return batch if added is None else batch.with_added(added)
 
     def _exemplars(self, cohort: Cohort, batch: CohortBatch) -> Added | None:
         held = self._table["place"] >= 0
         seed = self.federation.data.seed
-        keys = [seed_for(seed, f"{self._name} draw", client, cohort.round, batch.step) for client in cohort.clients]
+        keys = [seed_for(seed, f"{self.name} draw", client, cohort.round, batch.step) for client in cohort.clients]
         drawn = memory_share(held, cohort.sizes, batch.mask.cpu(), self.batch_size, keys)
         if drawn is None:
             return None
@@ -181,9 +178,9 @@ class ICaRL(Method):
         mask = mask.to(device)
         own, kept = batch.mask.sum(1), mask.sum(1)
         total = (own + kept).clamp(min=1)
-        extras = {f"{self._name} old": self._outputs(x, mask)} if self._models else {}
+        extras = {f"{self.name} old": self._outputs(x, mask)} if self._models else {}
         weights = mask.double() / total.unsqueeze(1)
-        return Added(x, y, tasks, mask, weights, self._source, extras, own_factor=own.double() / total)
+        return Added(x, y, tasks, mask, weights, self.source, extras, own_factor=own.double() / total)
 
     def _samples(self, places: Tensor, moment: tuple[int, int] | None = None) -> tuple[Tensor, Tensor, Tensor]:
         data = self.federation.data
@@ -210,13 +207,13 @@ class ICaRL(Method):
         return torch.where(self._ours(samples), torch.zeros_like(weights), weights)
 
     def _ours(self, samples: Samples) -> Tensor:
-        return (samples.source == 0) | (samples.source == self._source)
+        return (samples.source == 0) | (samples.source == self.source)
 
     def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
         """Binary cross-entropy over the classes seen, with the old model's outputs as targets for earlier ones."""
         task = self.federation.schedule.task_of(self.federation.round)
         target = F.one_hot(samples.y, logits.shape[-1]).to(logits.dtype)
-        old = samples.extras.get(f"{self._name} old")
+        old = samples.extras.get(f"{self.name} old")
         if old is not None:
             target = torch.where(self._seen(task - 1).to(logits.device), old.to(logits.dtype), target)
         each = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
@@ -246,9 +243,9 @@ class ICaRL(Method):
                 table = self._chosen(plan.task, client, model, each)
                 if self.classifier == "nearest_mean":
                     self._send_means(client, table, model, device)
-            federation.clients.scatter(self._name, [client], {n: v[None] for n, v in table.items()})
+            federation.clients.scatter(self.name, [client], {n: v[None] for n, v in table.items()})
         if self.classifier == "nearest_mean":
-            sums, _ = federation.channel.sum(f"{self._name} means")
+            sums, _ = federation.channel.sum(f"{self.name} means")
             known = sums["clients"] > 0
             means = F.normalize(sums["means"] / sums["clients"].clamp(min=1).unsqueeze(1), dim=1)
             if self.means is not None:  # of classes that none of this task's clients has
@@ -261,7 +258,7 @@ class ICaRL(Method):
     def _chosen(self, task: int, client: int, model: Mapping[str, Tensor], each: int) -> Table:
         """A client's exemplars from now on: the first ones of what it had, and ``each`` of every class of the task."""
         data = self.federation.data
-        before = {n: v[0] for n, v in self.federation.clients.gather(self._name, [client], self._empty).items()}
+        before = {n: v[0] for n, v in self.federation.clients.gather(self.name, [client], self._empty).items()}
         stays = (before["place"] >= 0) & (before["rank"] < each)
         places, outputs, ranks = ([before[name][stays]] for name in ("place", "output", "rank"))
         features, labels = self._features(task, client, model)
@@ -296,7 +293,7 @@ class ICaRL(Method):
         means = F.normalize(total, dim=1)
         has = (count > 0).to(means.dtype)
         message = {"means": means[None], "clients": has[None]}
-        self.federation.channel.uplink(f"{self._name} means", message, [1.0], [client])
+        self.federation.channel.uplink(f"{self.name} means", message, [1.0], [client])
 
     # Evaluation.
 

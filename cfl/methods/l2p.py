@@ -61,9 +61,8 @@ class L2P(Method):
             ConfigError: the network has no prompts.
         """
         super().setup(federation)
-        name = next((name for name, method in federation.methods.items() if method is self), "l2p")
         if not isinstance(federation.network, PromptedViT):
-            valid = f"PromptedViT while methods.{name} is used"
+            valid = f"PromptedViT while methods.{self.name} is used"
             raise ConfigError("model.network", type(federation.network).__name__, valid)
         data = federation.data
         if self.mask_logits and data.scenario == "class":

@@ -108,8 +108,7 @@ class SCAFFOLD(Method):
         super().setup(federation)
         self.refuse_twins(SCAFFOLD, "one SCAFFOLD; two would correct the same drift twice")
         if not federation.shared_parameters:
-            names = [name for name, method in federation.methods.items() if method is self]
-            raise ConfigError("methods", names, "no SCAFFOLD where all parameters stay on their client")
+            raise ConfigError("methods", [self.name], "no SCAFFOLD where all parameters stay on their client")
         data = federation.data
         if self.variant == "I":
             if data.scenario == "density":

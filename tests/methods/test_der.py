@@ -98,7 +98,7 @@ def samples(extras: dict[str, Tensor], mask: list[bool], allowed: Tensor | None 
 def test_the_term_by_hand() -> None:
     """Two of four samples count, a half each: of three outputs, or of the two that are allowed."""
     der = DER(2.0)
-    der._name = "der"
+    der.name = "der"
     logits = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0], [4.0, 4.0, 4.0], [math.inf] * 3])
     kept = torch.tensor([[0.0, 0.0, 0.0], [1.0, 1.0, 4.0], [9.0, 9.0, 9.0], [0.0] * 3])
     extras = {"der logits": kept, "der weight": torch.tensor([1.0, 1.0, 0.0, 1.0])}  # 2 x 1/2

@@ -43,6 +43,7 @@ from cfl.federation import Federation
 from cfl.methods import ER, SCAFFOLD, FedProx, Method, PersonalLayers
 from cfl.models import Network
 from cfl.schedule import RoundPlan
+from cfl.sealed import sealed_cohort
 
 LR = 0.1
 Tensors = dict[str, Tensor]
@@ -533,12 +534,12 @@ class Breaks(Method):
     """In one round, one client ends with infinity in one of its tensors."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.tensor = name
 
     def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         for p in positions:
             if cohort.round == 4 and cohort.clients[p] == self.federation.data.rounds.round(4).clients[0]:
-                (cohort.parameters | cohort.buffers)[self.name].data[p] = torch.inf
+                (cohort.parameters | cohort.buffers)[self.tensor].data[p] = torch.inf
 
 
 @both
@@ -604,7 +605,7 @@ def test_option_one_is_right_on_average_over_dropout_masks() -> None:
 
     def ours(draw: int) -> Tensor:
         cohort.open([0], [len(y)], 0, draw, parameters, buffers, {})
-        return method._gradients(cohort, [0])["fc.weight"][0]
+        return method._gradients(sealed_cohort(cohort), [0])["fc.weight"][0]
 
     def torchs(draw: int) -> Tensor:
         leaf = parameters["fc.weight"].detach().clone().requires_grad_()
