@@ -349,8 +349,7 @@ def test_threads_do_not_matter() -> None:
     data, fedcurv = data_of(3, tasks=1), FedCurv(1.0, fisher="sampled")
     client = tiny_client(data, norm_net, methods={"fedcurv": fedcurv})
     fit(client, data)
-    cohort = client.cohort
-    assert cohort is not None
+    cohort = client.shown(fedcurv)
     assert len(cohort.clients) == 3
     trained = cohort.rows(range(3), {**cohort.parameters, **cohort.buffers})
 
