@@ -61,7 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> None:
     missing = [name for name in ("wandb", "wandb_workspaces") if find_spec(name) is None]
     if missing:
-        raise ConfigError("cfl dashboard", f"without {', '.join(missing)}", "after pip install 'cfl[dashboards]'")
+        names = [name.replace("_", "-") for name in missing]
+        raise ConfigError("cfl dashboard", f"without {', '.join(missing)}", f"after pip install {' '.join(names)}")
     _check(options)
     if options.base_url is not None:
         # The library asks wandb for the address, and wandb its environment.

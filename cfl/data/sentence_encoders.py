@@ -102,5 +102,5 @@ def _package(module: str, encoder: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        how = "pip install 'cfl[text]'" if module == "wordllama" else "pip install sentence-transformers"
+        how = f"pip install {module.replace('_', '-')}"
         raise ConfigError("--encoder", encoder, f"an encoder whose package is installed: {how} ({error})") from error

@@ -37,7 +37,7 @@ def check_format(path: Path) -> None:
         raise ConfigError("--out", str(path), f"a file named {', '.join(f'*{suffix}' for suffix in PACKAGES)}")
     missing = [name for name in PACKAGES[path.suffix] if find_spec(name) is None]
     if missing:
-        valid = f"with the package(s) {', '.join(missing)} installed: pip install 'cfl[export]'"
+        valid = f"with more packages installed: pip install {' '.join(missing)}"
         raise ConfigError("--out", str(path), valid)
     if path.is_dir():
         raise ConfigError("--out", str(path), "a file; this is a folder")
