@@ -134,7 +134,7 @@ class FederatedCLI(LightningCLI):
                 own["name"] = own.get("name") or f"{method}-seed{seed}"
 
     def _plain_config(self) -> dict[str, Any]:
-        text = self._parser(self.subcommand).dump(self._settings, skip_none=False)
+        text = self._parser(self.subcommand).dump(self._settings, skip_none=False, skip_validation=True)  # they have just been parsed
         plain = yaml.safe_load(text)
         plain["methods"] = plain.get("methods") or {}
         return plain
