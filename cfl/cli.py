@@ -134,7 +134,8 @@ class FederatedCLI(LightningCLI):
                 own["name"] = own.get("name") or f"{method}-seed{seed}"
 
     def _plain_config(self) -> dict[str, Any]:
-        text = self._parser(self.subcommand).dump(self._settings, skip_none=False, skip_validation=True)  # they have just been parsed
+        # Without validating them again, which takes as long as the rest: they have just been parsed.
+        text = self._parser(self.subcommand).dump(self._settings, skip_none=False, skip_validation=True)
         plain = yaml.safe_load(text)
         plain["methods"] = plain.get("methods") or {}
         return plain
