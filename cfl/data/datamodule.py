@@ -321,6 +321,7 @@ class FederatedDataModule(LightningDataModule):
             raise self._unread
         _ = self.rounds
         _ = self.indices
+        _ = self.inputs  # before threads ask for it at the same time
         if self.scenario == "density":
             require_binary(self.tasks)
         if self.exposure == "asynchronous":
