@@ -34,22 +34,30 @@ class TaskHidden(RuntimeError):
         super().__init__(f"{what} is hidden from a method that declares to need neither task ids nor boundaries")
 
 
-class SealedTask:
+class _Token:
+    """To hand on: it is neither compared nor counted with."""
+
+    __slots__ = ()
+    _WHAT: ClassVar[str]
+
+    def _hidden(self, *_: Any) -> NoReturn:
+        raise TaskHidden(self._WHAT)
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _hidden
+    __hash__ = __int__ = __index__ = __bool__ = _hidden
+
+
+class SealedTask(_Token):
     """Stands for a task.
 
     Every handing out makes a new one, so that not even identity tells two tasks apart.
     """
 
     __slots__ = ("_task",)
+    _WHAT = "which task it is"
 
     def __init__(self, task: int) -> None:
         self._task = task
-
-    def _hidden(self, *_: Any) -> NoReturn:
-        raise TaskHidden("which task it is")
-
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _hidden
-    __hash__ = __int__ = __index__ = __bool__ = _hidden
 
     def __repr__(self) -> str:
         return "a task"
@@ -70,19 +78,16 @@ def _sealed_only(task: TaskRef) -> SealedTask:
     return task
 
 
-class SealedTasks:
+class SealedTasks(_Token):
     """Stands for the tasks of samples, one each."""
 
     __slots__ = ("_tasks",)
+    _WHAT = "the tasks of samples"
 
     def __init__(self, tasks: Tensor) -> None:
         self._tasks = tasks
 
-    def _hidden(self, *_: Any) -> NoReturn:
-        raise TaskHidden("the tasks of samples")
-
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _hidden
-    __hash__ = __getitem__ = __iter__ = __len__ = __bool__ = __int__ = __index__ = _hidden
+    __getitem__ = __iter__ = __len__ = _Token._hidden
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):  # asked for by Python itself, as when it copies

@@ -106,18 +106,19 @@ def test_sealed_tasks_of_samples_are_good_for_nothing_but_handing_on(use: Callab
 
 
 @pytest.mark.parametrize(
-    "view",
+    ("view", "read"),
     [
-        SealedTask(1),
-        SealedTasks(torch.tensor([1])),
-        sealed_plan(RoundPlan(3, 1, 0, (2, 5), True)),
-        sealed_cohort(Cohort(torch.nn.Linear(2, 2), 2)),
+        (SealedTask(1), opened),
+        (SealedTasks(torch.tensor([1])), lambda tasks: opened_tasks(tasks).tolist()),
+        (sealed_plan(RoundPlan(3, 1, 0, (2, 5), True)), lambda plan: (plan.round, plan.clients, opened(plan.task))),
+        (sealed_cohort(Cohort(torch.nn.Linear(2, 2), 2)), lambda cohort: list(cohort.parameters)),
     ],
 )
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda view: pickle.loads(pickle.dumps(view))])
-def test_what_is_sealed_can_be_copied(view: Any, copied: Callable[[Any], Any]) -> None:
+def test_what_is_sealed_can_be_copied(view: Any, read: Callable[[Any], Any], copied: Callable[[Any], Any]) -> None:
     found = copied(view)
     assert type(found) is type(view)
+    assert read(found) == read(view)
     assert not hasattr(found, "__wrapped__")
 
 

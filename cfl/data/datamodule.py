@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -131,7 +131,7 @@ class FederatedDataModule(LightningDataModule):
         # A process without a share of one task's test set may have one of another's.
         self.allow_zero_length_dataloader_with_multiple_devices = True
         self._unread: Exception | None = None
-        self._exposed: dict[int, Mapping[int, np.ndarray]] = {}
+        self._exposed: tuple[int, Mapping[int, np.ndarray]] | None = None
 
     # Known without reading a file, so that a network can be sized and a schedule checked before loading.
 
@@ -257,8 +257,11 @@ class FederatedDataModule(LightningDataModule):
 
     def places_trained_on(self, task: TaskRef, client: int) -> np.ndarray:
         """Ascending :attr:`places` of what a client trains on during a task."""
-        held = self.trained_on(opened(task))[client]
-        return held if self.by_places else self.places.of(opened(task), held)
+        number = opened(task)
+        if self.exposure in ("cumulative", "joint"):  # this client's alone: all clients' are kept for one task only
+            return exposed(number, self.exposure, self._places_held([client]))[client]
+        held = self.trained_on(number)[client]
+        return held if self.by_places else self.places.of(number, held)
 
     def validation_indices(self, task: TaskRef, client: int) -> np.ndarray:
         """A client's validation samples of its task: indices into the training set of the stream's task."""
@@ -277,11 +280,9 @@ class FederatedDataModule(LightningDataModule):
             return self.indices[task]
         if self.exposure == "asynchronous":
             return self._portions[task]
-        if task not in self._exposed:
-            # Two at most: a round's, and that of clients who compare it with what they trained on before.
-            last = list(self._exposed.items())[-1:]
-            self._exposed = dict([*last, (task, exposed(task, self.exposure, self._places_held))])
-        return self._exposed[task]
+        if self._exposed is None or self._exposed[0] != task:
+            self._exposed = task, exposed(task, self.exposure, self._places_held(range(self.num_clients)))
+        return self._exposed[1]
 
     def trained_in(self, plan: RoundPlan) -> Mapping[int, np.ndarray]:
         """:meth:`trained_on` of the task that each of a round's clients is at; of other clients too, maybe."""
@@ -289,16 +290,16 @@ class FederatedDataModule(LightningDataModule):
             return self.trained_on(plan.task)
         return {client: self.trained_on(part.task)[client] for part in plan.parts for client in part.clients}
 
-    @property
-    def _places_held(self) -> list[dict[int, np.ndarray]]:
+    def _places_held(self, clients: Iterable[int]) -> list[dict[int, np.ndarray]]:
+        clients = list(clients)
         return [
-            {client: self.client_places(task, client) for client in self.indices[task]}
+            {client: self.client_places(task, client) for client in clients if client in self.indices[task]}
             for task in range(self.num_tasks)
         ]
 
     @cached_property
     def _portions(self) -> list[dict[int, np.ndarray]]:
-        found = portions(self._places_held, self.seed, self.portion)
+        found = portions(self._places_held(range(self.num_clients)), self.seed, self.portion)
         check_every_client_trains(found, self.schedule)
         return found
 

@@ -100,7 +100,8 @@ class Inputs:
         """``[n]`` int64 output index of training samples of ``[n]`` tasks, without their images."""
         found = torch.empty_like(index)
         for task, rows in _rows_by_task(tasks):
-            found[rows] = self._tasks[task].train.labels.to(index.device)[index[rows]] + self._offsets[task]
+            labels = self._resident(self._tasks[task].train, index.device).labels
+            found[rows] = labels[index[rows]] + self._offsets[task]
         return found
 
     def words(self, tasks: Tensor, index: Tensor, moment: Moment) -> Tensor:
