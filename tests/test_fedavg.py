@@ -12,7 +12,7 @@ from tiny import NetworkFactory, double, fit, mlp, norm_net, permuted, sgd, spli
 from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
-from cfl.data.participation import RandomShare
+from cfl.data.participation import Holders, RandomShare
 from cfl.data.partitions import Dirichlet
 from cfl.data.streams import Stream
 from cfl.models import MLP
@@ -140,3 +140,16 @@ def test_clients_that_hold_only_some_tasks_and_rounds_of_different_numbers() -> 
     )
     assert len({tuple(members) for members in data.members}) > 1
     assert_same_run(data, double(mlp), SGD)
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_clients_without_samples_of_some_tasks(weighting: str) -> None:
+    data = tiny_data(
+        permuted(3),
+        num_clients=6,
+        partition=Dirichlet(0.05, min_samples=0, balance=False),
+        participation=Holders(),
+        schedule={"clients_per_round": 0.6, "local_epochs": 2, "cohort_width": 2},
+    )
+    assert len({tuple(members) for members in data.members}) > 1
+    assert_same_run(data, double(mlp), SGD, {"client_weighting": weighting}, by_samples=weighting == "samples")

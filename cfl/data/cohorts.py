@@ -331,10 +331,9 @@ def check_every_client_trains(indices: Sequence[Mapping[int, np.ndarray]], sched
     Raises:
         ConfigError: naming the first task and client without a single batch.
     """
-    least = schedule.batch_size if schedule.drop_last else 1
     for task, clients in enumerate(indices):
         sizes = share_sizes(clients)
-        if not (idle := np.flatnonzero(sizes < least)).size:
+        if not (idle := np.flatnonzero(sizes < _fewest(schedule))).size:
             continue
         size, client = int(sizes[idle[0]]), list(clients)[idle[0]]
         if size > 0:
@@ -347,5 +346,22 @@ def check_every_client_trains(indices: Sequence[Mapping[int, np.ndarray]], sched
         raise ConfigError(
             "data.partition",
             f"client {client} has no sample of task {task}",
-            "a partition that gives every client at least one sample",
+            "a partition that gives every client at least one sample, or data.participation: Holders, under which "
+            "clients take part in the tasks of which they have samples",
         )
+
+
+def holders(held: Mapping[int, np.ndarray], schedule: Schedule) -> np.ndarray:
+    """Ascending ids of the clients that have samples enough for a batch.
+
+    Args:
+        held: client -> its samples of one task, clients ascending.
+        schedule: says whether a batch may be a partial one.
+    """
+    clients = np.fromiter(held, dtype=np.int64, count=len(held))
+    return clients[share_sizes(held) >= _fewest(schedule)]
+
+
+def _fewest(schedule: Schedule) -> int:
+    """Samples that give a client a batch."""
+    return schedule.batch_size if schedule.drop_last else 1

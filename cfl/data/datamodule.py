@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cfl import processes
 from cfl.data.augmentation import Augmentation
-from cfl.data.cohorts import CohortBatch, RoundLoader, check_every_client_trains, deal_clients, local_steps
+from cfl.data.cohorts import CohortBatch, RoundLoader, check_every_client_trains, deal_clients, holders, local_steps
 from cfl.data.evaluation import EvaluationBatch, EvaluationLoader, NothingToEvaluate
 from cfl.data.exposure import EXPOSURES, Exposure, Places, exposed, portions
 from cfl.data.inputs import Inputs, Moment
@@ -109,6 +109,10 @@ class FederatedDataModule(LightningDataModule):
             raise ConfigError("data.repartition", repartition, "true with data.sequences")
         if not 0 <= validation < 1:
             raise ConfigError("data.validation", validation, "a share in [0, 1)")
+        own_pace = bool(schedule.clock_spread) or exposure == "asynchronous"
+        if own_pace and participation is not None and participation.holders_only:
+            valid = "another one with schedule.clock_spread or data.exposure: asynchronous"
+            raise ConfigError("data.participation", participation.name, valid)
         self.validation = validation
         self.exposure: Exposure = exposure
         self.sequences = sequences
@@ -153,11 +157,14 @@ class FederatedDataModule(LightningDataModule):
 
     def learners(self, stream_task: int) -> list[tuple[int, int]]:
         """Who learns one of the stream's tasks, and as which of its tasks: (client, task), clients ascending."""
+        return self._learners(stream_task, self.members)
+
+    def _learners(self, stream_task: int, members: Sequence[np.ndarray]) -> list[tuple[int, int]]:
         if self.order is None:
-            return [(client, stream_task) for client in self.members[stream_task].tolist()]
+            return [(client, stream_task) for client in members[stream_task].tolist()]
         clients, tasks = np.nonzero(self.order == stream_task)
         held = zip(clients.tolist(), tasks.tolist(), strict=True)
-        return [(client, task) for client, task in held if client in self.members[task]]
+        return [(client, task) for client, task in held if client in members[task]]
 
     @cached_property
     def outputs(self) -> OutputMap:
@@ -176,9 +183,25 @@ class FederatedDataModule(LightningDataModule):
         return self.stream.shape
 
     @cached_property
-    def members(self) -> list[np.ndarray]:
-        """Per task, the ids of the clients that hold it, ascending."""
+    def participants(self) -> list[np.ndarray]:
+        """Per task, the ids of the clients to whom its samples are dealt, ascending."""
         return self.participation.members(self.num_clients, self.num_tasks, self.seed)
+
+    @cached_property
+    def members(self) -> list[np.ndarray]:
+        """Per task, the ids of the clients that hold it, ascending. Reads files where those without samples stay away.
+
+        Raises:
+            ConfigError: ``data.participation``: nobody has a batch of a task.
+        """
+        if not self.participation.holders_only:
+            return self.participants
+        found = [holders(held, self.schedule) for held in self._held]
+        for task, clients in enumerate(found):
+            if not len(clients):
+                value = f"{self.participation.name}: no client has a batch of task {task}"
+                raise ConfigError("data.participation", value, "fewer clients, or schedule.drop_last: false")
+        return found
 
     @cached_property
     def rounds(self) -> BoundSchedule:
@@ -188,6 +211,8 @@ class FederatedDataModule(LightningDataModule):
     @property
     def num_rounds(self) -> int:
         """Communication rounds over all tasks: Lightning's ``max_epochs``."""
+        if self.participation.holders_only:  # who they are takes files to say, how many rounds there are does not
+            return sum(self.schedule.rounds(self.num_tasks))
         return self.rounds.num_rounds
 
     # Reading files.
@@ -216,25 +241,34 @@ class FederatedDataModule(LightningDataModule):
         return set_aside(whole, self.validation, self.seed)
 
     def _whole_deal(self) -> Sequence[Mapping[int, np.ndarray]]:
-        members = self.members
+        dealt_to = self.participants
         if self.sequences is not None:
             everyone = np.arange(self.num_clients)
-            holders = [np.array([c for c, _ in self.learners(task)]) for task in range(self.stream.num_tasks)]
-            members = [own if len(own) and self.sequences.split == "holders" else everyone for own in holders]
-        return client_indices(self.tasks, self.partition, members, self.num_clients, self.seed, self.repartition)
+            learners = [self._learners(task, self.participants) for task in range(self.stream.num_tasks)]
+            wanting = [np.array([client for client, _ in of_task]) for of_task in learners]
+            dealt_to = [own if len(own) and self.sequences.split == "holders" else everyone for own in wanting]
+        return client_indices(self.tasks, self.partition, dealt_to, self.num_clients, self.seed, self.repartition)
 
     @cached_property
     def indices(self) -> Sequence[Mapping[int, np.ndarray]]:
         """Per task, client -> indices into the task's training set, or :attr:`places` where tasks differ by client."""
-        found = self.dealt
-        if self.order is not None:
-            found = [
-                {client: self._places_dealt(self.stream_task(task, client), client) for client in members.tolist()}
-                for task, members in enumerate(self.members)
-            ]
+        found = self._held
+        if self.participation.holders_only:
+            of_members = zip(found, self.members, strict=True)
+            found = [{client: held[client] for client in members.tolist()} for held, members in of_members]
         if self.exposure != "asynchronous":  # there, what counts is what a client has in every period
             check_every_client_trains(found, self.schedule)
         return found
+
+    @cached_property
+    def _held(self) -> Sequence[Mapping[int, np.ndarray]]:
+        """As :attr:`indices`, of all :attr:`participants`; they may have nothing."""
+        if self.order is None:
+            return self.dealt
+        return [
+            {client: self._places_dealt(self.stream_task(task, client), client) for client in clients.tolist()}
+            for task, clients in enumerate(self.participants)
+        ]
 
     @cached_property
     def places(self) -> Places:

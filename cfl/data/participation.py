@@ -16,9 +16,12 @@ class Participation(ABC):
 
     Attributes:
         name: short lower-case name for reports and run names.
+        holders_only: whether clients to whom the partition deals nothing of a task stay away from it; otherwise they
+            are refused.
     """
 
     name: str
+    holders_only = False
 
     @abstractmethod
     def members(self, num_clients: int, num_tasks: int, seed: int) -> list[np.ndarray]:
@@ -107,6 +110,28 @@ class Joining(Participation):
             )
         everyone = np.arange(num_clients)
         return [everyone[: self.initial + t * self.per_task] for t in range(num_tasks)]
+
+
+class Holders(Participation):
+    """Of the clients that may take part in a task, those that have samples of it: as many as one batch asks for.
+
+    Where skewed or small shares leave clients without samples of some tasks, these are not sampled in its rounds and
+    asked for nothing. ``schedule.clients_per_round`` then is better a fraction: it is one of the holders. Sampling
+    draws as with ``of`` alone in tasks that everybody holds.
+
+    Args:
+        of: who may take part; all clients if not given.
+    """
+
+    holders_only = True
+
+    def __init__(self, of: Participation | None = None) -> None:
+        self.of = AllClients() if of is None else of
+        self.name = f"holders-{self.of.name}"
+
+    def members(self, num_clients: int, num_tasks: int, seed: int) -> list[np.ndarray]:
+        """See :meth:`Participation.members`: who may take part."""
+        return self.of.members(num_clients, num_tasks, seed)
 
 
 def _require_clients(num_clients: int) -> None:

@@ -45,8 +45,8 @@ class FedAGEM(Method):
     between synchronisations" is ``schedule.local_epochs`` with fewer rounds. Parameters that stay on their clients are
     neither in the reference nor changed. What it adds is a part of the reference, so that behind a method that forbids
     clients some directions, as GPM does, or freezes parameters, they leave these a little where the two conflict (FOT's
-    are kept: there the server projects). A client that holds a task without a sample of it, which the authors' code
-    would skip, is refused before training, as in every run; ``data.participation`` says who holds which task.
+    are kept: there the server projects). A client without a sample of a task, which the authors' code would skip, is
+    refused before training, as in every run, or with ``data.participation: Holders`` takes no part in that task.
 
     Sends: up a gradient (a tensor per parameter) whenever the reference is renewed, as a sum; down the reference with
     the model, once to every client that trains while it holds. The new global model goes down once more to those who

@@ -26,6 +26,8 @@ from torch import Tensor
 
 import cfl.methods
 from cfl.data.datamodule import FederatedDataModule
+from cfl.data.participation import Holders
+from cfl.data.partitions import Dirichlet
 from cfl.data.scenarios import Scenario
 from cfl.data.sources import Binarised, Synthetic
 from cfl.data.streams import Permuted, Stream
@@ -159,15 +161,17 @@ def stream_for(method: type[Method]) -> Callable[[int], Stream]:
     return permuted if "domain" in method.scenarios else lambda tasks: split(tasks, classes=2 * tasks)
 
 
-def data_for(method: type[Method], tasks: int, exposure: Any = "sequential") -> FederatedDataModule:
+def data_for(
+    method: type[Method], tasks: int, stream: Stream | None = None, clients_per_round: float = 3, **options: Any
+) -> FederatedDataModule:
     scenario = None if method.scenarios & {"domain", "task"} else "class"
+    rounds = ENTRIES[method.__name__].rounds
     return tiny_data(
-        stream_for(method)(tasks),
+        stream or stream_for(method)(tasks),
         num_clients=5,
         scenario=scenario,  # type: ignore[arg-type]
-        schedule={"rounds_per_task": ENTRIES[method.__name__].rounds, "clients_per_round": 3, "cohort_width": 2},
-        exposure=exposure,
-        **ENTRIES[method.__name__].data,
+        schedule={"rounds_per_task": rounds, "clients_per_round": clients_per_round, "cohort_width": 2},
+        **{**ENTRIES[method.__name__].data, **options},
     )
 
 
@@ -240,6 +244,25 @@ def test_it_is_the_same_where_nobody_asks_for_gradients(name: str) -> None:
     entry = ENTRIES[name]
     found, expected = (run(METHODS[name], entry.active, 2, EngineOptions(kind)) for kind in ("workers", "vmap"))
     assert distance(found[-1], expected[-1]) < 5e-4  # Adam at FedCIL's server makes steps of 1e-4 out of rounding
+
+
+@each_method
+def test_clients_without_samples_of_a_task_stay_away(name: str) -> None:
+    """Each task is missing at some client; the run ends, and the method has done something."""
+    method, entry = METHODS[name], ENTRIES[name]
+    without = Dirichlet(0.05, min_samples=0, balance=False)
+    stream = permuted(3) if "domain" in method.scenarios else split(3, classes=9)
+
+    def end_with(options: Mapping[str, Any] | None) -> dict[str, Tensor]:
+        data = data_for(method, 3, stream=stream, partition=without, participation=Holders(), clients_per_round=0.6)
+        assert all(len(members) < data.num_clients for members in data.members)
+        methods = {} if options is None else {"tried": method(**options)}
+        return weights(fit(tiny_client(data, entry.network, sgd, methods), data))
+
+    found = end_with(entry.active)
+    assert all(value.isfinite().all() for value in found.values() if value.is_floating_point())
+    if name != "LearningRateDecay":  # the losses it watches fall all the time here
+        assert distance(found, end_with(None)) > 1e-4
 
 
 WITHOUT_SHARED_PARAMETERS = {"FedWeIT", "CONFEDMADE"}

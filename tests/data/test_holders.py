@@ -1,0 +1,99 @@
+"""Clients without samples of a task stay away from it if ``data.participation`` says so; else they are refused."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
+
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.participation import AllClients, Holders, Joining, Participation, RandomShare
+from cfl.data.partitions import IID, Dirichlet
+from cfl.data.sequences import RandomTasks
+from cfl.errors import ConfigError
+
+skewed = partial(Dirichlet, 0.05, min_samples=0, balance=False)
+
+
+def skewed_data(participation: Participation | None, **options: Any) -> FederatedDataModule:
+    options = {"num_clients": 6, "partition": skewed(), "seed": 3, **options}
+    schedule = {"clients_per_round": 0.5, "rounds_per_task": 2, **options.pop("schedule", {})}
+    stream = options.pop("stream", None) or permuted(3)
+    return tiny_data(stream, participation=participation, schedule=schedule, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"schedule": {"drop_last": True}},
+        {"validation": 0.3},
+        {"repartition": False, "num_clients": 12},
+        {"stream": split(2, classes=8), "repartition": False},
+        {"stream": split(4, classes=8), "sequences": RandomTasks(2), "num_clients": 5},
+        {"stream": split(4, classes=8), "sequences": RandomTasks(2, "holders"), "num_clients": 9},
+    ],
+    ids=["anew", "drop-last", "validation", "dealt-once", "dealt-as-one", "sequences", "sequences-of-holders"],
+)
+@pytest.mark.parametrize("of", [AllClients(), RandomShare(0.7)], ids=lambda of: of.name)
+def test_who_has_a_batch_takes_part(of: Participation, options: dict[str, Any]) -> None:
+    """Everybody else's samples stay as they are dealt without the rule, and nobody else is asked for anything."""
+    if isinstance(of, RandomShare) and (options.keys() == {"stream", "repartition"}):
+        pytest.skip("different training sets are dealt as one to clients that take part in all tasks only")
+    data = skewed_data(Holders(of), **options)
+    least = 8 if data.schedule.drop_last else 1
+    away = 0
+    for task, clients in enumerate(of.members(data.num_clients, data.num_tasks, data.seed)):
+        dealt = {c: data.dealt[data.stream_task(task, c)].get(c, np.empty(0)) for c in clients.tolist()}
+        expected = [c for c, own in dealt.items() if len(own) >= least]
+        away += len(dealt) - len(expected)
+        assert data.members[task].tolist() == expected == list(data.indices[task])
+        for client in range(data.num_clients):
+            own = data.client_places(task, client)
+            assert len(own) == (len(dealt[client]) if client in expected else 0)
+    assert away, "the partition leaves nobody without samples: nothing is tested"
+    for number in range(data.num_rounds):
+        plan = data.rounds.round(number)
+        holders = data.members[plan.task].tolist()
+        assert set(plan.clients) <= set(holders)
+        assert len(plan.clients) == max(1, round(0.5 * len(holders)))
+
+
+def test_where_everybody_holds_every_task_it_changes_nothing() -> None:
+    found, expected = (
+        weights(fit(tiny_client(data, mlp, sgd), data))
+        for data in (skewed_data(rule, partition=IID()) for rule in (Holders(), None))
+    )
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_the_number_of_rounds_is_known_before_a_file_is_read() -> None:
+    data = skewed_data(Holders(), schedule={"rounds_per_task": [1, 2, 4]})
+    assert data.num_rounds == 7
+    assert "tasks" not in vars(data)
+    assert data.rounds.num_rounds == 7
+
+
+def test_without_it_such_clients_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"has no sample of task .* data\.participation: Holders"):
+        _ = skewed_data(None).indices
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"schedule": {"clock_spread": 0.5}}, "data.participation"),
+        ({"exposure": "asynchronous"}, "data.participation"),
+        ({"schedule": {"clients_per_round": 6}}, "schedule.clients_per_round"),
+        ({"schedule": {"drop_last": True, "batch_size": 1000}}, "data.participation"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused(options: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as found:
+        skewed_data(Holders(Joining(6, 0)), **options).setup("fit")
+    assert found.value.key == key
