@@ -127,7 +127,7 @@ class Client(LightningModule):
         trials = {str(trial.choice): trial.seconds_per_client_step for trial in self.engine_trials}
         self._federation.engine = {**choice.to_dict(), "seconds_per_client_step_in_trials": trials}
         self.engine = build_engine(choice, self.network, self.input_shape, self.engine_options)
-        self.cohort = Cohort(self.network, choice.width, data.outputs.train, self.engine.channels_last)
+        self.cohort = Cohort(self.network, choice.width, data.outputs, self.engine.channels_last)
         self.cohort.gradients_on = self._gradients_on
         self._sealed = sealed_cohort(self.cohort)
         self._loss = torch.zeros(2, device=self.device)

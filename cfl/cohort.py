@@ -12,6 +12,7 @@ from cfl.sealed import SealedTasks, opened_tasks
 
 if TYPE_CHECKING:
     from cfl.data.cohorts import CohortBatch
+from cfl.data.scenarios import OutputMap
 
 
 def _no_engine(batch: CohortBatch, purpose: str) -> dict[str, Tensor]:
@@ -27,7 +28,7 @@ class Cohort:
     Args:
         network: the architecture; its own parameters are not touched.
         width: greatest number of clients.
-        train_outputs: ``[T, O]`` bool, outputs in the loss of each task, or None for all.
+        outputs: says which outputs are in the loss; None: all.
         channels_last: hold every client's convolution weights ``[O, C, h, w]`` with the channels last in memory.
 
     Attributes:
@@ -48,13 +49,14 @@ class Cohort:
     """
 
     def __init__(
-        self, network: nn.Module, width: int, train_outputs: Tensor | None = None, channels_last: bool = False
+        self, network: nn.Module, width: int, outputs: OutputMap | None = None, channels_last: bool = False
     ) -> None:
         self.network, self.width = network, width
         self._room = {n: _room(p.detach(), width, channels_last) for n, p in network.named_parameters()}
         self._buffer_room = {n: b.detach().new_empty((width, *b.shape)) for n, b in network.named_buffers()}
         device = next(network.parameters()).device
-        self._train_outputs = None if train_outputs is None else train_outputs.to(device)
+        self._outputs = None if outputs is None or outputs.train is None else outputs.to(device)
+        self._in_loss: Tensor | None = None
         self.parameters = {n: nn.Parameter(room) for n, room in self._room.items()}
         self.buffers: dict[str, Tensor] = dict(self._buffer_room)
         self.received: Mapping[str, Tensor] = {}
@@ -102,14 +104,15 @@ class Cohort:
             self.buffers[name] = room[:k]
             self.buffers[name].copy_(own[name] if name in own else shared_buffers[name].expand_as(room[:k]))
         self.used_outputs = None
-        if self._train_outputs is not None:
-            of_task = self._train_outputs[task].expand(k, -1)
+        self._in_loss = None if self._outputs is None else self._outputs.in_loss_during(task)
+        if self._in_loss is not None:
+            of_task = self._in_loss[task].expand(k, -1)
             self.used_outputs = torch.zeros_like(of_task) if mixed else of_task.clone()
 
     @property
     def train_outputs(self) -> Tensor | None:
-        """``[T, O]`` bool, outputs in the training loss of each task, or None for all."""
-        return self._train_outputs
+        """``[T, O]`` bool, outputs in the loss of each task's samples in these clients' steps, or None for all."""
+        return self._in_loss
 
     def use_outputs(self, tasks: Tensor | SealedTasks, mask: Tensor) -> None:
         """Note that samples of other tasks have a part in the loss.
@@ -118,8 +121,8 @@ class Cohort:
             tasks: ``[k, M]`` int64, or what stands for them.
             mask: ``[k, M]`` bool, False where there is no sample.
         """
-        if self._train_outputs is not None and self.used_outputs is not None:
-            self.used_outputs |= (self._train_outputs[opened_tasks(tasks)] & mask.unsqueeze(-1)).any(1)
+        if self._in_loss is not None and self.used_outputs is not None:
+            self.used_outputs |= (self._in_loss[opened_tasks(tasks)] & mask.unsqueeze(-1)).any(1)
 
     @property
     def data(self) -> dict[str, Tensor]:
@@ -127,8 +130,8 @@ class Cohort:
         return self._room
 
     def outputs_in_loss(self, task: int) -> Tensor | None:
-        """``[O]`` bool, outputs in the training loss of a task, or None for all."""
-        return None if self._train_outputs is None else self._train_outputs[task]
+        """``[O]`` bool, outputs in the loss of a task's samples in these clients' steps, or None for all."""
+        return None if self._in_loss is None else self._in_loss[task]
 
     def rows(self, positions: Sequence[int], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The given clients' rows of stacked tensors: a view when that is all of them, else a copy."""

@@ -197,6 +197,11 @@ class SealedData(_View):
         outputs: Tensor | None = self._behind.outputs_in_loss(_sealed_only(task), client)
         return outputs
 
+    def train_outputs(self, task: SealedTask) -> Tensor | None:
+        """As :meth:`cfl.data.datamodule.FederatedDataModule.train_outputs`."""
+        outputs: Tensor | None = self._behind.train_outputs(_sealed_only(task))
+        return outputs
+
     def client_batches(
         self, task: SealedTask, client: int, batch_size: int, device: torch.device
     ) -> Iterator[tuple[Tensor, Tensor]]:

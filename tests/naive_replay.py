@@ -161,31 +161,31 @@ def inputs(data: FederatedDataModule, samples: Sequence[Slot]) -> tuple[Tensor, 
     return torch.cat(images), torch.tensor(labels), [sample.task for sample in samples]
 
 
-def outputs_of(data: FederatedDataModule, task: int) -> list[int]:
-    """Outputs in the loss of a task's samples."""
+def outputs_of(data: FederatedDataModule, task: int, now: int) -> list[int]:
+    """Outputs in the loss of a task's samples in steps of task ``now``."""
     sizes = data.stream.classes_per_task
     if data.scenario == "domain":
         return list(range(data.num_outputs))
     if data.scenario == "task":
         return list(range(sum(sizes[:task]), sum(sizes[: task + 1])))
-    return list(range(sum(sizes[: task + 1]) if data.class_loss == "seen" else sum(sizes)))
+    return list(range(sum(sizes[: max(task, now) + 1]) if data.class_loss == "seen" else sum(sizes)))
 
 
-def mean_cross_entropy(data: FederatedDataModule, logits: Tensor, y: Tensor, tasks: Sequence[int]) -> Tensor:
-    """Each sample over its task's outputs."""
+def mean_cross_entropy(data: FederatedDataModule, logits: Tensor, y: Tensor, tasks: Sequence[int], now: int) -> Tensor:
+    """Each sample over the outputs of its loss."""
     losses = []
     for row, label, task in zip(logits, y.tolist(), tasks, strict=True):
-        allowed = outputs_of(data, task)
+        allowed = outputs_of(data, task, now)
         losses.append(F.cross_entropy(row[allowed], torch.tensor(allowed.index(label))))
     return torch.stack(losses).mean()
 
 
-def mean_squares(data: FederatedDataModule, logits: Tensor, samples: Sequence[Slot]) -> Tensor:
+def mean_squares(data: FederatedDataModule, logits: Tensor, samples: Sequence[Slot], now: int) -> Tensor:
     """DER's term: over samples and outputs."""
     means = []
     for row, sample in zip(logits, samples, strict=True):
         assert sample.logits is not None
-        allowed = outputs_of(data, sample.task)
+        allowed = outputs_of(data, sample.task, now)
         means.append((row - sample.logits)[allowed].square().mean())
     return torch.stack(means).mean()
 
@@ -276,7 +276,7 @@ class Training:
         of_buffer = None
         if settings.agem is not None:
             drawn = buffer.draw(settings.agem, "A-GEM", plan.round, step)
-            of_buffer = self.on_samples(copy.deepcopy(network), drawn) if drawn else None
+            of_buffer = self.on_samples(copy.deepcopy(network), drawn, plan.task) if drawn else None
         old, labelled = [], []
         if settings.der is not None and settings.alpha:
             old = buffer.draw(settings.der, "der logits", plan.round, step)
@@ -285,11 +285,11 @@ class Training:
         x, y, tasks = inputs(data, [*samples, *old, *labelled])
         logits = network(x)
         n, m = len(samples), len(samples) + len(old)
-        loss = mean_cross_entropy(data, logits[:n], y[:n], tasks[:n])
+        loss = mean_cross_entropy(data, logits[:n], y[:n], tasks[:n], plan.task)
         if old:
-            loss = loss + settings.alpha * mean_squares(data, logits[n:m], old)
+            loss = loss + settings.alpha * mean_squares(data, logits[n:m], old, plan.task)
         if labelled:
-            loss = loss + settings.beta * mean_cross_entropy(data, logits[m:], y[m:], tasks[m:])
+            loss = loss + settings.beta * mean_cross_entropy(data, logits[m:], y[m:], tasks[m:], plan.task)
         g = flat(torch.autograd.grad(loss, list(network.parameters())))
         before = g
         g = self.on_all_buffers(self.on_buffers(of_buffer)(g))
@@ -307,10 +307,10 @@ class Training:
         self.refined += not torch.equal(changed, g)
         return changed
 
-    def on_samples(self, network: nn.Module, samples: Sequence[Slot]) -> Tensor:
+    def on_samples(self, network: nn.Module, samples: Sequence[Slot], now: int) -> Tensor:
         """Gradient of the mean cross-entropy, flat."""
         x, y, tasks = inputs(self.data, samples)
-        loss = mean_cross_entropy(self.data, network(x), y, tasks)
+        loss = mean_cross_entropy(self.data, network(x), y, tasks, now)
         return flat(torch.autograd.grad(loss, list(network.parameters())))
 
     def refer(self, plan: RoundPlan) -> None:
@@ -323,7 +323,7 @@ class Training:
             drawn = self.buffers[client].draw(settings.fed, "reference", plan.round)
             if drawn:
                 network = plain_network(self.data, self.make, self.state).train()
-                found[client] = self.on_samples(network, drawn)
+                found[client] = self.on_samples(network, drawn, plan.task)
         self.references.append(found)
         if found:
             self.reference = torch.stack(list(found.values())).mean(0)

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
 from cfl.data.scenarios import output_map
+from cfl.data.sequences import RandomTasks
+from cfl.errors import ConfigError
 
 
 def rows(mask: Tensor | None) -> list[list[int]] | None:
@@ -42,6 +44,31 @@ def test_outputs_of_tasks_with_2_3_and_2_classes(
     assert rows(found.own) == own
     assert rows(found.train) == train
     assert rows(found.test) == (own if test == "own" else test)
+
+
+def test_samples_of_earlier_tasks_compete_with_all_classes_seen_by_now() -> None:
+    """Where tasks have outputs of their own, or share them, theirs stay what they are."""
+    everything = list(range(7))
+    seen = output_map([2, 3, 2], "class", "seen")
+    assert [rows(seen.in_loss_during(task)) for task in range(3)] == [
+        rows(seen.train),
+        [everything[:5], everything[:5], everything],
+        [everything] * 3,
+    ]
+    for scenario in ("task", "domain"):
+        found = output_map([2, 3], scenario)  # type: ignore[arg-type]
+        assert rows(found.in_loss_during(1)) == rows(found.train)
+    assert output_map([2, 3], "class", "all").in_loss_during(1) is None
+
+
+def test_trained_on_together_all_classes_are_seen_from_the_first_round_on() -> None:
+    data = tiny_data(split(2), scenario="class", class_loss="seen", exposure="joint")
+    assert data.outputs.train is None
+
+
+def test_what_is_seen_must_follow_from_the_streams_order() -> None:
+    with pytest.raises(ConfigError, match=r"data\.class_loss"):
+        tiny_data(split(4, classes=8), scenario="class", class_loss="seen", sequences=RandomTasks(2))
 
 
 def test_no_mask_where_every_task_has_all_outputs() -> None:

@@ -47,7 +47,8 @@ class FederatedDataModule(LightningDataModule):
             and the network estimates their density; null takes ``domain`` where a label means the
             same in every task (permuted, rotated) and ``task`` elsewhere.
         class_loss: class-incremental only: the training loss runs over ``all`` classes of the stream, or over
-            those ``seen`` so far.
+            those ``seen`` so far, for samples of earlier tasks, too, that are replayed. Under ``exposure: joint`` all
+            are seen from the first round on.
         root: folder with the data sets' files; null takes the environment variable CFL_DATA_ROOT, else ``data``.
         eval_batch_size: test samples per evaluation step. Matters only for networks that normalise with the test
             batch's own statistics.
@@ -107,6 +108,9 @@ class FederatedDataModule(LightningDataModule):
             raise ConfigError("data.exposure", exposure, "sequential with schedule.clock_spread")
         if sequences is not None and not repartition:
             raise ConfigError("data.repartition", repartition, "true with data.sequences")
+        if sequences is not None and class_loss == "seen":
+            valid = "all with data.sequences: which classes a client has seen does not follow from the stream's order"
+            raise ConfigError("data.class_loss", class_loss, valid)
         if not 0 <= validation < 1:
             raise ConfigError("data.validation", validation, "a share in [0, 1)")
         own_pace = bool(schedule.clock_spread) or exposure == "asynchronous"
@@ -170,7 +174,8 @@ class FederatedDataModule(LightningDataModule):
     def outputs(self) -> OutputMap:
         """How the tasks' classes lie over the network's outputs."""
         variables = math.prod(self.stream.shape)
-        return output_map(self.stream.classes_per_task, self.scenario, self.class_loss, variables)  # type: ignore[arg-type]
+        class_loss = "all" if self.exposure == "joint" else self.class_loss
+        return output_map(self.stream.classes_per_task, self.scenario, class_loss, variables)  # type: ignore[arg-type]
 
     @property
     def num_outputs(self) -> int:
@@ -306,6 +311,11 @@ class FederatedDataModule(LightningDataModule):
         """``[O]`` bool, the outputs in the training loss of a client's task, or None for all."""
         train = self.outputs.train
         return None if train is None else train[self.stream_task(opened(task), client)]
+
+    def train_outputs(self, task: TaskRef) -> Tensor | None:
+        """``[T, O]`` bool, the outputs in the loss of every task's samples while ``task`` is trained on, or None for
+        all."""
+        return self.outputs.in_loss_during(opened(task))
 
     def trained_on(self, task: int) -> Mapping[int, np.ndarray]:
         """Client -> what it trains on during a task: indices into its training set, or :attr:`places` where clients

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -26,7 +26,10 @@ class OutputMap:
         num_outputs: size O of the network's output layer.
         offsets: per task, the output of its class 0.
         own: ``[T, O]`` bool, the outputs of each task.
-        train: ``[T, O]`` bool, the outputs that take part in the loss of a task's samples, or None when all do.
+        train: ``[T, O]`` bool, the outputs that take part in the loss of a task's samples while it is trained on, or
+            None when all do.
+        grows: whether ``train`` has the classes seen so far, so that samples of earlier tasks, replayed, compete with
+            all that have been seen by the time.
     """
 
     scenario: Scenario
@@ -34,6 +37,17 @@ class OutputMap:
     offsets: tuple[int, ...]
     own: Tensor
     train: Tensor | None
+    grows: bool = False
+
+    def in_loss_during(self, task: int) -> Tensor | None:
+        """``[T, O]`` bool, the outputs in the loss of every task's samples while ``task`` is trained on, or None."""
+        if self.train is None or not self.grows:
+            return self.train
+        return self.train[torch.arange(len(self.train), device=self.train.device).clamp(min=task)]
+
+    def to(self, device: torch.device) -> OutputMap:
+        """The same with ``train`` on a device."""
+        return self if self.train is None else replace(self, train=self.train.to(device))
 
     @property
     def test(self) -> Tensor | None:
@@ -68,11 +82,12 @@ def output_map(
     for task, (offset, size) in enumerate(zip(offsets, classes_per_task, strict=True)):
         own[task, offset : offset + size] = True
     train: Tensor | None = own
+    grows = scenario == "class" and class_loss == "seen"
     if scenario == "class":
-        train = own.cumsum(0).bool() if class_loss == "seen" else None
+        train = own.cumsum(0).bool() if grows else None
     elif bool(own.all()):
         train = None
-    return OutputMap(scenario, num_outputs, offsets, own, train)
+    return OutputMap(scenario, num_outputs, offsets, own, train, grows)
 
 
 def require_binary(tasks: Sequence[Task]) -> None:

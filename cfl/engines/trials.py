@@ -64,7 +64,7 @@ class Trials:
         # A run's steps are recorded after some twenty of them; those of a trial that is shorter must be like them.
         eager = self.client_steps_of_run >= LONG_RUN
         engine = build_engine(choice, self.network, self.input_shape, self.options, eager)
-        cohort = Cohort(self.network, len(clients), data.outputs.train, engine.channels_last)
+        cohort = Cohort(self.network, len(clients), data.outputs, engine.channels_last)
         optimizer = self._optimizer_of(cohort.parameters.values())
         context = StepContext(data.seed, self._at_once(optimizer), Objective(density=is_density(self.network)))
         device = next(self.network.parameters()).device

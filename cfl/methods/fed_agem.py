@@ -40,13 +40,15 @@ class FedAGEM(Method):
     It takes the gradient that other methods leave, so it must come behind all that change gradients: A-GEM
     (Algorithm 6), penalties, control variates. FOT projects the server's step in addition.
 
-    Differs from the paper: nothing by default. Its variants are options: how a gradient is changed (section 5.3.1,
-    Table 9), which share of the conflicts (Table 10), how often the reference is renewed. Table 3's "local weights
-    between synchronisations" is ``schedule.local_epochs`` with fewer rounds. Parameters that stay on their clients are
-    neither in the reference nor changed. What it adds is a part of the reference, so that behind a method that forbids
-    clients some directions, as GPM does, or freezes parameters, they leave these a little where the two conflict (FOT's
-    are kept: there the server projects). A client without a sample of a task, which the authors' code would skip, is
-    refused before training, as in every run, or with ``data.participation: Holders`` takes no part in that task.
+    Differs from the paper: in what buffers keep by default, each sample of a task at most once, as in its code
+    (:class:`cfl.replay_buffer.ReplayBuffer`); in nothing else. Its variants are options: how a gradient is changed
+    (section 5.3.1, Table 9), which share of the conflicts (Table 10), how often the reference is renewed. Table 3's
+    "local weights between synchronisations" is ``schedule.local_epochs`` with fewer rounds. Parameters that stay on
+    their clients are neither in the reference nor changed. What it adds is a part of the reference, so that behind a
+    method that forbids clients some directions, as GPM does, or freezes parameters, they leave these a little where the
+    two conflict (FOT's are kept: there the server projects). A client without a sample of a task, which the authors'
+    code would skip, is refused before training, as in every run, or with ``data.participation: Holders`` takes no part
+    in that task, its buffer neither.
 
     Sends: up a gradient (a tensor per parameter) whenever the reference is renewed, as a sum; down the reference with
     the model, once to every client that trains while it holds. The new global model goes down once more to those who
@@ -220,15 +222,18 @@ class FedAGEM(Method):
             return False
         key = seed_for(federation.data.seed, "dropout of the reference", plan.round, client)
         model = client_model(federation, plan.task, client)
-        gradient = federation.decode(plan.task, self._gradient(model, drawn, key))
+        outputs = federation.data.train_outputs(plan.task)
+        gradient = federation.decode(plan.task, self._gradient(model, drawn, outputs, key))
         message = {name: value[None] for name, value in gradient.items()}
         federation.channel.uplink("buffer gradient", message, [1.0], [client])
         return True
 
-    def _gradient(self, model: dict[str, Tensor], drawn: Replayed, key: int) -> dict[str, Tensor]:
-        """Of the mean cross-entropy on one client's drawn samples, each over the outputs of its own loss."""
+    def _gradient(
+        self, model: dict[str, Tensor], drawn: Replayed, outputs: Tensor | None, key: int
+    ) -> dict[str, Tensor]:
+        """Of the mean cross-entropy on one client's drawn samples, by task over ``outputs`` ``[T, O]``, or all."""
         federation = self.federation
-        network, outputs, used = federation.network, federation.data.outputs.train, drawn.mask[0]
+        network, used = federation.network, drawn.mask[0]
         x, y = drawn.x[0][used], drawn.y[0][used]
         allowed = None if outputs is None else outputs.to(x.device)[opened_tasks(drawn.tasks)[0][used]]
         masks: dict[str, Tensor] = {}

@@ -66,13 +66,14 @@ class GLFC(Method):
     (:class:`cfl.methods.glfc_proxy.ProxyServer`, which also says where it departs from the authors' code).
 
     Differs from the paper. Its network grows, and all old outputs are distilled; here outputs are there from the start,
-    and distilled are those of classes whose images the server had when it picked the model. That the network grows is
-    what the entropy rises by: new outputs, not yet trained, are as probable as others. ``data.class_loss: seen`` does
-    the same (an output has no part in loss and entropy before its task), ``all`` does not, and few signals follow. Its
-    clients look at their data in every round; here, in those that they are sampled in. A client's first round
-    counts as a signal even where the entropy, from 0, rises by less. Inversion has a line search, without which it may
-    diverge, and an image that has converged takes no further iterations. No entropy exceeds log O: with fewer than four
-    outputs in the loss nothing rises by the paper's 1.2.
+    and distilled are those of classes whose images the server had when it picked the model; models are judged among
+    classes it has images of. Prototypes are disturbed as standardised pixels, in the authors' code as plain ones. That
+    the network grows is what the entropy rises by: new outputs, not yet trained, are as probable as others.
+    ``data.class_loss: seen`` does the same (an output has no part in loss and entropy before its task), ``all`` does
+    not, and few signals follow. Its clients look at their data in every round; here, in those that they are sampled in.
+    A client's first round counts as a signal even where the entropy, from 0, rises by less. Inversion has a line
+    search, without which it may diverge, and an image that has converged takes no further iterations. No entropy
+    exceeds log O: with fewer than four outputs in the loss nothing rises by the paper's 1.2.
 
     Sends: up, with a signal, a gradient of the encoder per class, seen by the server one by one, which rules out secure
     aggregation, and is meant to show it images; down, the old model whenever it is another than the client has.
@@ -411,7 +412,7 @@ class GLFC(Method):
         return torch.cat(images), torch.cat(labels)
 
     def _accuracy(self, task: TaskRef, tensors: Mapping[str, Tensor]) -> float:
-        """Share of the pool's images that a model gets right."""
+        """Share of the pool's images that a model gets right among the classes that the server has seen images of."""
         federation, pool, labels = self.federation, self.proxy.images, self.proxy.labels
         assert pool is not None
         shared = {name: tensor.to(self._device) for name, tensor in tensors.items()}
@@ -420,8 +421,9 @@ class GLFC(Method):
             state = {n: t.detach() for n, t in federation.state_tensors().items()}
             model = federation.encode(task, {**state, **shared})
             for rows in torch.arange(len(labels)).split(federation.data.eval_batch_size):
-                logits: Tensor = functional_call(federation.network, model, (pool[rows].to(self._device),))
-                correct += int((logits.argmax(1).cpu() == labels[rows]).sum())
+                logits: Tensor = functional_call(federation.network, model, (pool[rows].to(self._device),)).cpu()
+                known = logits.masked_fill(~self.proxy.classes, -torch.inf)
+                correct += int((known.argmax(1) == labels[rows]).sum())
         return float(processes.from_first(correct / len(labels)))
 
     # Reports and checkpoints.

@@ -30,6 +30,10 @@ class KeptModel:
 class ProxyServer:
     """A pool of images of the current task's classes, and two slots: the best model of this task and of the one before.
 
+    Differs from the authors' code, in which whatever clients send replaces the pool and moves the slots on, stragglers'
+    images too; the best accuracy so far is never forgotten, so that a task whose images are harder to recognise finds
+    no model; and a client that has noticed new data distils from the current slot whenever there is one.
+
     Args:
         num_outputs: number of classes O.
 

@@ -141,7 +141,8 @@ class ICaRL(Method):
         """The model that is about to be sent out is the old one from now on."""
         if plan.task > 0:
             self._old = {n: t.detach().clone() for n, t in self.federation.shared_tensors().items()}
-            self._received = set(plan.clients)
+            # Who held the task before has been sent that model to choose exemplars with it.
+            self._received = set(self.federation.data.members[plan.task - 1].tolist()) | set(plan.clients)
 
     def open_cohort(self, cohort: Cohort) -> None:
         """Look into the clients' exemplars; who has not got the old model gets it."""

@@ -181,8 +181,9 @@ def watched(
 
 
 def loss_on(data: FederatedDataModule, logits: Tensor, samples: list[Sample], y: Tensor) -> Tensor:
-    rows = [row[outputs_of(data, sample.task)] for row, sample in zip(logits, samples, strict=True)]
-    right = [outputs_of(data, sample.task).index(int(label)) for sample, label in zip(samples, y, strict=True)]
+    # Tasks with outputs of their own: those do not depend on the task that is trained on.
+    rows = [row[outputs_of(data, sample.task, 0)] for row, sample in zip(logits, samples, strict=True)]
+    right = [outputs_of(data, sample.task, 0).index(int(label)) for sample, label in zip(samples, y, strict=True)]
     return torch.stack([F.cross_entropy(row, torch.tensor(of)) for row, of in zip(rows, right, strict=True)]).mean()
 
 

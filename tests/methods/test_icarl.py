@@ -32,6 +32,7 @@ from cfl.cohort import Cohort
 from cfl.data.augmentation import CropFlip
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
+from cfl.data.participation import Joining
 from cfl.data.partitions import ClassesPerClient, Dirichlet
 from cfl.errors import ConfigError
 from cfl.federation import Federation
@@ -406,19 +407,20 @@ def test_every_class_of_a_client_needs_a_slot() -> None:
 
 @pytest.mark.parametrize("batchnorm", ["average", "local", "drop"])
 def test_bytes_are_counted(batchnorm: str) -> None:
-    """The old model is counted as it is sent: without statistics that are never exchanged."""
+    """The old model is counted as it is sent: without statistics that are never exchanged, and to nobody twice."""
     method = ICaRL(12)
-    federation = run(method, network=norm_net, federated={"batchnorm": batchnorm})
+    joining = data_of(participation=Joining(2, 1), schedule={"clients_per_round": 2}, seed=2)
+    federation = run(method, joining, norm_net, federated={"batchnorm": batchnorm})
     channel, data = federation.channel, federation.data
     means = 6 * 5 * 8 + 6 * 8  # six means of five numbers and six flags in float64
-    assert channel.uplink_bytes["icarl means"] == 3 * 4 * means
+    assert channel.uplink_bytes["icarl means"] == (2 + 3 + 4) * means
     model = sum(p.numel() * 8 for p in federation.network.parameters())
     if batchnorm == "average":
         model += sum(b.numel() * 8 for b in federation.network.buffers())
     late = 0
     for task in (1, 2):
         first, second = (set(data.rounds.round(2 * task + r).clients) for r in (0, 1))
-        late += len(second - first)
+        late += len(second - first - set(data.members[task - 1].tolist()))
     assert late
     assert channel.downlink_bytes["old model"] == late * model
     assert method.client_storage() == 12 * (16 + 2) + model
