@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from cfl.experiment import config_hash
 from cfl.papers.definition import SCALE, Figure, NotAvailable, Recipe, Table
-from cfl.papers.expressions import Undefined
+from cfl.papers.expressions import Undefined, Unrecorded
 from cfl.papers.grids import Grid, mean_grid
 from cfl.papers.missing_data import MissingData
 from cfl.papers.published import Published
@@ -58,6 +58,7 @@ class Cell:
         otherwise: the status of a cell without a value of ours.
         notes: which of its settings were chosen by us.
         without: seed -> why its run has no such value, e.g. a target that was never reached.
+        unrecorded: those of them whose runs do not record what the value is made of, which says nothing of the value.
     """
 
     table: Table
@@ -68,6 +69,7 @@ class Cell:
     otherwise: str = "not run"
     notes: Sequence[str] = ()
     without: Mapping[int, str] = field(default_factory=dict)
+    unrecorded: Collection[int] = ()
 
     @property
     def definition(self) -> Figure:
@@ -78,6 +80,11 @@ class Cell:
     def ran(self) -> bool:
         """Whether there is a run, with a value or without."""
         return bool(self.seeds) or bool(self.without)
+
+    @property
+    def told(self) -> bool:
+        """Whether the runs say something of the value: what it is, or that there is none."""
+        return bool(self.seeds) or bool(set(self.without) - set(self.unrecorded))
 
     @property
     def ours(self) -> Spread | None:
@@ -101,19 +108,24 @@ class Cell:
 
     @property
     def status(self) -> str:
-        """``matched``, ``off by x``, ``not run``, ``cannot run here (why)``, ``no value (why)``, or a reduced scale.
+        """How the cell stands to the paper, as ``docs/tables.md`` lists it: ``matched``, ``short: by order only``, ...
 
         Matched is a number whose difference is at most the sum of both deviations, or the column's tolerance. A run at
         a reduced scale is never held against a published number, and neither is the mean of those seeds alone that
-        have a value.
+        have a value. Whatever came of a reduced scale begins with its name, so that a run that got nowhere in a part of
+        the published rounds does not read as a failed reproduction.
         """
-        if not self.seeds:
+        if not self.ran:
             return self.otherwise
+        reduced = self.point[SCALE] != self.table.paper.published_scale
+        scale = f"{self.point[SCALE]}: " if reduced else ""
+        if not self.seeds:
+            return f"{scale}{self.otherwise}"
         if self.without:
             reasons = "; ".join(dict.fromkeys(self.without.values()))
-            return f"value in {len(self.seeds)} of {len(self.seeds) + len(self.without)} seeds only ({reasons})"
-        if self.point[SCALE] != self.table.paper.published_scale:
-            return f"{self.point[SCALE]}: by order only"
+            return f"{scale}value in {len(self.seeds)} of {len(self.seeds) + len(self.without)} seeds only ({reasons})"
+        if reduced:
+            return f"{scale}by order only"
         if self.difference is None or self.published is None or self.ours is None:
             return "run"
         allowed = max((self.published.std or 0.0) + (self.ours.std or 0.0), self.definition.tolerance)
@@ -153,38 +165,50 @@ class Experiments:
         found: list[Cell] = []
         for point in table.points(scale, chosen):
             key = tuple(point[axis] for axis in table.axes)
-            for name, figure in table.figures_at(point).items():
-                values, without, otherwise, notes = self._values(table, figure, point, seeds)
-                found.append(Cell(table, point, name, numbers.get((key, name)), values, otherwise, notes, without))
+            for name in table.figures_at(point):
+                cell = Cell(table, point, name, numbers.get((key, name)))
+                found.append(self._filled(cell, seeds))
         return found
 
-    def _values(
-        self, table: Table, figure: Figure, point: Mapping[str, str], seeds: int | None
-    ) -> tuple[dict[int, Any], dict[int, str], str, tuple[str, ...]]:
+    def _filled(self, cell: Cell, seeds: int | None) -> Cell:
+        """A cell with what the finished runs give it."""
         runs: list[dict[int, Result]] = []
         notes: list[str] = []
         otherwise = "not run"
-        for part in figure.points(point):
+        for part in cell.definition.points(cell.point):
             try:
-                recipe = table.recipe(part)
+                recipe = cell.table.recipe(part)
             except NotAvailable as reason:
-                return {}, {}, f"cannot run here ({reason})", ()
+                return replace(cell, otherwise=f"cannot run here ({reason})")
             notes += recipe.notes
             found, absent = self._runs(recipe.arguments)
             runs.append(found)
             if absent:
                 otherwise = f"cannot run here ({absent})"
-        values, without = {}, {}
+        values: dict[int, Any] = {}
+        without: dict[int, str] = {}
+        unrecorded: list[int] = []
         for seed in sorted(set.intersection(*(set(part) for part in runs))):
             if seeds is not None and seed >= seeds:
                 continue
             try:
-                read = [part[seed].figure(figure.value) for part in runs]
+                read = [part[seed].figure(cell.definition.value) for part in runs]
             except Undefined as reason:
-                otherwise, without[seed] = f"no value ({reason})", str(reason)
+                without[seed] = str(reason)
+                if isinstance(reason, Unrecorded):
+                    unrecorded.append(seed)
+                    without[seed] += "; remove its folder and run it again"
+                otherwise = f"no value ({without[seed]})"
                 continue
             values[seed] = read[0] - read[1] if len(read) == 2 else read[0]
-        return values, without, otherwise, tuple(dict.fromkeys(notes))
+        return replace(
+            cell,
+            seeds=values,
+            otherwise=otherwise,
+            notes=tuple(dict.fromkeys(notes)),
+            without=without,
+            unrecorded=unrecorded,
+        )
 
     def _runs(self, arguments: tuple[str, ...]) -> tuple[dict[int, Result], str | None]:
         """The finished runs of a recipe by seed, and which data sets it needs that are missing."""

@@ -21,6 +21,10 @@ class Undefined(ValueError):
     """An expression that has no value for this run; the message says why."""
 
 
+class Unrecorded(Undefined):
+    """A run does not record what is named, as one made before that was recorded: nothing is known of the value."""
+
+
 def evaluate(expression: str, names: Mapping[str, Any]) -> Any:
     """The value of an expression: a number, or a list of numbers and None.
 
@@ -32,7 +36,8 @@ def evaluate(expression: str, names: Mapping[str, Any]) -> Any:
         names: what may be named.
 
     Raises:
-        Undefined: a name is not there, an index is out of range, a division by zero, or the value is null or NaN.
+        Unrecorded: a name is not there.
+        Undefined: an index is out of range, a division by zero, or what is named or the value is null or NaN.
         SyntaxError: this is no such expression.
     """
     value = _value(ast.parse(expression, mode="eval").body, names, expression)
@@ -59,7 +64,9 @@ def _value(node: ast.expr, names: Mapping[str, Any], text: str) -> Any:
         case ast.Constant(value=value):
             return value
         case ast.Name(id=name):
-            if name not in names or names[name] is None:
+            if name not in names:
+                raise Unrecorded(f"{text}: the run does not record {name}")
+            if names[name] is None:
                 raise Undefined(f"{text}: the run has no {name}")
             return names[name]
         case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:

@@ -50,7 +50,11 @@ def page(papers: Sequence[Paper], resolver: Resolver, folders: Mapping[str, Path
 
 
 def _cells(table: Table, by_scale: Mapping[str, Sequence[Cell]]) -> list[Cell]:
-    """Each cell once: at the first scale at which it was run, else at the published one."""
+    """Each cell once: at the first scale whose runs tell of it, else the first at which it was run, else the published.
+
+    Runs that do not record what a cell needs stand behind those of any scale that have a value, but not behind others
+    that lack it too.
+    """
     published = next(iter(by_scale))
     chosen: dict[tuple[str, ...], Cell] = {}
     for scale, cells in by_scale.items():
@@ -60,7 +64,7 @@ def _cells(table: Table, by_scale: Mapping[str, Sequence[Cell]]) -> list[Cell]:
             if before is None:
                 if cell.ran or scale == published:
                     chosen[key] = cell
-            elif cell.ran and not before.ran:
+            elif (cell.ran and not before.ran) or (cell.seeds and not before.told):
                 chosen[key] = cell
     return list(chosen.values())
 
@@ -81,7 +85,18 @@ def _runs(paper: Paper, kept: Mapping[str, Sequence[Result]]) -> list[str]:
     lines = ["", "### Runs", ""]
     if not any(kept.values()):
         return [*lines, "None is kept."]
-    heads = ["method", "benchmark", "partition", "scale", "seed", "rounds", "seconds", "machine", "cfl, torch", "hash"]
+    heads = [
+        "method",
+        "benchmark",
+        "partition",
+        "scale",
+        "seed",
+        "rounds",
+        "seconds",
+        "machine",
+        "cfl, torch, code",
+        "hash",
+    ]
     lines += ["| " + " | ".join(heads) + " |", "|---|---|---|---|---:|---:|---:|---|---|---|"]
     for scale, results in kept.items():
         for result in results:
@@ -94,8 +109,13 @@ def _runs(paper: Paper, kept: Mapping[str, Sequence[Result]]) -> list[str]:
                 str(figures.get("rounds", "-")),
                 f"{figures.get('seconds', 0.0):.0f}",
                 f"{figures.get('machine', '-')}, {figures.get('device', '-')}",
-                f"{versions.get('cfl', '-')}, {versions.get('torch', '-')}",
+                ", ".join([versions.get("cfl", "-"), versions.get("torch", "-"), *_code(versions)]),
                 result.hash,
             ]
             lines.append("| " + " | ".join(row) + " |")
     return [*lines, "", "Scales: " + "; ".join(f"`{name}`: {text}" for name, text in paper.scales.items()) + "."]
+
+
+def _code(versions: Mapping[str, str]) -> list[str]:
+    """The digest of the code that made a run; none of a run from before there was one."""
+    return [f"`{versions['source']}`"] if "source" in versions else []

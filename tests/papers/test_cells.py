@@ -68,6 +68,18 @@ def test_a_reduced_scale_never_matches(scale: str) -> None:
     assert cell({0: 85.68}, (85.68, 0.57), scale).status == f"{scale}: by order only"
 
 
+def test_what_has_no_value_at_a_reduced_scale_says_so() -> None:
+    """Or it would read as if the published protocol had been run."""
+    table, why = fot()["table1"], {0: "never within 100 rounds"}
+    none = Cell(table, point("short"), "ACC", None, {}, "no value (never within 100 rounds)", (), why)
+    some = Cell(table, point("short"), "ACC", None, {1: 80.0}, "no value (never within 100 rounds)", (), why)
+    assert none.status == "short: no value (never within 100 rounds)"
+    assert some.status == "short: value in 1 of 2 seeds only (never within 100 rounds)"
+    assert counts([none, some]) == "short 2"
+    assert replace(none, point=point()).status == "no value (never within 100 rounds)"
+    assert Cell(table, point("short"), "ACC", None, otherwise="not run").status == "not run"
+
+
 def test_values_come_from_the_runs(tmp_path: Path) -> None:
     for seed, acc in enumerate((80.5, 79.5, 80.6)):
         write_run(tmp_path / f"fedavg{seed}", arguments(), seed, acc)

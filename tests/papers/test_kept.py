@@ -11,6 +11,7 @@ from fabricated import every_table, fot, point, resolver, write_run
 
 from cfl.compare.matrix_file import RunFolderError
 from cfl.errors import ConfigError
+from cfl.experiment import config_hash
 from cfl.papers.adopting import adopt
 from cfl.papers.command import main
 from cfl.papers.definition import PAPERS, papers
@@ -87,6 +88,27 @@ def test_a_run_without_the_value_is_shown_before_one_at_a_reduced_scale(tmp_path
     assert "used space [1] | 61.36 | - | 0 of 1 | - | no value (used_space: the run has no used_space) |" in text
 
 
+def test_a_run_that_does_not_record_a_value_leaves_its_cell_to_other_scales(tmp_path: Path) -> None:
+    """Unlike one that says that there is none; and without another it is said what to do."""
+    old = "no value (used_space: the run does not record used_space; remove its folder and run it again)"
+    shards = tmp_path / "runs" / "fot" / "pmnist" / "shards" / "fot"
+    write_run(shards / "paper-seed0-00000000", arguments(method="fot"), 0)
+
+    def row() -> str:
+        keep(PAPER, tmp_path / "runs", ["paper", "short"], tmp_path / "kept")
+        text = page([PAPER], resolver(), {"fot": tmp_path / "kept"})
+        return next(
+            line for line in text.splitlines() if line.startswith("| Permuted MNIST | non-IID | used space [1]")
+        )
+
+    assert f"| - | 0 of 1 | - | {old} |" in row()
+    short = write_run(shards / "short-seed0-00000000", arguments("short", method="fot"), 0)
+    assert f"| - | 0 of 1 | - | {old} |" in row()
+    summary = json.loads((short / "summary.json").read_text())
+    (short / "summary.json").write_text(json.dumps({**summary, "used_space": 50.0}))
+    assert "| 50.00 | 1 | - | short: by order only |" in row()
+
+
 def test_a_changed_kept_file_is_refused(tmp_path: Path) -> None:
     runs(tmp_path / "runs")
     path = keep(PAPER, tmp_path / "runs", ["paper"], tmp_path / "kept")[0]
@@ -115,6 +137,23 @@ def test_the_page_is_made_of_kept_runs_alone(tmp_path: Path) -> None:
     assert "| Permuted MNIST | non-IID | FL, FOT | differ | - | yes | yes | +30.00 | +5.15 |" in text
     assert "| 5-Datasets | non-IID | used space [1] | 45.64 | - | - | - | cannot run here (needs SVHN) |" in text
     assert text == page([PAPER], Resolver(), {"fot": tmp_path / "kept"})
+
+
+def test_the_page_says_which_code_made_a_run_where_that_is_known(tmp_path: Path) -> None:
+    fedavg = tmp_path / "runs" / "fot" / "pmnist" / "shards" / "fedavg"
+    versions = {"cfl": "0.1", "torch": "2.0"}
+    write_run(fedavg / "paper-seed0-00000000", arguments(), 0, versions=versions)
+    known = write_run(fedavg / "paper-seed1-00000000", arguments(), 1, versions={**versions, "source": "0123456789ab"})
+    keep(PAPER, tmp_path / "runs", ["paper"], tmp_path / "kept")
+    text = page([PAPER], resolver(), {"fot": tmp_path / "kept"})
+    (older, newer) = [line for line in text.splitlines() if "| 0.1, 2.0" in line]
+    assert "| 0.1, 2.0 |" in older
+    assert "| 0.1, 2.0, `0123456789ab` |" in newer
+    assert read_result(known).hash == resolver_hash(1)  # the code is no part of the experiment
+
+
+def resolver_hash(seed: int) -> str:
+    return config_hash(resolver().experiment(arguments(), seed))
 
 
 def test_the_projects_page_is_what_the_kept_runs_say() -> None:
