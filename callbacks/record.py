@@ -32,6 +32,7 @@ from cfl.figures import save as save_figure
 from cfl.metrics import AccuracyMatrix
 from cfl.samples import draw_images
 from cfl.schedule import RoundPlan
+from cfl.source_digest import source_digest
 
 LAST_CHECKPOINT = "last.ckpt"
 
@@ -71,6 +72,12 @@ class RunRecord(Callback):
         self.last_row: dict[str, Any] = {}
         self.targets = AccuracyTargets()
         self.local_models = LocalModels()
+        self.versions = {
+            "cfl": __version__,
+            "source": source_digest(),  # here, before a long run gives anybody the time to change files
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
 
     @property
     def folder(self) -> Path:
@@ -131,7 +138,9 @@ class RunRecord(Callback):
         if not self._prepared:
             self.prepare(resuming=False)
         data = _data(trainer)
-        save_partition_report(self.folder, data.tasks, data.dealt, f"{self.name_of(data)}, {data.partition.name}")
+        # Who takes part; by the stream's tasks where those of clients differ.
+        held = data.indices if data.order is None else data.dealt
+        save_partition_report(self.folder, data.tasks, held, f"{self.name_of(data)}, {data.partition.name}")
 
     def name_of(self, data: Any) -> str:
         """The benchmark's name."""
@@ -237,7 +246,7 @@ class RunRecord(Callback):
             "used_space": None,
             "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
             "device": str(next(federation.network.parameters()).device),
-            "versions": {"cfl": __version__, "torch": torch.__version__, "python": platform.python_version()},
+            "versions": self.versions,
             "finished_at": time.strftime("%Y-%m-%dT%H:%M:%S"),
         }
         for suffix, matrix in known_tasks(federation).items():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from PIL import Image
 
 import callbacks.record
+import cfl
 from callbacks.record import _write_csv
 from cfl.compare.matrix_file import read_matrix_csv
 from cfl.compare.run_folder import SUMMARY_KEYS, read_run
@@ -20,6 +23,7 @@ from cfl.data.sources import Synthetic
 from cfl.data.streams import Permuted
 from cfl.models import MLP
 from cfl.schedule import Schedule
+from cfl.source_digest import digest_of, source_digest
 
 ROUNDS, TASKS, SAMPLED = 6, 2, 2
 
@@ -64,6 +68,25 @@ def test_summary_keeps_the_contract(run: Path) -> None:
     assert summary["parameters"] == tiny_cli.PARAMETERS
     assert summary["server_sees"] == "sums only"
     assert summary["used_space"] is None
+
+
+def test_summary_says_which_code_it_was(run: Path, tmp_path: Path) -> None:
+    """Every file of the packages counts, by path and content, wherever they lie; other files do not."""
+    packages = [Path(callbacks.__file__).parent, Path(cfl.__file__).parent]
+    found = tiny_cli.summary(run)["versions"]["source"]
+    assert re.fullmatch("[0-9a-f]{12}", found)
+    for package in packages:
+        shutil.copytree(
+            package, tmp_path / package.name, ignore=lambda _, names: [n for n in names if n == "__pycache__"]
+        )
+    copies = [tmp_path / package.name for package in packages]
+    assert found == digest_of(copies) == digest_of(copies[::-1]) == source_digest()
+    (copies[1] / "notes.txt").write_text("no code")
+    assert digest_of(copies) == found
+    (copies[1] / "errors.py").rename(copies[1] / "mistakes.py")
+    moved = digest_of(copies)
+    (copies[1] / "mistakes.py").write_text("pass")
+    assert len({found, moved, digest_of(copies)}) == 3
 
 
 def test_summary_figures_follow_from_the_matrix(run: Path) -> None:
