@@ -30,7 +30,7 @@ from torch import Tensor
 
 from cfl import processes
 from cfl.errors import ConfigError
-from cfl.metrics import average_accuracy, last_evaluated
+from cfl.metrics import average_accuracy, last_evaluated, mean_over, own_tasks
 
 NLL_FORMULAS: dict[str, str] = {
     "nll": "mean over i <= t of n[t, i], in nats (lower is better)",
@@ -59,7 +59,7 @@ def nll_forgetting(n: Tensor, after: int | None = None) -> Tensor:
     earlier = n[..., :t, :t]
     best = earlier.masked_fill(torch.isnan(earlier), math.inf).amin(-2)
     best = best.masked_fill(best == math.inf, math.nan)
-    return (n[..., t, :t] - best).clamp(min=0).mean(-1)  # clamp leaves NaN alone
+    return mean_over((n[..., t, :t] - best).clamp(min=0), own_tasks(n)[..., :t])  # clamp leaves NaN alone
 
 
 class NLLMatrix:

@@ -30,6 +30,7 @@ Worked by hand for three tasks, ``b = (10, 12, 8)`` and
 - FWT = ((20 - 12) + (30 - 8)) / 2 = (8 + 22) / 2 = 15.
 
 A mean over no task (FGT, BWT and FWT after the first task) and a mean with a term that was not evaluated are NaN.
+With a matrix per client, tasks on which a client was never evaluated are not its own: its means are over the others.
 """
 
 from __future__ import annotations
@@ -76,6 +77,22 @@ def _undefined(a: Tensor) -> Tensor:
     return a.new_full(a.shape[:-2], math.nan)
 
 
+def own_tasks(a: Tensor) -> Tensor:
+    """``[..., T]`` bool: which tasks have a part in the means: with leading dimensions, those evaluated at any time.
+
+    Args:
+        a: ``[..., T, T]``.
+    """
+    own = ~torch.isnan(a).all(-2)
+    return own if a.ndim > 2 else torch.ones_like(own)
+
+
+def mean_over(terms: Tensor, own: Tensor) -> Tensor:
+    """``[..., n]`` terms to their mean ``[...]`` over those with ``own [..., n]``; NaN of none, and with a NaN term."""
+    total = torch.where(own, terms, torch.zeros_like(terms)).sum(-1)
+    return total / own.sum(-1)
+
+
 def average_accuracy(a: Tensor, after: int | None = None) -> Tensor:
     """ACC: mean over the tasks seen so far, ``mean_{i <= t} a[t, i]``.
 
@@ -90,7 +107,7 @@ def average_accuracy(a: Tensor, after: int | None = None) -> Tensor:
         ValueError: ``a`` is not a floating point ``[..., T, T]`` or ``after`` not one of its rows.
     """
     a, t = _matrix_and_row(a, after)
-    return _undefined(a) if t is None else a[..., t, : t + 1].mean(-1)
+    return _undefined(a) if t is None else mean_over(a[..., t, : t + 1], own_tasks(a)[..., : t + 1])
 
 
 def forgetting(a: Tensor, after: int | None = None) -> Tensor:
@@ -101,7 +118,7 @@ def forgetting(a: Tensor, after: int | None = None) -> Tensor:
     a, t = _matrix_and_row(a, after)
     if t is None:
         return _undefined(a)
-    return (a.diagonal(dim1=-2, dim2=-1)[..., :t] - a[..., t, :t]).mean(-1)
+    return mean_over(a.diagonal(dim1=-2, dim2=-1)[..., :t] - a[..., t, :t], own_tasks(a)[..., :t])
 
 
 def forgetting_max(a: Tensor, after: int | None = None, include_last: bool = False) -> Tensor:
@@ -131,7 +148,7 @@ def forgetting_max(a: Tensor, after: int | None = None, include_last: bool = Fal
     if include_last:
         excluded = excluded | torch.ones_like(excluded).triu(1)
     best = candidates.masked_fill(excluded, -math.inf).amax(-2)
-    return (best.masked_fill(best == -math.inf, math.nan) - a[..., t, :t]).mean(-1)
+    return mean_over(best.masked_fill(best == -math.inf, math.nan) - a[..., t, :t], own_tasks(a)[..., :t])
 
 
 def backward_transfer(a: Tensor, after: int | None = None) -> Tensor:
@@ -142,7 +159,7 @@ def backward_transfer(a: Tensor, after: int | None = None) -> Tensor:
     a, t = _matrix_and_row(a, after)
     if t is None:
         return _undefined(a)
-    return (a[..., t, :t] - a.diagonal(dim1=-2, dim2=-1)[..., :t]).mean(-1)
+    return mean_over(a[..., t, :t] - a.diagonal(dim1=-2, dim2=-1)[..., :t], own_tasks(a)[..., :t])
 
 
 def forward_transfer(a: Tensor, initial: Tensor, after: int | None = None) -> Tensor:
@@ -165,7 +182,7 @@ def forward_transfer(a: Tensor, initial: Tensor, after: int | None = None) -> Te
     if t is None:
         return _undefined(a)
     before_learning = a.diagonal(offset=1, dim1=-2, dim2=-1)[..., :t]
-    return (before_learning - initial.to(a)[..., 1 : t + 1]).mean(-1)
+    return mean_over(before_learning - initial.to(a)[..., 1 : t + 1], own_tasks(a)[..., 1 : t + 1])
 
 
 class AccuracyMatrix(Metric):
@@ -309,10 +326,10 @@ class AccuracyMatrix(Metric):
     def summary(self, after: int | None = None) -> dict[str, float | None]:
         """The figures of :data:`FORMULAS`, ready for JSON.
 
-        For personal models each figure is computed per client and then averaged over the clients for which it is
-        defined; three more keys describe the spread of ACC over these clients: ``acc_std_clients`` (standard
-        deviation over this population, in points), ``acc_worst_client`` (the lowest, in percent) and
-        ``clients_evaluated`` (how many there are).
+        For personal models each figure is computed per client, over the tasks that it holds, and then averaged over the
+        clients for which it is defined; three more keys describe the spread of ACC over these clients:
+        ``acc_std_clients`` (standard deviation over this population, in points), ``acc_worst_client`` (the lowest, in
+        percent) and ``clients_evaluated`` (how many there are).
 
         Args:
             after: the row t, 0 .. T-1; None takes the last row in which anything was evaluated.

@@ -36,6 +36,7 @@ _PLUGINS: dict[str, type] = {
     "sources": Source,
     "partition": Partition,
     "participation": Participation,
+    "of": Participation,
     "augmentation": Augmentation,
     "sequences": TaskSequences,
 }

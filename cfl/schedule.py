@@ -149,17 +149,28 @@ class Schedule:
             )
         return list(self.rounds_per_task)
 
-    def bind(self, members: list[np.ndarray], seed: int) -> BoundSchedule:
+    def bind(
+        self, members: Sequence[np.ndarray], seed: int, eligible: Sequence[np.ndarray] | None = None
+    ) -> BoundSchedule:
         """The schedule of one experiment.
 
         Args:
             members: per task, the ids of the clients that hold it, ascending.
             seed: the run's seed.
+            eligible: where ``members`` are not to be asked for yet, who may be among them; a round then has fewer
+                clients than ``clients_per_round`` where fewer hold the task.
 
         Raises:
-            ConfigError: if a round asks for more clients than hold the task, or clients have clocks of their own and
-                do not all hold every task.
+            ConfigError: if a round asks for more clients than hold the task, or may hold it, or clients have clocks of
+                their own and do not all hold every task.
         """
+        fewest, task = min(
+            (len(clients), task) for task, clients in enumerate(members if eligible is None else eligible)
+        )
+        wanted = self.clients_per_round
+        if isinstance(wanted, int) and wanted > fewest:
+            valid = f"at most {fewest}, the number of clients that hold task {task}, or a fraction in (0, 1]"
+            raise ConfigError("schedule.clients_per_round", wanted, valid)
         clocks = None
         if self.clock_spread:
             if any(not np.array_equal(own, members[0]) for own in members):
@@ -181,7 +192,7 @@ class BoundSchedule:
     """
 
     def __init__(
-        self, settings: Schedule, members: list[np.ndarray], seed: int, clocks: np.ndarray | None = None
+        self, settings: Schedule, members: Sequence[np.ndarray], seed: int, clocks: np.ndarray | None = None
     ) -> None:
         self.settings, self.members, self.seed = settings, members, seed
         self._own_ends = None if clocks is None else np.cumsum(clocks, axis=1)
@@ -192,20 +203,10 @@ class BoundSchedule:
         self.num_tasks = len(members)
         self.num_rounds = int(self._ends[-1])
         self._last: RoundPlan | None = None
-        for task in range(self.num_tasks):
-            self._sample_size(task, len(self.members[task]))
 
-    def _sample_size(self, task: int, present: int) -> int:
-        wanted, holders = self.settings.clients_per_round, len(self.members[task])
-        if isinstance(wanted, float):
-            return max(1, round(wanted * present))
-        if wanted > holders:
-            raise ConfigError(
-                "schedule.clients_per_round",
-                wanted,
-                f"at most {holders}, the number of clients that hold task {task}, or a fraction in (0, 1]",
-            )
-        return min(wanted, present)
+    def _sample_size(self, present: int) -> int:
+        wanted = self.settings.clients_per_round
+        return max(1, round(wanted * present)) if isinstance(wanted, float) else min(wanted, present)
 
     @property
     def own_clocks(self) -> bool:
@@ -215,7 +216,7 @@ class BoundSchedule:
     @property
     def most_clients(self) -> int:
         """The greatest number of clients in any round."""
-        return max(self._sample_size(task, len(self.members[task])) for task in range(self.num_tasks))
+        return max(self._sample_size(len(self.members[task])) for task in range(self.num_tasks))
 
     def rounds_of(self, task: int) -> int:
         """Number of rounds whose plans are of a task."""
@@ -270,7 +271,7 @@ class BoundSchedule:
         if self._own_ends is not None:
             present = present[self._own_ends[present, -1] > round]
         generator = numpy_generator(self.seed, "sample clients", round)
-        chosen = generator.choice(present, size=self._sample_size(task, len(present)), replace=False)
+        chosen = generator.choice(present, size=self._sample_size(len(present)), replace=False)
         clients = tuple(np.sort(chosen).tolist())
         return RoundPlan(
             round=round,

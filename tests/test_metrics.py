@@ -178,6 +178,27 @@ def test_a_missing_term_makes_a_mean_undefined_rather_than_another_mean() -> Non
     assert forward_transfer(a, b, after=1).item() == pytest.approx((a[0, 1] - b[1]).item())
 
 
+def test_a_client_is_judged_by_the_tasks_that_are_its_own() -> None:
+    """As if the others were not there; a term of its own that is missing still makes a mean undefined."""
+    generator = torch.Generator().manual_seed(5)
+    a = 100 * torch.rand(3, 4, 4, generator=generator, dtype=torch.float64)
+    b = 100 * torch.rand(3, 4, generator=generator, dtype=torch.float64)
+    a[1, :, 1] = b[1, 1] = NAN
+    a[2, 3, 0] = NAN
+    own = [0, 2, 3]
+    f = {key: value[1].item() for key, value in figures(a, b).items()}
+    assert f["acc"] == pytest.approx(a[1, 3, own].mean().item())
+    drops = [(a[1, i, i] - a[1, 3, i]).item() for i in (0, 2)]
+    assert f["fgt"] == pytest.approx(sum(drops) / 2)
+    assert f["bwt"] == pytest.approx(-sum(drops) / 2)
+    assert f["fgt_max"] == pytest.approx(sum((a[1, :3, i].max() - a[1, 3, i]).item() for i in (0, 2)) / 2)
+    assert f["fwt"] == pytest.approx(sum((a[1, i - 1, i] - b[1, i]).item() for i in (2, 3)) / 2)
+    for client in (0, 2):
+        alone = {key: value.item() for key, value in figures(a[client], b[client]).items()}
+        assert {key: value[client].item() for key, value in figures(a, b).items()} == pytest.approx(alone, nan_ok=True)
+    assert math.isnan(figures(a, b)["acc"][2].item())
+
+
 def test_wrong_shapes_and_rows_are_refused() -> None:
     with pytest.raises(ValueError, match=r"\[2, 3\]"):
         average_accuracy(torch.zeros(2, 3))

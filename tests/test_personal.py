@@ -173,6 +173,14 @@ def test_every_client_is_evaluated_with_its_own_model_on_the_tasks_it_holds(laye
                     assert federation.accuracy_task_il is not None
                     assert federation.accuracy_task_il.compute()[c, row - 1, i] == pytest.approx(known)
     assert matrix[:, 1, 1].std() > 0, "clients differ"
+    summary = federation.accuracy.summary()
+    means = [sum(float(matrix[c, 1, i]) for i in held) / len(held) for c in range(5) if (held := held_by(data, c))]
+    assert summary["acc"] == pytest.approx(sum(means) / 5), "who holds fewer tasks is judged by these"
+    assert summary["clients_evaluated"] == 5
+
+
+def held_by(data: FederatedDataModule, client: int) -> list[int]:
+    return [task for task, members in enumerate(data.members) if client in members]
 
 
 @pytest.mark.parametrize(

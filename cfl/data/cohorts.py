@@ -340,8 +340,8 @@ def check_every_client_trains(indices: Sequence[Mapping[int, np.ndarray]], sched
             raise ConfigError(
                 "schedule.drop_last",
                 True,
-                f"false, or schedule.batch_size of at most {size}: client {client} has {size} samples "
-                f"of task {task}, which is less than one batch of {schedule.batch_size}",
+                f"false, schedule.batch_size of at most {size}, or data.participation: Holders: client {client} has "
+                f"{size} samples of task {task}, which is less than one batch of {schedule.batch_size}",
             )
         raise ConfigError(
             "data.partition",
@@ -351,15 +351,16 @@ def check_every_client_trains(indices: Sequence[Mapping[int, np.ndarray]], sched
         )
 
 
-def holders(held: Mapping[int, np.ndarray], schedule: Schedule) -> np.ndarray:
-    """Ascending ids of the clients that have samples enough for a batch.
+def holders(held: Mapping[int, np.ndarray], schedule: Schedule, min_samples: int) -> np.ndarray:
+    """Ascending ids of the clients that have samples enough, and a batch.
 
     Args:
         held: client -> its samples of one task, clients ascending.
         schedule: says whether a batch may be a partial one.
+        min_samples: what is enough.
     """
     clients = np.fromiter(held, dtype=np.int64, count=len(held))
-    return clients[share_sizes(held) >= _fewest(schedule)]
+    return clients[share_sizes(held) >= max(min_samples, _fewest(schedule))]
 
 
 def _fewest(schedule: Schedule) -> int:

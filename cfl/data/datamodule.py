@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from cfl.data.exposure import EXPOSURES, Exposure, Places, exposed, portions
 from cfl.data.inputs import Inputs, Moment
 from cfl.data.participation import AllClients, Participation
 from cfl.data.partitions import IID, Partition, client_indices
+from cfl.data.partitions.client_shares import ClientShares
 from cfl.data.scenarios import OutputMap, Scenario, output_map, require_binary
 from cfl.data.sequences import TaskSequences
 from cfl.data.sources.root import data_root
@@ -114,7 +116,7 @@ class FederatedDataModule(LightningDataModule):
         if not 0 <= validation < 1:
             raise ConfigError("data.validation", validation, "a share in [0, 1)")
         own_pace = bool(schedule.clock_spread) or exposure == "asynchronous"
-        if own_pace and participation is not None and participation.holders_only:
+        if own_pace and participation is not None and participation.min_samples:
             valid = "another one with schedule.clock_spread or data.exposure: asynchronous"
             raise ConfigError("data.participation", participation.name, valid)
         self.validation = validation
@@ -188,7 +190,7 @@ class FederatedDataModule(LightningDataModule):
         return self.stream.shape
 
     @cached_property
-    def participants(self) -> list[np.ndarray]:
+    def eligible(self) -> list[np.ndarray]:
         """Per task, the ids of the clients to whom its samples are dealt, ascending."""
         return self.participation.members(self.num_clients, self.num_tasks, self.seed)
 
@@ -197,27 +199,29 @@ class FederatedDataModule(LightningDataModule):
         """Per task, the ids of the clients that hold it, ascending. Reads files where those without samples stay away.
 
         Raises:
-            ConfigError: ``data.participation``: nobody has a batch of a task.
+            ConfigError: ``data.participation``: nobody has samples enough of a task.
         """
-        if not self.participation.holders_only:
-            return self.participants
-        found = [holders(held, self.schedule) for held in self._held]
+        enough = self.participation.min_samples
+        if not enough:
+            return self.eligible
+        found = [holders(held, self.schedule, enough) for held in self._held]
         for task, clients in enumerate(found):
             if not len(clients):
-                value = f"{self.participation.name}: no client has a batch of task {task}"
-                raise ConfigError("data.participation", value, "fewer clients, or schedule.drop_last: false")
+                value = f"{self.participation.name}: nobody has {enough} samples, and a batch, of task {task}"
+                valid = "fewer clients, a smaller min_samples, or a smaller batch_size with drop_last"
+                raise ConfigError("data.participation", value, valid)
         return found
 
     @cached_property
     def rounds(self) -> BoundSchedule:
-        """The schedule for this stream and these clients."""
-        return self.schedule.bind(self.members, self.seed)
+        """The schedule for this stream and these clients. Reads no files before clients are asked for."""
+        if not self.participation.min_samples:
+            return self.schedule.bind(self.members, self.seed)
+        return self.schedule.bind(_Later(self.num_tasks, lambda: self.members), self.seed, self.eligible)
 
     @property
     def num_rounds(self) -> int:
         """Communication rounds over all tasks: Lightning's ``max_epochs``."""
-        if self.participation.holders_only:  # who they are takes files to say, how many rounds there are does not
-            return sum(self.schedule.rounds(self.num_tasks))
         return self.rounds.num_rounds
 
     # Reading files.
@@ -246,10 +250,10 @@ class FederatedDataModule(LightningDataModule):
         return set_aside(whole, self.validation, self.seed)
 
     def _whole_deal(self) -> Sequence[Mapping[int, np.ndarray]]:
-        dealt_to = self.participants
+        dealt_to = self.eligible
         if self.sequences is not None:
             everyone = np.arange(self.num_clients)
-            learners = [self._learners(task, self.participants) for task in range(self.stream.num_tasks)]
+            learners = [self._learners(task, self.eligible) for task in range(self.stream.num_tasks)]
             wanting = [np.array([client for client, _ in of_task]) for of_task in learners]
             dealt_to = [own if len(own) and self.sequences.split == "holders" else everyone for own in wanting]
         return client_indices(self.tasks, self.partition, dealt_to, self.num_clients, self.seed, self.repartition)
@@ -258,21 +262,20 @@ class FederatedDataModule(LightningDataModule):
     def indices(self) -> Sequence[Mapping[int, np.ndarray]]:
         """Per task, client -> indices into the task's training set, or :attr:`places` where tasks differ by client."""
         found = self._held
-        if self.participation.holders_only:
-            of_members = zip(found, self.members, strict=True)
-            found = [{client: held[client] for client in members.tolist()} for held, members in of_members]
+        if self.participation.min_samples:
+            found = [_only(held, members) for held, members in zip(found, self.members, strict=True)]
         if self.exposure != "asynchronous":  # there, what counts is what a client has in every period
             check_every_client_trains(found, self.schedule)
         return found
 
     @cached_property
     def _held(self) -> Sequence[Mapping[int, np.ndarray]]:
-        """As :attr:`indices`, of all :attr:`participants`; they may have nothing."""
+        """As :attr:`indices`, of all that are :attr:`eligible`; they may have nothing."""
         if self.order is None:
             return self.dealt
         return [
             {client: self._places_dealt(self.stream_task(task, client), client) for client in clients.tolist()}
-            for task, clients in enumerate(self.participants)
+            for task, clients in enumerate(self.eligible)
         ]
 
     @cached_property
@@ -496,3 +499,22 @@ class FederatedDataModule(LightningDataModule):
             # The images of the current task are kept as its transform has left them where all clients share it.
             kept = self.order is None
             yield self.inputs.of_task(stream_task, part) if kept else self.inputs.stored(stream_task, part)
+
+
+class _Later(Sequence[np.ndarray]):
+    """Clients of every task, found when the first of them are asked for."""
+
+    def __init__(self, count: int, find: Callable[[], list[np.ndarray]]) -> None:
+        self._count, self._find = count, find
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, task: Any) -> Any:
+        return self._find()[task]
+
+
+def _only(held: Mapping[int, np.ndarray], clients: np.ndarray) -> Mapping[int, np.ndarray]:
+    if isinstance(held, ClientShares):
+        return held.only(clients)
+    return {client: held[client] for client in clients.tolist()}

@@ -16,12 +16,12 @@ class Participation(ABC):
 
     Attributes:
         name: short lower-case name for reports and run names.
-        holders_only: whether clients to whom the partition deals nothing of a task stay away from it; otherwise they
-            are refused.
+        min_samples: training samples of a task without which a client stays away from it; 0: a client without a batch
+            is refused.
     """
 
     name: str
-    holders_only = False
+    min_samples = 0
 
     @abstractmethod
     def members(self, num_clients: int, num_tasks: int, seed: int) -> list[np.ndarray]:
@@ -113,21 +113,28 @@ class Joining(Participation):
 
 
 class Holders(Participation):
-    """Of the clients that may take part in a task, those that have samples of it: as many as one batch asks for.
+    """Of the clients that may take part in a task, those that have samples of it; others stay away from its rounds.
 
-    Where skewed or small shares leave clients without samples of some tasks, these are not sampled in its rounds and
-    asked for nothing. ``schedule.clients_per_round`` then is better a fraction: it is one of the holders. Sampling
-    draws as with ``of`` alone in tasks that everybody holds.
+    For skewed or small shares, which leave clients without samples of some tasks (``Dirichlet`` with ``min_samples:
+    0``, tasks dealt once). Who they are takes the data to say. An integer ``schedule.clients_per_round`` is the most
+    that a round has; where fewer hold the task, all of them train. Where a task's rounds train on other tasks as well
+    (``data.exposure``), it is still the samples of that task that count.
 
     Args:
         of: who may take part; all clients if not given.
+        min_samples: fewest training samples of a task, validation not counted, at least 1; with
+            ``schedule.drop_last`` at least a batch is asked for, too.
+
+    Raises:
+        ConfigError: ``data.participation.min_samples`` below 1.
     """
 
-    holders_only = True
-
-    def __init__(self, of: Participation | None = None) -> None:
+    def __init__(self, of: Participation | None = None, min_samples: int = 1) -> None:
+        if min_samples < 1:
+            raise ConfigError("data.participation.min_samples", min_samples, "an integer of at least 1")
         self.of = AllClients() if of is None else of
-        self.name = f"holders-{self.of.name}"
+        self.min_samples = min_samples
+        self.name = f"holders-{self.of.name}" + (f"-{min_samples}" if min_samples > 1 else "")
 
     def members(self, num_clients: int, num_tasks: int, seed: int) -> list[np.ndarray]:
         """See :meth:`Participation.members`: who may take part."""

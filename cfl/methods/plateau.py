@@ -119,7 +119,8 @@ class LearningRateDecay(Method):
             for client in members.tolist():
                 if not len(data.validation_indices(task, client)):
                     what = f"client {client} has too few samples of task {task} to set one aside"
-                    raise ConfigError("data.validation", what, "a partition with two samples or more for every client")
+                    valid = "a partition with two or more for every client that takes part, or Holders with min_samples"
+                    raise ConfigError("data.validation", what, valid)
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """The floor must be below the learning rate."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from tiny import fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
 
+from callbacks import RunRecord
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import AllClients, Holders, Joining, Participation, RandomShare
 from cfl.data.partitions import IID, Dirichlet
@@ -72,10 +74,39 @@ def test_where_everybody_holds_every_task_it_changes_nothing() -> None:
 
 
 def test_the_number_of_rounds_is_known_before_a_file_is_read() -> None:
-    data = skewed_data(Holders(), schedule={"rounds_per_task": [1, 2, 4]})
-    assert data.num_rounds == 7
+    data = skewed_data(Holders(), schedule={"rounds_per_task": [1, 2, 4], "clients_per_round": 3})
+    assert data.num_rounds == data.rounds.num_rounds == 7
+    assert [data.rounds.task_of(number) for number in range(7)] == [0, 1, 1, 2, 2, 2, 2]
+    assert not data.rounds.own_clocks
     assert "tasks" not in vars(data)
-    assert data.rounds.num_rounds == 7
+    assert data.rounds.round(0).clients
+    assert "tasks" in vars(data)
+
+
+def test_a_number_of_clients_is_the_most_that_a_round_has() -> None:
+    data = skewed_data(Holders(), schedule={"clients_per_round": 5})
+    held = [len(members) for members in data.members]
+    assert min(held) < 5
+    for number in range(data.num_rounds):
+        plan = data.rounds.round(number)
+        assert len(plan.clients) == min(5, held[plan.task])
+    assert data.rounds.most_clients == min(5, max(held))
+
+
+def test_how_many_samples_are_enough() -> None:
+    data, all_of_them = (skewed_data(Holders(min_samples=count)) for count in (12, 1))
+    for members, others, held in zip(data.members, all_of_them.members, data.dealt, strict=True):
+        assert members.tolist() == [client for client, own in held.items() if len(own) >= 12]
+        assert set(members.tolist()) <= set(others.tolist())
+    assert data.participation.name != all_of_them.participation.name
+
+
+def test_the_partition_report_shows_who_takes_part(tmp_path: Path) -> None:
+    data = skewed_data(Holders())
+    fit(tiny_client(data, mlp, sgd), data, callbacks=[RunRecord(dir=str(tmp_path / "run"))])
+    rows = (tmp_path / "run" / "partition.csv").read_text().splitlines()[1:]
+    found = [tuple(map(int, row.split(",")[:2])) for row in rows]
+    assert found == [(task, client) for task, members in enumerate(data.members) for client in members.tolist()]
 
 
 def test_without_it_such_clients_are_refused() -> None:
@@ -88,7 +119,7 @@ def test_without_it_such_clients_are_refused() -> None:
     [
         ({"schedule": {"clock_spread": 0.5}}, "data.participation"),
         ({"exposure": "asynchronous"}, "data.participation"),
-        ({"schedule": {"clients_per_round": 6}}, "schedule.clients_per_round"),
+        ({"schedule": {"clients_per_round": 7}}, "schedule.clients_per_round"),
         ({"schedule": {"drop_last": True, "batch_size": 1000}}, "data.participation"),
     ],
     ids=str,
@@ -97,3 +128,8 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError) as found:
         skewed_data(Holders(Joining(6, 0)), **options).setup("fit")
     assert found.value.key == key
+
+
+def test_fewer_samples_than_one_are_no_bound() -> None:
+    with pytest.raises(ConfigError, match=r"data\.participation\.min_samples"):
+        Holders(min_samples=0)

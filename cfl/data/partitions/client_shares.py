@@ -71,6 +71,10 @@ class ClientShares(Mapping[int, np.ndarray]):
         self._row_of = np.full(1 + int(clients.max(initial=-1)), -1, dtype=np.int32)
         self._row_of[clients] = np.arange(len(clients)) if rows is None else rows
 
+    def only(self, clients: np.ndarray) -> ClientShares:
+        """The same shares of some of the clients, ``[n]`` int64 ids, ascending."""
+        return ClientShares(clients, self.shares, self._row_of[clients])
+
     @property
     def sizes(self) -> np.ndarray:
         """Samples of each client, ``[m]`` int64, in the order of :attr:`clients`."""
