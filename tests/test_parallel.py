@@ -26,7 +26,7 @@ from cfl.cohort import Cohort
 from cfl.data.augmentation import CropFlip
 from cfl.data.cohorts import CohortBatch
 from cfl.data.evaluation import EvaluationBatch
-from cfl.data.participation import Joining
+from cfl.data.participation import Holders, Joining
 from cfl.data.partitions import Dirichlet
 from cfl.data.sources import Binarised, Synthetic
 from cfl.data.streams import Permuted
@@ -109,11 +109,19 @@ class Counts(Method):
         return {"steps": self.steps}
 
 
+SKEWED = Dirichlet(0.05, min_samples=0, balance=False)
+
 # name -> network, methods, options of the data, options of the orchestrator
 VARIANTS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
     "unequal clients": (mlp, dict, {}, {"client_weighting": "samples", "server_momentum": 0.5}),
     "one client per round": (mlp, dict, {"schedule": {"clients_per_round": 1, "evaluate_every": 1}}, {}),
     "fot": (ConvNet, lambda: {"fot": FOT(0.9)}, {"schedule": {"clients_per_round": 3}}, {}),
+    "fot where clients hold some tasks": (
+        ConvNet,
+        lambda: {"fot": FOT(0.9, gpse_clients="all")},
+        {"stream": permuted(3), "participation": Holders(), "partition": SKEWED, "schedule": {"clients_per_round": 4}},
+        {},
+    ),
     "fot local": (ConvNet, lambda: {"fot": FOT(0.9, gpse_model="local", residual_share="client_mean")}, {}, {}),
     "fot all": (
         norm_net,
