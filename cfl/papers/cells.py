@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from cfl.errors import ConfigError
 from cfl.experiment import config_hash
 from cfl.papers.definition import SCALE, Figure, NotAvailable, Recipe, Table
 from cfl.papers.expressions import Undefined, Unrecorded
@@ -82,6 +83,11 @@ class Cell:
         return bool(self.seeds) or bool(self.without)
 
     @property
+    def has_target(self) -> bool:
+        """Whether there is a published number that ours should meet at the published protocol."""
+        return self.published is not None and self.table.no_target(self.point, self.figure) is None
+
+    @property
     def told(self) -> bool:
         """Whether the runs say something of the value: what it is, or that there is none."""
         return bool(self.seeds) or bool(set(self.without) - set(self.unrecorded))
@@ -102,7 +108,7 @@ class Cell:
         """Ours minus the paper's; None for what is not held against it: a reduced scale, the mean of some seeds."""
         if self.point[SCALE] != self.table.paper.published_scale or self.without:
             return None
-        if self.ours is None or self.published is None:
+        if self.ours is None or self.published is None or not self.has_target:
             return None
         return self.ours.mean - self.published.mean
 
@@ -126,12 +132,31 @@ class Cell:
             return f"{scale}value in {len(self.seeds)} of {len(self.seeds) + len(self.without)} seeds only ({reasons})"
         if reduced:
             return f"{scale}by order only"
+        if self.published is not None and not self.has_target:
+            return f"not compared ({self.table.no_target(self.point, self.figure)})"
         if self.difference is None or self.published is None or self.ours is None:
             return "run"
         allowed = max((self.published.std or 0.0) + (self.ours.std or 0.0), self.definition.tolerance)
         # One part in 10^9 for the rounding of decimal fractions: 0.5 is within 0.5.
         within = abs(self.difference) <= allowed * (1 + 1e-9)
         return "matched" if within else f"off by {self.difference:+.{self.definition.decimals}f}"
+
+
+@dataclass
+class Missing:
+    """What a table lacks.
+
+    Attributes:
+        jobs: the runs to be made, each once, seed by seed.
+        finished: how many runs there are already.
+        cannot: of what cannot be run: name, reason.
+        refused: of cells whose configuration is refused: name, message.
+    """
+
+    jobs: list[Job]
+    finished: int
+    cannot: list[tuple[str, str]]
+    refused: list[tuple[str, str]]
 
 
 class Experiments:
@@ -211,19 +236,23 @@ class Experiments:
         )
 
     def _runs(self, arguments: tuple[str, ...]) -> tuple[dict[int, Result], str | None]:
-        """The finished runs of a recipe by seed, and which data sets it needs that are missing."""
+        """The finished runs of a recipe by seed, and why there can be none, e.g. data sets that are missing."""
         if arguments not in self._found:
             look = rough(arguments)
             # Resolving takes a tenth of a second, and a page has hundreds of cells that were never run.
             may_be = any(look.may_be(result.experiment) for result in self.results.all)
-            found = self.results.of(self.resolver.experiment(arguments)) if may_be else {}
-            self._found[arguments] = (found, self.missing.reason(look.words))
+            absent = self.missing.reason(look.words)
+            try:
+                found = self.results.of(self.resolver.experiment(arguments)) if may_be else {}
+            except ConfigError as error:  # what runs were made with once may be refused by now
+                found, absent = {}, f"its configuration is refused: {' '.join(str(error).split())}"
+            self._found[arguments] = (found, absent)
         return self._found[arguments]
 
     def jobs(
         self, table: Table, scale: str, chosen: Mapping[str, Sequence[str]] | None, seeds: int, root: Path
-    ) -> tuple[list[Job], int, list[tuple[str, str]]]:
-        """The runs that a table lacks, each once, seed by seed.
+    ) -> Missing:
+        """The runs that a table lacks.
 
         Args:
             table: the table.
@@ -232,14 +261,12 @@ class Experiments:
             seeds: seeds 0 .. seeds - 1.
             root: below it, run folders are made.
 
-        Returns:
-            The jobs, how many runs there are already, and for what cannot be run: name and reason.
-
         Raises:
-            ConfigError: a value that the table does not have, or a configuration that is refused.
+            ConfigError: an axis, value or scale that the table does not have.
         """
         wanted: dict[str, tuple[Mapping[str, str], Recipe, dict[str, Any]]] = {}
         cannot: dict[str, str] = {}
+        refused: dict[str, str] = {}
         for point in table.points(scale, chosen):
             for part in [part for figure in table.figures_at(point).values() for part in figure.points(point)]:
                 name = " ".join(part[axis] for axis in part)
@@ -248,7 +275,11 @@ class Experiments:
                 except NotAvailable as reason:
                     cannot[name] = str(reason)
                     continue
-                experiment = self.resolver.experiment(recipe.arguments)
+                try:
+                    experiment = self.resolver.experiment(recipe.arguments)
+                except ConfigError as error:  # of this cell alone
+                    refused[name] = str(error)
+                    continue
                 wanted.setdefault(config_hash(experiment), (dict(part), recipe, experiment))
         jobs, finished = [], 0
         for seed in range(seeds):
@@ -257,7 +288,7 @@ class Experiments:
                     finished += 1
                     continue
                 jobs.append(self._job(table, described, recipe, {**experiment, "seed_everything": seed}, seed, root))
-        return jobs, finished, list(cannot.items())
+        return Missing(jobs, finished, list(cannot.items()), list(refused.items()))
 
     def _job(
         self,

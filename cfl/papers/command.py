@@ -65,21 +65,24 @@ def run(options: argparse.Namespace, console: Console) -> int:
     runner = Runner(options.jobs, MissingData(options.runs / MISSING), console)
     known = experiments_in(options.runs)
     seeds = options.seeds or table.seeds
-    jobs, finished, cannot = known.jobs(table, options.scale, chosen, seeds, options.runs)
-    for name, reason in cannot:
+    lacks = known.jobs(table, options.scale, chosen, seeds, options.runs)
+    for name, reason in lacks.cannot:
         console.print(f"cannot run here ({reason}): {name}", highlight=False, soft_wrap=True)
+    for name, reason in lacks.refused:
+        console.print(f"failed   {name}: {reason}", highlight=False, markup=False, soft_wrap=True)
+    status = 1 if lacks.refused else 0
     if options.dry_run:
-        for job in jobs:
+        for job in lacks.jobs:
             console.print(shown_command(job), highlight=False, markup=False, soft_wrap=True)
-        console.print(f"{len(jobs)} runs to make, {finished} finished")
-        return 0
-    console.print(f"{table.full_name}, {options.scale}: {len(jobs)} runs to make, {finished} finished")
-    outcomes = runner.run(jobs)
+        console.print(f"{len(lacks.jobs)} runs to make, {lacks.finished} finished")
+        return status
+    console.print(f"{table.full_name}, {options.scale}: {len(lacks.jobs)} runs to make, {lacks.finished} finished")
+    outcomes = runner.run(lacks.jobs)
     written = write_report(experiments_in(options.runs), table, options.scale, chosen, options.runs, seeds)
     console.print(written.short, highlight=False, markup=False, soft_wrap=True)
     for path in written.files:
         console.print(str(path), highlight=False, soft_wrap=True)
-    return exit_status(outcomes, runner.interrupted_by)
+    return max(status, exit_status(outcomes, runner.interrupted_by))
 
 
 def _check_seeds(options: argparse.Namespace) -> None:

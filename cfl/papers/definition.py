@@ -155,6 +155,40 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class NoTarget:
+    """Published numbers that a good run is not meant to meet; ours are not held against them.
+
+    Attributes:
+        why: for the reader.
+        when: points that it holds for; empty: all.
+        figures: columns that it holds for; empty: all.
+    """
+
+    why: str
+    when: Mapping[str, Any] = field(default_factory=dict)
+    figures: Sequence[str] = ()
+
+    @classmethod
+    def read(cls, entry: Mapping[str, Any], figures: Collection[str], where: str) -> NoTarget:
+        """From a data file's entry with ``why``, and perhaps ``when`` and ``figures``.
+
+        Raises:
+            ConfigError: a key is unknown, ``why`` is missing, or a figure is named that the table does not have.
+        """
+        _refuse_unknown(entry, cls.__dataclass_fields__, f"{where}, no_targets")
+        if not isinstance(entry.get("why"), str):
+            raise ConfigError(f"{where}, no_targets.why", entry.get("why"), "a text that says why")
+        for name in entry.get("figures", ()):
+            if name not in figures:
+                raise ConfigError(f"{where}, no_targets.figures", name, f"one of {', '.join(figures)}")
+        return cls(**entry)
+
+    def holds(self, point: Point, figure: str) -> bool:
+        """Whether it is about this cell."""
+        return matches(self.when, point) and (not self.figures or figure in self.figures)
+
+
+@dataclass(frozen=True)
 class Order:
     """What is compared where numbers cannot be: the order along an axis, by one figure or by several, each for itself.
 
@@ -234,6 +268,7 @@ class Table:
     notes: Sequence[str]
     over: Over = "tasks"
     seeds: int = 1
+    no_targets: Sequence[NoTarget] = ()
 
     @property
     def full_name(self) -> str:
@@ -291,6 +326,10 @@ class Table:
             if matches(when, point):
                 raise NotAvailable(why)
         return recipe([*self.paper.rules, *self.rules], point)
+
+    def no_target(self, point: Point, figure: str) -> str | None:
+        """Why a cell's published number is nothing to hold ours against; None where it is."""
+        return next((part.why for part in self.no_targets if part.holds(point, figure)), None)
 
     def order_numbers(self) -> Callable[[Point, str], float | None]:
         """By which published number a point stands in the order, by column: its own, or that of ``order.against``."""
@@ -425,6 +464,7 @@ def read_table(paper: Paper, path: Path) -> Table:
         "cannot",
         "notes",
         "seeds",
+        "no_targets",
     )
     _refuse_unknown(entry, keys, where)
     axes = {axis: _texts(values) for axis, values in entry["axes"].items()}
@@ -460,6 +500,7 @@ def read_table(paper: Paper, path: Path) -> Table:
         notes=entry.get("notes", []),
         over=over,
         seeds=_count(entry.get("seeds", paper.seeds), f"{where}, seeds"),
+        no_targets=[NoTarget.read(part, figures, where) for part in entry.get("no_targets", [])],
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +23,9 @@ class Report:
     """What was written.
 
     Attributes:
-        text: the whole report, Markdown.
-        short: one line per status with the number of cells.
-        files: paths of all that was written.
+        text: the report of what was chosen, Markdown.
+        short: one line per status with the number of cells, of what was chosen.
+        files: paths of all that was written, which is over the whole table.
     """
 
     text: str
@@ -42,27 +43,53 @@ def write_report(
 ) -> Report:
     """Write ``<table>-<scale>.md``, ``.csv`` and ``.png`` into ``<runs>/<paper>/reports``.
 
+    The files are over the whole table, whatever was chosen: a later report of one method leaves the others' rows. They
+    take the place of earlier ones in one step each.
+
     Args:
         experiments: the finished runs.
         table: the table.
         scale: which runs.
-        chosen: axis -> values, to leave others out.
+        chosen: axis -> values, to leave others out of what is returned.
         runs: folder of the runs.
-        seeds: use seeds 0 .. seeds - 1 only; None takes whatever there is.
+        seeds: of what is returned, seeds 0 .. seeds - 1 only; None takes whatever there is. The files have at least as
+            many as the table has by default.
 
     Raises:
         ConfigError: an axis, value or scale that the table does not have.
     """
     cells = experiments.cells(table, scale, chosen, seeds)
+    whole = experiments.cells(table, scale, None, None if seeds is None else max(seeds, table.seeds))
     folder = runs / table.paper.name / REPORTS
     folder.mkdir(parents=True, exist_ok=True)
     base = folder / f"{table.name}-{scale}"
-    picture = table_picture(table, cells, base.with_suffix(".png"))
-    text = markdown(table, scale, cells, picture.name if picture else None)
-    base.with_suffix(".md").write_text(text, encoding="utf-8")
-    base.with_suffix(".csv").write_text(as_csv(table, cells), encoding="utf-8")
+    picture = _drawn(table, whole, base.with_suffix(".png"))
+    name = picture.name if picture else None
+    write_whole(base.with_suffix(".md"), markdown(table, scale, whole, name))
+    write_whole(base.with_suffix(".csv"), as_csv(table, whole))
     files = [base.with_suffix(".md"), base.with_suffix(".csv"), *([picture] if picture else [])]
-    return Report(text, counts(cells), files)
+    return Report(markdown(table, scale, cells, name), counts(cells), files)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file in one step, so that of two processes one has the last word and nobody reads a part."""
+    temporary = _beside(path)
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def _drawn(table: Table, cells: Sequence[Cell], path: Path) -> Path | None:
+    """The table's picture, likewise; None, and no file, where nothing of it has been run."""
+    temporary = table_picture(table, cells, _beside(path))
+    if temporary is None:
+        path.unlink(missing_ok=True)  # of an earlier report
+        return None
+    return temporary.replace(path)
+
+
+def _beside(path: Path) -> Path:
+    """A name of this process's own in the same folder, with the same suffix."""
+    return path.with_name(f".{os.getpid()}-{path.name}")
 
 
 def counts(cells: Sequence[Cell]) -> str:
@@ -88,6 +115,7 @@ def markdown(table: Table, scale: str, cells: Sequence[Cell], picture: str | Non
     lines += [f"Cells: {counts(cells)}.", ""]
     notes: list[str] = []
     lines += cell_table(table, cells, notes)
+    lines += tolerances(table, cells) if scale == paper.published_scale else []
     lines += order_table(table, compare_orders(table, cells))
     if notes:
         lines += ["", "Chosen by us, because the paper does not say, or says otherwise:", ""]
@@ -128,6 +156,13 @@ def cell_table(table: Table, cells: Sequence[Cell], notes: list[str]) -> list[st
         ]
         lines.append("| " + " | ".join(row) + " |")
     return lines
+
+
+def tolerances(table: Table, cells: Sequence[Cell]) -> list[str]:
+    """By how much the columns that are compared may differ and still match, as Markdown; empty without any."""
+    compared = {cell.figure for cell in cells if cell.has_target}
+    found = [f"{name} {f.tolerance:g}" for name, f in table.figures.items() if name in compared and f.tolerance]
+    return ["", f"Tolerance: {', '.join(found)}."] if found else []
 
 
 def order_table(table: Table, comparisons: Sequence[OrderComparison]) -> list[str]:

@@ -10,7 +10,7 @@ from cfl.papers.definition import Paper, Table
 from cfl.papers.kept import MISSING, RESULTS, read_kept
 from cfl.papers.missing_data import MissingData
 from cfl.papers.orders import compare_orders
-from cfl.papers.report import cell_table, counts, order_table
+from cfl.papers.report import cell_table, counts, order_table, tolerances
 from cfl.papers.resolving import Resolver
 from cfl.papers.results import Result, Results
 
@@ -18,7 +18,8 @@ HEAD = """# Reproducibility
 
 Written by `python -m cfl.papers reproducibility` from the kept runs in `cfl/papers/*/results`; do not edit. Every cell
 of the papers' tables has a row. A run of the published protocol is `matched` if the difference is at most the sum of
-both deviations or the tolerance stated below the table, otherwise `off by` it. Runs at a reduced scale are never held
+both deviations or the tolerance stated below the table, otherwise `off by` it, and `not compared` where the published
+number is no target. Runs at a reduced scale are never held
 against published numbers: only the order of the methods is compared. [tables.md](tables.md) says how to make the runs.
 """
 
@@ -71,7 +72,9 @@ def _cells(table: Table, by_scale: Mapping[str, Sequence[Cell]]) -> list[Cell]:
 
 def _section(table: Table, by_scale: Mapping[str, Sequence[Cell]]) -> list[str]:
     notes: list[str] = []
-    lines = ["", f"### {table.full_name}: {table.title}", "", *cell_table(table, _cells(table, by_scale), notes)]
+    shown = _cells(table, by_scale)
+    lines = ["", f"### {table.full_name}: {table.title}", "", *cell_table(table, shown, notes)]
+    lines += tolerances(table, shown)
     for scale, cells in by_scale.items():  # all of a scale's runs, also where the table shows one of another scale
         order = order_table(table, compare_orders(table, cells))
         lines += ["", f"Scale `{scale}`:", *order] if order else []

@@ -130,14 +130,14 @@ class Runner:
             while waiting or self._running:
                 while waiting and len(self._running) < self.jobs:
                     job = waiting.pop(0)
-                    outcome = self._start(job, progress)
+                    outcome = self._started(job, progress)
                     if outcome:
                         outcomes.append(outcome)
                         self._say(progress, outcome, 0)
                 for entry in [entry for entry in self._running if entry.process.poll() is not None]:
                     self._running.remove(entry)
                     progress.remove_task(entry.bar)
-                    outcomes.append(self._ended(entry))
+                    outcomes.append(self._became(entry))
                     self._say(progress, outcomes[-1], time.monotonic() - entry.started)
                 for entry in self._running:
                     progress.update(entry.bar, completed=rounds_done(entry.job.folder))
@@ -145,6 +145,20 @@ class Runner:
                 if self._running:
                     time.sleep(0.2)
         return outcomes
+
+    def _started(self, job: Job, progress: Progress) -> Outcome | None:
+        """Start a job's process; an outcome where it is not started. No single job's folder ends all others."""
+        try:
+            return self._start(job, progress)
+        except (OSError, ConfigError) as error:
+            return Outcome(job, "failed", f"not started: {error}")
+
+    def _became(self, entry: _Running) -> Outcome:
+        """What became of a job whose process is over, likewise."""
+        try:
+            return self._ended(entry)
+        except (OSError, ConfigError) as error:
+            return Outcome(entry.job, "failed", f"its end could not be seen to: {error}")
 
     def _start(self, job: Job, progress: Progress) -> Outcome | None:
         """Start a job's process; an outcome where it is not started."""

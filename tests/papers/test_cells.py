@@ -13,9 +13,10 @@ import yaml
 from fabricated import MATRIX, fot, point, resolver, write_run
 
 from cfl.papers.cells import Cell, Experiments, Spread
+from cfl.papers.definition import NoTarget, Rule
 from cfl.papers.missing_data import MissingData
 from cfl.papers.published import Published
-from cfl.papers.report import counts, shown, write_report
+from cfl.papers.report import counts, shown, tolerances, write_report, write_whole
 from cfl.papers.results import Results, read_result, read_results
 
 PMNIST = {"benchmark": ["pmnist"], "partition": ["shards"]}
@@ -66,6 +67,32 @@ def test_matched_is_inside_both_spreads_or_the_tolerance(
 def test_a_reduced_scale_never_matches(scale: str) -> None:
     """Even where the number is the paper's to the last digit."""
     assert cell({0: 85.68}, (85.68, 0.57), scale).status == f"{scale}: by order only"
+
+
+def test_a_published_number_that_is_no_target_is_not_compared() -> None:
+    """Even where ours is the very same; columns and points that nothing is said of are."""
+    of_nll = NoTarget("it is no likelihood", {"method": ["fot"]}, ["ACC"])
+    table = replace(fot()["table1"], no_targets=[of_nll])
+
+    def found(figure: str, method: str, scale: str = "paper") -> Cell:
+        return Cell(table, point(scale, method=method), figure, Published({}, figure, 80.0, None), {0: 80.0})
+
+    assert found("ACC", "fot").status == "not compared (it is no likelihood)"
+    assert found("ACC", "fot").difference is None
+    assert [found("FGT", "fot").status, found("ACC", "er").status] == ["matched", "matched"]
+    assert found("ACC", "fot", "short").status == "short: by order only"
+    assert replace(found("ACC", "fot"), seeds={}).status == "not run"
+    assert counts([found("ACC", "fot"), found("ACC", "er")]) == "not compared 1, matched 1"
+    assert tolerances(table, [found("ACC", "fot"), found("FGT", "fot")]) == ["", "Tolerance: FGT 0.5."]
+    assert tolerances(table, [found("ACC", "fot")]) == []
+
+
+def test_no_wrong_sign_is_a_match() -> None:
+    """Where the paper's own number is the gain of a method, its tolerance lies below it."""
+    table7 = fot()["table7"]
+    (gain,) = [p for p in table7.published if p.place["setting"] == "federated"]
+    worse = Cell(table7, {**point(), "setting": "federated"}, "improvement", gain, {0: 0.0})
+    assert worse.status == "off by -0.48"
 
 
 def test_what_has_no_value_at_a_reduced_scale_says_so() -> None:
@@ -177,24 +204,42 @@ def test_jobs_are_what_is_missing(tmp_path: Path) -> None:
     write_run(tmp_path / "a", arguments(), seed=1)
     chosen = {**PMNIST, "method": ["fedavg", "fot", "unwritten"]}
     table = replace(fot()["table1"], axes={**fot()["table1"].axes, "method": chosen["method"]})
-    jobs, finished, cannot = experiments(tmp_path).jobs(table, "paper", chosen, 2, tmp_path)
+    lacks = experiments(tmp_path).jobs(table, "paper", chosen, 2, tmp_path)
+    jobs = lacks.jobs
     assert [job.name for job in jobs] == [
         "pmnist shards fedavg paper seed 0",
         "pmnist shards fot paper seed 0",
         "pmnist shards fot paper seed 1",
     ]
-    assert finished == 1
-    assert cannot == [("pmnist shards unwritten paper", "method unwritten not available")]
+    assert lacks.finished == 1
+    assert lacks.cannot == [("pmnist shards unwritten paper", "method unwritten not available")]
     folder = jobs[0].folder.relative_to(tmp_path)
     assert str(folder).startswith("fot/pmnist/shards/fedavg/paper-seed0-")
     assert resolver().experiment(jobs[1].arguments[:-1], 0) == jobs[1].experiment
     assert len({job.folder for job in jobs}) == 3
 
 
+def test_a_refused_configuration_is_its_own_cells_failure(tmp_path: Path) -> None:
+    """The others are run and reported all the same."""
+    bad = Rule({"method": "fot"}, settings={"methods.fot.threshold": "high"})
+    table = replace(fot()["table1"], rules=[*fot()["table1"].rules, bad])
+    chosen = {**PMNIST, "method": ["fedavg", "fot"]}
+    lacks = experiments(tmp_path).jobs(table, "paper", chosen, 1, tmp_path)
+    assert [job.name for job in lacks.jobs] == ["pmnist shards fedavg paper seed 0"]
+    ((name, message),) = lacks.refused
+    assert name == "pmnist shards fot paper"
+    assert "methods.fot.threshold=high" in message
+    write_run(tmp_path / "a", arguments(), 0, 80.0)
+    write_run(tmp_path / "b", arguments(method="fot"), 0, 85.0)
+    statuses = {c.point["method"]: c.status for c in experiments(tmp_path).cells(table, "paper", chosen)}
+    assert statuses["fedavg"] != "not run"
+    assert statuses["fot"].startswith("cannot run here (its configuration is refused: ")
+
+
 def test_a_run_that_two_cells_need_is_made_once(tmp_path: Path) -> None:
-    jobs, _, _ = experiments(tmp_path).jobs(fot()["table7"], "paper", None, 1, tmp_path)
+    jobs = experiments(tmp_path).jobs(fot()["table7"], "paper", None, 1, tmp_path).jobs
     assert sorted(job.name.split()[2] for job in jobs) == ["er", "fedavg"]
-    jobs, _, _ = experiments(tmp_path).jobs(fot()["figure6"], "paper", {"threshold": ["0.80"]}, 2, tmp_path)
+    jobs = experiments(tmp_path).jobs(fot()["figure6"], "paper", {"threshold": ["0.80"]}, 2, tmp_path).jobs
     assert len(jobs) == 2
 
 
@@ -243,10 +288,17 @@ def test_report_text_csv_and_picture(tmp_path: Path) -> None:
     assert "| GPM+FL | ACC [" in report.text
     assert ". GPM: threshold" in report.text
     assert "| Permuted MNIST | non-IID | FL, GPM+FL, FOT | 1 | +1.00 | yes | yes | +6.50 | +5.15 |" in report.text
+    assert "\nTolerance: ACC 0.5, FGT 0.5.\n" in report.text
     text, table, picture = report.files
-    assert text.read_text() == report.text
+    shown_rows, rows_of_file = (
+        [re.sub(r" \[\d+]", "", line) for line in found.splitlines() if line.startswith("| Permuted MNIST | non-IID ")]
+        for found in (report.text, text.read_text())
+    )
+    assert len(shown_rows) > 10
+    assert shown_rows == rows_of_file  # all else is of other benchmarks
     with table.open() as file:
-        rows = {(row["method"], row["figure"]): row for row in csv.DictReader(file)}
+        found = [row for row in csv.DictReader(file) if (row["benchmark"], row["partition"]) == ("pmnist", "shards")]
+    rows = {(row["method"], row["figure"]): row for row in found}
     assert rows["fot", "ACC"]["ours"] == "87.0"
     assert rows["fot", "ACC"]["paper_std"] == "0.13"
     assert float(rows["fot", "ACC"]["difference"]) == pytest.approx(1.79)
@@ -254,11 +306,46 @@ def test_report_text_csv_and_picture(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_report_of_some_methods_leaves_the_others(tmp_path: Path) -> None:
+    """In its files; what is printed, and counted, is what was asked for. Seeds likewise."""
+    for seed in range(4):
+        write_run(tmp_path / f"a{seed}", arguments(), seed, 80.0 + seed)
+    write_run(tmp_path / "b", arguments(method="fot"), 0, 87.0)
+    table, known = fot()["table1"], experiments(tmp_path)
+    whole = write_report(known, table, "paper", {}, tmp_path, table.seeds)
+    before = [path.read_bytes() for path in whole.files]
+    some = write_report(known, table, "paper", {**PMNIST, "method": ["fot"]}, tmp_path, 1)
+    assert [path.read_bytes() for path in some.files] == before
+    assert "| FL | ACC | 80.06 ± 0.43 | 81.00 ± 1.00 | 3 |" in some.files[0].read_text()
+    assert "| FL | ACC" not in some.text
+    assert some.short == counts(known.cells(table, "paper", {**PMNIST, "method": ["fot"]}, 1))
+    write_report(known, table, "paper", {"method": ["fot"]}, tmp_path, 4)
+    assert "| FL | ACC | 80.06 ± 0.43 | 81.50 ± 1.29 | 4 |" in some.files[0].read_text()
+    names = {path.name for path in (tmp_path / "fot" / "reports").iterdir()}
+    assert names == {"table1-paper.md", "table1-paper.csv", "table1-paper.png"}
+
+
+def test_a_report_that_cannot_be_written_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "report.md"
+    write_whole(path, "before")
+
+    def torn(self: Path, text: str, **_: object) -> int:
+        with self.open("w") as file:
+            file.write(text[:3])
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Path, "write_text", torn)
+    with pytest.raises(OSError, match="disk full"):
+        write_whole(path, "afterwards")
+    assert path.read_text() == "before"
+
+
 def test_a_short_report_compares_by_order_only(tmp_path: Path) -> None:
     for method, acc in (("fedavg", 80.06), ("gpm", 72.17), ("fot", 85.21)):  # the paper's very numbers
         write_run(tmp_path / method, arguments(scale="short", method=method), 0, acc)
     report = write_report(experiments(tmp_path), fot()["table1"], "short", PMNIST, tmp_path)
     assert "| matched |" not in report.text
+    assert "\nTolerance: " not in report.text
     assert "off by" not in report.text
     with report.files[1].open() as file:
         assert {row["difference"] for row in csv.DictReader(file)} == {""}
@@ -272,7 +359,7 @@ def test_curves_have_a_line_per_task(tmp_path: Path) -> None:
     chosen = {"benchmark": ["cifar100"], "partition": ["shards"], "method": ["fedavg", "fot"]}
     report = write_report(experiments(tmp_path), fot()["figure4"], "paper", chosen, tmp_path)
     with report.files[1].open() as file:
-        rows = [row for row in csv.DictReader(file) if row["method"] == "fedavg"]
+        rows = [row for row in csv.DictReader(file) if row["method"] == "fedavg" and row["ours"]]
     assert [(row["after"], float(row["ours"]), row["seeds"]) for row in rows] == [
         ("1", 81.0, "2"),
         ("2", 81.0, "2"),

@@ -44,6 +44,25 @@ def network(of: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
+@pytest.mark.parametrize("name", ["table1", "table2", "table3", "table4"])
+def test_published_numbers_that_notes_call_no_targets_are_none(name: str) -> None:
+    """Those of networks many times as large, and those of order-agnostic training; all others are compared."""
+    order = table(name).order
+    assert order
+    axis = order.axis
+    targets = {(p.place[axis], p.figure) for p in table(name).published if not table(name).no_target(p.place, p.figure)}
+    assert any("not targets" in note for note in table(name).notes)
+    assert (
+        targets
+        == {
+            "table1": set(),
+            "table2": {(c, figure) for c in ("baseline", "dc", "ca", "dc-ca") for figure in ("client", "server")},
+            "table3": {("fedweit-made-naive", figure) for figure in ("NLL", "forgetting")},
+            "table4": {(strategy, "share of B") for strategy in table("table4").axes["strategy"]},
+        }[name]
+    )
+
+
 def test_table_1_compares_masks_and_nothing_else() -> None:
     for clients in ("1", "40"):
         same, own = (

@@ -123,7 +123,7 @@ def test_a_report_over_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     write_curve(tmp_path / "a", [10.0, None, 30.0, 40.0], EVALUATED)
     write_curve(tmp_path / "b", [14.0, None, 36.0], EVALUATED, seed=1)
     drawn = []
-    monkeypatch.setattr(pictures, "save", lambda figure, path: drawn.append(figure) or path)
+    monkeypatch.setattr(pictures, "save", lambda figure, path: drawn.append(figure) or path.touch() or path)
     report = write_report(experiments(tmp_path), table(tmp_path, over="rounds"), "paper", {}, tmp_path)
     assert "| ACC | - | curve | 2 | - | run |" in report.text
     with report.files[1].open() as file:
@@ -137,7 +137,7 @@ def test_a_report_over_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_long_curves_keep_every_point_and_few_markers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_curve(tmp_path / "a", [float(r % 100) for r in range(200)], EVALUATED)
     drawn = []
-    monkeypatch.setattr(pictures, "save", lambda figure, path: drawn.append(figure) or path)
+    monkeypatch.setattr(pictures, "save", lambda figure, path: drawn.append(figure) or path.touch() or path)
     asked = table(tmp_path, over="rounds")
     assert table_picture(asked, experiments(tmp_path).cells(asked, "paper"), tmp_path / "p.png")
     (line,) = drawn[0].axes[0].lines

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -66,6 +67,45 @@ def test_a_failed_run_does_not_stop_the_rest(tmp_path: Path) -> None:
     assert "line 13" not in out.getvalue()
     assert exit_status(outcomes, None) == 1
     assert exit_status(outcomes[:1], None) == 0
+
+
+def test_a_folder_that_cannot_be_made_is_one_failed_run(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    used, out = runner(tmp_path)
+    outcomes = used.run([job(tmp_path / "file" / "a", FINISH), job(tmp_path / "b", FINISH)])
+    assert [(o.job.name, o.state) for o in outcomes] == [("a", "failed"), ("b", "finished")]
+    assert outcomes[0].reason.startswith("not started: ")
+    assert str(tmp_path / "file" / "a") in out.getvalue()
+    assert exit_status(outcomes, None) == 1
+
+
+def test_a_process_that_cannot_be_made_is_one_failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = subprocess.Popen
+
+    def scarce(command: list[str], **options: Any) -> Any:
+        if command[-1].endswith("/a"):
+            raise OSError("too many processes")
+        return made(command, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", scarce)
+    used, _ = runner(tmp_path)
+    outcomes = used.run([job(tmp_path / "a", FINISH), job(tmp_path / "b", FINISH)])
+    assert [(o.job.name, o.state) for o in outcomes] == [("a", "failed"), ("b", "finished")]
+    assert outcomes[0].reason == "not started: too many processes"
+
+
+def test_a_run_whose_end_cannot_be_looked_at_is_one_failed_run(tmp_path: Path) -> None:
+    """What it left is there all the same, and counts another time."""
+
+    def damage(folder: Path) -> str | None:
+        if folder.name == "a":
+            raise OSError("input/output error")
+        return None
+
+    used = Runner(1, MissingData(tmp_path / "missing.json"), Console(file=io.StringIO()), damage)
+    outcomes = used.run([job(tmp_path / "a", FINISH), job(tmp_path / "b", FINISH)])
+    assert [(o.job.name, o.state) for o in outcomes] == [("a", "failed"), ("b", "finished")]
+    assert outcomes[0].reason == "its end could not be seen to: input/output error"
 
 
 def test_a_process_that_ends_well_without_a_summary_has_failed(tmp_path: Path) -> None:
