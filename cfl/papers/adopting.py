@@ -11,7 +11,7 @@ from cfl.papers.definition import Paper
 from cfl.papers.resolving import Resolver, same_experiment
 from cfl.papers.results import read_result
 from cfl.papers.rough import rough
-from cfl.papers.running import CHECKPOINT, LOCK, LOG
+from cfl.papers.running import CHECKPOINT, LOCK, LOG, SUMMARY
 
 
 def adopt(folder: Path, papers: list[Paper], runs: Path, resolver: Resolver) -> Path:
@@ -39,7 +39,16 @@ def adopt(folder: Path, papers: list[Paper], runs: Path, resolver: Resolver) -> 
                     if same_experiment(resolver.experiment(recipe.arguments), result.experiment):
                         target = runs / run_folder(table, point, result.seed, result.experiment)
                         if target.resolve() != folder.resolve():
-                            leave = shutil.ignore_patterns(CHECKPOINT, "*.tmp", LOG, LOCK)
-                            shutil.copytree(folder, target, ignore=leave, dirs_exist_ok=True)
+                            _copy(folder, target)
                         return target
     raise RunFolderError(f"{folder}: its experiment fills no table; seed apart, every setting must be that of a cell")
+
+
+def _copy(folder: Path, target: Path) -> None:
+    """Copy a run so that it is a finished one only once all of it is there: a summary says so, and comes last."""
+    (target / SUMMARY).unlink(missing_ok=True)  # of a run that this one takes the place of
+    leave = shutil.ignore_patterns(CHECKPOINT, "*.tmp", LOG, LOCK, SUMMARY)
+    shutil.copytree(folder, target, ignore=leave, dirs_exist_ok=True)
+    temporary = target / f".{SUMMARY}"
+    shutil.copy2(folder / SUMMARY, temporary)
+    temporary.replace(target / SUMMARY)

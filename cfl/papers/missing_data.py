@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,36 +66,48 @@ class MissingData:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.known: dict[str, str] = {}
-        if path.is_file():
-            try:
-                self.known = dict(json.loads(path.read_text(encoding="utf-8")))
-            except (ValueError, TypeError) as error:
-                valid = "the names of missing data sets as JSON, or no such file: it is made anew"
-                raise ConfigError("--runs", str(path), f"{valid} ({error})") from None
+        self.known = self._read()
+
+    def _read(self) -> dict[str, str]:
+        if not self.path.is_file():
+            return {}
+        try:
+            return dict(json.loads(self.path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            valid = "the names of missing data sets as JSON, or no such file: it is made anew"
+            raise ConfigError("--runs", str(self.path), f"{valid} ({error})") from None
 
     def add(self, missing: Mapping[str, str]) -> None:
         """Remember these."""
         if missing:
-            self._write({**self.known, **missing})
+            self._change(lambda known: {**known, **missing})
 
     def replace(self, known: Mapping[str, str]) -> None:
         """These are missing, and nothing else."""
-        if dict(known) != self.known:
-            self._write(dict(known))
+        self._change(lambda _: dict(known))
 
     def remove(self, present: Iterable[str]) -> None:
         """These were read, so they are there."""
-        gone = set(present) & set(self.known)
+        gone = set(present)
         if gone:
-            self._write({name: text for name, text in self.known.items() if name not in gone})
+            self._change(lambda known: {name: text for name, text in known.items() if name not in gone})
 
-    def _write(self, known: dict[str, str]) -> None:
-        self.known = known
+    def _change(self, change: Callable[[dict[str, str]], dict[str, str]]) -> None:
+        """Change what the file says by now: other processes write it too, one at a time."""
+        if not self.path.parent.exists() and not change({}):
+            return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-        temporary.replace(self.path)
+        folder = os.open(self.path.parent, os.O_RDONLY)  # a file of its own for the lock would stay behind
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            before = self._read()
+            self.known = change(dict(before))
+            if self.known != before:
+                temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+                temporary.write_text(json.dumps(self.known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+                temporary.replace(self.path)
+        finally:
+            os.close(folder)
 
     def reason(self, words: Collection[str]) -> str | None:
         """Why an experiment cannot run here, e.g. ``needs SVHN``; None where nothing it needs is known to be missing.

@@ -31,7 +31,8 @@ class Rough:
         said: values written for keys, the last word on each; keys without ``init_args``.
         surely: names of methods that the resolved configuration has.
         methods: names of all methods mentioned: at least those of the resolved configuration.
-        words: texts of the task stream, among them the names of its data sets.
+        words: texts of the task stream and of the methods that the resolved configuration surely has, among them the
+            names of their data sets.
     """
 
     said: Mapping[str, Any]
@@ -63,6 +64,8 @@ def rough(arguments: Sequence[str]) -> Rough:
         stream = _at(layer, "data.stream")
         # Another class takes the place of the whole stream, an option of it does not.
         words = set(_texts(stream)) | (set() if isinstance(stream, dict) and _CLASS in stream else words)
+    for name in surely:
+        words |= {text for key, value in said.items() if key.startswith(f"methods.{name}.") for text in _texts(value)}
     return Rough(said, frozenset(surely), frozenset(methods), frozenset(words))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -177,6 +179,32 @@ def test_adopted_runs_are_found_afterwards(tmp_path: Path) -> None:
     assert not (target / "last.ckpt").exists()
     assert read_results(tmp_path / "runs").of(resolver().experiment(arguments(method="fot")))[4].figure("acc") == 85.0
     assert adopt(target, papers(), tmp_path / "runs", resolver()) == target  # itself
+
+
+def test_a_copy_that_was_cut_off_is_no_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever file it was at; adopting again makes it whole, also over an older copy."""
+    elsewhere = write_run(tmp_path / "elsewhere", arguments(method="fot"), 4, 85.0)
+    (elsewhere / "clients").mkdir()
+    (elsewhere / "clients" / "accuracy_000.csv").write_text("after_task\n")
+    files = sum(path.is_file() for path in elsewhere.rglob("*"))
+    copy = shutil.copyfile
+    for allowed in range(files):
+        left = iter(range(allowed))
+
+        def cut_off(source: Path, target: Path, *, follow_symlinks: bool = True, left: Iterator[int] = left) -> Path:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            return copy(source, target, follow_symlinks=follow_symlinks)
+
+        monkeypatch.setattr(shutil, "copyfile", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            adopt(elsewhere, papers(), tmp_path / "runs", resolver())
+        results = read_results(tmp_path / "runs")
+        assert (results.all, results.left_out) == ([], [])
+        monkeypatch.setattr(shutil, "copyfile", copy)
+        target = adopt(elsewhere, papers(), tmp_path / "runs", resolver())
+        assert {path.name for path in target.rglob("*")} == {path.name for path in elsewhere.rglob("*")}
+        assert len(read_results(tmp_path / "runs").all) == 1
 
 
 def test_runs_of_no_table_are_not_adopted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import yaml
 from fabricated import every_table, resolver
 
 from cfl.papers.cells import each_recipe
+from cfl.papers.missing_data import sources_of
 from cfl.papers.rough import rough
 
 
@@ -122,3 +123,31 @@ def test_arguments_that_are_no_yaml_are_left_to_the_parser(tmp_path: Path) -> No
         ]
         == 7
     )
+
+
+def test_words_are_of_streams_and_of_methods_that_stay(tmp_path: Path) -> None:
+    """A method may read a data set of its own; one that another class or file takes the place of is not read."""
+    own = tmp_path / "own.yaml"
+    source = {"class_path": "cfl.data.sources.CIFAR100"}
+    own.write_text(yaml.safe_dump({"methods": {"a": {"class_path": "CFeD", "init_args": {"surrogate": source}}}}))
+    none = tmp_path / "none.yaml"
+    none.write_text("methods:\n")
+    file = f"--config={own}"
+    assert "CIFAR100" in rough([file]).words
+    assert "CIFAR100" not in rough([file, "--methods={}"]).words
+    assert "CIFAR100" not in rough([file, f"--config={none}"]).words
+    other = rough([file, "--methods.a.init_args.surrogate.class_path=cfl.data.sources.Synthetic"]).words
+    assert "Synthetic" in other
+    assert "CIFAR100" not in other
+
+
+def test_every_data_set_that_a_run_looks_for_is_seen() -> None:
+    """Those of streams and of methods, such as CFeD's images without labels."""
+    cfed = each_recipe(every_table()["fedagem-table1"], "paper")
+    arguments = [next(r.arguments for p, r in cfed if (p["benchmark"], p["method"]) == ("cifar10", "cfed"))]
+    seen = []
+    for of_one in [*arguments, *spread_out()]:
+        sources = set(sources_of(resolver().experiment(of_one)))
+        assert sources <= rough(of_one).words
+        seen.append(sources)
+    assert seen[0] == {"CIFAR10", "CIFAR100"}

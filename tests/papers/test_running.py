@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -235,6 +236,29 @@ def test_missing_data_are_found_out_and_remembered(tmp_path: Path, monkeypatch: 
     used, _ = runner(tmp_path)  # another day the files are there: it is tried again
     assert [o.state for o in used.run([job(tmp_path / "a", FINISH, needs)])] == ["finished"]
     assert MissingData(tmp_path / "missing.json").known == {}
+
+
+def test_two_that_remember_missing_data_do_not_undo_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "missing.json"
+    first, second = MissingData(path), MissingData(path)
+    first.add({"USPS": "no"})
+    second.add({"SVHN": "no"})
+    assert MissingData(path).known == second.known == {"USPS": "no", "SVHN": "no"}
+    first.remove(["SVHN"])  # which it never heard of
+    assert MissingData(path).known == first.known == {"USPS": "no"}
+    adders = [multiprocessing.Process(target=add_some, args=(path, k)) for k in range(4)]
+    for adder in adders:
+        adder.start()
+    for adder in adders:
+        adder.join()
+    assert set(MissingData(path).known) == {"USPS", *(f"{k} {i}" for k in range(4) for i in range(20))}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["missing.json"]
+
+
+def add_some(path: Path, k: int) -> None:
+    memory = MissingData(path)
+    for i in range(20):
+        memory.add({f"{k} {i}": "no"})
 
 
 def test_rounds_are_read_off_the_runs_table(tmp_path: Path) -> None:
