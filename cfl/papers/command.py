@@ -145,17 +145,18 @@ def run_sweep(options: argparse.Namespace, console: Console) -> int:
     """Run what a sweep lacks, as long as it asks for more, and write what came out."""
     sweep, resolver = read_sweep(options.file), Resolver()
     runner = Runner(options.jobs, MissingData(options.runs / MISSING), console)
-    failed: set[str] = set()
+    diverged: set[str] = set()
+    broken: list[str] = []
     state = SweepState(sweep, resolver, read_results(options.runs))
     status = 0
-    while not options.dry_run and (jobs := state.jobs(options.runs)):
+    while not options.dry_run and not broken and (jobs := state.jobs(options.runs)):
         outcomes = runner.run(jobs)
         status = max(status, exit_status(outcomes, runner.interrupted_by))
-        failed |= {config_hash(outcome.job.experiment) for outcome in outcomes if outcome.state == "failed"}
-        state = SweepState(sweep, resolver, read_results(options.runs), failed)
-        if any(outcome.state not in ("finished", "failed") for outcome in outcomes):
-            status = status or 1
-            break
+        diverged |= {config_hash(outcome.job.experiment) for outcome in outcomes if outcome.diverged}
+        # Any other failure says nothing of a candidate: the sweep is not finished, and the same command goes on.
+        broken = [o.job.name for o in outcomes if o.state != "finished" and not o.diverged]
+        state = SweepState(sweep, resolver, read_results(options.runs), diverged, broken)
+    status = status or (1 if broken else 0)
     for job in state.jobs(options.runs) if options.dry_run else []:
         console.print(shown_command(job), highlight=False, markup=False, soft_wrap=True)
     path = options.runs / sweep.paper / REPORTS / f"sweep-{sweep.name}.md"

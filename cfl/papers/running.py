@@ -6,6 +6,7 @@ import contextlib
 import csv
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,11 @@ from cfl.papers.results import read_result
 LOG, LOCK, SUMMARY, CHECKPOINT = "log.txt", ".lock", "summary.json", "last.ckpt"
 LAST_LINES = 6
 """Lines of a failed run's log that are repeated."""
+
+_DIVERGED = re.compile(
+    r"trained to NaN or infinity|every client was skipped|has NaN or infinity|log-likelihood of (nan|-?inf)"
+)
+"""What a run says at its end whose values have left the finite numbers."""
 
 State = Literal["finished", "failed", "cannot run here", "interrupted", "runs elsewhere"]
 
@@ -59,11 +65,19 @@ class Job:
 
 @dataclass
 class Outcome:
-    """What became of a job."""
+    """What became of a job.
+
+    Attributes:
+        job: the job.
+        state: what became of it.
+        reason: why, for the user.
+        diverged: it failed because its values left the finite numbers, which says something of its settings.
+    """
 
     job: Job
     state: State
     reason: str = ""
+    diverged: bool = False
 
 
 @dataclass
@@ -205,7 +219,9 @@ class Runner:
             self._absent |= set(absent)
             self.missing.add(absent)
             return Outcome(job, "cannot run here", f"needs {', '.join(absent)}")
-        return Outcome(job, "failed", f"exit status {status}, see {job.folder / LOG}\n{last_lines(job.folder / LOG)}")
+        said = last_lines(job.folder / LOG)
+        diverged = _DIVERGED.search(said) is not None
+        return Outcome(job, "failed", f"exit status {status}, see {job.folder / LOG}\n{said}", diverged)
 
     def _say(self, progress: Progress, outcome: Outcome, seconds: float) -> None:
         text = f"{outcome.state:<8} {outcome.job.name}, {seconds:.0f} s{': ' if outcome.reason else ''}{outcome.reason}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from cfl.papers.definition import CHOSEN, SCALE, Paper, Recipe, Rule, papers, re
 from cfl.papers.expressions import Undefined
 from cfl.papers.report import shown
 from cfl.papers.resolving import Resolver
-from cfl.papers.results import Results
+from cfl.papers.results import Result, Results
 from cfl.papers.running import Job
 
 Values = tuple[tuple[str, Any], ...]
@@ -212,6 +213,10 @@ def _read_select(path: Path, entry: Mapping[str, Any]) -> tuple[str, Literal["hi
         expressions.check(value)
     except SyntaxError as error:
         raise ConfigError(f"{path}, select.value", value, f"an expression ({error.msg})") from None
+    # Lists, functions and misspelt functions of any run are told by one that is made up; its summary is empty.
+    made_up = Result({"data": {}}, {}, [[1.0, 1.0], [1.0, 1.0]], {}, 1, None, (1.0, 1.0), [[1.0, 1.0], [1.0, 1.0]])
+    with contextlib.suppress(Undefined):
+        _number_of(made_up, value, path)
     return value, best
 
 
@@ -265,18 +270,30 @@ def _read_search(path: Path, entry: Mapping[str, Any]) -> Search:
 class SweepState:
     """A sweep and the finished runs.
 
-    A candidate with a run that has no value, because it never got to the accuracy asked for or because it failed (as it
-    does when it diverges), is worse than any that has a number.
+    A candidate with a run that has no value, because it never got to the accuracy asked for or because it failed as its
+    values left the finite numbers, is worse than any that has a number. One that failed otherwise is still to be made.
 
     Args:
         sweep: the sweep.
         resolver: resolves its configurations.
         results: the finished runs.
-        failed: hashes of the experiments whose runs failed, and are not to be tried again.
+        diverged: hashes of the experiments whose runs failed so, and are not to be tried again.
+        broken: names of the jobs that failed otherwise or were not made.
+
+    Raises:
+        ConfigError: what is to be compared is not a number.
     """
 
-    def __init__(self, sweep: Sweep, resolver: Resolver, results: Results, failed: Collection[str] = ()) -> None:
-        self.sweep, self.resolver, self.results, self.failed = sweep, resolver, results, failed
+    def __init__(
+        self,
+        sweep: Sweep,
+        resolver: Resolver,
+        results: Results,
+        diverged: Collection[str] = (),
+        broken: Sequence[str] = (),
+    ) -> None:
+        self.sweep, self.resolver, self.results = sweep, resolver, results
+        self.diverged, self.broken = diverged, broken
         self.candidates, self.chosen = sweep.candidates(self._mean)
 
     def _arguments(self, values: Values) -> list[str]:
@@ -290,10 +307,10 @@ class SweepState:
         for seed in range(self.sweep.seeds):
             if seed in runs:
                 try:
-                    found[seed] = runs[seed].figure(self.sweep.value)
+                    found[seed] = _number_of(runs[seed], self.sweep.value, self.sweep.path)
                 except Undefined as reason:
                     found[seed] = str(reason)
-            elif config_hash({**experiment, "seed_everything": seed}) in self.failed:
+            elif config_hash({**experiment, "seed_everything": seed}) in self.diverged:
                 found[seed] = "failed"
         return found
 
@@ -333,23 +350,57 @@ class SweepState:
         sweep = self.sweep
         lines = [f"# Sweep {sweep.name}", "", f"| setting | {sweep.value} | seeds |", "|---|---:|---:|"]
         for values in self.candidates:
-            found = self.values(values)
-            reasons = dict.fromkeys(value for value in found.values() if isinstance(value, str))
-            spread = Spread.over([value for value in found.values() if not isinstance(value, str)])
-            cell = "; ".join([*([shown(spread, 2)] if spread or not reasons else []), *reasons])
             mark = " **chosen**" if values == self.chosen else ""
-            lines.append(f"| {named(values)}{mark} | {cell} | {len(found)} |")
+            lines.append(f"| {named(values)}{mark} | {self._score(values)} | {len(self.values(values))} |")
         if self.chosen is None:
             finished = all(len(self.values(values)) == sweep.seeds for values in self.candidates)
             why = "No candidate has a value: nothing is chosen." if finished else "Not finished: nothing is chosen yet."
-            return "\n".join([*lines, "", why]) + "\n"
+            broken = ["", "Not made, or failed otherwise than by diverging:", ""] if self.broken else []
+            return "\n".join([*lines, "", why, *broken, *(f"- {name}" for name in self.broken)]) + "\n"
         scale = f", scale {sweep.point[SCALE]}" if sweep.point else ""
-        rest = "; ".join(named(values) for values in self.candidates if values != self.chosen)
+        end = ", at the end of the grid" if self.at_the_end else ""
+        rest = "; ".join(f"{named(v)}: {self._score(v)}" for v in self.candidates if v != self.chosen)
         note = (
             f"{CHOSEN}{named(self.chosen)} by sweeps/{sweep.path.name} ({sweep.best} {sweep.value}{scale}, "
-            f"{sweep.seeds} seed{'s' if sweep.seeds > 1 else ''}); others: {rest}"
+            f"{sweep.seeds} seed{'s' if sweep.seeds > 1 else ''}): {self._score(self.chosen)}{end}"
+            f"{f'; others: {rest}' if rest else ''}"
         )
         return "\n".join([*lines, "", "For the method's config file:", "", f"    {note}"]) + "\n"
+
+    def _score(self, candidate: Values) -> str:
+        """The mean over seeds, or why there is none; both where they differ."""
+        found = self.values(candidate).values()
+        reasons = dict.fromkeys(value for value in found if isinstance(value, str))
+        spread = Spread.over([value for value in found if not isinstance(value, str)])
+        return "; ".join([*([shown(spread, 2)] if spread or not reasons else []), *reasons])
+
+    @property
+    def at_the_end(self) -> bool:
+        """Whether some chosen number is the least or the largest of those tried: beyond, a better one may lie."""
+        for key, value in self.chosen or ():
+            tried = {v for values in self.candidates for k, v in values if k == key and _is_number(v)}
+            if len(tried) > 1 and value in (min(tried), max(tried)):
+                return True
+        return False
+
+
+def _number_of(result: Result, value: str, path: Path) -> float:
+    """A run's value.
+
+    Raises:
+        Undefined: the run has none.
+        ConfigError: there cannot be a number.
+    """
+    try:
+        found = result.figure(value)
+    except Undefined:
+        raise
+    except (SyntaxError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path}, select.value", value, f"an expression that gives a number ({error})") from None
+    if not _is_number(found):
+        kind = "a list" if isinstance(found, list) else type(found).__name__
+        raise ConfigError(f"{path}, select.value", value, f"an expression that gives a number, not {kind}")
+    return float(found)
 
 
 def named(values: Values) -> str:

@@ -305,3 +305,11 @@ def test_an_interrupted_run_is_continued_to_the_same_result(tmp_path: Path) -> N
     matrices = [(tmp_path / name / "accuracy_matrix.csv").read_text() for name in ("killed", "straight")]
     assert matrices[0] == matrices[1]
     assert len(tiny_cli.rows(folder / "rounds.csv")) == 500
+
+
+def test_a_run_that_diverges_is_told_from_one_that_fails(tmp_path: Path) -> None:
+    """By what ``cfl fit`` itself says at its end."""
+    used, _ = runner(tmp_path)
+    wild = real(tmp_path / "wild", ["--model.optimizer.init_args.lr=1e30", "--trainer.accelerator=cpu"])
+    outcomes = used.run([wild, job(tmp_path / "a", "sys.exit('no such file')")])
+    assert [(o.state, o.diverged) for o in outcomes] == [("failed", True), ("failed", False)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from fabricated import resolver, write_run
 
 from cfl.errors import ConfigError
 from cfl.experiment import config_hash
+from cfl.papers.command import main
 from cfl.papers.definition import CONFIGS
 from cfl.papers.results import Results, read_results
 from cfl.papers.running import Job
@@ -58,7 +60,10 @@ def test_a_grid_runs_what_is_missing_and_chooses_the_highest_mean(tmp_path: Path
     state = SweepState(sweep, resolver(), read_results(tmp_path))
     assert state.jobs(tmp_path) == []
     assert state.chosen == (("methods.fot.threshold", 0.9),)
-    assert "# chosen: threshold 0.9 by sweeps/sweep.yaml (highest acc, scale short, 2 seeds)" in state.markdown()
+    assert (
+        "# chosen: threshold 0.9 by sweeps/sweep.yaml (highest acc, scale short, 2 seeds): 75.00 ± 21.21; "
+        "others: threshold 0.8: 71.00 ± 1.41; threshold 0.95: 75.00 ± 0.00\n" in state.markdown()
+    )
     assert "| threshold 0.9 **chosen** | 75.00 ± 21.21 | 2 |" in state.markdown()
 
 
@@ -67,6 +72,61 @@ def test_lowest_of_another_figure(tmp_path: Path) -> None:
     for job, fgt in zip(SweepState(sweep, resolver(), Results([])).jobs(tmp_path), (3.0, 1.0, 2.0), strict=True):
         write_run(job.folder, job.arguments, 0, fgt=fgt)
     assert SweepState(sweep, resolver(), read_results(tmp_path)).chosen == (("methods.fot.threshold", 0.9),)
+
+
+@pytest.mark.parametrize(("best", "flagged"), [(0.8, True), (0.9, False), (0.95, True)])
+def test_an_optimum_at_the_end_of_its_grid_is_flagged(best: float, flagged: bool, tmp_path: Path) -> None:
+    """Whatever the order in which the file lists the values."""
+    sweep = read_sweep(sweep_file(tmp_path, seeds=1, grid={"methods.fot.threshold": [0.9, 0.95, 0.8]}))
+    for job in SweepState(sweep, resolver(), Results([])).jobs(tmp_path):
+        write_run(job.folder, job.arguments, 0, 80.0 if f" {best} " in job.name else 70.0)
+    state = SweepState(sweep, resolver(), read_results(tmp_path))
+    assert state.chosen == (("methods.fot.threshold", best),)
+    assert ("1 seed): 80.00, at the end of the grid; others: " in state.markdown()) == flagged
+    assert ("1 seed): 80.00; others: " in state.markdown()) != flagged
+
+
+def test_a_value_that_is_no_number_of_a_run_is_named(tmp_path: Path) -> None:
+    """Found only by a run, as a summary may hold anything."""
+    sweep = read_sweep(sweep_file(tmp_path, seeds=1, select={"value": "benchmark"}))
+    (job, *_) = SweepState(sweep, resolver(), Results([])).jobs(tmp_path)
+    write_run(job.folder, job.arguments, 0)
+    with pytest.raises(ConfigError, match=r"select.value = 'benchmark' cannot work; .* a number, not str"):
+        SweepState(sweep, resolver(), read_results(tmp_path))
+
+
+@pytest.mark.parametrize(("said", "state"), [("to NaN or infinity in round 3", "done"), ("no such file", "open")])
+def test_only_a_run_that_diverged_is_a_failed_candidate(
+    said: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Any other failure is reported, leaves the sweep open and is not tried again by the same command."""
+    script = (
+        "import os, sys\nname = [a for a in sys.argv if 'threshold' in a][-1]\n"
+        f"sys.exit('client 1 trained {said}' if '0.9' in name else 0)"
+    )
+    ran: list[str] = []
+
+    def command(job: Job) -> list[str]:
+        ran.append(job.name)
+        if "0.9" not in job.name:
+            (job.folder / "log.txt").unlink()
+            (job.folder / ".lock").unlink()
+            job.folder.rmdir()
+            write_run(job.folder, job.arguments, 0, 70.0)
+        return [sys.executable, "-S", "-c", script, *job.arguments]
+
+    monkeypatch.setattr(Job, "command", property(command))
+    path = sweep_file(tmp_path, seeds=1, grid={"methods.fot.threshold": [0.8, 0.9]})
+    status = main(["sweep", str(path), "--runs", str(tmp_path / "runs")])
+    out = capsys.readouterr().out
+    assert status == 1
+    assert [name.split()[2] for name in ran] == ["0.8", "0.9"]
+    if state == "done":
+        assert "# chosen: threshold 0.8 " in out
+        assert "; others: threshold 0.9: failed" in out
+    else:
+        assert "Not finished: nothing is chosen yet." in out
+        assert "- sweep threshold 0.9 seed 0" in out
 
 
 def test_a_candidate_that_is_a_tables_run_is_shared(tmp_path: Path) -> None:
@@ -242,6 +302,11 @@ def test_a_sweep_of_files_alone(tmp_path: Path) -> None:
         ({"grid": None, "search": {"key": "a", "start": 1, "steps": "2"}}, "search.steps.*at least 1"),
         ({"select": "acc"}, "select.*a mapping"),
         ({"select": {"value": 1}}, "an expression"),
+        ({"select": {"value": "averages"}}, "select.value = 'averages' .* a number, not a list"),
+        ({"select": {"value": "mean"}}, "select.value = 'mean' .* a number"),
+        ({"select": {"value": "mean()"}}, r"select.value = 'mean\(\)' .* a number"),
+        ({"select": {"value": "meen(diagonal)"}}, "select.value = .* not understood"),
+        ({"select": {"value": "'acc'"}}, "select.value = .* a number, not str"),
         ({"select": {"worst": "acc"}}, "one of value, best"),
     ],
 )
