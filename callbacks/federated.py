@@ -16,6 +16,7 @@ from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
 from cfl.errors import BadUpdate, ConfigError
 from cfl.federation import Federation
+from cfl.full_precision import full_precision
 from cfl.metrics import average_accuracy
 from cfl.parallel import check_strategy
 from cfl.processes import ProcessFailed
@@ -146,7 +147,7 @@ class FederatedOrchestrator(Callback):
     ) -> None:
         """Open a cohort: its clients start from the global model and with a fresh optimizer."""
         if batch.opens:
-            with Located(f"opening clients {list(batch.clients)}", self._plan):
+            with full_precision(), Located(f"opening clients {list(batch.clients)}", self._plan):
                 self._open(trainer, pl_module, batch)
 
     def _open(self, trainer: Trainer, pl_module: LightningModule, batch: CohortBatch) -> None:
@@ -178,10 +179,10 @@ class FederatedOrchestrator(Callback):
         """Collect from clients that have finished; with the last of them, close the round."""
         if batch.closes:
             closing = [batch.clients[position] for position in batch.closes]
-            with Located(f"collecting from clients {closing}", self._plan):
+            with full_precision(), Located(f"collecting from clients {closing}", self._plan):
                 self._collect(_client(pl_module), batch.closes)
         if batch.last_of_round:
-            with Located("closing the round", self._plan):
+            with full_precision(), Located("closing the round", self._plan):
                 self._close_round(_client(pl_module))
 
     @torch.no_grad()

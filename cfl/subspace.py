@@ -131,7 +131,8 @@ class Sketch:
     covariance alone.
 
     Float32 products must be true float32 here: with TF32 the residual of an input inside the basis is up to
-    1e-3 of it instead of 1e-7. Autocast is switched off inside.
+    1e-3 of it instead of 1e-7. Autocast is switched off inside; TF32 is between local steps
+    (:func:`cfl.full_precision.full_precision`).
 
     Args:
         d: length of the input vectors, see :func:`layer_dim`.

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from cfl import processes
 from cfl.channel import payload_bytes
 from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
@@ -246,6 +247,8 @@ class FedCIL(Method):
             self._of_any: self._generation.images(received, noises[1], y),
             f"{self._of_any}: outputs": y,
         }
+        # Their classes' outputs are trained, too, whether or not anything is replayed.
+        cohort.use_outputs(self._task_of(y, cohort.task), batch.mask)
         allowed = self._allowed(y, cohort.task)
         return found if allowed is None else {**found, f"{self._of_any}: allowed": allowed}
 
@@ -307,6 +310,9 @@ class FedCIL(Method):
             held = federation.data.outputs.own[plan.task].unsqueeze(0)
         batches = self._made_batches(plan, generators, held, next(iter(tensors.values())).device)
         trained = consolidated(self._network, tensors, batches, self.consolidation_lr)
+        if processes.count() > 1:  # one's for all: rounding that differs between processes would grow with every step
+            given = processes.from_first({name: tensor.cpu() for name, tensor in trained.items()})
+            trained = {name: given[name].to(tensor.device) for name, tensor in trained.items()}
         server = federation.state_tensors()
         for name, tensor in federation.decode(plan.task, trained).items():
             server[name].copy_(tensor)

@@ -84,7 +84,8 @@ class FOT(Method):
             weighs more, and ranks fall. Clients are dealt out as ``numpy.array_split`` does, in ascending order.
         protect_bias: treat the bias as the weight of an input that is always 1, which makes old outputs exactly
             invariant; the paper leaves biases free.
-        freeze_first_layer: train the first layer in the first task only, and keep it out of GPSE (FRZ, Table 6).
+        freeze_first_layer: the global model's first layer stays what the first task has made it, and is kept out of
+            GPSE (FRZ, Table 6). The server drops its steps; within a round clients still train it.
         mechanism: Gaussian mechanism on the sketches (Table 6), or null for none.
     """
 

@@ -265,7 +265,7 @@ class Loop:
 
 @pytest.mark.parametrize("engine", ENGINES, ids=["vmap", "workers"])
 @pytest.mark.parametrize("scenario", ["domain", "task"])
-@pytest.mark.parametrize(("share", "consistency"), [(0.5, 0.0), (0.3, 0.7), (0.0, 0.0)])
+@pytest.mark.parametrize(("share", "consistency"), [(0.5, 0.0), (0.3, 0.7), (0.0, 0.7), (0.0, 0.0)])
 def test_a_run_is_what_the_equations_say(
     share: float, consistency: float, scenario: str, engine: EngineOptions
 ) -> None:
