@@ -121,8 +121,11 @@ def list_tables(options: argparse.Namespace, console: Console) -> int:
 def keep_runs(options: argparse.Namespace, console: Console) -> int:
     """Write a small file for every finished run."""
     for paper in papers():
-        for path in keep(paper, options.runs, options.scale.split(",")):
+        kept = keep(paper, options.runs, options.scale.split(","))
+        for path in kept.written:
             console.print(str(path), highlight=False, soft_wrap=True)
+        for reason in kept.left_out:
+            print(f"left out: {reason}", file=sys.stderr)
     return 0
 
 

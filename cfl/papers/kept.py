@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cfl.attention import Attention
 from cfl.compare.matrix_file import RunFolderError
@@ -21,7 +21,19 @@ MOST_ATTENTION = 1000
 _RUN_NAME = re.compile(r"(?P<scale>[^-]+)-seed(?P<seed>\d+)-[0-9a-f]{8}")
 
 
-def keep(paper: Paper, runs: Path, scales: Sequence[str], folder: Path | None = None) -> list[Path]:
+class Kept(NamedTuple):
+    """What :func:`keep` did.
+
+    Attributes:
+        written: the files written.
+        left_out: finished runs of which there is none, a line each with the reason; those of other scales apart.
+    """
+
+    written: list[Path]
+    left_out: list[str]
+
+
+def keep(paper: Paper, runs: Path, scales: Sequence[str], folder: Path | None = None) -> Kept:
     """Write a file for every finished run of a paper, and which data sets were missing.
 
     Args:
@@ -29,9 +41,6 @@ def keep(paper: Paper, runs: Path, scales: Sequence[str], folder: Path | None = 
         runs: folder of the runs, which lie below ``<runs>/<paper>``.
         scales: keep runs at these scales.
         folder: where to; None is the paper's ``results``.
-
-    Returns:
-        The files written.
 
     Raises:
         ConfigError: a scale that the paper does not have.
@@ -41,14 +50,19 @@ def keep(paper: Paper, runs: Path, scales: Sequence[str], folder: Path | None = 
             raise ConfigError("--scale", scale, f"one or more of {','.join(paper.scales)}")
     target = folder or paper.folder / RESULTS
     target.mkdir(parents=True, exist_ok=True)
-    written = []
+    written: list[Path] = []
+    left_out: list[str] = []
     for path in sorted((runs / paper.name).rglob("summary.json")):
         name = _RUN_NAME.fullmatch(path.parent.name)
-        if name is None or name["scale"] not in scales:
+        if name is None or name["scale"] not in paper.scales:
+            left_out.append(f"{path.parent}: not named as a table's run, <scale>-seed<n>-<hash>")
+            continue
+        if name["scale"] not in scales:
             continue
         try:
             result = read_result(path.parent)
-        except RunFolderError:
+        except RunFolderError as error:
+            left_out.append(str(error))
             continue
         where = path.parent.relative_to(runs / paper.name)
         written.append(target / f"{'-'.join(where.parts)}.json")
@@ -60,7 +74,7 @@ def keep(paper: Paper, runs: Path, scales: Sequence[str], folder: Path | None = 
             written.append(target / MISSING)
         else:
             (target / MISSING).unlink(missing_ok=True)
-    return written
+    return Kept(written, left_out)
 
 
 def as_text(result: Result, scale: str) -> str:

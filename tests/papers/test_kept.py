@@ -15,12 +15,14 @@ from cfl.compare.matrix_file import RunFolderError
 from cfl.errors import ConfigError
 from cfl.experiment import config_hash
 from cfl.papers.adopting import adopt
+from cfl.papers.cells import each_recipe
 from cfl.papers.command import main
-from cfl.papers.definition import PAPERS, papers
+from cfl.papers.definition import PAPERS, Paper, papers
 from cfl.papers.kept import as_text, keep, read_kept
 from cfl.papers.reproducibility import page
-from cfl.papers.resolving import Resolver
+from cfl.papers.resolving import Resolver, same_experiment
 from cfl.papers.results import read_result, read_results
+from cfl.papers.rough import rough
 
 ROOT = PAPERS.parent.parent
 PAPER = fot()["table1"].paper
@@ -41,7 +43,7 @@ def runs(root: Path) -> None:
 
 def test_kept_runs_are_small_and_whole(tmp_path: Path) -> None:
     runs(tmp_path / "runs")
-    written = keep(PAPER, tmp_path / "runs", ["paper", "short"], tmp_path / "kept")
+    written = keep(PAPER, tmp_path / "runs", ["paper", "short"], tmp_path / "kept").written
     assert sorted(path.name for path in written) == [
         "missing-data.json",
         "pmnist-shards-fedavg-paper-seed0-00000000.json",
@@ -60,9 +62,29 @@ def test_kept_runs_are_small_and_whole(tmp_path: Path) -> None:
     )
     assert kept["paper"][0].figure("acc") == 80.123457
     assert {"machine", "versions", "seconds", "rounds"} <= set(copied.summary)
-    assert [path.read_text() for path in keep(PAPER, tmp_path / "runs", ["paper", "short"], tmp_path / "kept")] == [
-        path.read_text() for path in written
+    again = keep(PAPER, tmp_path / "runs", ["paper", "short"], tmp_path / "kept")
+    assert [path.read_text() for path in again.written] == [path.read_text() for path in written]
+    assert again.left_out == []  # a run at a scale that nobody asked for is none of these
+
+
+def test_what_is_not_kept_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs(tmp_path / "runs")
+    fedavg = tmp_path / "runs" / "fot" / "pmnist" / "shards" / "fedavg"
+    (fedavg / "paper-seed0-00000000" / "config.yaml").unlink()
+    write_run(fedavg / "mine", arguments(), 3)
+    write_run(fedavg / "huge-seed0-00000000", arguments(), 3)
+    kept = keep(PAPER, tmp_path / "runs", ["paper"], tmp_path / "kept")
+    assert [path.name for path in kept.written] == ["missing-data.json"]
+    assert [line.partition(":")[0] for line in kept.left_out[:2]] == [
+        str(fedavg / n) for n in ("huge-seed0-00000000", "mine")
     ]
+    assert str(fedavg / "paper-seed0-00000000") in kept.left_out[2]
+    monkeypatch.setattr("cfl.papers.command.keep", lambda *_: kept)
+    assert main(["keep", "--runs", str(tmp_path / "runs")]) == 0
+    said = capsys.readouterr().err
+    assert all(f"left out: {line}\n" in said for line in kept.left_out)
 
 
 def test_data_that_are_there_by_now_are_not_kept_as_missing(tmp_path: Path) -> None:
@@ -77,7 +99,7 @@ def test_data_that_are_there_by_now_are_not_kept_as_missing(tmp_path: Path) -> N
     keep(PAPER, tmp_path / "runs", ["paper"], tmp_path / "kept")
     assert kept.exists()
     (tmp_path / "runs" / "missing-data.json").write_text("{}")
-    assert kept not in keep(PAPER, tmp_path / "runs", ["paper"], tmp_path / "kept")
+    assert kept not in keep(PAPER, tmp_path / "runs", ["paper"], tmp_path / "kept").written
     assert not kept.exists()
 
 
@@ -113,7 +135,7 @@ def test_a_run_that_does_not_record_a_value_leaves_its_cell_to_other_scales(tmp_
 
 def test_a_changed_kept_file_is_refused(tmp_path: Path) -> None:
     runs(tmp_path / "runs")
-    path = keep(PAPER, tmp_path / "runs", ["paper"], tmp_path / "kept")[0]
+    path = keep(PAPER, tmp_path / "runs", ["paper"], tmp_path / "kept").written[0]
     entry = json.loads(path.read_text())
     entry["experiment"]["schedule"]["batch_size"] = 1
     path.write_text(json.dumps(entry))
@@ -163,6 +185,22 @@ def test_the_projects_page_is_what_the_kept_runs_say() -> None:
     assert (ROOT / "docs" / "reproducibility.md").read_text() == page(papers(), resolver())
 
 
+@pytest.mark.parametrize("paper", papers(), ids=lambda paper: paper.name)
+def test_every_kept_run_is_a_tables_or_is_named_as_a_sweeps(paper: Paper) -> None:
+    """What a sweep tried and did not choose has no cell, and its name says so."""
+    for scale, results in read_kept(paper).items():
+        left = {r.source.name: r for r in results if r.source and not r.source.name.startswith("sweeps-")}
+        tables = paper.tables() if left else []
+        for one in {recipe.arguments for table in tables for _, recipe in each_recipe(table, scale)}:
+            look = rough(one)
+            alike = {name: result for name, result in left.items() if look.may_be(result.experiment)}
+            if alike:
+                wanted = resolver().experiment(one)
+                served = [name for name, result in alike.items() if same_experiment(wanted, result.experiment)]
+                left = {name: result for name, result in left.items() if name not in served}
+        assert not left
+
+
 def test_every_table_is_on_the_projects_page() -> None:
     text = (ROOT / "docs" / "reproducibility.md").read_text()
     for table in every_table().values():
@@ -198,11 +236,11 @@ def test_a_copy_that_was_cut_off_is_no_finished_run(tmp_path: Path, monkeypatch:
 
         monkeypatch.setattr(shutil, "copyfile", cut_off)
         with pytest.raises(KeyboardInterrupt):
-            adopt(elsewhere, papers(), tmp_path / "runs", resolver())
+            adopt(elsewhere, [PAPER], tmp_path / "runs", resolver())
         results = read_results(tmp_path / "runs")
         assert (results.all, results.left_out) == ([], [])
         monkeypatch.setattr(shutil, "copyfile", copy)
-        target = adopt(elsewhere, papers(), tmp_path / "runs", resolver())
+        target = adopt(elsewhere, [PAPER], tmp_path / "runs", resolver())
         assert {path.name for path in target.rglob("*")} == {path.name for path in elsewhere.rglob("*")}
         assert len(read_results(tmp_path / "runs").all) == 1
 
