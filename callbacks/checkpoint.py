@@ -100,11 +100,15 @@ class RoundCheckpoint(Checkpoint):
     def _save(self, trainer: Trainer, path: Path) -> None:
         started = time.perf_counter()
         temporary = path.with_suffix(".tmp")
-        trainer.save_checkpoint(temporary)  # in every process; the first one writes
-        if processes.rank() == 0:
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-            temporary.replace(path)
+        try:
+            trainer.save_checkpoint(temporary)  # in every process; the first one writes
+            if processes.rank() == 0:
+                with temporary.open("rb") as file:
+                    os.fsync(file.fileno())
+                temporary.replace(path)
+        finally:
+            if processes.rank() == 0:
+                temporary.unlink(missing_ok=True)  # half a file on a full disk would keep it full
         self._written_at = time.perf_counter()
         self._write_seconds = self._written_at - started
 

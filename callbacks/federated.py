@@ -7,6 +7,17 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+    ModelPruning,
+    StochasticWeightAveraging,
+    Timer,
+    WeightAveraging,
+)
 
 from cfl import processes
 from cfl.channel import Channel
@@ -17,7 +28,6 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.errors import BadUpdate, ConfigError
 from cfl.federation import Federation
 from cfl.full_precision import full_precision
-from cfl.metrics import average_accuracy
 from cfl.parallel import check_strategy
 from cfl.processes import ProcessFailed
 from cfl.randomness import seed_device, seed_for
@@ -258,10 +268,18 @@ class FederatedOrchestrator(Callback):
         return held
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Add ACC to the learning curve; count the round's time, evaluation included."""
+        """Add ACC to the learning curve; count the round's time, evaluation included.
+
+        Raises:
+            RuntimeError: the epoch ended before the round was closed; nothing of it is kept.
+        """
         federation, plan = _federation(pl_module), self._plan
+        if federation.round != plan.round + 1:
+            raise RuntimeError(f"the Trainer ended round {plan.round} before its clients had trained")
+        # As the summary has it: where clients hold different tasks, the mean matrix would give another figure.
         evaluated = federation.schedule.row_is_whole(plan)
-        federation.curve.append(average_accuracy(mean_matrix(federation), plan.task).item() if evaluated else None)
+        figures = federation.measured.summary(after=plan.task) if evaluated else {}
+        federation.curve.append(figures.get(federation.measure.figure))
         federation.seconds += time.perf_counter() - self._started
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -299,6 +317,19 @@ class FederatedOrchestrator(Callback):
         return self.plan
 
 
+_BREAKING: dict[type[Callback], str] = {
+    Timer: "no trainer.max_time and no Timer, which stop in the middle of a round; SIGTERM stops a run after a round",
+    GradientAccumulationScheduler: "a larger schedule.batch_size instead of accumulated gradients",
+    WeightAveraging: "no averaging of weights over local steps: the server averages clients",
+    StochasticWeightAveraging: "no averaging of weights over local steps: the server averages clients",
+    BaseFinetuning: "no freezing by the Trainer: clients' weights are stacked copies of the network's",
+    ModelPruning: "no pruning by the Trainer: clients' weights are stacked copies of the network's",
+    BatchSizeFinder: "no search for a batch size: schedule.batch_size says it",
+    LearningRateFinder: "no search for a learning rate: cfl.papers sweep, or runs side by side",
+    ModelCheckpoint: "checkpoint.enabled and its options: a round's end is what a run can be resumed from",
+}
+
+
 def check_trainer(trainer: Trainer, data: FederatedDataModule) -> None:
     """Refuse Trainer settings under which a round would not be an epoch.
 
@@ -315,7 +346,7 @@ def check_trainer(trainer: Trainer, data: FederatedDataModule) -> None:
         ("accumulate_grad_batches", trainer.accumulate_grad_batches, 1, "a larger schedule.batch_size instead"),
         ("limit_train_batches", trainer.limit_train_batches, 1.0, "a shorter schedule or max_train of the source"),
         ("limit_val_batches", trainer.limit_val_batches, 1.0, "max_test of the source instead"),
-        ("val_check_interval", trainer.val_check_interval, 1.0, "schedule.evaluate_every instead"),
+        ("val_check_interval", getattr(trainer, "val_check_interval", 1.0), 1.0, "schedule.evaluate_every instead"),
         ("check_val_every_n_epoch", every in (1, NEVER), True, "1; schedule.evaluate_every instead"),
         ("overfit_batches", settings.overfit_batches, 0.0, "max_train of the source instead"),
         ("reload_dataloaders_every_n_epochs", settings.reload_dataloaders_every_n_epochs, 1, "a loader per round"),
@@ -323,8 +354,17 @@ def check_trainer(trainer: Trainer, data: FederatedDataModule) -> None:
         ("precision", trainer.precision in ("32-true", "bf16-mixed"), True, "32-true or bf16-mixed"),
     ]
     check_strategy(trainer)
+    if trainer.gradient_clip_val is not None and not trainer.gradient_clip_val >= 0:
+        raise ConfigError("trainer.gradient_clip_val", trainer.gradient_clip_val, "a number of at least 0, or unset")
+    if getattr(trainer, "_val_check_time_interval", None) is not None:
+        raise ConfigError("trainer.val_check_interval", "a time", "1.0: schedule.evaluate_every instead")
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        for kind, why in _BREAKING.items():
+            if isinstance(callback, kind):
+                raise ConfigError("trainer.callbacks", type(callback).__name__, why)
     for key, value, expected, why in wanted:
-        if value != expected:
+        # An integer 1 is one batch to Lightning, 1.0 all of them.
+        if value != expected or (isinstance(expected, float) and not isinstance(value, float)):
             shown = getattr(trainer, key) if isinstance(expected, bool) else value
             valid = why if isinstance(expected, bool) else f"{expected}: {why}"
             raise ConfigError(f"trainer.{key}", shown, valid)

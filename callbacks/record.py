@@ -68,7 +68,7 @@ class RunRecord(Callback):
         self.config_yaml: str | None = None
         self.experiment: dict[str, Any] = {}
         self.config_hash = ""
-        self._prepared = False
+        self._prepared = self._resuming = False
         self.last_row: dict[str, Any] = {}
         self.targets = AccuracyTargets()
         self.local_models = LocalModels()
@@ -85,10 +85,10 @@ class RunRecord(Callback):
         return Path(self.dir or "runs/unnamed")
 
     def prepare(self, resuming: bool, write: bool = True) -> None:
-        """Make the folder ready, or refuse it.
+        """See that the folder can be used, or refuse it; nothing in it changes before the fit begins.
 
         Args:
-            resuming: a run of this folder goes on, so what it holds is kept.
+            resuming: the run of this folder goes on, so what it holds is kept.
             write: whether it is this process that writes into the folder; the others only refuse what it refuses.
 
         Raises:
@@ -110,13 +110,17 @@ class RunRecord(Callback):
                 str(self.folder),
                 f"a folder without a run; this one holds {state}; or run.overwrite=true",
             )
-        if not write:
-            return
-        if not resuming:
+        self._resuming, self._prepared = resuming, True
+
+    def _begin(self) -> None:
+        """Clear the folder, and say what runs in it: when all that may be refused has been."""
+        if not self._resuming:
+            held = [name for name in ("summary.json", LAST_CHECKPOINT) if (self.folder / name).exists()]
             # Also without `held`: a run that died before its first checkpoint left rows that would mix with new ones.
             stale = [self.folder / name for name in (*held, "rounds.csv", "accuracy_matrix.csv")]
             if held:
                 stale += [path for pattern in ("*.csv", "*.png", "clients/*.csv") for path in self.folder.glob(pattern)]
+                stale += self.folder.rglob("events.out.tfevents.*")
             for path in stale:
                 path.unlink(missing_ok=True)
         if self.config_yaml is not None:
@@ -124,12 +128,11 @@ class RunRecord(Callback):
             temporary = self.folder / ".config.yaml"
             temporary.write_text(self.config_yaml)
             temporary.replace(self.folder / "config.yaml")
-        self._prepared = True
 
     # During a fit.
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write what is known before the first round; note the targets that the run was given."""
+        """Note the targets that the run was given."""
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         self.targets = next((c for c in callbacks if isinstance(c, AccuracyTargets)), AccuracyTargets())
         self.local_models = next((c for c in callbacks if isinstance(c, LocalModels)), LocalModels())
@@ -137,19 +140,23 @@ class RunRecord(Callback):
             return
         if not self._prepared:
             self.prepare(resuming=False)
-        data = _data(trainer)
-        # Who takes part; by the stream's tasks where those of clients differ.
-        held = data.indices if data.order is None else data.dealt
-        save_partition_report(self.folder, data.tasks, held, f"{self.name_of(data)}, {data.partition.name}")
 
     def name_of(self, data: Any) -> str:
         """The benchmark's name."""
         return self.benchmark or data.stream.name
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """When resuming, drop rows of rounds that the checkpoint does not know and that will run again."""
+        """Write what is known before the first round.
+
+        When resuming, drop rows of rounds that the checkpoint does not know and that will run again.
+        """
         if not trainer.is_global_zero:
             return
+        self._begin()
+        data = _data(trainer)
+        # Who takes part; by the stream's tasks where those of clients differ.
+        held = data.indices if data.order is None else data.dealt
+        save_partition_report(self.folder, data.tasks, held, f"{self.name_of(data)}, {data.partition.name}")
         path, done = self.folder / "rounds.csv", _federation(pl_module).round
         if done and path.exists():
             with path.open(newline="") as file:

@@ -146,6 +146,8 @@ class FederatedCLI(LightningCLI):
         record: RunRecord = self._get(self.config_init, "run")
         record.experiment, record.config_hash = self.experiment, self.config_hash
         record.config_yaml = self.config_yaml
+        if self._settings.trainer.fast_dev_run:
+            raise ConfigError("trainer.fast_dev_run", self._settings.trainer.fast_dev_run, "a short schedule instead")
         wanted = self._settings.trainer.max_epochs
         if wanted not in (None, data.num_rounds):
             raise ConfigError("trainer.max_epochs", wanted, "unset: the number of rounds follows from schedule")
@@ -154,7 +156,8 @@ class FederatedCLI(LightningCLI):
         checkpoint = self._checkpoint(record)
         trainer = super().instantiate_trainer(max_epochs=data.num_rounds, **kwargs)
         if self.subcommand == "fit":
-            record.prepare(resuming=checkpoint is not None, write=trainer.is_global_zero)
+            here = checkpoint is not None and Path(checkpoint).parent.resolve() == record.folder.resolve()
+            record.prepare(resuming=here, write=trainer.is_global_zero)
         return trainer
 
     def after_instantiate_classes(self) -> None:

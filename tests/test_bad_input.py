@@ -112,7 +112,23 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("trainer.check_val_every_n_epoch = 2", "schedule.evaluate_every"),
     ),
     "a part of the data": (("--trainer.limit_train_batches", "3"), ("limit_train_batches = 3", "max_train")),
-    "debugging run": (("--trainer.fast_dev_run", "true"), ("trainer.max_epochs = 1", "6")),
+    "one training batch": (("--trainer.limit_train_batches", "1"), ("limit_train_batches = 1 ", "max_train")),
+    "one batch to evaluate": (("--trainer.limit_val_batches", "1"), ("limit_val_batches = 1 ", "max_test")),
+    "evaluations within a round": (
+        ("--trainer.val_check_interval", "1"),
+        ("trainer.val_check_interval = 1 ", "schedule.evaluate_every"),
+    ),
+    "evaluations by the clock": (
+        ("--trainer.val_check_interval", "00:00:10:00"),
+        ("trainer.val_check_interval", "schedule.evaluate_every"),
+    ),
+    "a time limit": (("--trainer.max_time", "00:00:10:00"), ("trainer.callbacks = 'Timer'", "SIGTERM")),
+    "gradients up": (("--trainer.gradient_clip_val", "-1"), ("trainer.gradient_clip_val = -1", "at least 0")),
+    "averaged weights": (
+        ("--trainer.callbacks", "StochasticWeightAveraging", "--trainer.callbacks.swa_lrs", "0.1"),
+        ("trainer.callbacks = 'StochasticWeightAveraging'", "server"),
+    ),
+    "debugging run": (("--trainer.fast_dev_run", "true"), ("trainer.fast_dev_run", "schedule")),
     "devices": (("--trainer.devices", "2"), ("trainer.strategy = 'DDPStrategy'", "cfl.parallel.ClientParallel")),
     "sanity check": (("--trainer.num_sanity_val_steps", "2"), ("trainer.num_sanity_val_steps = 2", "-1")),
     # Files.

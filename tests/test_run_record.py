@@ -278,6 +278,28 @@ def test_overwriting_starts_over(tmp_path: Path) -> None:
     tiny_cli.assert_same(tiny_cli.results(tmp_path / "used"), tiny_cli.results(tmp_path / "fresh"))
 
 
+def test_a_refused_run_overwrites_nothing(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also if what is wrong shows only when the network is there."""
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    for wrong in (("--model.optimizer", "LBFGS"), ("--trainer.accumulate_grad_batches", "2")):
+        assert tiny_cli.fit(folder, "--run.overwrite", "true", *wrong) == 2
+        assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_run_goes_on_in_its_own_folder_or_in_an_empty_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b"):
+        with tiny_cli.die_at("training", 1, 15):
+            assert tiny_cli.fit(tmp_path / name) == 143
+    checkpoint = str(tmp_path / "a" / "last.ckpt")
+    before = {path: path.read_bytes() for path in (tmp_path / "b").iterdir()}
+    assert tiny_cli.fit(tmp_path / "b", "--ckpt_path", checkpoint) == 2
+    assert "run.dir" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in (tmp_path / "b").iterdir()} == before
+    assert tiny_cli.fit(tmp_path / "c", "--ckpt_path", checkpoint) == 0
+
+
 def test_interrupted_run_is_not_overwritten_unless_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with tiny_cli.die_at("training", 1, 15):
         assert tiny_cli.fit(tmp_path) == 143
