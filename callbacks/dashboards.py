@@ -14,23 +14,26 @@ from matplotlib.image import imread
 
 from callbacks.checkpoint import record_of
 from callbacks.federated import _federation, mean_matrix
-from cfl.experiment import flatten, method_name
+from cfl.experiment import flatten, method_name, setting_hash
 from cfl.federation import Federation
 from cfl.figures import accuracy_curve, accuracy_heatmap, learning_curves
 from cfl.metrics import average_accuracy
 from cfl.models.density import is_density
+
+_FINAL = ("acc", "fgt", "bwt", "nll")
 
 
 class DashboardLog(Callback):
     """Sends figures to every logger of the Trainer, under the same names.
 
     ``round`` and ``task`` are the axes. ``cl/acc``, ``cl/fgt``, ``cl/fgt_max``, ``cl/bwt``, ``cl/fwt`` (percent and
-    points) and ``task_03/acc`` come with an evaluation, ``cl/rounds_to_90`` once, when that target is met;
-    ``train/loss``, ``comm/uplink_bytes``, ``comm/downlink_bytes`` (so far) and ``time/seconds`` with every round, and a
-    method's own table as ``<method>/<layer>/<column>`` with every task. TensorBoard and wandb also get the pictures of
-    the run folder: ``data/partition`` once, ``cl/accuracy_heatmap`` (TensorBoard: ``cl/accuracy_matrix``) and
-    ``cl/accuracy_curve`` at every task's end, and ``cl/learning_curve`` at the run's end if it was evaluated between
-    task ends, as ``cl/samples`` does where images were drawn from a density. Wandb also gets the matrix as a table.
+    points) and ``task_03/acc`` come with an evaluation, ``final/acc`` and the like with the run's last round alone,
+    ``cl/rounds_to_90`` once, when that target is met; ``train/loss``, ``comm/uplink_bytes``, ``comm/downlink_bytes``
+    (so far) and ``time/seconds`` with every round, and a method's own table as ``<method>/<layer>/<column>`` with every
+    task. TensorBoard and wandb also get the pictures of the run folder: ``data/partition`` once,
+    ``cl/accuracy_heatmap`` (TensorBoard: ``cl/accuracy_matrix``) and ``cl/accuracy_curve`` at every task's end, and
+    ``cl/learning_curve`` at the run's end if it was evaluated between task ends, as ``cl/samples`` does where images
+    were drawn from a density. Wandb also gets the matrix as a table.
 
     Without a logger it does nothing: the CSV files of the run folder hold everything. Of several processes the first
     logs.
@@ -50,6 +53,8 @@ class DashboardLog(Callback):
                         **record.experiment,
                         "benchmark": record.name_of(federation.data),
                         "method": method_name(federation.methods),
+                        "partition": federation.data.partition.name,
+                        "setting": setting_hash(record.experiment),
                         "config_hash": record.config_hash,
                     },
                     allow_val_change=True,
@@ -80,6 +85,8 @@ class DashboardLog(Callback):
             figures |= evaluation_figures(federation, plan.task)
             rounds_to = record_of(trainer).targets.rounds(federation.curve)
             figures |= {f"cl/rounds_to_{name}": found for name, found in rounds_to.items() if found == federation.round}
+        if federation.finished:
+            figures |= {f"final/{key}": figures[f"cl/{key}"] for key in _FINAL if f"cl/{key}" in figures}
         for logger in trainer.loggers:
             logger.log_metrics(figures, step=plan.round)
         if plan.last_of_task or federation.finished:

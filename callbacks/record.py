@@ -35,6 +35,7 @@ from cfl.schedule import RoundPlan
 from cfl.source_digest import source_digest
 
 LAST_CHECKPOINT = "last.ckpt"
+WANDB_ID = "wandb-id.txt"
 
 
 class RunRecord(Callback):
@@ -66,6 +67,7 @@ class RunRecord(Callback):
             raise ConfigError("run.samples", samples, "0 (none) or more")
         self.dir, self.benchmark, self.overwrite, self.samples = dir, benchmark, overwrite, samples
         self.config_yaml: str | None = None
+        self.wandb_id: str | None = None
         self.experiment: dict[str, Any] = {}
         self.config_hash = ""
         self._prepared = self._resuming = False
@@ -123,6 +125,8 @@ class RunRecord(Callback):
                 stale += self.folder.rglob("events.out.tfevents.*")
             for path in stale:
                 path.unlink(missing_ok=True)
+        if self.wandb_id is not None:
+            (self.folder / WANDB_ID).write_text(self.wandb_id + "\n")
         if self.config_yaml is not None:
             # In one step: other processes of the run may be reading it to know what to resume.
             temporary = self.folder / ".config.yaml"

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 import yaml
@@ -29,7 +30,7 @@ from callbacks import (
     RunRecord,
 )
 from callbacks.federated import check_trainer
-from callbacks.record import LAST_CHECKPOINT
+from callbacks.record import LAST_CHECKPOINT, WANDB_ID
 from cfl.client import Client
 from cfl.data.datamodule import FederatedDataModule
 from cfl.engines import EngineOptions
@@ -132,6 +133,16 @@ class FederatedCLI(LightningCLI):
                 own["group"] = own.get("group") or f"{benchmark}/{method}"
                 own["job_type"] = own.get("job_type") or method
                 own["name"] = own.get("name") or f"{method}-seed{seed}"
+                if self.subcommand == "fit" and not own.get("id"):
+                    own["id"] = self.wandb_id = self._wandb_id(Path(settings.run.dir), bool(settings.ckpt_path))
+
+    wandb_id: str | None = None
+
+    @staticmethod
+    def _wandb_id(folder: Path, resuming: bool) -> str:
+        """A run that goes on is the same run at wandb, too; by another id it would count as a second seed."""
+        known = folder / WANDB_ID
+        return known.read_text().strip() if resuming and known.is_file() else uuid4().hex[:8]
 
     def _plain_config(self) -> dict[str, Any]:
         # Without validating them again, which takes as long as the rest: they have just been parsed.
@@ -145,7 +156,7 @@ class FederatedCLI(LightningCLI):
         data: FederatedDataModule = self.datamodule
         record: RunRecord = self._get(self.config_init, "run")
         record.experiment, record.config_hash = self.experiment, self.config_hash
-        record.config_yaml = self.config_yaml
+        record.config_yaml, record.wandb_id = self.config_yaml, self.wandb_id
         if self._settings.trainer.fast_dev_run:
             raise ConfigError("trainer.fast_dev_run", self._settings.trainer.fast_dev_run, "a short schedule instead")
         wanted = self._settings.trainer.max_epochs

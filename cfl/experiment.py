@@ -55,6 +55,11 @@ def config_hash(experiment: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
+def setting_hash(experiment: Mapping[str, Any]) -> str:
+    """As :func:`config_hash`, the same for experiments that differ in their seed alone."""
+    return config_hash({key: value for key, value in experiment.items() if key != "seed_everything"})
+
+
 def completed(older: Any, newer: Any, classes: Mapping[str, type], owner: type | None = None) -> Any:
     """An experiment with the options that it lacks and another has, at the defaults of their classes' signatures.
 

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_cli
+from lightning.pytorch import Trainer
+from tiny import tiny_data
+
+from callbacks.federated import check_trainer
+from cfl.errors import ConfigError
 
 SPLIT = ("--data.stream", "ClassSplit", "--data.stream.source", "Synthetic")
 FOT = ("--methods.fot", "FOT")
@@ -112,12 +118,6 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("trainer.check_val_every_n_epoch = 2", "schedule.evaluate_every"),
     ),
     "a part of the data": (("--trainer.limit_train_batches", "3"), ("limit_train_batches = 3", "max_train")),
-    "one training batch": (("--trainer.limit_train_batches", "1"), ("limit_train_batches = 1 ", "max_train")),
-    "one batch to evaluate": (("--trainer.limit_val_batches", "1"), ("limit_val_batches = 1 ", "max_test")),
-    "evaluations within a round": (
-        ("--trainer.val_check_interval", "1"),
-        ("trainer.val_check_interval = 1 ", "schedule.evaluate_every"),
-    ),
     "evaluations by the clock": (
         ("--trainer.val_check_interval", "00:00:10:00"),
         ("trainer.val_check_interval", "schedule.evaluate_every"),
@@ -229,3 +229,20 @@ def test_errors_of_the_program_are_not_hidden(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("cfl.federation.Federation.__init__", lambda *_: {}["missing"])
     with pytest.raises(KeyError, match="missing"):
         tiny_cli.fit(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["limit_train_batches", "limit_val_batches", "val_check_interval"])
+def test_an_integer_1_is_one_batch_to_lightning(key: str) -> None:
+    """1.0 is all of them. What the command line makes of a 1 depends on the order of imports."""
+    data = tiny_data()
+    common: dict[str, Any] = {
+        "max_epochs": data.num_rounds,
+        "reload_dataloaders_every_n_epochs": 1,
+        "num_sanity_val_steps": 0,
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_checkpointing": False,
+    }
+    check_trainer(Trainer(**common, **{key: 1.0}), data)
+    with pytest.raises(ConfigError, match=key):
+        check_trainer(Trainer(**common, **{key: 1}), data)

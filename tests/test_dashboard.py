@@ -16,13 +16,13 @@ import tiny_cli
 from test_loggers import LOGGERS, OPTIONS, history, wandb_records
 
 from cfl.__main__ import main
-from cfl.dashboard.panels import SECTIONS
+from cfl.dashboard.panels import GROUPING, SECTIONS
 
 pytest.importorskip(
     "wandb_workspaces", reason="needs the optional package wandb-workspaces: pip install wandb-workspaces"
 )
 
-PREFIXES = r"(?:cl|train|comm|time|data)/\w+"
+PREFIXES = r"(?:cl|final|train|comm|time|data)/\w+"
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +91,7 @@ def test_offline_runs_land_in_the_panels(logged: tuple[set[str], dict[str, Any]]
     keys, config = logged
     found = specification(tmp_path)
     named = named_keys(found)
-    assert {"cl/acc", "cl/fgt", "cl/bwt", "cl/fwt", "cl/accuracy_matrix", "comm/uplink_bytes"} <= named
+    assert {"final/acc", "final/fgt", "final/bwt", "cl/acc", "cl/accuracy_matrix", "comm/uplink_bytes"} <= named
     # A media key is logged as one item or, nested, as several under it.
     assert [key for key in named if not any(name == key or name.startswith(f"{key}/") for name in keys)] == []
     patterns = {panel["config"]["metricRegex"] for panel in panels(found) if "metricRegex" in panel["config"]}
@@ -101,7 +101,7 @@ def test_offline_runs_land_in_the_panels(logged: tuple[set[str], dict[str, Any]]
         "task_01/acc",
     }
     assert "round" in keys
-    assert {"benchmark", "method"} <= set(config)
+    assert {"benchmark", "partition", "method", "setting"} <= set(config)
 
 
 def test_every_panel_of_ours_is_in_workspace_and_report(tmp_path: Path) -> None:
@@ -125,11 +125,11 @@ def run_sets(specification: Any) -> list[Any]:
     return found + [runs for block in blocks if block["type"] == "panel-grid" for runs in block["metadata"]["runSets"]]
 
 
-def test_runs_are_grouped_by_benchmark_and_method(tmp_path: Path) -> None:
+def test_runs_are_grouped_by_all_but_their_seed(tmp_path: Path) -> None:
     sets = run_sets(specification(tmp_path))
     assert len(sets) == 1 + len(SECTIONS)
     for runs in sets:
-        assert [key["name"] for key in runs["grouping"]] == ["benchmark.value", "method.value"]
+        assert [key["name"] for key in runs["grouping"]] == [f"{key}.value" for key in GROUPING]
         assert {key["section"] for key in runs["grouping"]} == {"config"}
 
 

@@ -52,6 +52,9 @@ def expected_scalars(folder: Path) -> dict[str, dict[int, float]]:
             add("cl/bwt", round, accuracies[0] - learned)
             untrained = float(tiny_cli.rows(folder / "accuracy_matrix.csv")[0]["task_1"])
             add("cl/fwt", round, ahead - untrained)
+            if round == 5:  # the last one
+                for name in ("acc", "fgt", "bwt"):
+                    add(f"final/{name}", round, found[f"cl/{name}"][round])
     for row in tiny_cli.rows(folder / "fot.csv"):
         for column in ("basis_size", "used_space"):
             add(f"fot/{row['layer']}/{column}", 3 * int(row["task"]) + 2, row[column])
@@ -63,8 +66,8 @@ def assert_scalars(found: dict[str, dict[int, float]], folder: Path, exact: bool
     expected = expected_scalars(folder)
     for name, points in expected.items():
         assert found[name] == (points if exact else pytest.approx(points, rel=1e-6)), name
-    assert {name for name in found if name.startswith(("cl/", "task_"))} == {
-        name for name in expected if name.startswith(("cl/", "task_"))
+    assert {name for name in found if name.startswith(("cl/", "final/", "task_"))} == {
+        name for name in expected if name.startswith(("cl/", "final/", "task_"))
     }
     assert len(found["cl/acc"]) == 4
     assert len(found["cl/fgt"]) == 2
@@ -173,6 +176,19 @@ def test_wandb_has_the_figures_of_the_run_folder(wandb_run: tuple[Path, list[Rec
             if isinstance(value, int | float) and not name.startswith(("_", *PICTURES)):
                 found.setdefault(name, {})[step["round"]] = value
     assert_scalars(found, folder, exact=True)
+
+
+def test_a_resumed_run_is_the_same_run_at_wandb(tmp_path: Path) -> None:
+    """Else it would count as another seed; one that overwrites is another run."""
+    options = (*OPTIONS, "--config", str(LOGGERS / "wandb.yaml"))
+    with tiny_cli.die_at("training", 1, 15):
+        assert tiny_cli.fit(tmp_path, *options, pictures=True) == 143
+    known = (tmp_path / "wandb-id.txt").read_text()
+    assert tiny_cli.fit(tmp_path, *options, "--ckpt_path", "last", pictures=True) == 0
+    assert (tmp_path / "wandb-id.txt").read_text() == known
+    assert {path.name.split("-", 3)[-1] for path in tmp_path.glob("wandb/offline-run-*")} == {known.strip()}
+    assert tiny_cli.fit(tmp_path, *options, "--run.overwrite", "true", pictures=True) == 0
+    assert (tmp_path / "wandb-id.txt").read_text() != known
 
 
 def test_wandb_axes_are_rounds(wandb_run: tuple[Path, list[Record]]) -> None:

@@ -8,8 +8,9 @@ from typing import Literal
 AXIS = "round"
 """What lines run over."""
 
-GROUPING = ("benchmark", "method")
-"""Keys of a run's configuration: runs that agree in them are shown as one, as mean and standard deviation."""
+GROUPING = ("benchmark", "partition", "method", "setting")
+"""Keys of a run's configuration: runs that agree in them are shown as one, as mean and standard deviation. ``setting``
+is a hash of all that decides results but the seed."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,11 @@ SECTIONS = (
     Section(
         "After the last task",
         "Means over seeds and their standard deviation: accuracy over all tasks, what was forgotten of them, and the "
-        "effect of later tasks on earlier ones.",
+        "effect of later tasks on earlier ones. Runs that are not finished have none of it.",
         (
-            Panel("bars", "ACC in %", ("cl/acc",)),
-            Panel("bars", "FGT in points", ("cl/fgt",)),
-            Panel("bars", "BWT in points", ("cl/bwt",)),
+            Panel("bars", "ACC in %", ("final/acc",)),
+            Panel("bars", "FGT in points", ("final/fgt",)),
+            Panel("bars", "BWT in points", ("final/bwt",)),
         ),
     ),
     Section(

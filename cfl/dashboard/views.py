@@ -13,7 +13,7 @@ from wandb_workspaces import expr
 from cfl.dashboard.panels import AXIS, GROUPING, SECTIONS, Panel
 
 _COLUMNS, _HEIGHT = 24, 8  # of a report's grid; panels stand three in a row
-_PINNED = ("summary:cl/acc", "summary:cl/fgt", "summary:cl/bwt")
+_PINNED = ("summary:final/acc", "summary:final/fgt", "summary:final/bwt")
 
 
 def workspace_of(entity: str, project: str, title: str, benchmarks: Sequence[str] = ()) -> Any:

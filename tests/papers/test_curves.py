@@ -168,7 +168,7 @@ def test_what_curves_cannot_run_over(entries: dict[str, Any], message: str, tmp_
 def test_a_kept_run_has_its_curve(tmp_path: Path) -> None:
     curve = [None, 100 / 3, 89.9999999999]
     write_curve(tmp_path / "runs" / "fot" / "x" / "short-seed0-00000000", curve, EVALUATED)
-    (path,) = keep(PAPER, tmp_path / "runs", ["short"], tmp_path / "kept")
+    (path,) = keep(PAPER, tmp_path / "runs", ["short"], tmp_path / "kept").written
     assert json.loads(path.read_text())["rounds"] == [None, 33.333333, 90.0]
     (kept,) = read_kept(PAPER, tmp_path / "kept")["short"]
     original = read_result(tmp_path / "runs" / "fot" / "x" / "short-seed0-00000000")
@@ -179,7 +179,7 @@ def test_a_kept_run_has_its_curve(tmp_path: Path) -> None:
 
 def test_a_kept_run_without_a_curve_is_as_ever(tmp_path: Path) -> None:
     write_curve(tmp_path / "runs" / "fot" / "x" / "short-seed0-00000000", [None, 50.0])
-    (path,) = keep(PAPER, tmp_path / "runs", ["short"], tmp_path / "kept")
+    (path,) = keep(PAPER, tmp_path / "runs", ["short"], tmp_path / "kept").written
     expected = ["scale", "config_hash", "experiment", "summary", "matrix", "space", "client_epochs"]
     assert list(json.loads(path.read_text())) == expected
     assert list(read_kept(PAPER, tmp_path / "kept")["short"][0].rounds) == []
