@@ -70,7 +70,8 @@ class RunRecord(Callback):
         self.wandb_id: str | None = None
         self.experiment: dict[str, Any] = {}
         self.config_hash = ""
-        self._prepared = self._resuming = False
+        self._prepared = False
+        self._stale: list[Path] = []
         self.last_row: dict[str, Any] = {}
         self.targets = AccuracyTargets()
         self.local_models = LocalModels()
@@ -112,19 +113,19 @@ class RunRecord(Callback):
                 str(self.folder),
                 f"a folder without a run; this one holds {state}; or run.overwrite=true",
             )
-        self._resuming, self._prepared = resuming, True
+        self._prepared, self._stale = True, []
+        if not resuming:
+            # Also without `held`: a run that died before its first checkpoint left rows that would mix with new ones.
+            self._stale = [self.folder / name for name in (*held, "rounds.csv", "accuracy_matrix.csv")]
+        if held and not resuming:
+            # Found now: when the fit begins, loggers have opened files of the new run.
+            for pattern in ("*.csv", "*.png", "clients/*.csv", "**/events.out.tfevents.*"):
+                self._stale += self.folder.glob(pattern)
 
     def _begin(self) -> None:
         """Clear the folder, and say what runs in it: when all that may be refused has been."""
-        if not self._resuming:
-            held = [name for name in ("summary.json", LAST_CHECKPOINT) if (self.folder / name).exists()]
-            # Also without `held`: a run that died before its first checkpoint left rows that would mix with new ones.
-            stale = [self.folder / name for name in (*held, "rounds.csv", "accuracy_matrix.csv")]
-            if held:
-                stale += [path for pattern in ("*.csv", "*.png", "clients/*.csv") for path in self.folder.glob(pattern)]
-                stale += self.folder.rglob("events.out.tfevents.*")
-            for path in stale:
-                path.unlink(missing_ok=True)
+        for path in self._stale:
+            path.unlink(missing_ok=True)
         if self.wandb_id is not None:
             (self.folder / WANDB_ID).write_text(self.wandb_id + "\n")
         if self.config_yaml is not None:

@@ -104,6 +104,20 @@ def test_tensorboard_has_the_figures_of_the_run_folder(tmp_path: Path) -> None:
     assert "schedule.batch_size: 8" in (folder / "tensorboard" / "hparams.yaml").read_text()
 
 
+def test_a_run_that_overwrites_has_a_curve_of_its_own(tmp_path: Path) -> None:
+    """The first run's file is gone, and not the one that was opened for the second."""
+    options = (*OPTIONS, "--config", str(LOGGERS / "tensorboard.yaml"))
+    assert tiny_cli.fit(tmp_path, *options, pictures=True) == 0
+    (first,) = (tmp_path / "tensorboard").glob("events.*")
+    again = ("--seed_everything", "1", "--run.overwrite", "true")
+    assert tiny_cli.fit(tmp_path, *options, *again, pictures=True) == 0
+    (second,) = (tmp_path / "tensorboard").glob("events.*")
+    assert second != first
+    losses = EventAccumulator(str(second)).Reload().Scalars("train/loss")
+    written = [float(row["loss"]) for row in tiny_cli.rows(tmp_path / "rounds.csv")]
+    assert [loss.value for loss in losses] == pytest.approx(written, rel=1e-6)
+
+
 def test_resumed_run_goes_on_in_the_same_tensorboard_folder(tmp_path: Path) -> None:
     """One curve per run: the rounds after the interruption continue those before it."""
     folder = tmp_path / "run"
