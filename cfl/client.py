@@ -106,6 +106,7 @@ class Client(LightningModule):
         self._step_context = StepContext(seed, objective=self._objective)
         self._multiplier: Method | None = None
         self._scaled_steps: ScaledSteps | None = None
+        self._frozen: frozenset[str] = frozenset()
         self._observers: tuple[Method, ...] = ()
         self.local_step = 0
         self._loss = torch.zeros(2)
@@ -220,7 +221,9 @@ class Client(LightningModule):
             optimizer = cast(Optimizer, self.optimizers(use_pl_optimizer=False))
             rates = [method.step_factors(self.shown(method)) for method in self.methods.values()]
             self._scaled_steps = ScaledSteps.of(rates, cohort.buffers)
-            steps_at_once = self._engine.steps_at_once and self._scaled_steps is None
+            frozen = (method.frozen_parameters(self.shown(method)) for method in self.methods.values())
+            self._frozen = frozenset(name for names in frozen for name in names)
+            steps_at_once = self._engine.steps_at_once and self._scaled_steps is None and not self._frozen
             at_once = self._at_once(optimizer) if steps_at_once else None
             self._multiplier = next((m for m in self.methods.values() if self._multiplied_by_engine(m)), None)
             factors = {} if self._multiplier is None else cast(RightMultiplication, self._multiplier).right_factors
@@ -264,14 +267,18 @@ class Client(LightningModule):
 
     def _gradients_on(self, batch: CohortBatch, purpose: str) -> dict[str, Tensor]:
         context = StepContext(self.seed, objective=self._plain_objective, purpose=purpose)
-        return self._engine.gradients(self._cohort, batch.opened(), context)
+        found = self._engine.gradients(self._cohort, batch.opened(), context)
+        return {name: gradient for name, gradient in found.items() if name not in self._frozen}
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Gradients of the last :meth:`training_step`, by the engine."""
+        """Gradients of the last :meth:`training_step`, by the engine; none of parameters that are frozen."""
         try:
             self._engine.backward(loss, self._cohort)
         except Exception as error:
             raise self._failure(error) from error
+        for name in self._frozen:
+            # Not zero: optimizers leave alone what has no gradient, and apply weight decay to what has one.
+            self._cohort.parameters[name].grad = None
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         """As any module's; then clients that learn at another rate take back, or add, what that makes of their step."""

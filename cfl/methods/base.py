@@ -15,6 +15,7 @@ One round, as a method sees it::
       penalty             every local step, added to the client's loss
       adjust_gradients    every local step, between backward and the optimizer
       step_factors        once per cohort: clients that take the optimizer's steps with another learning rate
+      frozen_parameters   once per cohort: what its clients leave as they have received it
     close_clients         clients have finished; their updates are about to be sent
     transform_step        the server is about to move the global model
     end_round             the global model has moved
@@ -25,7 +26,7 @@ One round, as a method sees it::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
@@ -210,6 +211,14 @@ class Method:
         steps, or None for 1. Only for :data:`cfl.engines.scaled_steps.LINEAR_OPTIMIZERS`; not part of ``cohort.lr``.
         """
         return None
+
+    def frozen_parameters(self, cohort: Cohort) -> Collection[str]:
+        """Names of the parameters that no client of the cohort that has opened moves.
+
+        The optimizer is given no gradient of these, so that neither weight decay nor momentum moves them either;
+        ``cohort.gradients`` is without them.
+        """
+        return ()
 
     def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """The clients at ``positions`` of the cohort have taken their last local step."""

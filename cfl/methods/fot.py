@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -84,8 +84,10 @@ class FOT(Method):
             weighs more, and ranks fall. Clients are dealt out as ``numpy.array_split`` does, in ascending order.
         protect_bias: treat the bias as the weight of an input that is always 1, which makes old outputs exactly
             invariant; the paper leaves biases free.
-        freeze_first_layer: the global model's first layer stays what the first task has made it, and is kept out of
-            GPSE (FRZ, Table 6). The server drops its steps; within a round clients still train it.
+        freeze_first_layer: the first layer, weight and bias, stays what the first task has made it, and is kept out of
+            GPSE (FRZ, Table 6). From the second task on neither clients nor what the server's momentum has stored
+            move it. A normalisation layer behind it goes on training: the paper does not say, and its scales and
+            shifts are trained by plain averaging behind every other layer too.
         mechanism: Gaussian mechanism on the sketches (Table 6), or null for none.
     """
 
@@ -153,6 +155,7 @@ class FOT(Method):
         self.protect_bias = protect_bias
         self.freeze_first_layer = freeze_first_layer
         self.mechanism = mechanism
+        self._frozen: set[str] = set()
         self.bases: dict[str, Tensor] = {}
         self.gpse_seconds: list[float] = []
         self._rows: list[dict[str, Any]] = []
@@ -162,14 +165,19 @@ class FOT(Method):
         """Find the protected layers.
 
         Raises:
-            ConfigError: if a pattern matches no layer, or a protected layer does not go through the server.
+            ConfigError: if a pattern matches no layer, or a protected or frozen layer does not go through the server.
         """
         super().setup(federation)
         free = federation.network.head if federation.data.scenario != "domain" else None
         chosen = choose_layers(federation.network, self.layers, "methods.fot.layers", free)
-        self._first = next(iter(weighted_layers(federation.network)))
         if self.freeze_first_layer:
-            chosen.pop(self._first, None)
+            first = next(iter(weighted_layers(federation.network)))
+            chosen.pop(first, None)
+            parameters = {f"{first}.weight", f"{first}.bias"}
+            self._frozen = parameters & {name for name, _ in federation.network.named_parameters()}
+            if f"{first}.weight" not in self._frozen or not self._frozen <= set(federation.shared_parameters):
+                valid = f"false: another method decomposes {first} or keeps it local"
+                raise ConfigError("methods.fot.freeze_first_layer", True, valid)
         for name, layer in chosen.items():
             projected = [f"{name}.weight"] + [f"{name}.bias"] * (self.protect_bias and layer.bias is not None)
             if not set(projected) <= set(federation.shared_parameters):
@@ -201,11 +209,14 @@ class FOT(Method):
                 projected[weight], projected[bias] = project_with_bias(step[weight], step[bias], basis)
             else:
                 projected[weight] = project(step[weight], basis)
-        if self.freeze_first_layer and self.federation.schedule.task_of(self.federation.round) > 0:
-            for key in (f"{self._first}.weight", f"{self._first}.bias"):
-                if key in projected:
-                    projected[key] = torch.zeros_like(projected[key])
+        if self.federation.schedule.task_of(self.federation.round) > 0:
+            for name in self._frozen:
+                projected[name] = torch.zeros_like(step[name])
         return projected
+
+    def frozen_parameters(self, cohort: Cohort) -> Collection[str]:
+        """The first layer's, from the second task on, if it is to be frozen."""
+        return self._frozen if cohort.task > 0 else ()
 
     def _basis(self, name: str, device: torch.device) -> Tensor | None:
         """A layer's basis on ``device``: a checkpoint is read before the network moves to an accelerator."""

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from naive import plain_network
+from naive import Hook, plain_network, train_client
 from naive_fot import Watch, layer_rows, projector, train_images
-from tiny import NetworkFactory, StridedNet, double, fit, mlp, sgd, split, tiny_client, tiny_data
-from torch import Tensor
+from tiny import NetworkFactory, StridedNet, double, fit, mlp, norm_net, sgd, split, tiny_client, tiny_data
+from torch import Tensor, nn
 
+from cfl.cohort import Cohort
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.sources import Synthetic
 from cfl.data.streams import ClassSplit, Permuted, Stream
-from cfl.methods import FOT
+from cfl.engines import EngineOptions
+from cfl.errors import ConfigError
+from cfl.methods import FOT, Method, PersonalLayers
 from cfl.models import MLP
 
 wide_mlp: NetworkFactory = partial(MLP, hidden=[12, 9], dropout=0.0)
+precise_mlp = double(wide_mlp)
 
 
 class WideConv(StridedNet):
@@ -129,15 +134,20 @@ def test_a_run_is_federated_averaging_with_projected_steps(protect_bias: bool) -
             np.testing.assert_allclose(taken, step, rtol=0, atol=1e-6)  # bases are float32
 
 
-def mean_update(data: FederatedDataModule, number: int, start: dict[str, Tensor]) -> dict[str, Tensor]:
+def mean_update(
+    data: FederatedDataModule,
+    number: int,
+    start: dict[str, Tensor],
+    make: NetworkFactory = precise_mlp,
+    optimizer: Any = sgd,
+    change_gradients: Hook | None = None,
+) -> dict[str, Tensor]:
     """The clients' mean update of one round."""
-    from naive import train_client
-
     plan = data.rounds.round(number)
-    total = {name: torch.zeros_like(value) for name, value in start.items()}
+    total = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in start.items()}
     for client in plan.clients:
-        network = plain_network(data, double(wide_mlp), start)
-        train_client(network, data, plan, client, sgd)
+        network = plain_network(data, make, start)
+        train_client(network, data, plan, client, optimizer, change_gradients=change_gradients)
         for name, value in network.state_dict().items():
             total[name] += (value - start[name]) / len(plan.clients)
     return total
@@ -217,6 +227,76 @@ def test_the_first_layer_can_be_frozen_after_the_first_task(layers: list[str] | 
     watch = watched(data, wide_mlp, fot, server_momentum=0.5)
     for name in ("layers.0.weight", "layers.0.bias"):
         assert not torch.equal(watch.models[1][name], watch.models[2][name])
-        assert torch.equal(watch.models[2][name], watch.models[4][name])
+        assert all(torch.equal(watch.models[2][name], later[name]) for later in watch.models[3:])
     assert "layers.0" not in fot.bases
     assert not torch.equal(watch.models[2]["layers.1.weight"], watch.models[4]["layers.1.weight"])
+
+
+class Trained(Method):
+    """Keeps what every client has made of its parameters, by round, and what it received."""
+
+    def __init__(self) -> None:
+        self.models: dict[int, list[dict[str, Tensor]]] = {}
+        self.received: dict[int, dict[str, Tensor]] = {}
+
+    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        self.received[cohort.round] = {name: value.clone() for name, value in cohort.received.items()}
+        for row in positions:
+            model = {name: value[row].detach().clone() for name, value in cohort.parameters.items()}
+            self.models.setdefault(cohort.round, []).append(model)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        partial(torch.optim.SGD, lr=0.1, weight_decay=0.1),
+        partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1),
+        partial(torch.optim.AdamW, lr=0.02, eps=1e-2, weight_decay=0.1),  # or it takes rounding for a gradient
+    ],
+    ids=["decay", "momentum and decay", "adamw"],
+)
+@pytest.mark.parametrize(
+    ("make", "engine", "width"),
+    [
+        (wide_mlp, EngineOptions("vmap"), 3),
+        (wide_mlp, EngineOptions("vmap"), 1),
+        (wide_mlp, EngineOptions("workers", 2, stack=1), 3),
+        (wide_mlp, EngineOptions("workers", 2, stack=2), 4),
+        (norm_net, EngineOptions("vmap"), 3),
+        (norm_net, EngineOptions("workers", 2), 3),
+    ],
+    ids=["vmap", "one by one", "chain", "stacked chains", "batchnorm, vmap", "batchnorm, workers"],
+)
+def test_clients_do_not_move_a_frozen_layer_either(
+    make: NetworkFactory, engine: EngineOptions, width: int, optimizer: Any
+) -> None:
+    """Bit for bit what they received, with all that weight decay would do; and all else is trained upon that layer."""
+    data = tiny_data(schedule={"rounds_per_task": 2, "cohort_width": width})
+    first = "layers.0" if make is wide_mlp else "conv"
+    # Nothing is projected, so that the server's step is the clients' mean.
+    fot, trained = FOT(freeze_first_layer=True, layers=[]), Trained()
+    watch = Watch(fot)
+    fit(tiny_client(data, make, optimizer, {"fot": fot, "trained": trained}, engine), data, None, [watch])
+    assert all(len(models) == len(data.rounds.round(number).clients) for number, models in trained.models.items())
+    for number, models in trained.models.items():
+        for name, received in trained.received[number].items():
+            moved = [not torch.equal(model[name], received) for model in models]
+            assert not any(moved) if number >= 2 and name.startswith(f"{first}.") else all(moved), (number, name)
+
+    def freeze(network: nn.Module, client: int) -> None:
+        for parameter in network.get_submodule(first).parameters():
+            parameter.grad = None
+
+    for number in (2, 3):
+        step = mean_update(data, number, watch.models[number], make, optimizer, freeze)
+        for name in trained.received[number]:
+            taken = watch.models[number + 1][name] - watch.models[number][name]
+            torch.testing.assert_close(taken, step[name].float(), rtol=0, atol=2e-5)
+
+
+def test_what_is_not_the_servers_cannot_be_frozen() -> None:
+    data = tiny_data(schedule={"rounds_per_task": 1})
+    methods = {"own": PersonalLayers(["layers.0.bias"]), "fot": FOT(freeze_first_layer=True)}
+    with pytest.raises(ConfigError, match=r"layers\.0") as caught:
+        fit(tiny_client(data, wide_mlp, sgd, methods), data)
+    assert caught.value.key == "methods.fot.freeze_first_layer"
