@@ -254,7 +254,7 @@ class RunRecord(Callback):
             "engine": federation.engine,
             "client_storage_bytes": federation.client_storage(),
             "model_bytes": data.num_clients * payload_bytes(dict(federation.network.named_parameters())),
-            "extra_local_computation": any(m.computes_locally for m in federation.methods.values()),
+            "extra_local_computation": federation.computes_more_locally,
             "used_space": None,
             "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
             "device": str(next(federation.network.parameters()).device),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from cfl.channel import Channel, payload_bytes
 from cfl.client_states import ClientStates
 from cfl.data.datamodule import FederatedDataModule
+from cfl.data.kept_samples import kept_bytes, kept_samples
 from cfl.density_metrics import NLLMatrix
 from cfl.errors import ConfigError
 from cfl.measure import ACCURACY, NLL, Measure
@@ -199,11 +200,18 @@ class Federation:
         self.clients.synchronise()
 
     def client_storage(self) -> int:
-        """Bytes that a client has to keep between rounds, at most: for methods, and what it never sends of a model."""
+        """Bytes that a client has to keep between rounds, at most: for methods, what it never sends of a model, and
+        samples of other tasks than the current one."""
         tensors = self.state_tensors()
         own = payload_bytes({name: tensors[name] for name in self.personal})
         own += 0 if self.buffer is None else self.buffer.client_storage()
+        own += kept_bytes(self.data)
         return own + sum(method.client_storage() for method in self.methods.values())
+
+    @property
+    def computes_more_locally(self) -> bool:
+        """Whether local training costs more than that of federated averaging on the current task's samples."""
+        return kept_samples(self.data) > 0 or any(method.computes_locally for method in self.methods.values())
 
     def state_tensors(self) -> dict[str, Tensor]:
         """The global model's parameters and buffers by name (not copied)."""

@@ -1,0 +1,38 @@
+"""What clients keep of other tasks to train on it beside the current one: cumulative and joint training."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cfl.data.partitions.client_shares import share_sizes
+
+if TYPE_CHECKING:
+    from cfl.data.datamodule import FederatedDataModule
+
+
+def kept_samples(data: FederatedDataModule) -> int:
+    """Samples that a client trains on during a task and that are not the task's, at most over clients and tasks.
+
+    With ``data.exposure: cumulative`` those of its earlier tasks, with ``joint`` those of all its others. None with
+    ``sequential``, nor with ``asynchronous``, where clients meet every sample once and let it go.
+    """
+    if data.exposure not in ("cumulative", "joint"):
+        return 0
+    held = [(np.fromiter(own, dtype=np.int64, count=len(own)), share_sizes(own)) for own in data.indices]
+    before, total = (np.zeros(data.num_clients, dtype=np.int64) for _ in range(2))
+    for clients, sizes in held:
+        total[clients] += sizes
+    most = 0
+    for clients, sizes in held:
+        others = before[clients] if data.exposure == "cumulative" else total[clients] - sizes
+        most = max(most, int(others.max(initial=0)))
+        before[clients] += sizes
+    return most
+
+
+def kept_bytes(data: FederatedDataModule) -> int:
+    """Bytes of these samples: a byte per pixel, label and task."""
+    channels, height, width = data.input_shape
+    return kept_samples(data) * (channels * height * width + 2)
