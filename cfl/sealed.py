@@ -175,11 +175,15 @@ class SealedBuffer(_View):
 
 
 class SealedData(_View):
-    """The data module, which finds samples by a client's sealed task or by their places; not whose task's they are."""
+    """The data module, which finds samples by a client's sealed task or by handles; not whose task's they are.
+
+    Places rise from task to task. Handles (:class:`cfl.data.exposure.Handles`) stand for them here: a client knows its
+    own samples again by them, and whether those that it has now are those that it had.
+    """
 
     _SETTINGS = frozenset({"seed", "scenario", "exposure", "eval_batch_size"})
-    _SHAPES = frozenset({"input_shape", "num_outputs", "num_clients", "outputs"})
-    _SHOWN = _SETTINGS | _SHAPES | frozenset({"samples_at", "labels_at"})
+    _SHAPES = frozenset({"input_shape", "num_outputs", "num_clients", "outputs", "most_trained_on"})
+    _SHOWN = _SETTINGS | _SHAPES
     _WHOSE = "the data"
 
     @property
@@ -188,18 +192,31 @@ class SealedData(_View):
         return SealedSettings(self._behind.schedule)
 
     def places_trained_on(self, task: SealedTask, client: int) -> np.ndarray:
-        """As :meth:`cfl.data.datamodule.FederatedDataModule.places_trained_on`."""
-        places: np.ndarray = self._behind.places_trained_on(_sealed_only(task), client)
-        return places
+        """Handles of what a client trains on, in the same order whenever these are the same samples."""
+        handles: np.ndarray = self._behind.handles.of(self._behind.places_trained_on(_sealed_only(task), client))
+        return handles
+
+    def samples_at(
+        self, handles: Tensor, moment: tuple[int, int] | None = None, words: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, SealedTasks]:
+        """As :meth:`cfl.data.datamodule.FederatedDataModule.samples_at`, by handles."""
+        samples: tuple[Tensor, Tensor, SealedTasks]
+        samples = self._behind.samples_at(self._behind.handles.places(handles), moment, words)
+        return samples
+
+    def labels_at(self, handles: Tensor) -> Tensor:
+        """As :meth:`cfl.data.datamodule.FederatedDataModule.labels_at`, by handles."""
+        labels: Tensor = self._behind.labels_at(self._behind.handles.places(handles))
+        return labels
 
     def outputs_in_loss(self, task: SealedTask, client: int) -> Tensor | None:
         """As :meth:`cfl.data.datamodule.FederatedDataModule.outputs_in_loss`."""
         outputs: Tensor | None = self._behind.outputs_in_loss(_sealed_only(task), client)
         return outputs
 
-    def train_outputs(self, task: SealedTask) -> Tensor | None:
-        """As :meth:`cfl.data.datamodule.FederatedDataModule.train_outputs`."""
-        outputs: Tensor | None = self._behind.train_outputs(_sealed_only(task))
+    def outputs_in_loss_of(self, samples: SealedTasks, task: SealedTask) -> Tensor | None:
+        """As :meth:`cfl.data.datamodule.FederatedDataModule.outputs_in_loss_of`."""
+        outputs: Tensor | None = self._behind.outputs_in_loss_of(samples, _sealed_only(task))
         return outputs
 
     def client_batches(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import operator
 import pickle
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -13,13 +16,14 @@ import torch
 from tiny import double, fit, mlp, permuted, sgd, source, split, tiny_client, tiny_data, weights
 from torch import Tensor
 
+import cfl.methods
 from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Samples
 from cfl.data.streams import Permuted
 from cfl.errors import ConfigError
 from cfl.federation import Federation
-from cfl.methods import AGEM, DER, ER, EWC, SCAFFOLD, FedAGEM, FedCurv, FedProx, Method, PersonalLayers
+from cfl.methods import AGEM, DER, ER, EWC, GLFC, SCAFFOLD, FedAGEM, FedCurv, FedProx, Method, PersonalLayers
 from cfl.replay_buffer import ReplayBuffer
 from cfl.schedule import RoundPlan
 from cfl.sealed import SealedTask, SealedTasks, TaskHidden, opened, opened_tasks, sealed_cohort, sealed_plan
@@ -35,7 +39,30 @@ FREE: dict[str, Callable[[], dict[str, Method]]] = {
     "scaffold-I": lambda: {"scaffold": SCAFFOLD("I")},
     "scaffold-II": lambda: {"scaffold": SCAFFOLD("II")},
     "personal": lambda: {"personal": PersonalLayers(["head.*"])},
+    "glfc": lambda: {"glfc": GLFC(12, None, 0.0, perturbation_steps=2, inversion_steps=1, images=1)},
+    "glfc+fed_agem": lambda: {**FREE["glfc"](), "fed_agem": FedAGEM(8)},
 }
+CLASS_INCREMENTAL = [name for name in FREE if "glfc" in name]
+
+
+def test_all_free_methods_are_tried() -> None:
+    """Those whose defaults say so."""
+    kinds = [getattr(cfl.methods, name) for name in cfl.methods.__all__]
+    methods = [kind for kind in kinds if inspect.isclass(kind) and issubclass(kind, Method) and kind is not Method]
+    assert len(methods) > 20
+    tried = {type(method) for make in FREE.values() for method in make().values()}
+    made = [kind if _needs_options(kind) else kind() for kind in methods]
+    assert tried == {kind for kind, method in zip(methods, made, strict=True) if method.task_free}
+
+
+def _needs_options(kind: type[Method]) -> bool:
+    options = inspect.signature(kind).parameters.values()
+    return any(option.default is inspect.Parameter.empty and option.kind != option.VAR_KEYWORD for option in options)
+
+
+@pytest.mark.parametrize("path", list(Path(cfl.methods.__file__).parent.glob("*.py")), ids=lambda path: path.stem)
+def test_no_method_opens_what_is_sealed(path: Path) -> None:
+    assert not re.search(r"\b(opened|opened_tasks|SealedTasks?)\(|\._behind\b", path.read_text())
 
 
 @pytest.mark.parametrize(
@@ -143,6 +170,8 @@ SEEN: list[tuple[Callable[[Federation], Any], Any]] = [
     (lambda federation: len(federation.data.client_places(1, 0)), 20),
     (lambda federation: [len(y) for _, y in federation.data.client_batches(1, 0, 99, torch.device("cpu"))], [20]),
     (lambda federation: federation.data.outputs_in_loss(1, 0), None),
+    (lambda federation: federation.data.outputs_in_loss_of(torch.tensor([0]), 1), None),
+    (lambda federation: federation.data.handles.places(torch.tensor([0])).tolist() != [0], True),
     (lambda federation: federation.data.train_dataloader().plan.task, 1),
     (lambda federation: federation.data.num_tasks, 2),
     (lambda federation: federation.buffer.data.num_tasks, 2),  # type: ignore[union-attr]
@@ -312,9 +341,12 @@ class Repeated(Permuted):
         return None
 
 
-def _free_run(methods: dict[str, Method], scramble: bool, **options: Any) -> Federation:
-    """Rounds over three permuted tasks, with ``scramble`` under wrong task ids but from the same places."""
-    data = tiny_data(permuted(3), **options)
+def _free_run(name: str, methods: dict[str, Method], scramble: bool, **options: Any) -> Federation:
+    """Rounds over three tasks, with ``scramble`` under wrong task ids but from the same places."""
+    if name in CLASS_INCREMENTAL:
+        data = tiny_data(split(3, classes=6), scenario="class", **options)
+    else:
+        data = tiny_data(permuted(3), **options)
     if scramble:
         places, samples_at = data.places, data.samples_at
         tasks = places.tasks
@@ -350,14 +382,18 @@ class Cheats(Method):
 @pytest.mark.parametrize("name", [n for n in FREE if n not in ("scaffold-I", "fedcurv")] + ["a cheat"])
 def test_scrambled_task_ids_change_nothing(name: str) -> None:
     make = FREE.get(name, lambda: {"cheat": Cheats()})
-    runs = [_free_run(make(), scramble, exposure="asynchronous") for scramble in (False, True)]
+    runs = [_free_run(name, make(), scramble, exposure="asynchronous") for scramble in (False, True)]
     same = [torch.equal(weights(runs[1])[key], value) for key, value in weights(runs[0]).items()]
     assert any(same) != (name == "a cheat")
     assert all(same) or name == "a cheat"
     assert all(same) == torch.equal(runs[0].accuracy.compute(), runs[1].accuracy.compute())
+    if name == "glfc":  # its clients have had something to remember
+        kept = [runs[0].clients.get("glfc", client) for client in range(4)]
+        assert all(table is not None and (table["place"] >= 0).any() for table in kept)
 
 
-@pytest.mark.parametrize("name", list(FREE))
+# GLFC's clients look at which samples they have: here the same ones, but of a data set that is there several times.
+@pytest.mark.parametrize("name", [n for n in FREE if n not in CLASS_INCREMENTAL])
 def test_boundaries_put_elsewhere_change_nothing(name: str) -> None:
     """The same rounds of one data set, called one task, or three: free methods cannot tell."""
     models = []

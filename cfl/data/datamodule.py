@@ -18,11 +18,11 @@ from cfl import processes
 from cfl.data.augmentation import Augmentation
 from cfl.data.cohorts import CohortBatch, RoundLoader, check_every_client_trains, deal_clients, holders, local_steps
 from cfl.data.evaluation import EvaluationBatch, EvaluationLoader, NothingToEvaluate
-from cfl.data.exposure import EXPOSURES, Exposure, Places, exposed, portions
+from cfl.data.exposure import EXPOSURES, Exposure, Handles, Places, exposed, portions
 from cfl.data.inputs import Inputs, Moment
 from cfl.data.participation import AllClients, Participation
 from cfl.data.partitions import IID, Partition, client_indices
-from cfl.data.partitions.client_shares import ClientShares
+from cfl.data.partitions.client_shares import ClientShares, share_sizes
 from cfl.data.scenarios import OutputMap, Scenario, output_map, require_binary
 from cfl.data.sequences import TaskSequences
 from cfl.data.sources.root import data_root
@@ -31,7 +31,7 @@ from cfl.data.types import Task
 from cfl.data.validation import set_aside
 from cfl.errors import ConfigError
 from cfl.schedule import BoundSchedule, RoundPlan, Schedule
-from cfl.sealed import SealedTasks, TaskRef, opened
+from cfl.sealed import SealedTasks, TaskRef, opened, opened_tasks
 
 
 class FederatedDataModule(LightningDataModule):
@@ -283,6 +283,11 @@ class FederatedDataModule(LightningDataModule):
         """Numbers the training samples of all tasks."""
         return Places([len(task.train) for task in self.tasks])
 
+    @cached_property
+    def handles(self) -> Handles:
+        """What :attr:`places` are called where nobody is to see whose task's they are."""
+        return Handles(int(self.places.starts[-1]), self.seed)
+
     @property
     def by_places(self) -> bool:
         """Whether local steps name their samples by :attr:`places`, not by indices into a task's training set."""
@@ -315,10 +320,11 @@ class FederatedDataModule(LightningDataModule):
         train = self.outputs.train
         return None if train is None else train[self.stream_task(opened(task), client)]
 
-    def train_outputs(self, task: TaskRef) -> Tensor | None:
-        """``[T, O]`` bool, the outputs in the loss of every task's samples while ``task`` is trained on, or None for
-        all."""
-        return self.outputs.in_loss_during(opened(task))
+    def outputs_in_loss_of(self, samples: Tensor | SealedTasks, task: TaskRef) -> Tensor | None:
+        """``[..., O]`` bool, the outputs in the loss of samples of tasks ``[...]`` while ``task`` is trained on, or
+        None for all."""
+        train, tasks = self.outputs.in_loss_during(opened(task)), opened_tasks(samples)
+        return None if train is None else train.to(tasks.device)[tasks]
 
     def trained_on(self, task: int) -> Mapping[int, np.ndarray]:
         """Client -> what it trains on during a task: indices into its training set, or :attr:`places` where clients
@@ -330,6 +336,11 @@ class FederatedDataModule(LightningDataModule):
         if self._exposed is None or self._exposed[0] != task:
             self._exposed = task, exposed(task, self.exposure, self._places_held(range(self.num_clients)))
         return self._exposed[1]
+
+    @cached_property
+    def most_trained_on(self) -> int:
+        """The greatest number of samples that a client trains on in one round."""
+        return max(int(share_sizes(self.trained_on(task)).max()) for task in range(self.num_tasks))
 
     def trained_in(self, plan: RoundPlan) -> Mapping[int, np.ndarray]:
         """:meth:`trained_on` of the task that each of a round's clients is at; of other clients too, maybe."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -39,6 +40,33 @@ class Places:
         """``[...]`` int64 places to tasks and indices into their training sets."""
         tasks = self.tasks(places)
         return tasks, places - torch.from_numpy(self.starts).to(places.device)[tasks]
+
+
+class Handles:
+    """Other numbers for places: they tell one sample from another, and not which lies before which.
+
+    Place p has the handle ``a p + b mod N``, with a prime to N: as quickly found as undone, on any device.
+
+    Args:
+        count: number N of places.
+        seed: the run's seed.
+    """
+
+    def __init__(self, count: int, seed: int) -> None:
+        generator = numpy_generator(seed, "handles")
+        self._factor = 0
+        while math.gcd(self._factor, count) != 1:
+            self._factor = int(generator.integers(1, count, endpoint=True))
+        self._shift = int(generator.integers(count))
+        self._count, self._inverse = count, pow(self._factor, -1, count)
+
+    def of(self, places: np.ndarray) -> np.ndarray:
+        """Handles of places, int64 both."""
+        return (places * self._factor + self._shift) % self._count
+
+    def places(self, handles: Tensor) -> Tensor:
+        """Places of handles, int64 both."""
+        return (handles - self._shift) * self._inverse % self._count
 
 
 def exposed(task: int, exposure: Exposure, held: Sequence[Mapping[int, np.ndarray]]) -> dict[int, np.ndarray]:

@@ -24,7 +24,6 @@ from cfl.random_words import random_words_at
 from cfl.randomness import seed_for
 from cfl.replay_buffer import Replayed
 from cfl.schedule import RoundPlan
-from cfl.sealed import opened_tasks
 
 
 class FedAGEM(Method):
@@ -222,7 +221,7 @@ class FedAGEM(Method):
             return False
         key = seed_for(federation.data.seed, "dropout of the reference", plan.round, client)
         model = client_model(federation, plan.task, client)
-        outputs = federation.data.train_outputs(plan.task)
+        outputs = federation.data.outputs_in_loss_of(drawn.tasks, plan.task)
         gradient = federation.decode(plan.task, self._gradient(model, drawn, outputs, key))
         message = {name: value[None] for name, value in gradient.items()}
         federation.channel.uplink("buffer gradient", message, [1.0], [client])
@@ -231,11 +230,11 @@ class FedAGEM(Method):
     def _gradient(
         self, model: dict[str, Tensor], drawn: Replayed, outputs: Tensor | None, key: int
     ) -> dict[str, Tensor]:
-        """Of the mean cross-entropy on one client's drawn samples, by task over ``outputs`` ``[T, O]``, or all."""
+        """Of the mean cross-entropy on one client's ``[1, m]`` samples, over ``outputs`` ``[1, m, O]``, or all."""
         federation = self.federation
         network, used = federation.network, drawn.mask[0]
         x, y = drawn.x[0][used], drawn.y[0][used]
-        allowed = None if outputs is None else outputs.to(x.device)[opened_tasks(drawn.tasks)[0][used]]
+        allowed = None if outputs is None else outputs[0][used]
         masks: dict[str, Tensor] = {}
         if self.mode == "train" and self._masks:
             keys = torch.tensor([key], dtype=torch.int64, device=x.device)

@@ -30,7 +30,7 @@ from cfl.models.base import Network
 from cfl.models.features import unit_features
 from cfl.randomness import seed_for, torch_generator
 from cfl.schedule import RoundPlan
-from cfl.sealed import SealedTask, TaskRef, opened
+from cfl.sealed import TaskRef
 
 Table = dict[str, Tensor]
 
@@ -40,11 +40,12 @@ class GLFC(Method):
 
     **Task detection.** When a round begins, a client computes the mean entropy of the received model's predictions on
     its present data. A rise by more than ``threshold`` since its last round is its *signal* that the data are new; so
-    is its first round. It then fills its memory from the data that it trained on before its present ones, however late
-    in its task the signal comes: ``size / classes learned``
-    samples of each class, by herding on features of length 1 under the received model; earlier classes keep their
-    first ones. Where it has learned more classes than ``size``, it keeps one sample of each of the latest. Nobody is
-    told where tasks begin.
+    is its first round. It then fills its memory from the data that it trained on before its present ones:
+    ``size / classes learned`` samples of each class, by herding on features of length 1 under the received model;
+    earlier classes keep their first ones. Where it has learned more classes than ``size``, it keeps one sample of each
+    of the latest. Nobody is told where tasks begin. A signal may come late, rounds after the data have changed, or
+    never: so a client holds on to the samples that it had before others took their place, as it sees by comparing its
+    present samples with those of its last round.
 
     **Loss** of n samples, own ones and, in proportion, the memory's (augmented anew in every step, as own ones are),
     over the outputs of the sample's loss::
@@ -77,10 +78,10 @@ class GLFC(Method):
 
     Sends: up, with a signal, a gradient of the encoder per class, seen by the server one by one, which rules out secure
     aggregation, and is meant to show it images; down, the old model whenever it is another than the client has.
-    Storage per client: the memory and that model. Extra compute: a forward pass over all of a client's data per round,
-    one of the old model in every step, training on the memory, prototypes; at the server, ``inversion_steps`` of up to
-    20 iterations, each a gradient of the encoder's gradient, per client and class of a new task, and a forward pass
-    over the pool per round. Scenarios: class-incremental. Optimizers: any.
+    Storage per client: the memory, that model and the samples before the present ones. Extra compute: a forward pass
+    over all of a client's data per round, one of the old model in every step, training on the memory, prototypes; at
+    the server, ``inversion_steps`` of up to 20 iterations, each a gradient of the encoder's gradient, per client and
+    class of a new task, and a forward pass over the pool per round. Scenarios: class-incremental. Optimizers: any.
 
     Args:
         size: samples in a client's memory, of all classes together.
@@ -142,8 +143,8 @@ class GLFC(Method):
             "rank": torch.zeros(self.size, dtype=torch.int64),
             "learned": torch.zeros(data.num_outputs, dtype=torch.bool),
             "entropy": torch.zeros((), dtype=torch.float64),
-            "present": torch.tensor(-1),
-            "before": torch.tensor(-1),
+            "last": torch.full((data.most_trained_on,), -1, dtype=torch.int64),
+            "before": torch.full((data.most_trained_on,), -1, dtype=torch.int64),
             "version": torch.tensor(0),
         }
 
@@ -160,8 +161,15 @@ class GLFC(Method):
     # A client's data and what it makes of them.
 
     def _places(self, address: TaskRef, client: int) -> Tensor:
-        """Ascending places ``[n]`` of a client's training data; the address is good for nothing but finding them."""
+        """Handles ``[n]`` of a client's present data; the address is good for nothing but finding them."""
         return torch.from_numpy(self.federation.data.places_trained_on(address, client))
+
+    def _noted(self, before: Table, places: Tensor) -> Table:
+        """A client's table after a look at its present data, which may be others than in its last round."""
+        if torch.equal(_held(before["last"]), places):
+            return before
+        padded = F.pad(places, (0, len(before["last"]) - len(places)), value=-1)
+        return before | {"before": before["last"].clone(), "last": padded}
 
     def _batches(self, places: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         for part in places.to(self._device).split(self.federation.data.eval_batch_size):
@@ -225,17 +233,15 @@ class GLFC(Method):
         self._signals, self._old, late = [], [], []
         for row, client in enumerate(cohort.clients):
             table = {name: values[row] for name, values in stacked.items()}
-            present, places = int(table["present"]), self._places(cohort.task, client)
-            first, address = present < 0, opened(cohort.task)
-            if first or (address != present and not torch.equal(self._places(SealedTask(present), client), places)):
-                table["before"], table["present"] = table["present"].clone(), torch.tensor(address)
-            kept = {name: table[name] for name in ("before", "present", "version")}
-            before = int(table["before"])
+            first, places = not len(_held(table["last"])), self._places(cohort.task, client)
+            table = self._noted(table, places)
+            kept = {name: table[name] for name in ("before", "last", "version")}
+            before = _held(table["before"])
             model = client_model(federation, cohort.task, client)
             entropy = self._entropy(model, places, federation.data.outputs_in_loss(cohort.task, client))
             signals = first or entropy - float(table["entropy"]) > self.threshold
-            if signals and before >= 0:
-                table = self._remember(table, model, self._places(SealedTask(before), client)) | kept
+            if signals and len(before):
+                table = self._remember(table, model, before) | kept
             old = self.proxy.old_model(signals, self._classes(places))
             if old is not None and old.version != int(table["version"]):
                 late.append(old)
@@ -429,10 +435,11 @@ class GLFC(Method):
     # Reports and checkpoints.
 
     def client_storage(self) -> int:
-        """The memory with label and rank, the old model, entropy and flags."""
-        channels, height, width = self.federation.data.input_shape
-        old = payload_bytes(self.federation.shared_tensors())
-        return self.size * (channels * height * width + 2) + old + 8 + self.federation.data.num_outputs
+        """The memory with label and rank, the samples before the present ones, the old model, entropy and flags."""
+        data = self.federation.data
+        channels, height, width = data.input_shape
+        pixels, old = channels * height * width, payload_bytes(self.federation.shared_tensors())
+        return self.size * (pixels + 2) + data.most_trained_on * (pixels + 1) + old + 8 + data.num_outputs
 
     def task_rows(self) -> list[dict[str, Any]]:
         """Per round in which clients gave images away: how many clients, images, and whether it opened a new task."""
@@ -469,6 +476,11 @@ def compensation(logits: Tensor, y: Tensor, ours: Tensor, group: Tensor) -> Tens
         mean = torch.where(members, g, torch.zeros_like(g)).sum() / members.sum().clamp(min=1)
         factors = torch.where(members, g / mean.clamp(min=torch.finfo(g.dtype).tiny), factors)
     return factors
+
+
+def _held(places: Tensor) -> Tensor:
+    """Without the padding behind them."""
+    return places[places >= 0]
 
 
 def _mean_bce(logits: Tensor, target: Tensor, allowed: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from cfl.data.datamodule import FederatedDataModule
-from cfl.data.exposure import Exposure, Places
+from cfl.data.exposure import Exposure, Handles, Places
 from cfl.data.participation import RandomShare
 from cfl.data.partitions import Dirichlet
 from cfl.engines import EngineOptions
@@ -32,6 +32,17 @@ def test_places_are_numbered_through_all_tasks() -> None:
     assert index.flatten().tolist() == [0, 1, 2, 0, 1, 0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("count", [1, 2, 12, 360, 100_000])
+def test_handles_stand_for_places_and_do_not_rise_with_them(count: int) -> None:
+    handles, places = Handles(count, 0), np.arange(count)
+    found = handles.of(places)
+    assert sorted(found.tolist()) == places.tolist()
+    assert handles.places(torch.from_numpy(found)).tolist() == places.tolist()
+    if count > 100:
+        assert abs(np.corrcoef(found, places)[0, 1]) < 0.2
+        assert not np.array_equal(Handles(count, 1).of(places), found)
+
+
 @pytest.mark.parametrize(("exposure", "seen"), [("cumulative", [[0], [0, 1], [0, 1, 2]]), ("joint", [[0, 1, 2]] * 3)])
 def test_clients_train_on_all_they_hold_of_the_tasks_they_are_exposed_to(
     exposure: Exposure, seen: list[list[int]]
@@ -40,6 +51,7 @@ def test_clients_train_on_all_they_hold_of_the_tasks_they_are_exposed_to(
     for task, tasks in enumerate(seen):
         trained = data.trained_on(task)
         assert set(trained) == set(data.members[task].tolist())
+        assert max(map(len, trained.values())) <= data.most_trained_on
         for client, places in trained.items():
             of, index = data.places.split(torch.from_numpy(places))
             for other in range(3):

@@ -141,10 +141,14 @@ def test_memories_follow_from_entropies(width: int) -> None:
         kept = federation.clients.get("glfc", memory.client)
         assert kept is not None
         assert float(kept["entropy"]) == pytest.approx(memory.last, abs=1e-9)
-        assert [int(kept["before"]), int(kept["present"])] == [-1, *memory.looked_at][-2:]
+        for name, task in zip(("before", "last"), [None, *memory.looked_at][-2:], strict=True):
+            of, index = data.places.split(data.handles.places(kept[name][kept[name] >= 0]))
+            own = [] if task is None else sorted(data.indices[task][memory.client])
+            assert index.tolist() == own
+            assert set(of.tolist()) == ({task} if own else set())
         assert set(kept["learned"].nonzero().flatten().tolist()) == set(memory.exemplars)
         held = kept["place"] >= 0
-        tasks, index = data.places.split(kept["place"][held])
+        tasks, index = data.places.split(data.handles.places(kept["place"][held]))
         found: dict[int, list[tuple[int, int]]] = {}
         for task, at, output in zip(tasks.tolist(), index.tolist(), kept["output"][held].tolist(), strict=True):
             found.setdefault(output, []).append((task, at))
@@ -186,7 +190,7 @@ def test_replayed_samples_are_augmented_as_own_ones_are() -> None:
     for _, number, clients, batch in watch.steps:
         for added in batch.added:
             for row, client in enumerate(clients):
-                tasks, index = data.places.split(method.places[number, client])
+                tasks, index = data.places.split(data.handles.places(method.places[number, client]))
                 held = list(zip(tasks.tolist(), index.tolist(), strict=True))
                 seen = [augmented(data, *sample, number, batch.step) for sample in held]
                 stored = data.inputs.of_tasks(tasks, index)[0]
@@ -201,7 +205,48 @@ def test_replayed_samples_are_augmented_as_own_ones_are() -> None:
 def test_nobody_tells_it_where_tasks_end() -> None:
     method = GLFC(**QUICK)  # type: ignore[arg-type]
     assert method.task_free
-    assert run(method, data_of(exposure="asynchronous")).finished
+    federation = run(method, data_of(exposure="asynchronous"))
+    assert federation.finished
+    for client in range(5):  # of the last two periods that it took part in, each with samples of its own
+        kept, data = federation.clients.get("glfc", client), federation.data
+        assert kept is not None
+        took_part = [data.rounds.task_of(r) for r in range(data.num_rounds) if client in data.rounds.round(r).clients]
+        for name, period in zip(("before", "last"), [None, *sorted(set(took_part))][-2:], strict=True):
+            found = data.handles.places(kept[name][kept[name] >= 0])
+            assert found.tolist() == ([] if period is None else data.trained_on(period)[client].tolist())
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_a_late_signal_finds_the_data_of_before(late: int) -> None:
+    """Whether it comes with the new data or rounds after: the memory has classes of the task that went before."""
+
+    class Slow(GLFC):
+        """Never surprised, but in one round of the second task."""
+
+        def open_cohort(self, cohort: Cohort) -> None:
+            self.threshold = -100.0 if cohort.round == 3 + late else 100.0
+            super().open_cohort(cohort)
+
+    data = tiny_data(split(2), num_clients=3, scenario="class", schedule={"rounds_per_task": 3})
+    method = Slow(**QUICK)  # type: ignore[arg-type]
+    federation = run(method, data)
+    assert [row["round"] for row in method.task_rows()] == [0, 3 + late]
+    for client in range(3):
+        kept = federation.clients.get("glfc", client)
+        assert kept is not None
+        held = data.handles.places(kept["place"][kept["place"] >= 0])
+        assert len(held) > 8
+        assert set(held.tolist()) <= set(data.client_places(0, client).tolist())
+        assert kept["learned"].tolist() == [True, True, False, False]
+
+
+def test_what_a_client_stores() -> None:
+    """Images, a byte per pixel, with labels: the memory's, with ranks too, and those before the present ones."""
+    data, method = data_of(), GLFC(**QUICK)  # type: ignore[arg-type]
+    federation = run(method, data)
+    most = max(len(own) for task in data.indices for own in task.values())
+    model = sum(t.numel() * 8 for t in federation.shared_tensors().values())
+    assert method.client_storage() == 12 * (16 + 2) + most * (16 + 1) + model + 8 + 6
 
 
 # What clients minimise.
