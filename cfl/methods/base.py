@@ -291,7 +291,10 @@ class Method:
 
     @property
     def computes_locally(self) -> bool:
-        """Whether local steps cost more than those of federated averaging."""
+        """Whether local steps cost more than those of federated averaging; asked after :meth:`setup`.
+
+        A method whose options can switch its hooks off says so.
+        """
         added = ("extend_batch", "forward_pass", "weigh", "sample_loss", "local_loss", "penalty")
         hooks = (*added, "adjust_gradients", "step_factors")
         return any(getattr(type(self), hook) is not getattr(Method, hook) for hook in hooks)

@@ -149,6 +149,12 @@ class ER(Method):
         weights = self.weight * added.mask.double() / total.unsqueeze(1)
         return Added(added.x, added.y, added.tasks, added.mask, weights, added.source, own_factor=own.double() / total)
 
+    @property
+    def computes_locally(self) -> bool:
+        """Not where the memory has no weight, is not filled in local steps, and own samples are weighed as ever."""
+        reweighs = type(self).weigh is not Method.weigh and not self.reweighs_added_only
+        return self.weight > 0 or self.update == "step" or reweighs
+
     def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """Keep what the memory has become."""
         if self.update == "step":

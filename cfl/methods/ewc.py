@@ -168,6 +168,11 @@ class EWC(Method):
         """Not before there is a penalty."""
         return bool(self._pull)
 
+    @property
+    def computes_locally(self) -> bool:
+        """Not without a penalty."""
+        return self.strength > 0
+
     @torch.no_grad()
     def adjust_gradients(self, cohort: Cohort) -> None:
         """Add the penalty's gradient ``strength S (w - A)``."""

@@ -192,6 +192,11 @@ class FedCurv(Method):
         """Not before there is a penalty."""
         return bool(self._pull)
 
+    @property
+    def computes_locally(self) -> bool:
+        """Not without a penalty."""
+        return self.strength > 0
+
     @torch.no_grad()
     def adjust_gradients(self, cohort: Cohort) -> None:
         """Add the penalty's gradient ``2 strength (u_s w - v_s)``."""

@@ -60,6 +60,11 @@ class FedProx(Method):
         """Not without the term."""
         return self.mu > 0
 
+    @property
+    def computes_locally(self) -> bool:
+        """Not without the term."""
+        return self.mu > 0
+
     @torch.no_grad()
     def adjust_gradients(self, cohort: Cohort) -> None:
         """Add the term's gradient ``mu (w - w_t)``."""

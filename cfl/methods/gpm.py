@@ -164,6 +164,11 @@ class GPM(RightMultiplication):
             for name, rows in encode_inputs(self.federation, cohort.task, memories).items()
         }
 
+    @property
+    def computes_locally(self) -> bool:
+        """Not where no layer is protected."""
+        return bool(self._protected)
+
     def _local_steps(self, samples: int) -> int:
         schedule = self.federation.data.schedule
         return schedule.local_epochs * math.ceil(samples / schedule.batch_size)

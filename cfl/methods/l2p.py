@@ -69,6 +69,11 @@ class L2P(Method):
             # There, and not in the loss, so that whatever asks which outputs are trained gets the same answer.
             data.outputs = replace(data.outputs, train=data.outputs.own)
 
+    @property
+    def computes_locally(self) -> bool:
+        """Not without the pull."""
+        return self.strength > 0
+
     def forward_pass(self, network: nn.Module, x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
         """Logits, and minus ``strength`` times the weighted sum of the chosen keys' cosines."""
         assert isinstance(network, PromptedViT)

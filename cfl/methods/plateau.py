@@ -143,6 +143,11 @@ class LearningRateDecay(Method):
         """The clients' rates."""
         return None if self.factor == 1 else self._states["rate"]
 
+    @property
+    def computes_locally(self) -> bool:
+        """Not where the rate stays."""
+        return self.factor > 1
+
     # After local training.
 
     def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:

@@ -180,6 +180,11 @@ class RGO(RightMultiplication):
         both = _both_sides(encode_inputs, self.federation, cohort.task, {n: held[n] for n in self._dims})
         return {f"{name}.weight": RightFactor(matrix, positions=positions) for name, matrix in both.items()}
 
+    @property
+    def computes_locally(self) -> bool:
+        """Not where no client keeps a matrix; encoding features is no part of local steps."""
+        return self.share > 0 and bool(self._layers)
+
     def _held(self, clients: list[int], device: torch.device) -> dict[str, Tensor]:
         """Layer -> ``P [k, d, d]``, ``<layer> scale`` -> ``[k]`` with ``S^-1 = scale P``, 0 where there is no ``S``."""
         default: dict[str, Tensor] = {}

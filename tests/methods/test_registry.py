@@ -21,6 +21,7 @@ import torch
 import yaml
 from jsonargparse import ArgumentParser
 from lightning.pytorch import Callback, LightningModule, Trainer
+from local_work import counted_steps
 from tiny import NetworkFactory, fit, norm_net, permuted, sgd, source, split, tiny_client, tiny_data, weights
 from torch import Tensor
 
@@ -162,10 +163,15 @@ def stream_for(method: type[Method]) -> Callable[[int], Stream]:
 
 
 def data_for(
-    method: type[Method], tasks: int, stream: Stream | None = None, clients_per_round: float = 3, **options: Any
+    method: type[Method],
+    tasks: int,
+    stream: Stream | None = None,
+    clients_per_round: float = 3,
+    rounds: int | None = None,
+    **options: Any,
 ) -> FederatedDataModule:
     scenario = None if method.scenarios & {"domain", "task"} else "class"
-    rounds = ENTRIES[method.__name__].rounds
+    rounds = ENTRIES[method.__name__].rounds if rounds is None else rounds
     return tiny_data(
         stream or stream_for(method)(tasks),
         num_clients=5,
@@ -422,8 +428,7 @@ def test_every_config_of_a_method_can_be_read(path: Path) -> None:
 
 
 @each_method
-def test_what_it_asks_of_clients_is_declared(name: str) -> None:
-    """Storage is 0 or more; extra local computation is claimed by those methods that have a hook in local steps."""
+def test_what_it_makes_clients_keep_is_declared(name: str) -> None:
     data = data_for(METHODS[name], 2)
     method = METHODS[name](**ENTRIES[name].active)
     client = tiny_client(data, ENTRIES[name].network, sgd, {"tried": method})
@@ -433,3 +438,36 @@ def test_what_it_asks_of_clients_is_declared(name: str) -> None:
     assert method.client_storage() > 0 or not kept - {"model", "buffer"}  # what clients hold, they are said to hold
     assert federation.client_storage() >= method.client_storage() >= 0
     assert federation.client_storage() > 0 or not kept
+
+
+def local_work(name: str, options: Mapping[str, Any] | None) -> tuple[int, bool]:
+    """What local steps of two tasks compute, and whether the run says that this is more than federated averaging."""
+    data = data_for(METHODS[name], 2, rounds=max(1, ENTRIES[name].rounds - 1))
+    methods = {} if options is None else {"tried": METHODS[name](**options)}
+    with counted_steps() as work:
+        federation = fit(tiny_client(data, ENTRIES[name].network, sgd, methods), data)
+    return work.elements, federation.computes_more_locally
+
+
+ALSO_COUNTED: dict[str, list[dict[str, Any]]] = {
+    "ER": [{"size": 2, "per_task": False, "update": "step", "weight": 0.0}],
+    "GradientCompensation": [{"size": 2, "weight": 0.0, "loss": "bce"}],
+    "RGO": [{"share": 0.0}],
+    "FOT": [{"threshold": 0.9, "protect_bias": True, "gpse_model": "local"}],
+}
+"""Other options at which a declaration could be wrong."""
+
+DECLARED_AT_NEUTRAL = {"CFeD"}
+"""Say that local steps cost more even where their options switch them off."""
+
+
+@each_method
+def test_what_it_makes_clients_compute_is_declared(name: str) -> None:
+    """Extra computation in local steps: no less than what the operations show, and no more."""
+    entry = ENTRIES[name]
+    plain, more = local_work(name, None)
+    assert not more
+    neutral = [] if entry.neutral is None or name in DECLARED_AT_NEUTRAL else [entry.neutral]
+    for options in (entry.active, *neutral, *ALSO_COUNTED.get(name, [])):
+        found, declared = local_work(name, options)
+        assert declared == (found > plain), options
