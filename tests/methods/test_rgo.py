@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -17,12 +18,14 @@ from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import IID, Dirichlet
-from cfl.data.streams import Stream
+from cfl.data.samples import Samples
+from cfl.data.sources import Synthetic
+from cfl.data.streams import Permuted, Stream
 from cfl.errors import ConfigError
 from cfl.layer_inputs.of_clients import decode_inputs, encode_inputs
 from cfl.methods import GPM, RGO, Method
 from cfl.methods.rgo import drawn_label_loss
-from cfl.models import MLP
+from cfl.models import MLP, Network
 from cfl.randomness import numpy_generator, torch_generator
 
 deep_mlp: NetworkFactory = partial(MLP, hidden=[10, 7], dropout=0.0)
@@ -227,6 +230,73 @@ def test_the_old_loss_grows_less_than_by_plain_descent() -> None:
         learned[label] = losses[4, 1] - losses[8, 1]
     assert 0 < grown["rgo"] < 0.8 * grown["fedavg"]
     assert learned["rgo"] > 0.3 * learned["fedavg"]
+
+
+class LinearMap(Network):
+    """``W x``: with squares as the loss, a quadratic in W."""
+
+    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
+        super().__init__(input_shape, num_outputs)
+        self.head = nn.Linear(math.prod(input_shape), num_outputs, bias=False)
+
+    def features(self, x: Tensor) -> Tensor:
+        return x.flatten(1)
+
+
+class LeastSquares(Method):
+    """A client's loss is the mean of ``|W x - e_y|^2 / 2``."""
+
+    def local_loss(self, network: nn.Module, x: Tensor, samples: Samples) -> Tensor:
+        logits = network(x)
+        targets = nn.functional.one_hot(samples.y, logits.shape[-1]).to(logits.dtype)
+        return (samples.weights.to(logits.dtype) * (logits - targets).square().sum(-1)).sum() / 2
+
+
+class Quadratic:
+    """Least squares of one task: ``tr(W A W^T) / 2 - tr(W B^T) + c`` with ``A = E[x x^T]``, ``B = E[e_y x^T]``."""
+
+    def __init__(self, data: FederatedDataModule, task: int) -> None:
+        x, y = next(data.client_batches(task, 0, 1000, torch.device("cpu")))
+        rows, targets = x.flatten(1).double().numpy(), np.eye(data.num_outputs)[y.numpy()]
+        self.a, self.b = rows.T @ rows / len(rows), targets.T @ rows / len(rows)
+
+    def growth(self, start: np.ndarray, step: np.ndarray) -> float:
+        """Of the loss from ``start [o, d]`` to ``start + step``."""
+        return float(np.sum((start @ self.a - self.b) * step) + np.sum((step @ self.a) * step) / 2)
+
+    def descend(self, start: np.ndarray, lr: float, steps: int, p: np.ndarray) -> np.ndarray:
+        """Where so many steps ``W <- W - lr (W A - B) P`` lead: the distance to the minimum shrinks by a power."""
+        least = self.b @ np.linalg.inv(self.a)
+        return least + (start - least) @ np.linalg.matrix_power(np.eye(len(p)) - lr * self.a @ p, steps)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_on_a_quadratic_the_old_loss_grows_less_than_by_plain_descent(seed: int) -> None:
+    """The estimate of the old loss is exact there: one client, least squares, whole batches, all in closed form."""
+    steps, lr = 60, 0.02
+    stream = Permuted(Synthetic(4, [1, 4, 4], 64, 8, noise=60.0, seed=seed), 2)
+    schedule = {"rounds_per_task": 2, "clients_per_round": 1, "local_epochs": steps // 2, "batch_size": 64}
+    grown, learned, curved = {}, {}, {}
+    for label in ("rgo", "fedavg"):
+        data = tiny_data(stream, num_clients=1, schedule=schedule, seed=seed)
+        rgo = RGO(share=1.0, curvature="inputs", damping=0.01)
+        methods: dict[str, Method] = {"squares": LeastSquares(), **({"rgo": rgo} if label == "rgo" else {})}
+        client, watch = tiny_client(data, double(LinearMap), partial(torch.optim.SGD, lr=lr), methods), Watch()
+        fit(client, data, None, [watch])
+        start, end = (watch.models[moment]["head.weight"].numpy() for moment in (2, 4))
+        old, new = Quadratic(data, 0), Quadratic(data, 1)
+        d = len(old.a)
+        inverse = np.linalg.inv(old.a + 0.01 * np.trace(old.a) / d * np.eye(d))
+        p = inverse * d / np.trace(inverse) if label == "rgo" else np.eye(d)
+        np.testing.assert_allclose(end, new.descend(start, lr, steps, p), rtol=0, atol=1e-9)
+        grown[label], learned[label] = old.growth(start, end - start), -new.growth(start, end - start)
+        # Of a step -G P with G of no preferred direction the old loss grows in the mean by this much, at its minimum.
+        curved[label] = np.trace(p @ old.a @ p) / d
+        least = d / np.trace(np.linalg.inv(old.a))
+    assert 0 < grown["rgo"] < 0.6 * grown["fedavg"]
+    assert learned["rgo"] > 0.85 * learned["fedavg"]
+    # Of all symmetric P of the same trace, the inverse of the old curvature is the one that makes it least.
+    assert least <= curved["rgo"] < 0.9 * curved["fedavg"]
 
 
 def test_drawn_labels_give_the_gauss_newton_curvature() -> None:
