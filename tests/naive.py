@@ -21,6 +21,9 @@ from cfl.schedule import RoundPlan
 Hook = Callable[[nn.Module, int], Any]
 """Called with a client's network and its id."""
 
+Loss = Callable[[nn.Module, Tensor, Tensor, tuple[int, int, int]], Tensor]
+"""Of a client's network on a batch ``x``, ``y``, in a place: (round, client, step)."""
+
 
 def plain_network(data: FederatedDataModule, make: NetworkFactory, state: dict[str, Tensor]) -> nn.Module:
     """The network as its class makes it, with these initial values."""
@@ -69,12 +72,16 @@ def train_client(
     make_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
     penalty: Hook | None = None,
     change_gradients: Hook | None = None,
+    loss_of: Loss | None = None,
 ) -> None:
     """One client's local work of a round, in place."""
     network.train()
     optimizer = make_optimizer(network.parameters())
-    for x, y in local_batches(data, plan, client):
-        loss = task_loss(data, plan.task, network(x), y)
+    for step, (x, y) in enumerate(local_batches(data, plan, client)):
+        if loss_of is None:
+            loss = task_loss(data, plan.task, network(x), y)
+        else:
+            loss = loss_of(network, x, y, (plan.round, client, step))
         if penalty is not None:
             loss = loss + penalty(network, client)
         optimizer.zero_grad()
@@ -97,6 +104,7 @@ def federated_averaging(
     penalty: Hook | None = None,
     change_gradients: Hook | None = None,
     unheard: Collection[int] = (),
+    loss_of: Loss | None = None,
 ) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
     """All rounds, from ``network``'s present values.
 
@@ -112,6 +120,7 @@ def federated_averaging(
         penalty: added to a client's loss.
         change_gradients: called between backward and the optimizer.
         unheard: clients whose messages never count.
+        loss_of: a client's loss in the place of the cross-entropy.
 
     Returns:
         the global model's parameters and buffers, and what clients keep, by client.
@@ -128,7 +137,7 @@ def federated_averaging(
             own = copy.deepcopy(network)
             start = {n: kept.get(client, initial)[n] if stays_local(n) else state[n] for n in state}
             own.load_state_dict(start)
-            train_client(own, data, plan, client, make_optimizer, penalty, change_gradients)
+            train_client(own, data, plan, client, make_optimizer, penalty, change_gradients, loss_of)
             result = own.state_dict()
             outputs = used_outputs(data, plan.task)
             for name in ("head.weight", "head.bias"):

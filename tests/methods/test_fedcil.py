@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from naive import federated_averaging, plain_network
 from test_parallel import several
 from tiny import Rounds, double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
 from tiny_parallel import Crew
@@ -277,6 +278,35 @@ def test_a_run_is_what_the_equations_say(
     federation = fit(client, data)
     for name, expected in loop.run().items():
         torch.testing.assert_close(weights(federation)[name], expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=["vmap", "workers"])
+def test_without_replay_and_consolidation_it_is_federated_averaging_of_its_loss(engine: EngineOptions) -> None:
+    """Ordinary networks and optimizers, image by image. Averaging of the cross-entropy it never is: whatever its
+    options, the critic learns from generated images too."""
+    data = tiny_data(permuted(2), schedule={"rounds_per_task": 2, "clients_per_round": 3, "cohort_width": 2})
+    momentum = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=0.01)
+    method = FedCIL(replay_share=0.0, consistency=0.0, consolidation_steps=0)
+    client = tiny_client(data, double(acgan), momentum, {"cil": method}, engine)
+    network = plain_network(data, double(acgan), client.network.state_dict())
+    every = list(range(data.num_outputs))
+
+    def loss_of(network: nn.Module, x: Tensor, y: Tensor, place: tuple[int, int, int]) -> Tensor:
+        assert isinstance(network, ACGAN)
+        key = torch.tensor([seed_for(data.seed, "fedcil noise", *place)])
+        fakes = network.generate(normals(key, len(y) * NOISE).view(len(y), NOISE).double(), y)
+        judge = copy.deepcopy(network).requires_grad_(False)
+        losses = []
+        for image, fake, label in zip(x.double(), fakes, y.tolist(), strict=True):
+            of_critic = critic_loss(network, image, True, label, every)
+            of_critic = of_critic + critic_loss(network, fake.detach(), False, label, every)
+            losses.append(of_critic + critic_loss(judge, fake, True, label, every))
+        return torch.stack(losses).mean()
+
+    expected, _ = federated_averaging(network, data, momentum, server_momentum=0.5, loss_of=loss_of)
+    found = weights(fit(client, data, {"server_momentum": 0.5}))
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("scenario", ["domain", "task"])

@@ -120,6 +120,8 @@ ENTRIES: dict[str, Entry] = {
         rounds=3,
     ),
     "EWC": Entry(active={"strength": 20.0}, config="ewc.yaml", neutral={"strength": 0.0}),
+    # No neutral setting: its critic learns from generated images in any. tests/methods/test_fedcil.py holds it without
+    # replay and consolidation against federated averaging of its own loss.
     "FedCIL": Entry(
         active={"consolidation_steps": 2},
         config="fedcil.yaml",
