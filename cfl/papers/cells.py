@@ -88,6 +88,19 @@ class Cell:
         return self.published is not None and self.table.no_target(self.point, self.figure) is None
 
     @property
+    def reduced(self) -> bool:
+        """Whether its runs are at a reduced scale, at which the value is another."""
+        return self.point[SCALE] != self.table.paper.published_scale and not self.definition.any_scale
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the table compares the order of such values, and has published ones for this place."""
+        order = self.table.order
+        if order is None or self.figure not in order.figures or self.point[order.axis] in order.bounds:
+            return False
+        return self.table.order_number(self.point, self.figure) is not None
+
+    @property
     def told(self) -> bool:
         """Whether the runs say something of the value: what it is, or that there is none."""
         return bool(self.seeds) or bool(set(self.without) - set(self.unrecorded))
@@ -106,7 +119,7 @@ class Cell:
     @property
     def difference(self) -> float | None:
         """Ours minus the paper's; None for what is not held against it: a reduced scale, the mean of some seeds."""
-        if self.point[SCALE] != self.table.paper.published_scale or self.without:
+        if self.reduced or self.without:
             return None
         if self.ours is None or self.published is None or not self.has_target:
             return None
@@ -123,15 +136,14 @@ class Cell:
         """
         if not self.ran:
             return self.otherwise
-        reduced = self.point[SCALE] != self.table.paper.published_scale
-        scale = f"{self.point[SCALE]}: " if reduced else ""
+        scale = f"{self.point[SCALE]}: " if self.reduced else ""
         if not self.seeds:
             return f"{scale}{self.otherwise}"
         if self.without:
             reasons = "; ".join(dict.fromkeys(self.without.values()))
             return f"{scale}value in {len(self.seeds)} of {len(self.seeds) + len(self.without)} seeds only ({reasons})"
-        if reduced:
-            return f"{scale}by order only"
+        if self.reduced:
+            return f"{scale}{'by order only' if self.is_ordered else 'not compared'}"
         if self.published is not None and not self.has_target:
             return f"not compared ({self.table.no_target(self.point, self.figure)})"
         if self.difference is None or self.published is None or self.ours is None:

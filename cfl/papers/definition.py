@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -26,6 +27,9 @@ OPTIONS = {"benchmark": "--bench", "method": "--methods", "partition": "--partit
 
 Point = Mapping[str, str]
 """A combination of axis values."""
+
+Best = Literal["highest", "lowest"]
+"""Which end of a column leads."""
 
 Over = Literal["tasks", "rounds"]
 """What curves run over: an entry per task learned, or one per communication round."""
@@ -140,6 +144,8 @@ class Figure:
         tolerance: difference from the published number that still counts as matched, in the column's unit.
         decimals: digits behind the point.
         when: points that have this column.
+        any_scale: whether the value is the same at every scale, as the size of a network is, so that it may be held
+            against the published number wherever the run was made.
     """
 
     value: str
@@ -148,6 +154,7 @@ class Figure:
     tolerance: float = 0.0
     decimals: int = 2
     when: Mapping[str, Any] = field(default_factory=dict)
+    any_scale: bool = False
 
     def points(self, point: Point) -> list[dict[str, str]]:
         """The runs that the figure is made of: the one that is read, and the one that is subtracted, if any."""
@@ -197,7 +204,7 @@ class Order:
         figures: the columns by which.
         leader: the value that leads in the paper.
         reference: the value from which the leader's distance is measured.
-        best: which end of the figures leads.
+        best: which end leads, of all figures or by figure (the highest of those that are not named).
         bounds: values that no method of the comparison is meant to reach, such as training on all data at once; they
             have a part neither in the order nor in who leads.
         against: name of another table of the paper whose published numbers are compared with, for a table that has
@@ -208,7 +215,7 @@ class Order:
     figures: Sequence[str]
     leader: str
     reference: str
-    best: Literal["highest", "lowest"] = "highest"
+    best: Best | Mapping[str, Best] = "highest"
     bounds: Sequence[str] = ()
     against: tuple[str, Mapping[str, str]] | None = None
 
@@ -237,8 +244,10 @@ class Order:
             valid = f"one or more of the figures {', '.join(figures)}, each once"
             raise ConfigError(f"{where}, order.figure", entry["figure"], valid)
         best = entry.get("best", "highest")
-        if best not in ("highest", "lowest"):
-            raise ConfigError(f"{where}, order.best", best, "highest or lowest")
+        by_figure = best if isinstance(best, dict) else {named[0]: best}
+        if not by_figure or not set(by_figure) <= set(named) or not set(by_figure.values()) <= set(get_args(Best)):
+            valid = f"highest or lowest, or one of them for each of {', '.join(named)}"
+            raise ConfigError(f"{where}, order.best", best, valid)
         bounds = tuple(entry.get("bounds", ()))
         for value in (entry["leader"], entry["reference"], *bounds):
             if value not in axes[entry["axis"]]:
@@ -248,6 +257,11 @@ class Order:
             _refuse_unknown(against, ("table", "at"), f"{where}, order.against")
             against = (against["table"], against.get("at", {}))
         return cls(entry["axis"], tuple(named), entry["leader"], entry["reference"], best, bounds, against)
+
+    def lowest_leads(self, figure: str) -> bool:
+        """Whether the lowest value of a column is the best."""
+        best = self.best if isinstance(self.best, str) else self.best.get(figure, "highest")
+        return best == "lowest"
 
 
 @dataclass(frozen=True)
@@ -331,21 +345,20 @@ class Table:
         """Why a cell's published number is nothing to hold ours against; None where it is."""
         return next((part.why for part in self.no_targets if part.holds(point, figure)), None)
 
-    def order_numbers(self) -> Callable[[Point, str], float | None]:
-        """By which published number a point stands in the order, by column: its own, or that of ``order.against``."""
-        table: Table = self
-        at: Mapping[str, str] = {}
-        axis: str | None = None
+    def order_number(self, point: Point, figure: str) -> float | None:
+        """By which published number a point stands in the order, its own or that of ``order.against``; None without."""
+        if self.order is None or self.order.against is None:
+            place = self.place(point)
+        else:
+            place = {**self.order.against[1], self.order.axis: point[self.order.axis]}
+        return self._order_numbers.get((frozenset(place.items()), figure))
+
+    @cached_property
+    def _order_numbers(self) -> dict[tuple[frozenset[tuple[str, str]], str], float]:
+        table = self
         if self.order is not None and self.order.against is not None:
-            name, at = self.order.against
-            table, axis = read_table(self.paper, self.paper.folder / f"{name}.yaml"), self.order.axis
-        means = {(frozenset(number.place.items()), number.figure): number.mean for number in table.published}
-
-        def number(point: Point, figure: str) -> float | None:
-            place = self.place(point) if axis is None else {**at, axis: point[axis]}
-            return means.get((frozenset(place.items()), figure))
-
-        return number
+            table = read_table(self.paper, self.paper.folder / f"{self.order.against[0]}.yaml")
+        return {(frozenset(number.place.items()), number.figure): number.mean for number in table.published}
 
     @property
     def published(self) -> list[Published]:

@@ -1,4 +1,4 @@
-"""Which data sets are absent on this machine, as runs have found out."""
+"""Which data sets and files of trained weights are absent on this machine, as runs have found out."""
 
 from __future__ import annotations
 
@@ -15,14 +15,19 @@ from cfl.data.sources.root import data_root
 from cfl.errors import ConfigError, DataFilesMissing
 
 
-def sources_of(experiment: Mapping[str, Any]) -> list[str]:
-    """Short names of the data sets of an experiment, each once."""
-    return list(
-        dict.fromkeys(
-            node["class_path"].rpartition(".")[2]
-            for node, _ in _sources([experiment["data"], experiment.get("methods", {})])
-        )
-    )
+def needs_of(experiment: Mapping[str, Any]) -> list[str]:
+    """What an experiment reads: short names of its data sets and of its file of trained weights, each once."""
+    sources = _sources([experiment["data"], experiment.get("methods", {})])
+    weights = _weights(experiment)
+    names = [node["class_path"].rpartition(".")[2] for node, _ in sources]
+    return list(dict.fromkeys([*names, *([weights.name] if weights else [])]))
+
+
+def _weights(experiment: Mapping[str, Any]) -> Path | None:
+    """The file from which the network's weights start, if any."""
+    network = experiment.get("model", {}).get("network", {})
+    found = network.get("init_args", {}).get("weights") if isinstance(network, Mapping) else None
+    return Path(found).expanduser() if isinstance(found, str) else None
 
 
 def _sources(tree: Any) -> Iterator[tuple[Mapping[str, Any], type[Source]]]:
@@ -42,8 +47,11 @@ def _sources(tree: Any) -> Iterator[tuple[Mapping[str, Any], type[Source]]]:
 
 
 def find_missing(experiment: Mapping[str, Any]) -> dict[str, str]:
-    """Try to read an experiment's data sets; name -> the first line that says what is missing."""
+    """Try to read what an experiment needs; name -> the first line that says what is missing."""
     missing = {}
+    weights = _weights(experiment)
+    if weights is not None and not weights.is_file():
+        missing[weights.name] = f"{weights}: no such file of trained weights"
     for node, source in _sources([experiment["data"], experiment.get("methods", {})]):
         try:
             source(**(node.get("init_args") or {})).load(data_root())
@@ -55,7 +63,7 @@ def find_missing(experiment: Mapping[str, Any]) -> dict[str, str]:
 
 
 class MissingData:
-    """Remembers in a file which data sets were missing, so that a report can say so without running anything.
+    """Remembers in a file what was missing, so that a report can say so without running anything.
 
     Args:
         path: the JSON file, name -> what was said; need not exist.
@@ -113,7 +121,7 @@ class MissingData:
         """Why an experiment cannot run here, e.g. ``needs SVHN``; None where nothing it needs is known to be missing.
 
         Args:
-            words: names, among them those of its data sets.
+            words: names, among them those of what it reads (:func:`needs_of`).
         """
         names = sorted(set(words) & set(self.known))
         return f"needs {', '.join(names)}" if names else None

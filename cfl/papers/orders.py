@@ -79,12 +79,11 @@ def compare_orders(table: Table, cells: Sequence[Cell]) -> list[OrderComparison]
         return []
     groups: dict[tuple[tuple[str, ...], str], dict[str, tuple[Cell, float]]] = {}
     others = [axis for axis in table.axes if axis != order.axis]
-    published_at = table.order_numbers()
     for cell in cells:
         value = cell.point[order.axis]
         if cell.figure not in order.figures or value in order.bounds or cell.ours is None or cell.without:
             continue
-        published = published_at(cell.point, cell.figure)
+        published = table.order_number(cell.point, cell.figure)
         if published is not None:
             place = tuple(cell.point[axis] for axis in others)
             groups.setdefault((place, cell.figure), {})[value] = (cell, published)
@@ -107,7 +106,7 @@ def compare_orders(table: Table, cells: Sequence[Cell]) -> list[OrderComparison]
                 paper={value: published for value, (_, published) in group.items()},
                 leader=order.leader,
                 reference=order.reference,
-                lowest_leads=order.best == "lowest",
+                lowest_leads=order.lowest_leads(figure),
                 seeds=len(common) or None,
             )
         )

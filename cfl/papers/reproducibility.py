@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,10 +18,12 @@ from cfl.papers.results import Result, Results
 HEAD = """# Reproducibility
 
 Written by `python -m cfl.papers reproducibility` from the kept runs in `cfl/papers/*/results`; do not edit. Every cell
-of the papers' tables has a row. A run of the published protocol is `matched` if the difference is at most the sum of
-both deviations or the tolerance stated below the table, otherwise `off by` it, and `not compared` where the published
-number is no target. Runs at a reduced scale are never held
-against published numbers: only the order of the methods is compared. [tables.md](tables.md) says how to make the runs.
+of the papers' tables has a row, and one more for runs at another scale. A run of the published protocol is `matched` if
+the difference is at most the sum of both deviations or the tolerance stated below the table, otherwise `off by` it, and
+`not compared` where the published number is no target; how many seeds that is over, one often, the column `seeds` says.
+Runs at a reduced scale are never held against published numbers, but for what is the same at every scale, such as
+sizes: only the order of the methods is compared, below the tables that name one. [tables.md](tables.md) says how to
+make the runs.
 """
 
 
@@ -60,7 +63,7 @@ def _cells(table: Table, by_scale: Mapping[str, Sequence[Cell]]) -> list[Cell]:
     chosen: dict[tuple[str, ...], Cell] = {}
     for scale, cells in by_scale.items():
         for cell in cells:
-            key = (*table.place(cell.point).values(), cell.figure)
+            key = _key(table, cell)
             before = chosen.get(key)
             if before is None:
                 if cell.ran or scale == published:
@@ -70,9 +73,25 @@ def _cells(table: Table, by_scale: Mapping[str, Sequence[Cell]]) -> list[Cell]:
     return list(chosen.values())
 
 
+def _rows(table: Table, by_scale: Mapping[str, Sequence[Cell]]) -> list[Cell]:
+    """The cells, each followed by what runs at other scales gave, so that every number that is ordered can be seen."""
+    by_place: dict[tuple[str, ...], list[Cell]] = {}
+    for cell in itertools.chain.from_iterable(by_scale.values()):
+        if cell.seeds:
+            by_place.setdefault(_key(table, cell), []).append(cell)
+    rows = []
+    for cell in _cells(table, by_scale):
+        rows += [cell, *(other for other in by_place.get(_key(table, cell), []) if other is not cell)]
+    return rows
+
+
+def _key(table: Table, cell: Cell) -> tuple[str, ...]:
+    return (*table.place(cell.point).values(), cell.figure)
+
+
 def _section(table: Table, by_scale: Mapping[str, Sequence[Cell]]) -> list[str]:
     notes: list[str] = []
-    shown = _cells(table, by_scale)
+    shown = _rows(table, by_scale)
     lines = ["", f"### {table.full_name}: {table.title}", "", *cell_table(table, shown, notes)]
     lines += tolerances(table, shown)
     for scale, cells in by_scale.items():  # all of a scale's runs, also where the table shows one of another scale

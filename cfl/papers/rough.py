@@ -14,6 +14,7 @@ import yaml
 
 from cfl.cli import DEFAULT_CONFIG
 from cfl.errors import ConfigError
+from cfl.models.weights_file import KEY
 
 _OPTIONS = "init_args"
 _CLASS = "class_path"
@@ -32,7 +33,7 @@ class Rough:
         surely: names of methods that the resolved configuration has.
         methods: names of all methods mentioned: at least those of the resolved configuration.
         words: texts of the task stream and of the methods that the resolved configuration surely has, among them the
-            names of their data sets.
+            names of their data sets, and that of the file with which the network's weights start.
     """
 
     said: Mapping[str, Any]
@@ -66,6 +67,8 @@ def rough(arguments: Sequence[str]) -> Rough:
         words = set(_texts(stream)) | (set() if isinstance(stream, dict) and _CLASS in stream else words)
     for name in surely:
         words |= {text for key, value in said.items() if key.startswith(f"methods.{name}.") for text in _texts(value)}
+    weights = said.get(KEY)
+    words |= {Path(weights).name} if isinstance(weights, str) else set()
     return Rough(said, frozenset(surely), frozenset(methods), frozenset(words))
 
 

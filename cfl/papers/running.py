@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from cfl.compare.matrix_file import RunFolderError
 from cfl.errors import ConfigError
-from cfl.papers.missing_data import MissingData, find_missing, sources_of
+from cfl.papers.missing_data import MissingData, find_missing, needs_of
 from cfl.papers.resolving import num_rounds
 from cfl.papers.results import read_result
 
@@ -178,7 +178,7 @@ class Runner:
         """Start a job's process; an outcome where it is not started."""
         if self.interrupted_by is not None:
             return Outcome(job, "interrupted", "not started")
-        absent = [name for name in sources_of(job.experiment) if name in self._absent]
+        absent = [name for name in needs_of(job.experiment) if name in self._absent]
         if absent:
             return Outcome(job, "cannot run here", f"needs {', '.join(absent)}")
         job.folder.mkdir(parents=True, exist_ok=True)
@@ -211,7 +211,7 @@ class Runner:
         if status == 0 and (job.folder / SUMMARY).exists():
             if (damage := self.damage(job.folder)) is not None:
                 return Outcome(job, "failed", f"{damage}; without this folder the same command makes the run anew")
-            self.missing.remove(sources_of(job.experiment))
+            self.missing.remove(needs_of(job.experiment))
             return Outcome(job, "finished")
         if self.interrupted_by is not None and status in (128 + signal.SIGTERM, -signal.SIGTERM):
             return Outcome(job, "interrupted", "the same command continues it")

@@ -87,6 +87,21 @@ def test_a_published_number_that_is_no_target_is_not_compared() -> None:
     assert tolerances(table, [found("ACC", "fot")]) == []
 
 
+def test_a_column_without_an_order_is_not_compared_at_a_reduced_scale() -> None:
+    table3 = fot()["table3"]
+    used = Cell(table3, point("short"), "used space", Published({}, "used space", 61.36, None), {0: 61.36})
+    assert used.status == "short: not compared"
+
+
+@pytest.mark.parametrize(("ours", "status"), [(1.0, "matched"), (0.0, "off by -1")])
+def test_what_is_the_same_at_every_scale_is_compared_at_each(ours: float, status: str) -> None:
+    """Whether a method stores anything at clients does not depend on the number of rounds."""
+    table2 = fot()["table2"]
+    storage = Cell(table2, point("short", method="ewc"), "storage", Published({}, "storage", 1, None), {0: ours})
+    assert storage.status == status
+    assert storage.difference == ours - 1
+
+
 def test_no_wrong_sign_is_a_match() -> None:
     """Where the paper's own number is the gain of a method, its tolerance lies below it."""
     table7 = fot()["table7"]
@@ -287,7 +302,7 @@ def test_report_text_csv_and_picture(tmp_path: Path) -> None:
     assert re.search(r"\| FOT \| ACC \[\d+] \| 85.21 ± 0.13 \| 87.00 \| 1 \| \+1.79 \| off by \+1.79 \|", report.text)
     assert "| GPM+FL | ACC [" in report.text
     assert ". GPM: threshold" in report.text
-    assert "| Permuted MNIST | non-IID | FL, GPM+FL, FOT | 1 | +1.00 | yes | yes | +6.50 | +5.15 |" in report.text
+    assert "| Permuted MNIST | non-IID | ACC | FL, GPM+FL, FOT | 1 | +1.00 | yes | yes | +6.50 | +5.15 |" in report.text
     assert "\nTolerance: ACC 0.5, FGT 0.5.\n" in report.text
     text, table, picture = report.files
     shown_rows, rows_of_file = (
@@ -349,7 +364,7 @@ def test_a_short_report_compares_by_order_only(tmp_path: Path) -> None:
     assert "off by" not in report.text
     with report.files[1].open() as file:
         assert {row["difference"] for row in csv.DictReader(file)} == {""}
-    assert "| Permuted MNIST | non-IID | FL, GPM+FL, FOT | 1 | +1.00 | yes | yes | +5.15 | +5.15 |" in report.text
+    assert "| Permuted MNIST | non-IID | ACC | FL, GPM+FL, FOT | 1 | +1.00 | yes | yes | +5.15 | +5.15 |" in report.text
 
 
 def test_curves_have_a_line_per_task(tmp_path: Path) -> None:

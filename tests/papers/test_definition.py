@@ -171,6 +171,9 @@ def test_selection_keeps_the_tables_order() -> None:
         ({"order": {**ORDER, "figure": [["ACC"]]}}, "one or more of the figures"),
         ({"order": {**ORDER, "axis": "methods"}}, "order.axis = 'methods' .* one of the axes benchmark"),
         ({"order": {**ORDER, "best": "least"}}, "highest or lowest"),
+        ({"order": {**ORDER, "best": {"ACC": "least"}}}, "highest or lowest"),
+        ({"order": {**ORDER, "best": {"FTG": "lowest"}}}, "one of them for each of"),
+        ({"order": {**ORDER, "best": {}}}, "one of them for each of"),
         ({"order": {**ORDER, "figures": ["ACC"]}}, "one of axis, figure, leader, reference, best"),
         ({"order": {"axis": "method", "leader": "fot", "reference": "fedavg"}}, "order.figure = None cannot work"),
     ],
@@ -190,6 +193,14 @@ def test_an_order_is_by_one_figure_or_by_several(given: object, figures: tuple[s
     path.write_text(yaml.safe_dump({**entry, "order": {**ORDER, "figure": given, "best": "lowest"}}))
     order = read_table(fot()["table1"].paper, path).order
     assert order == Order("method", figures, "fot", "fedavg", "lowest")
+    assert all(order.lowest_leads(figure) for figure in figures)
+
+
+def test_which_end_leads_may_differ_by_figure() -> None:
+    order = fot()["table1"].order
+    assert order is not None
+    assert order.figures == ("ACC", "FGT")
+    assert [order.lowest_leads(figure) for figure in order.figures] == [False, True]
 
 
 @pytest.mark.parametrize("name", [name for name, table in every_table().items() if table.order and table.published])

@@ -20,6 +20,9 @@ OF_ALL |= {"fedweit-table7": 2}
 OF_ALL |= {"fedweit-table1": 60, "fedweit-table2": 6, "fedweit-table5": 10, "fedweit-table6": 20, "fedweit-figure4": 20}
 OF_ALL |= {"confedmade-table1": 12, "confedmade-table2": 14, "confedmade-table3": 72, "confedmade-table4": 10}
 
+OURS_ALONE = {"fot-table2": {"MB kept"}}
+"""Columns that the paper does not have."""
+
 
 def number(table: str, figure: str, **place: str) -> Published:
     (found,) = [p for p in fot()[table].published if p.figure == figure and dict(p.place) == place]
@@ -36,7 +39,9 @@ def test_every_cell_has_its_number_and_every_number_its_cell(name: str) -> None:
         for figure in table.figures_at(point)
     }
     assert len(published) == OF_ALL[name]
-    assert published == cells
+    printed = {figure for _, figure in published}
+    assert published == {(place, figure) for place, figure in cells if figure in printed}
+    assert {figure for _, figure in cells} - printed == OURS_ALONE.get(name, set())
 
 
 def test_pictures_have_no_numbers() -> None:

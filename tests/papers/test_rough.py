@@ -11,7 +11,7 @@ import yaml
 from fabricated import every_table, resolver
 
 from cfl.papers.cells import each_recipe
-from cfl.papers.missing_data import sources_of
+from cfl.papers.missing_data import needs_of
 from cfl.papers.rough import rough
 
 
@@ -147,7 +147,16 @@ def test_every_data_set_that_a_run_looks_for_is_seen() -> None:
     arguments = [next(r.arguments for p, r in cfed if (p["benchmark"], p["method"]) == ("cifar10", "cfed"))]
     seen = []
     for of_one in [*arguments, *spread_out()]:
-        sources = set(sources_of(resolver().experiment(of_one)))
+        sources = set(needs_of(resolver().experiment(of_one)))
         assert sources <= rough(of_one).words
         seen.append(sources)
     assert seen[0] == {"CIFAR10", "CIFAR100"}
+
+
+def test_weights_that_a_run_starts_from_are_seen() -> None:
+    l2p = each_recipe(every_table()["fedagem-table1"], "paper")
+    of_one = next(r.arguments for p, r in l2p if (p["benchmark"], p["method"]) == ("cifar10", "l2p"))
+    needs = {"CIFAR10", "vit_b_16-c867db91.pth"}
+    assert set(needs_of(resolver().experiment(of_one))) == needs <= rough(of_one).words
+    without = [*of_one, "--model.network.init_args.weights=null"]
+    assert "vit_b_16-c867db91.pth" not in rough(without).words

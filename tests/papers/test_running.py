@@ -238,6 +238,20 @@ def test_missing_data_are_found_out_and_remembered(tmp_path: Path, monkeypatch: 
     assert MissingData(tmp_path / "missing.json").known == {}
 
 
+def test_missing_weights_are_found_out_too(tmp_path: Path) -> None:
+    file = tmp_path / "resnet18.pth"
+    network = {"class_path": "cfl.models.ResNet18", "init_args": {"weights": str(file)}}
+    needs = {"data": {}, "model": {"network": network}}
+    used, _ = runner(tmp_path)
+    (outcome,) = used.run([job(tmp_path / "a", "sys.exit(2)", needs)])
+    assert (outcome.state, outcome.reason) == ("cannot run here", "needs resnet18.pth")
+    assert MissingData(tmp_path / "missing.json").reason({"resnet18.pth"}) == "needs resnet18.pth"
+    file.touch()
+    used, _ = runner(tmp_path)
+    assert [o.state for o in used.run([job(tmp_path / "a", FINISH, needs)])] == ["finished"]
+    assert MissingData(tmp_path / "missing.json").known == {}
+
+
 def test_two_that_remember_missing_data_do_not_undo_each_other(tmp_path: Path) -> None:
     path = tmp_path / "missing.json"
     first, second = MissingData(path), MissingData(path)
