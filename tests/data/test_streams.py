@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser
 import cfl  # noqa: F401  before torchvision
 from cfl.data.sources.base import Source
 from cfl.data.streams import ClassSplit, Mixture, Permuted, Rotated, Sequence, Stream
-from cfl.data.types import ImageSet
+from cfl.data.types import ImageSet, PixelTransform
 from cfl.errors import ConfigError
 
 ROOT = Path("unused")
@@ -112,6 +112,20 @@ def test_permutations_are_bijections_that_move_all_channels_together() -> None:
         for c in range(3):
             expected = original[:, c].reshape(-1, 35)[:, pixel_map.numpy()].reshape(-1, 7, 5)
             np.testing.assert_allclose(out[:, c], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 7, 5), (3, 2, 7, 5), (700, 2, 7, 5), (5, 300, 1, 7, 5)])
+def test_a_pixel_map_is_the_definition_for_few_images_and_for_many(shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(3)
+    images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    pixel_map = torch.randint(-1, 35, (35,), generator=generator)
+    found = PixelTransform((0.1, 0.2), (0.3, 0.4), pixel_map=pixel_map).mapped(images)
+    flat, expected = images.flatten(-2).numpy(), np.zeros((*shape[:-2], 35), dtype=np.uint8)
+    for p, place in enumerate(pixel_map.tolist()):
+        if place >= 0:
+            expected[..., p] = flat[..., place]
+    assert found.shape == images.shape
+    np.testing.assert_array_equal(found.flatten(-2).numpy(), expected)
 
 
 def test_permutation_depends_on_seed_and_task_only() -> None:
