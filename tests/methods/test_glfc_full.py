@@ -6,10 +6,12 @@ import copy
 import math
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from naive import plain_network
 from naive_augmentation import augmented
 from tiny import Rounds, double, fit, mlp, norm_net, split, tiny_client, tiny_data, weights
@@ -238,6 +240,35 @@ def test_a_late_signal_finds_the_data_of_before(late: int) -> None:
         assert len(held) > 8
         assert set(held.tolist()) <= set(data.client_places(0, client).tolist())
         assert kept["learned"].tolist() == [True, True, False, False]
+
+
+def shipped() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of method and data in ``configs/methods/glfc-full.yaml``."""
+    content = yaml.safe_load((Path(__file__).parents[2] / "configs" / "methods" / "glfc-full.yaml").read_text())
+    assert set(content) == {"data", "methods"}
+    return content["methods"]["glfc"]["init_args"], content["data"]
+
+
+@pytest.mark.parametrize("classes", [4, 8])
+def test_the_file_that_comes_with_it_lets_clients_remember(classes: int) -> None:
+    """Every client notices both tasks, each in its first round, and fills its memory."""
+    options, of_data = shipped()
+    method = GLFC(**{**options, "perturbation_steps": 2, "inversion_steps": 1, "images": 1})
+    data = tiny_data(
+        split(2, classes=classes, train=160),
+        num_clients=3,
+        scenario="class",
+        schedule={"rounds_per_task": 4, "local_epochs": 4},
+        **of_data,
+    )
+    federation = run(method, data)
+    signals = [row["clients"] for row in method.task_rows()]
+    assert signals == [3, 3]
+    for client in range(3):
+        kept = federation.clients.get("glfc", client)
+        assert kept is not None
+        held = data.handles.places(kept["place"][kept["place"] >= 0])
+        assert sorted(held.tolist()) == data.client_places(0, client).tolist()  # there is room for all
 
 
 def test_what_a_client_stores() -> None:
