@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
@@ -85,7 +86,18 @@ class _Running:
     job: Job
     process: subprocess.Popen[bytes]
     bar: TaskID
+    device: str | None = None
     started: float = field(default_factory=time.monotonic)
+
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def cuda_devices() -> list[str]:
+    """The names by which this process may use CUDA devices, as ``CUDA_VISIBLE_DEVICES`` has them."""
+    count = torch.cuda.device_count()
+    given = [name.strip() for name in os.environ.get(VISIBLE, "").split(",") if name.strip()]
+    return (given or [str(number) for number in range(count)])[:count]
 
 
 def unreadable(folder: Path) -> str | None:
@@ -101,8 +113,9 @@ class Runner:
     """Runs jobs, ``jobs`` of them at a time.
 
     Every run is a process ``cfl fit`` with the cores divided by ``jobs`` as its number of math threads, unless
-    ``OMP_NUM_THREADS`` is set; its output goes to ``log.txt`` in its folder. A file lock that the process inherits
-    keeps two runners from one folder, and is gone with the process, however it dies.
+    ``OMP_NUM_THREADS`` is set; of several CUDA devices, every run is given one, that with the fewest runs, because all
+    would take the first one otherwise. Its output goes to ``log.txt`` in its folder. A file lock that the process
+    inherits keeps two runners from one folder, and is gone with the process, however it dies.
 
     SIGINT and SIGTERM are passed on: runs write their checkpoint after the round and end, and no other is started. The
     same signal again ends them at once.
@@ -131,6 +144,7 @@ class Runner:
         self.console = console or Console()
         self.interrupted_by: int | None = None
         self._running: list[_Running] = []
+        self._devices = cuda_devices() if jobs > 1 else []
         self._absent: set[str] = set()  # found missing by this runner; what earlier ones found may be there by now
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
@@ -190,6 +204,7 @@ class Runner:
             if (job.folder / SUMMARY).exists() and self.damage(job.folder) is None:  # another process was quicker
                 return Outcome(job, "finished", "by another process")
             threads = max(1, len(os.sched_getaffinity(0)) // self.jobs)
+            device = self._device()
             process = subprocess.Popen(
                 job.command,
                 stdin=subprocess.DEVNULL,
@@ -197,14 +212,20 @@ class Runner:
                 stderr=subprocess.STDOUT,
                 pass_fds=[lock.fileno()],
                 start_new_session=True,  # a terminal's Ctrl-C comes once, through this process
-                env={"OMP_NUM_THREADS": str(threads), **os.environ},
+                env={"OMP_NUM_THREADS": str(threads), **os.environ, **({VISIBLE: device} if device else {})},
             )
         continued = " (continued)" if (job.folder / CHECKPOINT).exists() else ""
         bar = progress.add_task(job.name + continued, total=num_rounds(job.config))
-        self._running.append(_Running(job, process, bar))
+        self._running.append(_Running(job, process, bar, device))
         if not self.console.is_terminal:
             self.console.print(f"started  {job.name}{continued}", highlight=False, soft_wrap=True)
         return None
+
+    def _device(self) -> str | None:
+        """The CUDA device for the next run; None where there is nothing to choose from."""
+        if len(self._devices) < 2:
+            return None
+        return min(self._devices, key=[entry.device for entry in self._running].count)
 
     def _ended(self, entry: _Running) -> Outcome:
         job, status = entry.job, entry.process.returncode

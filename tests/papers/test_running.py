@@ -151,6 +151,35 @@ def test_math_threads_are_shared_out(
     assert (tmp_path / "a" / "threads").read_text() == (expected or str(max(1, cores // jobs)))
 
 
+@pytest.mark.parametrize(
+    ("jobs", "count", "visible", "expected"),
+    [
+        (1, 2, None, {None}),  # one run after the other may have them all
+        (2, 1, None, {None}),
+        (2, 2, None, {"0", "1"}),
+        (2, 2, "5, 7", {"5", "7"}),
+    ],
+)
+def test_cuda_devices_are_dealt_out(
+    jobs: int,
+    count: int,
+    visible: str | None,
+    expected: set[str | None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two runs at a time, each of which waits for the other to have begun."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    say = "(folder / 'device').write_text(os.environ.get('CUDA_VISIBLE_DEVICES', ''))\n"
+    both = "while not all((folder.parent / name / 'device').exists() for name in 'ab'): time.sleep(0.02)\n"
+    used, _ = runner(tmp_path, jobs)
+    used.run([job(tmp_path / name, HEAD + say + (both if jobs > 1 else "") + FINISH) for name in "ab"])
+    assert {(tmp_path / name / "device").read_text() or None for name in "ab"} == expected
+
+
 def when(condition: Callable[[], bool], action: Callable[[], None]) -> threading.Thread:
     """Do something as soon as a condition holds."""
 
