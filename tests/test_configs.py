@@ -126,6 +126,17 @@ def test_printed_config_is_the_files_merged_over_the_default(
     assert_merged(yaml.safe_load(capsys.readouterr().out), combination)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_the_buffer_is_the_benchmarks_affair(method: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Files of methods come last, and would override it unseen."""
+    assert "buffer" not in yaml.safe_load((CONFIGS / method).read_text())
+    if method == "methods/fed-agem.yaml":
+        benchmark = ("benchmarks/fedagem-cifar100.yaml", "benchmarks/fedagem-joining.yaml")
+        for files, size in (((method,), 200), ((*benchmark, method), 2000)):
+            assert tiny_cli.run("fit", *given(files), "--print_config") == 0
+            assert yaml.safe_load(capsys.readouterr().out)["buffer"]["size"] == size
+
+
 @pytest.mark.parametrize("combination", [(), *BUILT], ids=lambda names: "+".join(names) or "default")
 def test_described_experiment_is_consistent(
     combination: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
