@@ -153,3 +153,13 @@ def test_private_variants_differ_from_fot_in_one_option(variant: str, partition:
     else:
         assert changed.keys() == {"mechanism"}
         assert changed["mechanism"]["init_args"] == {"epsilon": 5.0, "delta": 1e-5, "clip": 1.0, "sigma_rule": "paper"}
+
+
+@pytest.mark.parametrize("partition", ["iid", "shards"])
+@pytest.mark.parametrize("name", ["table12-present", "figure6-present", "figure7-present"])
+def test_thresholds_on_permuted_mnist_are_table_1s_runs_but_for_the_threshold(name: str, partition: str) -> None:
+    expected = resolved("pmnist", "fot", partition)
+    for threshold in ("0.80", "0.96"):
+        at_point = point(benchmark="pmnist", method="fot", partition=partition, threshold=threshold)
+        expected["methods"]["fot"]["init_args"]["threshold"] = float(threshold)
+        assert resolver().config(fot()[name].recipe(at_point).arguments) == expected
