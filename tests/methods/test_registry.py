@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import pytest
 import torch
@@ -164,6 +164,11 @@ def stream_for(method: type[Method]) -> Callable[[int], Stream]:
     return permuted if "domain" in method.scenarios else lambda tasks: split(tasks, classes=2 * tasks)
 
 
+def scenario_for(method: type[Method]) -> Scenario | None:
+    """The one that follows from the stream, if the method knows it."""
+    return None if method.scenarios & {"domain", "task"} else "class"
+
+
 def data_for(
     method: type[Method],
     tasks: int,
@@ -172,12 +177,11 @@ def data_for(
     rounds: int | None = None,
     **options: Any,
 ) -> FederatedDataModule:
-    scenario = None if method.scenarios & {"domain", "task"} else "class"
     rounds = ENTRIES[method.__name__].rounds if rounds is None else rounds
     return tiny_data(
         stream or stream_for(method)(tasks),
         num_clients=5,
-        scenario=scenario,  # type: ignore[arg-type]
+        scenario=scenario_for(method),
         schedule={"rounds_per_task": rounds, "clients_per_round": clients_per_round, "cohort_width": 2},
         **{**ENTRIES[method.__name__].data, **options},
     )
@@ -193,14 +197,43 @@ class AfterRounds(Callback):
         self.models.append(weights(pl_module.federation))  # type: ignore[arg-type]
 
 
+Which = Literal["active", "neutral", "plain"]
+"""Options of an entry, or federated averaging on the same data."""
+
+
+def setting(name: str) -> tuple[Any, ...]:
+    """What decides runs of a method's entry beside the method: entries that have it in common share plain runs."""
+    entry, method = ENTRIES[name], METHODS[name]
+    return entry.network, stream_for(method) is permuted, scenario_for(method), entry.rounds, tuple(entry.data.items())
+
+
+_RUNS: dict[tuple[Any, ...], list[dict[str, Tensor]]] = {}
+
+
 def run(
-    method: type[Method], options: Mapping[str, Any] | None, tasks: int = 2, engine: EngineOptions | None = None
+    name: str, which: Which, tasks: int = 2, engine: Literal["vmap", "workers"] = "vmap", on_top: bool = False
 ) -> list[dict[str, Tensor]]:
-    """The global model after every round; with ``options`` None that of federated averaging on the same data."""
-    data, watch = data_for(method, tasks), AfterRounds()
-    methods = {} if options is None else {"tried": method(**options)}
-    fit(tiny_client(data, ENTRIES[method.__name__].network, sgd, methods, engine), data, None, [watch])
-    return watch.models
+    """The global model after every round, not to be changed: a run that several tests look at is made once.
+
+    Args:
+        name: of the method.
+        which: its options.
+        tasks: of the stream.
+        engine: computes local steps.
+        on_top: with Fed-A-GEM behind it.
+    """
+    who = name if which != "plain" else setting(name)
+    key = (who, which, tasks, engine, on_top)
+    if key not in _RUNS:
+        data, watch = data_for(METHODS[name], tasks), AfterRounds()
+        options = {"active": ENTRIES[name].active, "neutral": ENTRIES[name].neutral, "plain": None}[which]
+        methods: dict[str, Method] = {} if options is None else {"tried": METHODS[name](**options)}
+        if on_top:
+            methods["fed_agem"] = FedAGEM(8, when="always")
+        client = tiny_client(data, ENTRIES[name].network, sgd, methods, EngineOptions(engine))
+        fit(client, data, None, [watch])
+        _RUNS[key] = watch.models
+    return _RUNS[key]
 
 
 def same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
@@ -226,7 +259,7 @@ def test_every_method_is_known_here_and_by_its_short_name() -> None:
 @each_method
 def test_it_changes_what_two_tasks_end_with(name: str) -> None:
     """A method that changes nothing is a bug."""
-    assert distance(run(METHODS[name], ENTRIES[name].active)[-1], run(METHODS[name], None)[-1]) > 1e-3
+    assert distance(run(name, "active")[-1], run(name, "plain")[-1]) > 1e-3
 
 
 @each_method
@@ -234,7 +267,7 @@ def test_it_changes_what_two_tasks_end_with(name: str) -> None:
 def test_it_is_federated_averaging_until_the_first_task_is_over(name: str, tasks: int) -> None:
     """Or is not, where the entry says so: then it must show from the second round on."""
     first = ENTRIES[name].rounds
-    tried, plain = (run(METHODS[name], options, tasks) for options in (ENTRIES[name].active, None))
+    tried, plain = run(name, "active", tasks), run(name, "plain", tasks)
     assert (
         all(same(*models) for models in zip(tried[:first], plain[:first], strict=True))
         == ENTRIES[name].plain_in_first_task
@@ -243,14 +276,13 @@ def test_it_is_federated_averaging_until_the_first_task_is_over(name: str, tasks
 
 @pytest.mark.parametrize("name", [name for name in METHODS if ENTRIES[name].neutral is not None])
 def test_its_neutral_setting_is_federated_averaging(name: str) -> None:
-    assert same(run(METHODS[name], ENTRIES[name].neutral)[-1], run(METHODS[name], None)[-1])
+    assert same(run(name, "neutral")[-1], run(name, "plain")[-1])
 
 
 @each_method
 def test_it_is_the_same_where_nobody_asks_for_gradients(name: str) -> None:
     """Worker threads leave gradients behind only for a method that says it changes them."""
-    entry = ENTRIES[name]
-    found, expected = (run(METHODS[name], entry.active, 2, EngineOptions(kind)) for kind in ("workers", "vmap"))
+    found, expected = run(name, "active", engine="workers"), run(name, "active")
     assert distance(found[-1], expected[-1]) < 2e-3  # Adam at FedCIL's server makes steps of 1e-4 out of rounding
 
 
@@ -279,20 +311,13 @@ WITHOUT_SHARED_PARAMETERS = {"FedWeIT", "CONFEDMADE"}
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "FedAGEM"])
 def test_fed_a_gem_goes_on_top_of_it(name: str) -> None:
     """Either leaves its mark on the other's run; where clients share no parameter it is refused."""
-
-    def end_with(*names: str) -> dict[str, Tensor]:
-        methods = {"tried": METHODS[name](**ENTRIES[name].active), "fed_agem": FedAGEM(8, when="always")}
-        data = data_for(METHODS[name], 2)
-        chosen = {kind: methods[kind] for kind in names}
-        return weights(fit(tiny_client(data, ENTRIES[name].network, sgd, chosen), data))
-
     if name in WITHOUT_SHARED_PARAMETERS:
         with pytest.raises(ConfigError, match="at least one parameter that clients share"):
-            end_with("tried", "fed_agem")
+            run(name, "active", on_top=True)
         return
-    both = end_with("tried", "fed_agem")
-    for one in ("tried", "fed_agem"):
-        assert distance(both, end_with(one)) > 1e-5
+    both = run(name, "active", on_top=True)[-1]
+    for one in (run(name, "active"), run(name, "plain", on_top=True)):
+        assert distance(both, one[-1]) > 1e-5
 
 
 # Checkpoints
@@ -442,6 +467,16 @@ def test_what_it_makes_clients_keep_is_declared(name: str) -> None:
     assert federation.client_storage() > 0 or not kept
 
 
+_PLAIN_WORK: dict[tuple[Any, ...], tuple[int, bool]] = {}
+
+
+def plain_work(name: str) -> tuple[int, bool]:
+    """:func:`local_work` of federated averaging, found once for all entries that have their setting in common."""
+    if setting(name) not in _PLAIN_WORK:
+        _PLAIN_WORK[setting(name)] = local_work(name, None)
+    return _PLAIN_WORK[setting(name)]
+
+
 def local_work(name: str, options: Mapping[str, Any] | None) -> tuple[int, bool]:
     """What local steps of two tasks compute, and whether the run says that this is more than federated averaging."""
     data = data_for(METHODS[name], 2, rounds=max(1, ENTRIES[name].rounds - 1))
@@ -467,7 +502,7 @@ DECLARED_AT_NEUTRAL = {"CFeD"}
 def test_what_it_makes_clients_compute_is_declared(name: str) -> None:
     """Extra computation in local steps: no less than what the operations show, and no more."""
     entry = ENTRIES[name]
-    plain, more = local_work(name, None)
+    plain, more = plain_work(name)
     assert not more
     neutral = [] if entry.neutral is None or name in DECLARED_AT_NEUTRAL else [entry.neutral]
     for options in (entry.active, *neutral, *ALSO_COUNTED.get(name, [])):
