@@ -18,7 +18,7 @@ import pytest
 import torch
 from benchmarks.added_by_methods import METHODS, added, added_by_methods, scenario_for
 from benchmarks.arrays import MEAN, STD, data_file, task_tensors
-from benchmarks.bench import Bench
+from benchmarks.bench import Bench, Peak
 from benchmarks.command import main
 from benchmarks.engines import ENGINES, Engine, chosen_engines
 from benchmarks.extraction import Extraction, extraction, extraction_figures
@@ -37,6 +37,7 @@ from benchmarks.suite import WORKS, chosen_works, run_suite
 from benchmarks.table import show
 from benchmarks.wire import Wire
 from benchmarks.works import FEW, MANY, W1, W2, W3, W9, Work
+from forked import Forked
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from rich.console import Console
@@ -724,9 +725,27 @@ def check_tables(found: Miniature) -> None:
         assert words in text
 
 
+class NoPeak(Peak):
+    """Known without a process and its products."""
+
+    def __init__(self, log: Path) -> None:
+        self.flops_per_second = 1e9
+
+    def measure(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(self, *reason: object) -> None:
+        """Nothing to end."""
+
+
 @pytest.mark.slow
-def test_methods_and_extractions_in_miniature(tmp_path: Path) -> None:
-    """FOT on a tiny work: nothing added to a round but its task's end, whose sketches are the bytes that are added."""
+def test_methods_and_extractions_in_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FOT on a tiny work: nothing added to a round but its task's end, whose sketches are the bytes that are added.
+
+    :func:`test_a_work_in_miniature` starts processes as the suite does, and measures the peak.
+    """
+    monkeypatch.setattr("benchmarks.running.subprocess.Popen", Forked)
+    monkeypatch.setattr("benchmarks.suite.Peak", NoPeak)
     fot = next(path for path in METHODS.glob("*.yaml") if path.stem == "fot")
     case = Extraction(replace(TINY, name="W6", variant="MLP"), 1.0, "domain", 0.5)
     works = {
