@@ -20,6 +20,8 @@ from cfl.replay_memory import RULES, Rule, chosen, slots, winners
 from cfl.sealed import SealedTasks, opened_tasks
 
 TOPIC = "buffer"
+BETWEEN_ROUNDS = -1
+"""In the place of a local step's number: samples are augmented after a round as in none of its steps."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,7 @@ class ReplayBuffer:
         offered: ``once``: a sample is offered in the step in which its client first trains on it, never again, so that
             a reservoir is uniform over different samples. ``every_step``: whenever it is trained on.
         keeps: ``augmented``: the image as that step saw it, replayed unchanged. ``raw``: the stored image, augmented
-            anew whenever a local step replays it, and as it is stored between rounds. The same without
-            ``data.augmentation``.
+            anew whenever it is replayed, in a local step or between rounds. The same without ``data.augmentation``.
 
     Raises:
         ConfigError: a value other than these.
@@ -228,7 +229,8 @@ class ReplayBuffer:
     ) -> Replayed | None:
         """As :meth:`draw`, for clients that are not training, after a round."""
         table = self.states.gather(TOPIC, clients, self._empty)
-        return self._replayed(table, table["place"] >= 0, self._keys(purpose, clients, round), count, None, device)
+        keys, moment = self._keys(purpose, clients, round), (round, BETWEEN_ROUNDS)
+        return self._replayed(table, table["place"] >= 0, keys, count, moment, device)
 
     def _replayed(
         self,
@@ -236,7 +238,7 @@ class ReplayBuffer:
         filled: Tensor,
         keys: Tensor,
         count: int,
-        moment: tuple[int, int] | None,
+        moment: tuple[int, int],
         device: torch.device,
     ) -> Replayed | None:
         held, mask = chosen(filled, count, keys)

@@ -201,7 +201,7 @@ VARIANTS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
     "der, fed-a-gem": (
         mlp,
         lambda: {"der": DER(0.5, 0.5, 3), "fed_agem": FedAGEM(3, clients="all", share=0.8)},
-        {"schedule": {"clients_per_round": 3}, "buffer": {"size": 4}, "augmentation": CropFlip(1)},
+        {"schedule": {"clients_per_round": 3}, "buffer": {"size": 4, "keeps": "raw"}, "augmentation": CropFlip(1)},
         {},
     ),
     "l2p": (

@@ -33,7 +33,7 @@ from cfl.methods import AGEM, DER, FedAGEM, Method
 from cfl.models import MLP
 from cfl.models.dropout import DropoutMasks, dropout_masks
 from cfl.randomness import seed_for
-from cfl.replay_buffer import ReplayBuffer, Replayed
+from cfl.replay_buffer import BETWEEN_ROUNDS, ReplayBuffer, Replayed
 from cfl.replay_memory import RULES, slots, winners
 from cfl.sealed import opened_tasks
 from cfl.server import Server
@@ -292,13 +292,19 @@ def test_augmented_images_come_back_as_they_were_put_in_and_raw_ones_anew(keeps:
     compare = (Augmented if keeps == "augmented" else Anew)().prepare(data)
     federation = run(data, ReplayBuffer(5, keeps=keeps), compare)
     assert compare.seen > 100
-    between = federation.buffer.draw_between_rounds([2], 3, 3, "look", torch.device("cpu"))  # type: ignore[union-attr]
+    between, later = (
+        federation.buffer.draw_between_rounds([2], round, 3, "look", torch.device("cpu"))  # type: ignore[union-attr]
+        for round in (3, 4)
+    )
     assert between is not None
+    assert later is not None
+    assert torch.equal(between.x, later.x) == (keeps == "augmented" and torch.equal(between.y, later.y))
     for column in range(3):
         task, y = int(opened_tasks(between.tasks)[0, column]), int(between.y[0, column])
         candidates = [moment for key, moment in compare.moments.items() if key[:2] == (2, task)]
-        plain = unequal(exposure=exposure)  # without augmentation
-        images = inputs(data if keeps == "augmented" else plain, candidates)
+        if keeps == "raw":  # as in no local step
+            candidates = [Slot(task, moment.index, 3, BETWEEN_ROUNDS) for moment in candidates]
+        images = inputs(data, candidates)
         same = (images[0] == between.x[0, column]).flatten(1).all(1)
         assert same.any()
         assert set(images[1][same].tolist()) == {y}

@@ -26,7 +26,7 @@ def augmentation_words(seed: int, round: int, step: int, task: int, samples: Ten
     Args:
         seed: the run's seed.
         round: the round.
-        step: the client's local step, from 0.
+        step: the client's local step, from 0, or what stands for a moment that is none.
         task: whose training set it is, from 0.
         samples: ``[...]`` int64 places in the task's training set.
     """
@@ -37,7 +37,8 @@ class Augmentation(ABC):
     """A random change of an image that keeps its size and its label.
 
     It works on images as they are stored, before a stream's permutation or rotation and before normalisation, and only
-    in local training: neither tests nor extra communication rounds see changed images.
+    in local training: neither tests nor extra communication rounds see changed images, unless these take them from a
+    replay buffer.
     """
 
     @abstractmethod

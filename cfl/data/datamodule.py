@@ -69,7 +69,7 @@ class FederatedDataModule(LightningDataModule):
             (:func:`cfl.data.validation.set_aside`). Nothing trains on them, no memory and no extra communication round
             sees them; methods that validate do (:meth:`validation_batches`).
         augmentation: random change of the images in local training, none if not given. Neither tests nor extra
-            communication rounds see changed images.
+            communication rounds see changed images, unless these take them from a replay buffer.
         seed: the run's seed (in YAML ``seed_everything``).
     """
 

@@ -32,6 +32,7 @@ from torch.func import functional_call
 from cfl.channel import Channel
 from cfl.client import Client
 from cfl.cohort import Cohort
+from cfl.data.augmentation import CropFlip
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining
@@ -56,7 +57,7 @@ from cfl.methods import (
     PersonalLayers,
 )
 from cfl.models import MLP
-from cfl.replay_buffer import ReplayBuffer
+from cfl.replay_buffer import BETWEEN_ROUNDS, ReplayBuffer
 from cfl.sealed import sealed_plan
 from cfl.server import Server
 
@@ -203,6 +204,35 @@ def test_it_is_the_gradient_on_all_buffers_if_they_are_equally_full(scenario: st
         torch.testing.assert_close(flat(list(watch.references[round].values())), expected, rtol=0, atol=1e-12)
     last = data.num_rounds - 1
     assert all(torch.equal(watch.references[last][n], v) for n, v in watch.references[last - 1].items())
+
+
+def test_raw_samples_are_augmented_anew_for_every_reference() -> None:
+    """In every round otherwise, whatever the width."""
+    found = []
+    for width in (1, 4):
+        data = replay_data(
+            num_clients=4,
+            partition=None,
+            schedule={"cohort_width": width, "rounds_per_task": 3},
+            augmentation=CropFlip(1),
+        )
+        watch = References()
+        methods: dict[str, Method] = {"fed_agem": FedAGEM(4)}
+        buffer = ReplayBuffer(4, keeps="raw")
+        federation = fit(replay_client(data, methods, double(mlp), buffer, WORKERS), data, None, [watch])
+        found.append(watch.references)
+    for round in range(data.num_rounds - 1):
+        pooled = [
+            Sample(*pair, round, BETWEEN_ROUNDS)
+            for member in data.rounds.round(round).clients
+            for pair in watch.held[round][member]
+        ]
+        leaves = {name: value.clone().requires_grad_() for name, value in watch.models[round].items()}
+        x, y, _ = inputs(data, pooled)
+        loss = F.cross_entropy(functional_call(federation.network, leaves, (x,)), y)
+        expected = flat(torch.autograd.grad(loss, list(leaves.values())))
+        for references in found:
+            torch.testing.assert_close(flat(list(references[round].values())), expected, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
