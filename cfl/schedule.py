@@ -259,6 +259,12 @@ class BoundSchedule:
 
     # Plans.
 
+    def present(self, round: int) -> np.ndarray:
+        """``[m]`` ascending ids of the clients that a round samples from: those that hold its task, or are not through
+        with all of theirs."""
+        present = self.members[self.task_of(round)]
+        return present if self._own_ends is None else present[self._own_ends[present, -1] > round]
+
     def round(self, round: int) -> RoundPlan:
         """Plan of a round, the same whenever it is asked for."""
         if self._last is None or self._last.round != round:  # several places ask for the running round
@@ -266,10 +272,7 @@ class BoundSchedule:
         return self._last
 
     def _plan(self, round: int) -> RoundPlan:
-        task = self.task_of(round)
-        present = self.members[task]
-        if self._own_ends is not None:
-            present = present[self._own_ends[present, -1] > round]
+        task, present = self.task_of(round), self.present(round)
         generator = numpy_generator(self.seed, "sample clients", round)
         chosen = generator.choice(present, size=self._sample_size(len(present)), replace=False)
         clients = tuple(np.sort(chosen).tolist())

@@ -152,12 +152,16 @@ class SealedCohort(_View):
 class SealedSchedule(_View):
     """Which rounds there are, and whose; not what they train."""
 
-    _SHOWN = frozenset({"num_rounds"})
+    _SHOWN = frozenset({"num_rounds", "present"})
     _WHOSE = "the schedule"
 
     def round(self, number: int) -> SealedPlan:
         """A round, sealed."""
         return SealedPlan(self._behind.round(number))
+
+    def task_at(self, round: int, client: int) -> SealedTask:
+        """Stands for the task that a client is at in a round."""
+        return SealedTask(self._behind.task_at(round, client))
 
 
 class SealedSettings(_View):

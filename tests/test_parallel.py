@@ -160,6 +160,12 @@ VARIANTS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
         {"stream": permuted(3), "schedule": {"clock_spread": 0.67}, "eval_batch_size": 7},
         {},
     ),
+    "own clocks with buffers": (
+        mlp,
+        lambda: {"agem": AGEM(3), "fed_agem": FedAGEM(3, clients="all")},
+        {"stream": permuted(3), "schedule": {"clients_per_round": 3, "clock_spread": 0.67}, "buffer": {"size": 4}},
+        {},
+    ),
     "learning rates": (
         norm_net,
         lambda: {"decay": LearningRateDecay(5.0, 1, 0.001, 0.3), "own": PersonalLayers(["head.*"])},

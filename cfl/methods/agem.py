@@ -43,6 +43,7 @@ class AGEM(Method):
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
     replays: ClassVar[bool] = True
     task_free = True
+    own_clocks = True
 
     def __init__(self, batch_size: int = 32) -> None:
         if batch_size < 1:

@@ -44,6 +44,7 @@ class DER(Method):
 
     replays: ClassVar[bool] = True
     task_free = True
+    own_clocks = True
     reweighs_added_only = True
 
     def __init__(self, alpha: float = 1.0, beta: float = 0.0, batch_size: int = 32) -> None:

@@ -63,7 +63,8 @@ class FedAGEM(Method):
         refinement: what becomes of a gradient (:func:`cfl.gradient_refinement.refine`).
         when: on ``conflict``, at more than a right angle, or ``always``.
         share: of these cases, drawn at random, in (0, 1].
-        clients: whose buffers: of those ``sampled`` in the round, or of ``all`` that hold its task.
+        clients: whose buffers: of those ``sampled`` in the round, or of ``all`` that hold its task and, where they have
+            clocks of their own, are not through with theirs.
         mode: the network computes the reference in mode ``train``, as the authors' code does: with dropout, and
             BatchNorm normalises by the drawn samples, whose statistics nobody keeps; or in mode ``eval``.
 
@@ -74,6 +75,7 @@ class FedAGEM(Method):
 
     replays: ClassVar[bool] = True
     task_free = True
+    own_clocks = True
 
     def __init__(
         self,
@@ -201,7 +203,7 @@ class FedAGEM(Method):
         if federation.finished or (plan.round + 1) % self.every:
             return
         started = time.perf_counter()
-        members = federation.members(plan.task) if self.clients == "all" else plan.clients
+        members = federation.schedule.present(plan.round).tolist() if self.clients == "all" else plan.clients
         own = federation.own_clients(plan.task, members)
         following = set(federation.schedule.round(plan.round + 1).clients)
         waiting = [client for client in own if client not in following]
@@ -220,9 +222,10 @@ class FedAGEM(Method):
         if drawn is None:
             return False
         key = seed_for(federation.data.seed, "dropout of the reference", plan.round, client)
-        model = client_model(federation, plan.task, client)
-        outputs = federation.data.outputs_in_loss_of(drawn.tasks, plan.task)
-        gradient = federation.decode(plan.task, self._gradient(model, drawn, outputs, key))
+        task = federation.schedule.task_at(plan.round, client)  # with clocks of their own not the round's
+        model = client_model(federation, task, client)
+        outputs = federation.data.outputs_in_loss_of(drawn.tasks, task)
+        gradient = federation.decode(task, self._gradient(model, drawn, outputs, key))
         message = {name: value[None] for name, value in gradient.items()}
         federation.channel.uplink("buffer gradient", message, [1.0], [client])
         return True

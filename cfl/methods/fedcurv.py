@@ -92,6 +92,7 @@ class FedCurv(Method):
 
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
     task_free = True
+    own_clocks = True
 
     def __init__(
         self,

@@ -72,16 +72,17 @@ class SCAFFOLD(Method):
     Args:
         variant: the option, ``II`` or ``I``.
         at_task_switch: ``keep`` variates when a new task begins, or ``reset`` all of them, the server's and the
-            clients', to zero.
+            clients', to zero; the latter where clients change tasks together.
         any_optimizer: allow others than plain SGD. Then ``(w_t - y_i) / (K lr)`` is a step, but no gradient.
 
     Raises:
         ConfigError: for values other than these, another optimizer, two of these methods, no parameters that clients
-            and server exchange, or option I where clients are exposed to more than one task's samples, or a density is
-            estimated.
+            and server exchange, ``reset`` where clients have clocks of their own, or option I where clients are exposed
+            to more than one task's samples, or a density is estimated.
     """
 
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
+    own_clocks = True
 
     def __init__(
         self,
@@ -110,6 +111,9 @@ class SCAFFOLD(Method):
         if not federation.shared_parameters:
             raise ConfigError("methods", [self.name], "no SCAFFOLD where all parameters stay on their client")
         data = federation.data
+        if self.at_task_switch == "reset" and federation.schedule.own_clocks:
+            valid = "0 while methods.scaffold.at_task_switch is reset: clients would not switch together"
+            raise ConfigError("schedule.clock_spread", data.schedule.clock_spread, valid)
         if self.variant == "I":
             if data.scenario == "density":
                 raise ConfigError("methods.scaffold.variant", "I", "II where a density is estimated: I looks at labels")

@@ -122,6 +122,38 @@ def test_buffers_of_all_members() -> None:
     assert any(1 < few < many for few, many in zip(answered, asked, strict=True))
 
 
+@pytest.mark.parametrize("clients", ["sampled", "all"])
+def test_clients_with_clocks_of_their_own(clients: Any) -> None:
+    """Each computes at the task that it is at, over the classes that it has seen; who is through is not asked."""
+    data = replay_data(
+        split(3, classes=6, train=120),
+        num_clients=4,
+        partition=None,
+        scenario="class",
+        class_loss="seen",
+        schedule={"clients_per_round": 2, "clock_spread": 0.67, "rounds_per_task": 3},
+    )
+    watch, federation = watched(data, FedAGEM(4, clients=clients), double(mlp))
+    apart = left = 0
+    for round in range(data.num_rounds - 1):
+        asked = data.rounds.present(round).tolist() if clients == "all" else data.rounds.round(round).clients
+        expected = []
+        for client in asked:
+            samples = [Sample(*pair) for pair in watch.held[round][client]]
+            if samples:
+                leaves = {name: value.clone().requires_grad_() for name, value in watch.models[round].items()}
+                x, y, _ = inputs(data, samples)
+                seen = 2 * (data.rounds.task_at(round, client) + 1)
+                loss = F.cross_entropy(functional_call(federation.network, leaves, (x,))[:, :seen], y)
+                expected.append(flat(torch.autograd.grad(loss, list(leaves.values()))))
+        found = flat(list(watch.references[round].values()))
+        torch.testing.assert_close(found, torch.stack(expected).mean(0), rtol=0, atol=1e-12)
+        apart += len({data.rounds.task_at(round, client) for client in asked}) > 1
+        left += len(data.rounds.present(round)) < 4
+    assert apart > 2
+    assert left > 0
+
+
 def rotated(g: Tensor, r: Tensor) -> Tensor:
     return g.norm() * (g + r) / (g + r).norm()
 
