@@ -37,7 +37,9 @@ class FedAGEM(Method):
     within the first task, from the second round on.
 
     It takes the gradient that other methods leave, so it must come behind all that change gradients: A-GEM
-    (Algorithm 6), penalties, control variates. FOT projects the server's step in addition.
+    (Algorithm 6), penalties, control variates. FOT projects the server's step in addition. And the reference is of the
+    model that the next round begins with, so it must come behind all that act when a round has ended: CFeD's server
+    distils then, FedCIL's consolidates.
 
     Differs from the paper: in what buffers keep by default, each sample of a task at most once, as in its code
     (:class:`cfl.replay_buffer.ReplayBuffer`); in nothing else. Its variants are options: how a gradient is changed
@@ -70,7 +72,7 @@ class FedAGEM(Method):
 
     Raises:
         ConfigError: a value other than these; or, before training, that clients share no parameter, or that a method
-            behind it would change gradients again.
+            behind it would change gradients again, or acts when a round has ended.
     """
 
     replays: ClassVar[bool] = True
@@ -114,15 +116,23 @@ class FedAGEM(Method):
         self._training = torch.ones(0, dtype=torch.bool)
 
     def setup(self, federation: Federation) -> None:
-        """Find what has a part in the reference; refuse to run without any, or before others that change gradients."""
+        """Find what has a part in the reference; refuse to run without any, or before others that change gradients or
+        may move the global model after a round."""
         super().setup(federation)
-        later = list(federation.methods)[self.source :]
-        behind = [name for name in later if federation.methods[name].refines_gradients]
-        if behind:
-            valid = (
-                f"{self.name} behind {', '.join(behind)}, so that what it leaves of a gradient is what clients step by"
-            )
-            raise ConfigError("methods", list(federation.methods), valid)
+        later = {name: federation.methods[name] for name in list(federation.methods)[self.source :]}
+        for behind, why in (
+            (
+                [name for name, method in later.items() if method.refines_gradients],
+                "what it leaves of a gradient is what clients step by",
+            ),
+            (
+                [name for name, method in later.items() if type(method).end_round is not Method.end_round],
+                "its reference is of the model that the next round begins with",
+            ),
+        ):
+            if behind:
+                valid = f"{self.name} behind {', '.join(behind)}, so that {why}"
+                raise ConfigError("methods", list(federation.methods), valid)
         if not federation.shared_parameters:
             valid = "a run with at least one parameter that clients share"
             raise ConfigError(f"methods.{self.name}", "every parameter stays on its client", valid)

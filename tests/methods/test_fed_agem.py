@@ -36,6 +36,7 @@ from cfl.data.augmentation import CropFlip
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining
+from cfl.data.sources import Synthetic
 from cfl.engines import EngineOptions
 from cfl.errors import ConfigError
 from cfl.federation import Federation
@@ -46,17 +47,21 @@ from cfl.methods import (
     ER,
     EWC,
     FOT,
+    GLFC,
     GPM,
     RGO,
     SCAFFOLD,
+    CFeD,
     FedAGEM,
+    FedCIL,
     FedCurv,
     FedProx,
     GradientCompensation,
+    ICaRL,
     Method,
     PersonalLayers,
 )
-from cfl.models import MLP
+from cfl.models import ACGAN, MLP
 from cfl.replay_buffer import BETWEEN_ROUNDS, ReplayBuffer
 from cfl.sealed import sealed_plan
 from cfl.server import Server
@@ -88,6 +93,40 @@ def test_what_would_change_gradients_behind_it_is_refused(other: Method) -> None
     with pytest.raises(ConfigError, match=r"methods = \['fed', 'other'\].*fed behind other"):
         fit(replay_client(data, {"fed": FedAGEM(4), "other": other}, mlp), data)
     fit(replay_client(data, {"fed": FedAGEM(4), "other": DER(1.0, 0.0, 3)}, mlp), data)  # has a term in the loss
+
+
+@pytest.mark.parametrize(
+    ("other", "options"),
+    [
+        (lambda: CFeD(Synthetic(3, [1, 4, 4], 30, 3), server_distillation=1), {}),
+        (lambda: FedCIL(consolidation_steps=1), {}),
+        (lambda: ICaRL(4), {"scenario": "class"}),
+        (lambda: GLFC(4), {"scenario": "class"}),
+    ],
+)
+def test_what_may_move_the_model_after_the_reference_is_refused(other: Any, options: dict[str, Any]) -> None:
+    data = replay_data(split(2), **options)
+    network = partial(ACGAN, classifier=mlp, widths=[6], noise_dim=4) if isinstance(other(), FedCIL) else mlp
+    with pytest.raises(ConfigError, match=r"methods = \['fed', 'other'\].*fed behind other.*next round begins with"):
+        fit(replay_client(data, {"fed": FedAGEM(4), "other": other()}, network), data)
+
+
+def test_the_reference_is_of_the_model_that_is_sent_next() -> None:
+    """Also where a server goes on training when the round is over."""
+    data = replay_data(num_clients=4, partition=None)
+    watch = References()
+    methods: dict[str, Method] = {
+        "cfed": CFeD(Synthetic(3, [1, 4, 4], 30, 3), server_distillation=1),
+        "fed_agem": FedAGEM(4),
+    }
+    federation = fit(replay_client(data, methods, double(mlp), ReplayBuffer(4)), data, None, [watch])
+    for round in range(data.num_rounds - 1):
+        pooled = [Sample(*pair) for client in data.rounds.round(round).clients for pair in watch.held[round][client]]
+        leaves = {name: value.clone().requires_grad_() for name, value in watch.models[round].items()}
+        x, y, _ = inputs(data, pooled)
+        loss = F.cross_entropy(functional_call(federation.network, leaves, (x,)), y)
+        expected = flat(torch.autograd.grad(loss, list(leaves.values())))
+        torch.testing.assert_close(flat(list(watch.references[round].values())), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("scenario", ["domain", "task"])
