@@ -49,6 +49,7 @@ from cfl.methods import (
     FOT,
     GLFC,
     GPM,
+    L2P,
     RGO,
     SCAFFOLD,
     CFeD,
@@ -61,7 +62,7 @@ from cfl.methods import (
     Method,
     PersonalLayers,
 )
-from cfl.models import ACGAN, MLP
+from cfl.models import ACGAN, MLP, PromptedViT
 from cfl.replay_buffer import BETWEEN_ROUNDS, ReplayBuffer
 from cfl.sealed import sealed_plan
 from cfl.server import Server
@@ -535,6 +536,7 @@ def test_bytes(clients: Any, every: int) -> None:
 
 OTHERS: dict[str, Callable[[], Method]] = {
     "AGEM": partial(AGEM, 4),
+    "CFeD": partial(CFeD, Synthetic(3, [1, 4, 4], 30, 3), server_distillation=1),
     "DER": partial(DER, 1.0, 0.5, 4),
     "ER": partial(ER, 2),
     "EWC": partial(EWC, 5.0),
@@ -549,27 +551,73 @@ OTHERS: dict[str, Callable[[], Method]] = {
 }
 
 
-def end_with(methods: dict[str, Method]) -> dict[str, Tensor]:
-    data = replay_data(schedule={"rounds_per_task": [1, 2], "clients_per_round": 2})
-    return weights(fit(replay_client(data, methods, mlp, ReplayBuffer(8), WORKERS), data))
+CLASS_INCREMENTAL: dict[str, Callable[[], Method]] = {
+    "AGEM": partial(AGEM, 4),
+    "CFeD": partial(CFeD, Synthetic(3, [1, 4, 4], 30, 3), server_distillation=1),
+    "DER": partial(DER, 1.0, 0.5, 4),
+    "ER": partial(ER, 2),
+    "FedProx": partial(FedProx, 0.5),
+    "GLFC": partial(GLFC, 8, threshold=0.0, perturbation_steps=2, inversion_steps=1, images=1),
+    "ICaRL": partial(ICaRL, 8),
+    "SCAFFOLD": SCAFFOLD,
+}
+
+
+def end_with(methods: dict[str, Method], class_loss: str | None = None, network: Any = mlp) -> dict[str, Tensor]:
+    """After two permuted tasks, or with a ``class_loss`` after two that add classes."""
+    schedule = {"rounds_per_task": [1, 2], "clients_per_round": 2}
+    data = replay_data(schedule=schedule)
+    if class_loss is not None:
+        data = replay_data(split(2, train=120), schedule=schedule, scenario="class", class_loss=class_loss)
+    return weights(fit(replay_client(data, methods, network, ReplayBuffer(8), WORKERS), data))
 
 
 @cache
-def end_with_it_alone() -> dict[str, Tensor]:
-    return end_with({"fed_agem": FedAGEM(8)})
+def end_with_it_alone(class_loss: str | None = None) -> dict[str, Tensor]:
+    return end_with({"fed_agem": FedAGEM(8)}, class_loss)
+
+
+def check_composition(
+    other: Callable[[], Method], alone: dict[str, Tensor], class_loss: str | None = None, network: Any = mlp
+) -> None:
+    """It changes something, and the other method still does; what is left of the other's gradient does not conflict."""
+    fed = FedAGEM(8)
+    after = After(fed)
+    both = end_with({"other": other(), "fed_agem": fed, "after": after}, class_loss, network)
+    assert after.steps > 5
+    assert fed.summary()["refined_share"] > 0
+    for one in (end_with({"other": other()}, class_loss, network), alone):
+        assert max(float((both[n] - one[n]).abs().max()) for n in one) > 1e-5
+    assert all(value.isfinite().all() for value in both.values())
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_it_composes_with(name: str) -> None:
-    """It changes something, and the other method still does; what is left of the other's gradient does not conflict."""
-    fed = FedAGEM(8)
-    after = After(fed)
-    both = end_with({"other": OTHERS[name](), "fed_agem": fed, "after": after})
-    assert after.steps > 5
-    assert fed.summary()["refined_share"] > 0
-    for one in (end_with({"other": OTHERS[name]()}), end_with_it_alone()):
-        assert max(float((both[n] - one[n]).abs().max()) for n in one) > 1e-5
-    assert all(value.isfinite().all() for value in both.values())
+    check_composition(OTHERS[name], end_with_it_alone())
+
+
+@pytest.mark.parametrize("class_loss", ["all", "seen"])
+@pytest.mark.parametrize("name", CLASS_INCREMENTAL)
+def test_it_composes_where_classes_are_added(name: str, class_loss: str) -> None:
+    check_composition(CLASS_INCREMENTAL[name], end_with_it_alone(class_loss), class_loss)
+
+
+@pytest.mark.parametrize("class_loss", [None, "all"])
+def test_it_composes_with_prompts(class_loss: str | None) -> None:
+    """Whose forward pass is the method's own."""
+    network = partial(
+        PromptedViT,
+        pool_size=4,
+        image_size=8,
+        patch_size=4,
+        num_layers=1,
+        num_heads=2,
+        hidden_dim=8,
+        mlp_dim=8,
+        top_k=2,
+    )
+    alone = end_with({"fed_agem": FedAGEM(8)}, class_loss, network)
+    check_composition(partial(L2P, 5.0), alone, class_loss, network)
 
 
 def test_with_fot_clients_and_server_project() -> None:
