@@ -65,7 +65,8 @@ class FedCIL(Method):
         replay_share: weight of the replayed images' loss, in [0, 1); 0 does without.
         replay_batch_size: replayed images per local step; null takes ``schedule.batch_size``.
         consistency: factor of the consistency terms, at least 0.
-        consolidation_steps: per round; 0 is averaging alone. The authors take 100.
+        consolidation_steps: per round; 0 is averaging alone. The authors take 100 where clients take 400 local steps;
+            as many after few local steps make the model forget more than they consolidate.
         consolidation_source: whose images of the current task: the ``clients``' generators, or the ``average``, for
             which sums are enough.
         consolidation_batch_size: images of the current task per step, and as many of earlier tasks.
