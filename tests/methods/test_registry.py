@@ -365,12 +365,21 @@ def test_a_resumed_run_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
         assert everything(start([], tmp_path / f"{rounds}.ckpt")) == whole, f"interrupted after {rounds} rounds"
 
 
+_FINISHED: dict[tuple[str, int], tuple[Method, Federation]] = {}
+
+
+def finished(name: str, tasks: int) -> tuple[Method, Federation]:
+    """A method and its federation after a whole run, made once for all tests that look at it."""
+    if (name, tasks) not in _FINISHED:
+        data, method = data_for(METHODS[name], tasks), METHODS[name](**ENTRIES[name].active)
+        _FINISHED[name, tasks] = method, fit(tiny_client(data, ENTRIES[name].network, sgd, {"tried": method}), data)
+    return _FINISHED[name, tasks]
+
+
 @each_method
 def test_its_state_is_complete(name: str) -> None:
     """What ``state_dict`` gives, another instance takes and gives back."""
-    data = data_for(METHODS[name], 3)
-    method = METHODS[name](**ENTRIES[name].active)
-    federation = fit(tiny_client(data, ENTRIES[name].network, sgd, {"tried": method}), data)
+    method, federation = finished(name, 3)
     state = method.state_dict()
     other = METHODS[name](**ENTRIES[name].active)
     other.setup(federation)
@@ -386,9 +395,7 @@ def test_its_state_is_complete(name: str) -> None:
 @each_method
 @pytest.mark.parametrize("tasks", [1, 3])
 def test_its_reports_are_plain_values(name: str, tasks: int) -> None:
-    data = data_for(METHODS[name], tasks)
-    method = METHODS[name](**ENTRIES[name].active)
-    fit(tiny_client(data, ENTRIES[name].network, sgd, {"tried": method}), data)
+    method, _ = finished(name, tasks)
     for report in (method.summary(), method.task_rows()):
         assert json.loads(json.dumps(report, allow_nan=False)) == report
     columns = {tuple(row) for row in method.task_rows()}
@@ -456,10 +463,7 @@ def test_every_config_of_a_method_can_be_read(path: Path) -> None:
 
 @each_method
 def test_what_it_makes_clients_keep_is_declared(name: str) -> None:
-    data = data_for(METHODS[name], 2)
-    method = METHODS[name](**ENTRIES[name].active)
-    client = tiny_client(data, ENTRIES[name].network, sgd, {"tried": method})
-    federation = fit(client, data)
+    method, federation = finished(name, 3)
     assert isinstance(method.client_storage(), int)
     kept = set(federation.clients.state_dict())
     assert method.client_storage() > 0 or not kept - {"model", "buffer"}  # what clients hold, they are said to hold
