@@ -85,7 +85,7 @@ def unequal(width: int, stream: Any = None, **schedule: Any) -> FederatedDataMod
 def trained(
     engine: EngineOptions, width: int, network: Any, optimizer: Any = sgd, stream: Any = None, **options: Any
 ) -> tuple[dict[str, Tensor], Tensor]:
-    data = unequal(width, stream, local_epochs=2)
+    data = unequal(width, stream, local_epochs=2, rounds_per_task=1)
     client = tiny_client(data, network, optimizer, options.pop("methods", None), engine)
     federation = fit(client, data, **options)
     return weights(federation), torch.as_tensor(client.mean_loss)
