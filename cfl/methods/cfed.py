@@ -321,6 +321,11 @@ class CFeD(Method):
 
     # Reports and checkpoints.
 
+    @property
+    def computes_locally(self) -> bool:
+        """Not where no client distils."""
+        return self.share > 0
+
     def client_storage(self) -> int:
         """The old model and a shard of images, a byte per pixel."""
         if self.share == 0 or self.federation.data.num_tasks == 1:

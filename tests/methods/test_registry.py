@@ -498,9 +498,6 @@ ALSO_COUNTED: dict[str, list[dict[str, Any]]] = {
 }
 """Other options at which a declaration could be wrong."""
 
-DECLARED_AT_NEUTRAL = {"CFeD"}
-"""Say that local steps cost more even where their options switch them off."""
-
 
 @each_method
 def test_what_it_makes_clients_compute_is_declared(name: str) -> None:
@@ -508,7 +505,7 @@ def test_what_it_makes_clients_compute_is_declared(name: str) -> None:
     entry = ENTRIES[name]
     plain, more = plain_work(name)
     assert not more
-    neutral = [] if entry.neutral is None or name in DECLARED_AT_NEUTRAL else [entry.neutral]
+    neutral = [] if entry.neutral is None else [entry.neutral]
     for options in (entry.active, *neutral, *ALSO_COUNTED.get(name, [])):
         found, declared = local_work(name, options)
         assert declared == (found > plain), options
