@@ -209,7 +209,7 @@ class FOT(Method):
                 projected[weight], projected[bias] = project_with_bias(step[weight], step[bias], basis)
             else:
                 projected[weight] = project(step[weight], basis)
-        if self.federation.schedule.task_of(self.federation.round) > 0:
+        if self._frozen and self.federation.schedule.task_of(self.federation.round) > 0:
             for name in self._frozen:
                 projected[name] = torch.zeros_like(step[name])
         return projected

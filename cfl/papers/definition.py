@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -112,11 +112,17 @@ def recipe(rules: Sequence[Rule], point: Point) -> Recipe:
                 what = f"{axis} {point[axis]}" if f"{{{axis}}}" in name else path.name
                 raise NotAvailable(f"{what} not available")
             arguments.append(f"--config={path}")
-            lines = path.read_text(encoding="utf-8").splitlines()
-            notes += [line.removeprefix(CHOSEN) for line in lines if line.startswith(CHOSEN)]
+            notes += _chosen_in(path)
         arguments += [setting(key, _filled(value, point)) for key, value in rule.settings.items()]
         notes += [rule.chosen] if rule.chosen else []
     return Recipe(tuple(arguments), tuple(dict.fromkeys(notes)))
+
+
+@cache
+def _chosen_in(path: Path) -> tuple[str, ...]:
+    """What a config file says of values that are ours."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return tuple(line.removeprefix(CHOSEN) for line in lines if line.startswith(CHOSEN))
 
 
 def setting(key: str, value: Any) -> str:
@@ -336,10 +342,17 @@ class Table:
         Raises:
             NotAvailable: something that it needs is not there, or the table says that it cannot be run.
         """
-        for when, why in self.cannot:
-            if matches(when, point):
-                raise NotAvailable(why)
-        return recipe([*self.paper.rules, *self.rules], point)
+        key = frozenset(point.items())
+        if key not in self._recipes:  # every column of a row asks
+            for when, why in self.cannot:
+                if matches(when, point):
+                    raise NotAvailable(why)
+            self._recipes[key] = recipe([*self.paper.rules, *self.rules], point)
+        return self._recipes[key]
+
+    @cached_property
+    def _recipes(self) -> dict[frozenset[tuple[str, str]], Recipe]:
+        return {}
 
     def no_target(self, point: Point, figure: str) -> str | None:
         """Why a cell's published number is nothing to hold ours against; None where it is."""

@@ -44,8 +44,9 @@ def fedcurv() -> dict[str, Table]:
     return tables_of("fedcurv")
 
 
+@cache
 def every_table() -> dict[str, Table]:
-    """The tables of all papers by full name."""
+    """The tables of all papers by full name, read once."""
     return {table.full_name: table for paper in papers() for table in paper.tables()}
 
 
