@@ -17,7 +17,20 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, Trainer
 from test_width import MOMENTUM
-from tiny import ConvNet, double, fit, mlp, norm_net, permuted, source, split, tiny_client, tiny_data, weights
+from tiny import (
+    ConvNet,
+    double,
+    fit,
+    mlp,
+    norm_net,
+    permuted,
+    prompted_net,
+    source,
+    split,
+    tiny_client,
+    tiny_data,
+    weights,
+)
 from tiny_parallel import Crew, several
 from torch import Tensor
 
@@ -56,7 +69,7 @@ from cfl.methods import (
     PersonalLayers,
     SingleTask,
 )
-from cfl.models import MADE, PromptedViT
+from cfl.models import MADE
 from cfl.processes import gather, rank
 from cfl.replay_buffer import ReplayBuffer
 from cfl.schedule import RoundPlan
@@ -211,17 +224,7 @@ VARIANTS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "l2p": (
-        partial(
-            PromptedViT,
-            pool_size=4,
-            image_size=8,
-            patch_size=4,
-            num_layers=1,
-            num_heads=2,
-            hidden_dim=8,
-            mlp_dim=8,
-            top_k=2,
-        ),
+        prompted_net,
         lambda: {"l2p": L2P(0.5)},
         {"schedule": {"clients_per_round": 3}},
         {},

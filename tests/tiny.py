@@ -21,7 +21,7 @@ from cfl.data.streams import ClassSplit, Permuted, Stream
 from cfl.engines import EngineOptions
 from cfl.federation import Federation
 from cfl.methods import Method
-from cfl.models import MLP, Network
+from cfl.models import MLP, Network, PromptedViT
 from cfl.schedule import Schedule
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -86,6 +86,18 @@ class ConvNet(Network):
         return torch.relu(self.fc_norm(self.fc(x.flatten(1))))
 
 
+prompted_net = partial(
+    PromptedViT,
+    pool_size=4,
+    prompt_length=2,
+    top_k=2,
+    image_size=8,
+    patch_size=4,
+    num_layers=1,
+    num_heads=2,
+    hidden_dim=8,
+    mlp_dim=8,
+)
 norm_net: NetworkFactory = partial(ConvNet, norm=True)
 
 

@@ -50,7 +50,7 @@ class FederatedDataModule(LightningDataModule):
             same in every task (permuted, rotated) and ``task`` elsewhere.
         class_loss: class-incremental only: the training loss runs over ``all`` classes of the stream, or over
             those ``seen`` so far, for samples of earlier tasks, too, that are replayed. Under ``exposure: joint`` all
-            are seen from the first round on.
+            are seen from the first round on; ``asynchronous`` takes ``all`` alone.
         root: folder with the data sets' files; null takes the environment variable CFL_DATA_ROOT, else ``data``.
         eval_batch_size: test samples per evaluation step. Matters only for networks that normalise with the test
             batch's own statistics.
@@ -110,6 +110,9 @@ class FederatedDataModule(LightningDataModule):
             raise ConfigError("data.exposure", exposure, "sequential with schedule.clock_spread")
         if sequences is not None and not repartition:
             raise ConfigError("data.repartition", repartition, "true with data.sequences")
+        if class_loss == "seen" and exposure == "asynchronous":
+            valid = "all with data.exposure: asynchronous: which classes a client has seen would tell where tasks end"
+            raise ConfigError("data.class_loss", class_loss, valid)
         if sequences is not None and class_loss == "seen":
             valid = "all with data.sequences: which classes a client has seen does not follow from the stream's order"
             raise ConfigError("data.class_loss", class_loss, valid)

@@ -238,6 +238,11 @@ def test_others_are_never_told_of_one() -> None:
         assert method.reference
 
 
+def test_classes_seen_would_tell_where_tasks_end() -> None:
+    with pytest.raises(ConfigError, match=r"data\.class_loss = 'seen' .* all with data.exposure: asynchronous"):
+        asynchronous(scenario="class", class_loss="seen")
+
+
 @pytest.mark.parametrize("options", [{"portion": 5}, {"portion": 0, "exposure": "asynchronous"}])
 def test_bad_portions_are_refused(options: Any) -> None:
     with pytest.raises(ConfigError, match=r"data\.portion"):

@@ -25,7 +25,7 @@ from naive_replay import (
     replay_data,
 )
 from naive_replay import Slot as Sample
-from tiny import ConvNet, Rounds, double, fit, mlp, norm_net, permuted, split, weights
+from tiny import ConvNet, Rounds, double, fit, mlp, norm_net, permuted, prompted_net, split, weights
 from torch import Tensor
 from torch.func import functional_call
 
@@ -62,7 +62,7 @@ from cfl.methods import (
     Method,
     PersonalLayers,
 )
-from cfl.models import ACGAN, MLP, PromptedViT
+from cfl.models import ACGAN, MLP
 from cfl.replay_buffer import BETWEEN_ROUNDS, ReplayBuffer
 from cfl.sealed import sealed_plan
 from cfl.server import Server
@@ -605,19 +605,8 @@ def test_it_composes_where_classes_are_added(name: str, class_loss: str) -> None
 @pytest.mark.parametrize("class_loss", [None, "all"])
 def test_it_composes_with_prompts(class_loss: str | None) -> None:
     """Whose forward pass is the method's own."""
-    network = partial(
-        PromptedViT,
-        pool_size=4,
-        image_size=8,
-        patch_size=4,
-        num_layers=1,
-        num_heads=2,
-        hidden_dim=8,
-        mlp_dim=8,
-        top_k=2,
-    )
-    alone = end_with({"fed_agem": FedAGEM(8)}, class_loss, network)
-    check_composition(partial(L2P, 5.0), alone, class_loss, network)
+    alone = end_with({"fed_agem": FedAGEM(8)}, class_loss, prompted_net)
+    check_composition(partial(L2P, 5.0), alone, class_loss, prompted_net)
 
 
 def test_with_fot_clients_and_server_project() -> None:

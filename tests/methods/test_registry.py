@@ -22,7 +22,19 @@ import yaml
 from jsonargparse import ArgumentParser
 from lightning.pytorch import Callback, LightningModule, Trainer
 from local_work import counted_steps
-from tiny import NetworkFactory, fit, norm_net, permuted, sgd, source, split, tiny_client, tiny_data, weights
+from tiny import (
+    NetworkFactory,
+    fit,
+    norm_net,
+    permuted,
+    prompted_net,
+    sgd,
+    source,
+    split,
+    tiny_client,
+    tiny_data,
+    weights,
+)
 from torch import Tensor
 
 import cfl.methods
@@ -36,7 +48,7 @@ from cfl.engines import EngineOptions
 from cfl.errors import ConfigError
 from cfl.federation import Federation
 from cfl.methods import FedAGEM, Method
-from cfl.models import ACGAN, MADE, PromptedViT
+from cfl.models import ACGAN, MADE
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "methods"
 
@@ -65,18 +77,6 @@ class Entry:
 
 
 adversarial_net = partial(ACGAN, classifier=norm_net, widths=[6], noise_dim=4)
-prompted_net = partial(
-    PromptedViT,
-    pool_size=4,
-    prompt_length=2,
-    top_k=2,
-    image_size=8,
-    patch_size=4,
-    num_layers=1,
-    num_heads=2,
-    hidden_dim=8,
-    mlp_dim=8,
-)
 
 ENTRIES: dict[str, Entry] = {
     "AGEM": Entry(active={"batch_size": 8}, config="agem.yaml", plain_in_first_task=False),
