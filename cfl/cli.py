@@ -6,6 +6,7 @@ where there is something to train or to restore.
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import warnings
@@ -145,9 +146,10 @@ class FederatedCLI(LightningCLI):
         return known.read_text().strip() if resuming and known.is_file() else uuid4().hex[:8]
 
     def _plain_config(self) -> dict[str, Any]:
-        # Without validating them again, which takes as long as the rest: they have just been parsed.
-        text = self._parser(self.subcommand).dump(self._settings, skip_none=False, skip_validation=True)
-        plain = yaml.safe_load(text)
+        # Not validated again, which takes as long as the rest: just parsed. As JSON, which is read faster than YAML.
+        parser = self._parser(self.subcommand)
+        text = parser.dump(self._settings, format="json", skip_none=False, skip_validation=True)
+        plain = json.loads(text)
         plain["methods"] = plain.get("methods") or {}
         return plain
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from jsonargparse import Namespace
+
 from cfl import cli
 from cfl.client import Client
 from cfl.data.datamodule import FederatedDataModule
@@ -31,8 +33,9 @@ class _ParsersOnly(cli.FederatedCLI):
         raise _Ready(self)
 
     def resolve(self, arguments: Sequence[str]) -> dict[str, Any]:
-        self.config = self.parser.parse_args(["fit", *arguments])
+        # By the subcommand's own parser: the one around it would parse and check everything once more.
         self.subcommand = "fit"
+        self.config = Namespace(fit=self._parser("fit").parse_args([*arguments]))
         return self._plain_config()
 
 
