@@ -87,7 +87,7 @@ class _Judge(nn.Module):
 
 
 class Generation(nn.Module):
-    """Images by given generators, without gradients and some at a time.
+    """Images by given generators, each by itself, without gradients and some at a time.
 
     Args:
         network: the architecture; its own generator is not used.
@@ -107,11 +107,13 @@ class Generation(nn.Module):
         """``[..., Z]`` noise and ``[...]`` outputs to ``[..., C, H, W]`` images.
 
         Args:
-            parameters: the generator's, under the network's names.
+            parameters: the generator's, and its buffers, under the network's names.
             noise: standard normal.
             y: int64.
         """
         tensors = {f"network.{name}": tensor for name, tensor in parameters.items()}
         parts = zip(noise.flatten(0, -2).split(self.at_once), y.flatten().split(self.at_once), strict=True)
-        made = [functional_call(self, tensors, (z.to(next(iter(parameters.values())).dtype), c)) for z, c in parts]
+        dtype = next(iter(parameters.values())).dtype
+        with self.network.generating():
+            made = [functional_call(self, tensors, (z.to(dtype), c)) for z, c in parts]
         return torch.cat(made).unflatten(0, y.shape)

@@ -116,14 +116,19 @@ class FedCIL(Method):
         """Look at the network.
 
         Raises:
-            ConfigError: if it has no generator, or clients keep parts of it to themselves that the method needs.
+            ConfigError: if it has no generator, or clients keep parts of it to themselves that the method needs, or its
+            generator normalises by statistics that nobody averages.
         """
         super().setup(federation)
         network = federation.network
         if not isinstance(network, ACGAN):
             valid = f"ACGAN, with {type(network).__name__} as its classifier, while methods.{self.name} is used"
             raise ConfigError("model.network", type(network).__name__, valid)
-        kept = {name for name, _ in network.named_parameters()} & federation.personal
+        statistics = {name for name, _ in network.generator.named_buffers(prefix="generator")}
+        if statistics and federation.batchnorm != "average":
+            valid = "average, or model.network.generator_norm: none"
+            raise ConfigError("federated.batchnorm", federation.batchnorm, valid)
+        kept = ({name for name, _ in network.named_parameters()} | statistics) & federation.personal
         if not self.consolidation_steps:
             kept &= set(network.generator_names)
         if kept:
@@ -239,7 +244,8 @@ class FedCIL(Method):
 
     def _consistency_images(self, cohort: Cohort, batch: CohortBatch, count: int) -> dict[str, Tensor]:
         """Images of the received generator, of the samples' own classes and of any."""
-        received = {name: cohort.received[name] for name in self._network.generator_names}
+        sent = {**cohort.received, **dict(self._network.named_buffers())}
+        received = {name: sent[name] for name in self._network.generator_names}
         seen = self._outputs_of(0, cohort.task + 1).to(batch.index.device)
         y = choices(self._keys("outputs", cohort, batch), seen, count)
         noises = [self._drawn_noise(purpose, cohort, batch, count) for purpose in ("own classes", "any class")]
@@ -260,7 +266,7 @@ class FedCIL(Method):
         _, of_real = network.judge(x)
         _, of_own = network.judge(extras[self._of_own].to(x.dtype))
         _, of_any = network.judge(extras[self._of_any].to(x.dtype))
-        with torch.no_grad():
+        with torch.no_grad(), network.generating():
             generated = network.generate(noise, any_y)
         _, of_generated = network.judge(generated)
         terms = (
@@ -278,7 +284,8 @@ class FedCIL(Method):
             return
         clients = [cohort.clients[position] for position in positions]
         network = self._network
-        generators = cohort.rows(positions, {name: cohort.parameters[name] for name in network.generator_names})
+        tensors = {**cohort.parameters, **cohort.buffers}
+        generators = cohort.rows(positions, {name: tensors[name] for name in network.generator_names})
         message = self.federation.decode(cohort.task, generators)
         held = torch.stack([self._outputs_held(cohort.task, client) for client in clients])
         message["outputs held"] = held.to(next(iter(generators.values())).device)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Literal
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from cfl.errors import ConfigError
 from cfl.models.base import Network, at_least_one
+from cfl.models.batchnorm import MaskedBatchNorm1d, MaskedBatchNorm2d
 from cfl.models.mlp import MLP
 
 
@@ -23,10 +25,9 @@ class ACGAN(Network):
     classifier of the same name. What is behind the classifier's own options is the generator's. Generated images are
     ``bound * tanh(h / bound)`` of the last layer's ``h``, in the units of the network's input (standardised pixels).
 
-    FedCIL (Qi et al., 2023) has convolutional critics of its own, for 32 x 32 images only, transposed convolutions and
-    BatchNorm in the generator. Here the trunk is the classifier that other methods train, convolutions follow
-    nearest-neighbour enlargements by 2, cut to size, so that any image size works, and the generator normalises
-    nothing: all that is sent are weights, which average as they are.
+    FedCIL (Qi et al., 2023) has convolutional critics of its own, for 32 x 32 images only, and transposed convolutions
+    and BatchNorm in the generator. Here the trunk is the classifier that other methods train, and convolutions follow
+    nearest-neighbour enlargements by 2, cut to size, so that any image size works.
 
     Args:
         input_shape: ``(C, H, W)`` of one image.
@@ -36,6 +37,8 @@ class ACGAN(Network):
             3 x 3 convolution in turn.
         widths: of the generator's hidden layers, units or maps, each >= 1; default ``[256, 512]`` (``mlp``) or
             ``[256, 128, 64]`` (``conv``: three enlargements, 4-8-16-32 or 11-21-42-84 pixels).
+        generator_norm: ``batch``: BatchNorm behind each of the generator's layers but the last, without which it needs
+            many times the steps to tell classes and noise apart; ``none``: all that is averaged are weights.
         noise_dim: numbers that a generated image depends on, beside its class.
         bound: greatest absolute value of a generated pixel, > 0; 3 suits standardised images.
 
@@ -50,12 +53,15 @@ class ACGAN(Network):
         classifier: Callable[[tuple[int, int, int], int], Network] | None = None,
         generator_kind: Literal["mlp", "conv"] = "mlp",
         widths: list[int] | None = None,
+        generator_norm: Literal["batch", "none"] = "batch",
         noise_dim: int = 100,
         bound: float = 3.0,
     ) -> None:
         super().__init__(input_shape, num_outputs)
         if generator_kind not in ("mlp", "conv"):
             raise ConfigError("model.network.generator_kind", generator_kind, "mlp or conv")
+        if generator_norm not in ("batch", "none"):
+            raise ConfigError("model.network.generator_norm", generator_norm, "batch or none")
         at_least_one("noise_dim", noise_dim)
         if not bound > 0:
             raise ConfigError("model.network.bound", bound, "a number above 0")
@@ -68,7 +74,7 @@ class ACGAN(Network):
                 "model.network.widths", self.widths, "at least one number of maps with generator_kind: conv"
             )
         self.classifier, self.generator_kind, self.noise_dim = classifier, generator_kind, noise_dim
-        self.bound = float(bound)
+        self.generator_norm, self.bound = generator_norm, float(bound)
 
         self.trunk: Network = (MLP if classifier is None else classifier)(self.input_shape, num_outputs)
         if isinstance(self.trunk, ACGAN):
@@ -79,7 +85,7 @@ class ACGAN(Network):
         self.realness = nn.Linear(self.head.in_features, 1)
         inputs = num_outputs + noise_dim
         self.generator: nn.Module = (MLPGenerator if generator_kind == "mlp" else ConvGenerator)(
-            inputs, self.widths, self.input_shape
+            inputs, self.widths, self.input_shape, generator_norm == "batch"
         )
 
     def features(self, x: Tensor) -> Tensor:
@@ -92,50 +98,70 @@ class ACGAN(Network):
         return self.realness(features).squeeze(-1), self.head(features)
 
     def generate(self, noise: Tensor, y: Tensor) -> Tensor:
-        """``[B, noise_dim]`` numbers, standard normal, and ``[B]`` int64 outputs to images ``[B, C, H, W]``."""
+        """``[B, noise_dim]`` numbers, standard normal, and ``[B]`` int64 outputs to images ``[B, C, H, W]``.
+
+        In training mode the images are normalised together, where the generator normalises.
+        """
         classes = F.one_hot(y, self.num_outputs).to(noise.dtype)
         h: Tensor = self.generator(torch.cat([classes, noise], 1))
         return self.bound * torch.tanh(h / self.bound)
 
     @property
     def generator_names(self) -> list[str]:
-        """Names of the generator's parameters."""
-        return [name for name, _ in self.named_parameters() if name.startswith("generator.")]
+        """Names of the generator's parameters, then of its buffers."""
+        named = [*self.named_parameters(), *self.named_buffers()]
+        return [name for name, _ in named if name.startswith("generator.")]
+
+    @contextmanager
+    def generating(self) -> Iterator[None]:
+        """The generator as it is used, not trained: every image by itself, and nothing is learned about them."""
+        modes = [(module, module.training) for module in self.generator.modules()]
+        try:
+            self.generator.eval()
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
 
 
 class MLPGenerator(nn.Module):
-    """Linear layers with ReLU between them.
+    """Linear layers with ReLU, and BatchNorm before it, between them.
 
     Args:
         inputs: length of the input.
         widths: of the hidden layers.
         shape: ``(C, H, W)`` of an image.
+        normalise: with BatchNorm.
     """
 
-    def __init__(self, inputs: int, widths: list[int], shape: tuple[int, int, int]) -> None:
+    def __init__(self, inputs: int, widths: list[int], shape: tuple[int, int, int], normalise: bool) -> None:
         super().__init__()
         self.shape = shape
         sizes = [inputs, *widths, shape[0] * shape[1] * shape[2]]
         self.layers = nn.ModuleList(nn.Linear(d, o) for d, o in pairwise(sizes))
+        self.norms = nn.ModuleList(MaskedBatchNorm1d(width) if normalise else nn.Identity() for width in widths)
 
     def forward(self, z: Tensor) -> Tensor:
         """``[B, inputs]`` to ``[B, C, H, W]``."""
-        for layer in self.layers[:-1]:
-            z = torch.relu(layer(z))
+        for layer, norm in zip(self.layers[:-1], self.norms, strict=True):
+            z = torch.relu(norm(layer(z)))
         image: Tensor = self.layers[-1](z)
         return image.unflatten(1, self.shape)
 
 
 class ConvGenerator(nn.Module):
-    """A linear layer to the smallest maps, then enlargement by 2 and a 3 x 3 convolution in turn, ReLU between them.
+    """A linear layer to the smallest maps, then enlargement by 2 and a 3 x 3 convolution in turn.
+
+    Between them is ReLU, and BatchNorm before it.
 
     Args:
         inputs: length of the input.
         widths: numbers of maps, from the smallest maps on; there are as many enlargements.
         shape: ``(C, H, W)`` of an image; sides are halved, rounded up, to find those of the maps before.
+        normalise: with BatchNorm.
     """
 
-    def __init__(self, inputs: int, widths: list[int], shape: tuple[int, int, int]) -> None:
+    def __init__(self, inputs: int, widths: list[int], shape: tuple[int, int, int], normalise: bool) -> None:
         super().__init__()
         channels, height, width = shape
         sides = [(height, width)]
@@ -144,12 +170,13 @@ class ConvGenerator(nn.Module):
         self.start, self.sides = (widths[0], *sides[0]), sides[1:]
         self.fc = nn.Linear(inputs, widths[0] * sides[0][0] * sides[0][1])
         self.convs = nn.ModuleList(nn.Conv2d(c, o, 3, padding=1) for c, o in pairwise([*widths, channels]))
+        self.norms = nn.ModuleList(MaskedBatchNorm2d(width) if normalise else nn.Identity() for width in widths)
 
     def forward(self, z: Tensor) -> Tensor:
         """``[B, inputs]`` to ``[B, C, H, W]``."""
         h: Tensor = self.fc(z).unflatten(1, self.start)
-        for conv, (height, width) in zip(self.convs, self.sides, strict=True):
-            h = conv(enlarged(torch.relu(h))[..., :height, :width])
+        for conv, norm, (height, width) in zip(self.convs, self.norms, self.sides, strict=True):
+            h = conv(enlarged(torch.relu(norm(h)))[..., :height, :width])
         return h
 
 

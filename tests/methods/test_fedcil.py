@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -35,7 +35,8 @@ from cfl.schedule import RoundPlan
 ENGINES = [EngineOptions("vmap"), EngineOptions("workers", workers=2)]
 NOISE = 3
 CONSOLIDATION_BATCH, CONSOLIDATION_LR = 4, 0.01
-acgan = partial(ACGAN, classifier=mlp, widths=[6], noise_dim=NOISE)
+acgan = partial(ACGAN, classifier=mlp, widths=[6], noise_dim=NOISE, generator_norm="none")
+normalising = partial(ACGAN, classifier=mlp, widths=[6], noise_dim=NOISE)
 dropping = partial(ACGAN, classifier=partial(MLP, hidden=[8], dropout=0.5), widths=[6], noise_dim=NOISE)
 
 
@@ -123,13 +124,15 @@ class Loop:
         self.network, self.data, self.share, self.consistency = client.network, data, share, consistency
         self.steps = steps
         self.model = {n: t.detach().clone() for n, t in client.network.state_dict().items()}
+        self.parameters = [n for n, _ in client.network.named_parameters()]
         self.replay: dict[str, Tensor] = {}
 
     def run(self) -> dict[str, Tensor]:
         for number in range(self.data.num_rounds):
             plan = self.data.rounds.round(number)
             trained = [self.local(plan, client) for client in plan.clients]
-            self.model = {n: torch.stack([t[n] for t in trained]).mean(0) for n in self.model}
+            stacked = {n: torch.stack([t[n] for t in trained]) for n in self.model}
+            self.model = {n: t.mean(0, dtype=torch.float64).to(t.dtype) for n, t in stacked.items()}
             if self.steps:
                 self.model = self.consolidated(plan, dict(zip(plan.clients, trained, strict=True)))
             if plan.last_of_task:
@@ -142,8 +145,12 @@ class Loop:
     def noise(self, purpose: str, count: int, *place: Any) -> Tensor:
         return normals(self.draws(purpose, *place), count * NOISE).view(count, NOISE).double()
 
+    def started(self) -> dict[str, Tensor]:
+        """The global model, to be trained."""
+        return {n: t.clone().requires_grad_(n in self.parameters) for n, t in self.model.items()}
+
     def local(self, plan: RoundPlan, client: int) -> dict[str, Tensor]:
-        model = {n: t.clone().requires_grad_() for n, t in self.model.items()}
+        model = self.started()
         self.data.next_round = plan.round
         for batch in self.data.train_dataloader():
             if client not in batch.clients:
@@ -159,15 +166,16 @@ class Loop:
                 size = self.data.schedule.batch_size
                 old = self.data.outputs.own[: plan.task].any(0).nonzero().squeeze(1)
                 old_y = choices(self.draws("replayed outputs", *place), old, size)[0]
-                made = self.call(self.replay, "generate", self.noise("replay", size, *place), old_y)
+                made = self.images(self.replay, self.noise("replay", size, *place), old_y)
                 parts = [(1.0 - self.share, *parts[0][1:])]
                 parts.append((self.share, made, old_y, self.noise("noise against replay", size, *place)))
-            loss = sum(share * self.of_part(model, *rest, plan.task) for share, *rest in parts)
+            loss = self.of_parts(model, parts)
             if self.consistency and plan.round_in_task:
                 loss = loss + self.consistency * self.consistent(model, x.double(), y, place)
-            gradients = torch.autograd.grad(loss, list(model.values()))  # type: ignore[arg-type]
+            trained = [model[n] for n in self.parameters]
+            gradients = torch.autograd.grad(loss, trained)
             with torch.no_grad():
-                for tensor, gradient in zip(model.values(), gradients, strict=True):
+                for tensor, gradient in zip(trained, gradients, strict=True):
                     tensor -= 0.1 * gradient
         return {n: t.detach() for n, t in model.items()}
 
@@ -198,22 +206,24 @@ class Loop:
             old_y = drawn(own[: plan.task].any(0).nonzero().squeeze(1).tolist())
             old_given = noise()
         against = [noise() for _ in range(parts)]
-        model = {n: t.clone().requires_grad_() for n, t in self.model.items()}
-        adam = torch.optim.Adam(model.values(), lr=CONSOLIDATION_LR, betas=(0.5, 0.999))
+        model = self.started()
+        adam = torch.optim.Adam([model[n] for n in self.parameters], lr=CONSOLIDATION_LR, betas=(0.5, 0.999))
         for step in range(self.steps):
             made = [
-                self.call(trained[clients[who[step, i]]], "generate", given[step, i : i + 1], y[step, i : i + 1])
+                self.images(trained[clients[who[step, i]]], given[step, i : i + 1], y[step, i : i + 1])
                 for i in range(size)
             ]
             share = self.share if parts == 2 else 0.0
-            loss = (1 - share) * self.of_part(model, torch.cat(made), y[step], against[0][step], plan.task)
+            images = [(1 - share, torch.cat(made), y[step], against[0][step])]
             if parts == 2:
-                old = self.call(self.replay, "generate", old_given[step], old_y[step])
-                loss = loss + share * self.of_part(model, old, old_y[step], against[1][step], plan.task)
+                old = self.images(self.replay, old_given[step], old_y[step])
+                images.append((share, old, old_y[step], against[1][step]))
+            loss = self.of_parts(model, images)
             adam.zero_grad()
             loss.backward()
             adam.step()
-        return {n: t.detach() for n, t in model.items()}
+        # What the generator normalises by is what clients have found.
+        return {n: t.detach() if n in self.parameters else self.model[n] for n, t in model.items()}
 
     def call(self, model: Mapping[str, Tensor], what: str, *arguments: Tensor) -> Any:
         class Called(nn.Module):
@@ -226,14 +236,27 @@ class Loop:
 
         return functional_call(Called(self.network), {f"network.{n}": t for n, t in model.items()}, arguments)
 
+    def images(self, model: Mapping[str, Tensor], noise: Tensor, y: Tensor) -> Tensor:
+        """Of a generator that is not in training."""
+        self.network.eval()
+        made: Tensor = self.call(model, "generate", noise, y).detach()
+        self.network.train()
+        return made
+
     def masked(self, logits: Tensor, y: Tensor) -> Tensor:
         """Over the outputs of the task that has each output; streams here share all outputs, or none."""
         own = self.data.outputs.own
         allowed = own[[int(own[:, label].int().argmax()) for label in y]]
         return logits.masked_fill(~allowed, -torch.inf)
 
-    def of_part(self, model: Any, x: Tensor, y: Tensor, noise: Tensor, task: int) -> Tensor:
-        fake = self.call(model, "generate", noise, y)
+    def of_parts(self, model: Any, parts: Sequence[tuple[float, Tensor, Tensor, Tensor]]) -> Tensor:
+        """Parts ``(share, images, outputs, noise)``; what is generated against all of them is normalised together."""
+        noise, y = torch.cat([part[3] for part in parts]), torch.cat([part[2] for part in parts])
+        fakes = self.call(model, "generate", noise, y).split([len(part[2]) for part in parts])
+        losses = [share * self.of_part(model, x, y, fake) for (share, x, y, _), fake in zip(parts, fakes, strict=True)]
+        return torch.stack(losses).sum()
+
+    def of_part(self, model: Any, x: Tensor, y: Tensor, fake: Tensor) -> Tensor:
         real, classes = self.call(model, "judge", x)
         loss = F.binary_cross_entropy_with_logits(real, torch.ones_like(real))
         loss = loss + F.cross_entropy(self.masked(classes, y), y)
@@ -247,9 +270,9 @@ class Loop:
     def consistent(self, model: Any, x: Tensor, y: Tensor, place: Any) -> Tensor:
         seen = self.data.outputs.own[: place[0].task + 1].any(0).nonzero().squeeze(1)
         labels = choices(self.draws("outputs", *place), seen, len(y))[0]
-        sent_own = self.call(self.model, "generate", self.noise("own classes", len(y), *place), y).detach()
-        sent_any = self.call(self.model, "generate", self.noise("any class", len(y), *place), labels).detach()
-        made = self.call(model, "generate", self.noise("noise", len(y), *place), labels).detach()
+        sent_own = self.images(self.model, self.noise("own classes", len(y), *place), y)
+        sent_any = self.images(self.model, self.noise("any class", len(y), *place), labels)
+        made = self.images(model, self.noise("noise", len(y), *place), labels)
 
         def p(images: Tensor, of: Tensor) -> Tensor:
             own = self.data.outputs.own
@@ -266,18 +289,24 @@ class Loop:
 
 @pytest.mark.parametrize("engine", ENGINES, ids=["vmap", "workers"])
 @pytest.mark.parametrize("scenario", ["domain", "task"])
-@pytest.mark.parametrize(("share", "consistency"), [(0.5, 0.0), (0.3, 0.7), (0.0, 0.7), (0.0, 0.0)])
+@pytest.mark.parametrize(
+    ("share", "consistency", "network"),
+    [(0.5, 0.0, normalising), (0.3, 0.7, normalising), (0.3, 0.7, acgan), (0.0, 0.7, acgan), (0.0, 0.0, acgan)],
+)
 def test_a_run_is_what_the_equations_say(
-    share: float, consistency: float, scenario: str, engine: EngineOptions
+    share: float, consistency: float, network: Any, scenario: str, engine: EngineOptions
 ) -> None:
     stream = permuted(3, train=50) if scenario == "domain" else split(3, classes=6, train=50)
     data = tiny_data(stream, schedule={"rounds_per_task": 2, "clients_per_round": 3, "cohort_width": 2})
     method = FedCIL(share, consistency=consistency, consolidation_steps=0)
-    client = tiny_client(data, double(acgan), sgd, {"cil": method}, engine)
+    client = tiny_client(data, double(network), sgd, {"cil": method}, engine)
     loop = Loop(client, data, share, consistency)
     federation = fit(client, data)
+    found, statistics = weights(federation), 0
     for name, expected in loop.run().items():
-        torch.testing.assert_close(weights(federation)[name], expected, rtol=0, atol=1e-9)
+        torch.testing.assert_close(found[name], expected, rtol=0, atol=1e-9)
+        statistics += name.endswith("running_var") and not torch.allclose(expected, torch.ones_like(expected))
+    assert statistics == (network is normalising)
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=["vmap", "workers"])
@@ -309,8 +338,8 @@ def test_without_replay_and_consolidation_it_is_federated_averaging_of_its_loss(
         torch.testing.assert_close(found[name], value, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("scenario", ["domain", "task"])
-def test_a_run_with_consolidation_is_what_the_equations_say(scenario: str) -> None:
+@pytest.mark.parametrize(("scenario", "network"), [("domain", normalising), ("domain", acgan), ("task", normalising)])
+def test_a_run_with_consolidation_is_what_the_equations_say(scenario: str, network: Any) -> None:
     """The average, trained on in every round, by images of the clients' own generators."""
     stream = permuted(3, train=50) if scenario == "domain" else split(3, classes=6, train=50)
     data = tiny_data(stream, schedule={"rounds_per_task": 2, "clients_per_round": 3, "cohort_width": 2})
@@ -320,7 +349,7 @@ def test_a_run_with_consolidation_is_what_the_equations_say(scenario: str) -> No
         consolidation_batch_size=CONSOLIDATION_BATCH,
         consolidation_lr=CONSOLIDATION_LR,
     )
-    client = tiny_client(data, double(acgan), sgd, {"cil": method}, ENGINES[0])
+    client = tiny_client(data, double(network), sgd, {"cil": method}, ENGINES[0])
     loop = Loop(client, data, 0.3, 0.0, steps=2)
     federation = fit(client, data)
     for name, expected in loop.run().items():
@@ -452,8 +481,8 @@ def test_made_batches_are_balanced_and_come_from_generators_that_know_the_class(
     assert isinstance(network, ACGAN)
     generators = []
     for value in (-1.0, 0.0, 1.0):  # images of one colour each
-        tensors = {n: torch.zeros_like(network.get_parameter(n)) for n in network.generator_names}
-        tensors[network.generator_names[-1]].fill_(value)
+        tensors = {n: torch.zeros_like(network.state_dict()[n]) for n in network.generator_names}
+        tensors["generator.layers.1.bias"].fill_(value)
         generators.append(tensors)
     held = torch.zeros(3, 8, dtype=torch.bool)
     held[0, 4], held[1, 4:6], held[2, 7] = True, True, True

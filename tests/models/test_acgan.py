@@ -37,10 +37,11 @@ def test_images_of_any_size_within_the_bound(kind: Any, side: tuple[int, int]) -
     torch.manual_seed(0)
     network = ACGAN((2, *side), 3, partial(MLP, hidden=[2]), kind, [16, 12, 8], noise_dim=5, bound=0.1)
     noise, y = torch.randn(6, 5), torch.tensor([0, 0, 1, 1, 2, 2])
-    images = network.generate(noise, y)
-    assert images.shape == (6, 2, *side)
-    assert float(images.detach().abs().max()) <= 0.1
-    again = network.generate(noise[:1].expand(6, -1), y)
+    assert network.generate(noise, y).shape == (6, 2, *side)
+    assert float(network.generate(noise, y).detach().abs().max()) <= 0.1 + 1e-6
+    with network.generating():
+        images, again = network.generate(noise, y), network.generate(noise[:1].expand(6, -1), y)
+    assert network.generator.training
     assert torch.allclose(again[0], again[1], atol=1e-6)  # the same noise and class
     assert not torch.allclose(again[0], again[2], atol=1e-6)  # another class
     assert not torch.allclose(images[0], images[1], atol=1e-6)  # other noise
@@ -68,14 +69,15 @@ def test_enlarged_repeats_pixels() -> None:
 @pytest.mark.parametrize(
     ("shape", "outputs", "options", "parameters"),
     [
-        # 784-400-400-400 with 10 outputs and 1; 110-256-512-784
-        ((1, 28, 28), 10, {}, 638_810 + 401 + 111 * 256 + 257 * 512 + 513 * 784),
-        # the AlexNet without biases; (110 + 90) to 256 maps of 4 x 4, 256-128-64-3 maps
+        # 784-400-400-400 with 10 outputs and 1; 110-256-512-784, normalised twice
+        ((1, 28, 28), 10, {}, 638_810 + 401 + 111 * 256 + 257 * 512 + 513 * 784 + 2 * (256 + 512)),
+        ((1, 28, 28), 10, {"generator_norm": "none"}, 638_810 + 401 + 111 * 256 + 257 * 512 + 513 * 784),
+        # the AlexNet without biases; (110 + 90) to 256 maps of 4 x 4, 256-128-64-3 maps, normalised three times
         (
             (3, 32, 32),
             100,
             {"classifier": AlexNet, "generator_kind": "conv"},
-            6_704_128 + 2049 + 201 * 4096 + 128 * (2304 + 1) + 64 * (1152 + 1) + 3 * (576 + 1),
+            6_704_128 + 2049 + 201 * 4096 + 128 * (2304 + 1) + 64 * (1152 + 1) + 3 * (576 + 1) + 2 * (256 + 128 + 64),
         ),
     ],
 )
@@ -94,7 +96,7 @@ def test_sizes(shape: tuple[int, int, int], outputs: int, options: dict[str, Any
 def test_stacked_generators_and_critics_equal_separate_ones(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     networks = [ACGAN((2, 17, 19), 4, widths=[6, 5], noise_dim=3, **options).double() for _ in range(3)]
-    parameters, _ = stack_module_state(networks)  # type: ignore[arg-type]
+    parameters, buffers = stack_module_state(networks)  # type: ignore[arg-type]
     noise, y = torch.randn(3, 5, 3, dtype=torch.float64), torch.randint(4, (3, 5))
 
     class Judged(nn.Module):
@@ -106,16 +108,46 @@ def test_stacked_generators_and_critics_equal_separate_ones(options: dict[str, A
             real, classes = self.network.judge(self.network.generate(noise, y))
             return torch.cat([real.unsqueeze(1), classes], 1)
 
-    def one(p: dict[str, Tensor], noise: Tensor, y: Tensor) -> Tensor:
-        return functional_call(Judged(networks[0]), {f"network.{n}": t for n, t in p.items()}, (noise, y))
+    def one(p: dict[str, Tensor], b: dict[str, Tensor], noise: Tensor, y: Tensor) -> Tensor:
+        return functional_call(Judged(networks[0]), {f"network.{n}": t for n, t in {**p, **b}.items()}, (noise, y))
 
-    stacked = vmap(one)(parameters, noise, y)
+    stacked = vmap(one)(parameters, buffers, noise, y)
     separate = torch.stack([Judged(n)(z, c) for n, z, c in zip(networks, noise, y, strict=True)])
     torch.testing.assert_close(stacked, separate)
     gradients = torch.autograd.grad(stacked.square().sum(), list(parameters.values()))
     separate.square().sum().backward()
     for name, gradient in zip(parameters, gradients, strict=True):
         torch.testing.assert_close(gradient, torch.stack([network.get_parameter(name).grad for network in networks]))
+    for name, statistics in buffers.items():
+        torch.testing.assert_close(statistics, torch.stack([network.get_buffer(name) for network in networks]))
+
+
+@pytest.mark.parametrize("kind", ["mlp", "conv"])
+def test_in_use_an_image_depends_on_its_own_noise_alone(kind: Any) -> None:
+    """In training on all that are generated with it, by which the generator normalises them."""
+    torch.manual_seed(0)
+    network = ACGAN((1, 9, 9), 3, partial(MLP, hidden=[2]), kind, [4, 5], noise_dim=3).double()
+    noise, y = torch.randn(8, 3).double(), torch.randint(3, (8,))
+    for _ in range(300):  # until the running statistics are those of this batch
+        network.generate(noise, y)
+    before = {name: tensor.clone() for name, tensor in network.named_buffers()}
+    with network.generating():
+        together, alone = (
+            network.generate(noise, y),
+            torch.cat([network.generate(noise[i : i + 1], y[i : i + 1]) for i in range(8)]),
+        )
+    torch.testing.assert_close(alone, together)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.named_buffers())
+    assert set(network.generator_names) == {n for n in network.state_dict() if n.startswith("generator.")}
+    hidden = {}
+    for norm in network.generator.norms:  # type: ignore[union-attr]
+        norm.register_forward_hook(lambda norm, _, y: hidden.update({norm: y}))
+    network.generate(noise, y)
+    assert len(hidden) == 2
+    for y_ in hidden.values():
+        flat = y_.transpose(0, 1).flatten(1)
+        torch.testing.assert_close(flat.mean(1), torch.zeros(len(flat)).double(), rtol=0, atol=1e-9)
+        assert (flat.var(1, correction=0) < 1 + 1e-9).all()
 
 
 @pytest.mark.parametrize(
@@ -124,6 +156,7 @@ def test_stacked_generators_and_critics_equal_separate_ones(options: dict[str, A
         ({"generator_kind": "deconv"}, "generator_kind"),
         ({"widths": [4, 0]}, "widths"),
         ({"widths": [], "generator_kind": "conv"}, "widths"),
+        ({"generator_norm": "layer"}, "generator_norm"),
         ({"noise_dim": 0}, "noise_dim"),
         ({"bound": 0.0}, "bound"),
         ({"classifier": ACGAN}, "classifier"),
@@ -139,4 +172,4 @@ def test_a_residual_network_with_batch_statistics_can_be_the_critic() -> None:
     network = ACGAN((3, 20, 17), 5, partial(ResNet18, width=2, norm="batch_no_stats", stem_stride=2), "conv")
     real, classes = network.judge(network.generate(torch.randn(4, 100), torch.arange(4)))
     assert (real.shape, classes.shape) == ((4,), (4, 5))
-    assert not [name for name, _ in network.named_buffers()]
+    assert all(name.startswith("generator.") for name, _ in network.named_buffers())
