@@ -45,6 +45,10 @@ class FedCIL(Method):
     ``x_i``; and ``KL(p(u_i) || p(G(z_i, c_i)))`` and ``-log p_c(u_i)`` for classes ``c_i`` drawn uniformly from all
     outputs seen. The default is 0, because the authors' published code multiplies all three by 0.
 
+    Where tasks share outputs (domain-incremental), nothing but its noise tells the generator which task an image is of.
+    It then keeps to the images of one or two early tasks, which the critic, shown them again by the replay, takes for
+    real, and the later tasks are not replayed.
+
     Differs from the paper's code: critic and generator take their steps at once, from the same weights, under the
     client's one optimizer, where there the critic steps first and either has an Adam of its own that lives on from
     round to round. The images to be told from real ones have the classes of the real ones; there they are drawn
@@ -53,7 +57,8 @@ class FedCIL(Method):
     every round. The networks: see :class:`cfl.models.ACGAN`. Samples that other methods add are real to the critic.
 
     Sends: the generator as a part of the model; the replay generator down, once per client and task, when it is first
-    sampled. With ``consolidation_source: clients`` the server must see single clients' generators and which classes
+    sampled, each with the statistics by which the generator normalises; ``federated.batchnorm`` has to be ``average``
+    then. With ``consolidation_source: clients`` the server must see single clients' generators and which classes
     they have of the task, which rules out secure aggregation; sums do not show them, so they are sent, and counted,
     once more. Storage per client: the replay generator (``replay_generator_bytes`` of the summary). Extra compute:
     three passes of the critic and one of the generator where a classifier takes one of the critic, over twice the
