@@ -140,7 +140,9 @@ def test_contract_of_every_network(case: tuple[type[Network], dict[str, Any], tu
         expected = features @ network.head.weight.T + (0 if network.head.bias is None else network.head.bias)
         torch.testing.assert_close(logits, expected)
     owners = [module for module in network.modules() if list(module.parameters(recurse=False))]
-    assert all(isinstance(module, (nn.Linear, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, PromptPool)) for module in owners)
+    assert all(
+        isinstance(module, (nn.Linear, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, PromptPool)) for module in owners
+    )
     # What is given in YAML can be read back.
     given = {"input_shape": shape, "num_outputs": outputs, **options}
     for name in list(inspect.signature(network_class.__init__).parameters)[1:]:
