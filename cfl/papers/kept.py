@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 from cfl.attention import Attention
 from cfl.compare.matrix_file import RunFolderError
 from cfl.errors import ConfigError
+from cfl.papers.cells import each_recipe
 from cfl.papers.definition import Paper
 from cfl.papers.missing_data import MissingData
 from cfl.papers.results import Result, read_result
+from cfl.papers.rough import rough
 
 RESULTS, MISSING = "results", "missing-data.json"
 MOST_ATTENTION = 1000
@@ -34,7 +36,7 @@ class Kept(NamedTuple):
 
 
 def keep(paper: Paper, runs: Path, scales: Sequence[str], folder: Path | None = None) -> Kept:
-    """Write a file for every finished run of a paper, and which data sets were missing.
+    """Write a file for every finished run of a paper, and which of what its runs read was missing.
 
     Args:
         paper: the paper.
@@ -68,13 +70,20 @@ def keep(paper: Paper, runs: Path, scales: Sequence[str], folder: Path | None = 
         written.append(target / f"{'-'.join(where.parts)}.json")
         written[-1].write_text(as_text(result, name["scale"]), encoding="utf-8")
     if (runs / MISSING).is_file():
-        known = MissingData(runs / MISSING).known
+        words = _words(paper)
+        known = {name: said for name, said in MissingData(runs / MISSING).known.items() if name in words}
         if known:
             MissingData(target / MISSING).replace(known)
             written.append(target / MISSING)
         else:
             (target / MISSING).unlink(missing_ok=True)
     return Kept(written, left_out)
+
+
+def _words(paper: Paper) -> set[str]:
+    """Names in the configurations of all of a paper's tables, among them those of what its runs read."""
+    recipes = {recipe for table in paper.tables() for scale in paper.scales for _, recipe in each_recipe(table, scale)}
+    return {word for arguments in {recipe.arguments for recipe in recipes} for word in rough(arguments).words}
 
 
 def as_text(result: Result, scale: str) -> str:
