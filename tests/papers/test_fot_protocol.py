@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from fabricated import fot, point, resolver
 
+from cfl.papers.cells import each_recipe
+
 PROTOCOL: dict[str, dict[str, Any]] = {
     "pmnist": {
         "data.num_clients": 125,
@@ -163,3 +165,14 @@ def test_thresholds_on_permuted_mnist_are_table_1s_runs_but_for_the_threshold(na
         at_point = point(benchmark="pmnist", method="fot", partition=partition, threshold=threshold)
         expected["methods"]["fot"]["init_args"]["threshold"] = float(threshold)
         assert resolver().config(fot()[name].recipe(at_point).arguments) == expected
+
+
+@pytest.mark.parametrize("name", ["figure4-present", "figure5-present"])
+def test_curves_on_permuted_mnist_are_of_table_1s_runs(name: str) -> None:
+    for scale in ("paper", "short"):
+        runs = {recipe.arguments for _, recipe in each_recipe(fot()[name], scale)}
+        of_table_1 = {
+            recipe.arguments for at, recipe in each_recipe(fot()["table1"], scale) if at["benchmark"] == "pmnist"
+        }
+        assert runs == of_table_1
+        assert len(runs) == 16
