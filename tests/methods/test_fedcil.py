@@ -624,3 +624,20 @@ def test_parts_that_clients_keep_are_refused_where_the_server_needs_them() -> No
         with pytest.raises(ConfigError) as caught:
             fit(tiny_client(data, acgan, sgd, methods), data)
         assert caught.value.key == "methods.cil"
+
+
+@pytest.mark.parametrize("kept", ["local", "drop"])
+def test_a_generator_that_normalises_needs_averaged_statistics(kept: str) -> None:
+    data = tiny_data(schedule={"rounds_per_task": 1})
+    with pytest.raises(ConfigError) as caught:
+        fit(tiny_client(data, normalising, sgd, {"cil": FedCIL()}), data, {"batchnorm": kept})
+    assert (caught.value.key, caught.value.value) == ("federated.batchnorm", kept)
+    plain = tiny_client(data, acgan, sgd, {"cil": FedCIL(consolidation_steps=1)})
+    assert fit(plain, data, {"batchnorm": kept}).finished
+
+
+def test_statistics_that_clients_keep_are_refused_by_their_names() -> None:
+    data = tiny_data(schedule={"rounds_per_task": 1})
+    methods = {"cil": FedCIL(consolidation_steps=0), "own": PersonalLayers(["generator.norms.*"])}
+    with pytest.raises(ConfigError, match=r"running_mean.* kept local"):
+        fit(tiny_client(data, normalising, sgd, methods), data)
