@@ -34,6 +34,7 @@ from cfl.models.base import Network
 from cfl.models.batchnorm import convert_batchnorm, unmaskable_layers
 from cfl.models.density import LogLikelihood, is_density
 from cfl.models.dropout import convert_dropout
+from cfl.models.memory_format import channels_last, gains_by_channels_last
 from cfl.objective import Objective
 from cfl.randomness import seed_for
 from cfl.replay_buffer import ReplayBuffer
@@ -111,6 +112,7 @@ class Client(LightningModule):
         self.local_step = 0
         self._loss = torch.zeros(2)
         self._rows: Mapping[int | None, int] = {}
+        self._channels_last: bool | None = None
 
     # Training: one cohort's local steps.
 
@@ -427,6 +429,9 @@ class Client(LightningModule):
             found = method.classify(batch.task, model, x)
             if found is not None:
                 return found
+        if self._channels_last is None:
+            self._channels_last = gains_by_channels_last(self.network, x)
+        x = channels_last(x) if self._channels_last else x
         scores: Tensor = self.network(x) if is_network else functional_call(self.network, model, (x,))
         return scores
 
