@@ -120,10 +120,11 @@ class Client(LightningModule):
         """Allocate the stacked clients and give them one elementwise optimizer.
 
         Raises:
-            ConfigError: if the optimizer would mix clients, or a method does not allow it.
+            ConfigError: if the optimizer would mix clients, or a method does not allow it or how gradients are clipped.
         """
         data = self._federation.data
         self._check_optimizer(self._optimizer_of([torch.nn.Parameter(torch.zeros(1))]))
+        self._check_clipping()
         torch.set_float32_matmul_precision(self.engine_options.matmul_precision)
         choice = self.engine_choice = self._choose_engine()
         data.schedule.settle_width(choice.width, choice.most_padding)
@@ -146,6 +147,15 @@ class Client(LightningModule):
                     "model.optimizer", name, f"one of {sorted(method.optimizers)} while methods.{key} is used"
                 )
             method.check_optimizer(optimizer)
+
+    def _check_clipping(self) -> None:
+        trainer: Any = self.trainer
+        if not trainer.gradient_clip_val or trainer.gradient_clip_algorithm != "value":
+            return
+        turned = [f"methods.{key}" for key, method in self.methods.items() if not method.clipping_by_value]
+        if turned:
+            valid = f"norm while {', '.join(turned)} says where gradients may point"
+            raise ConfigError("trainer.gradient_clip_algorithm", "value", valid)
 
     def _optimizer_of(self, parameters: Iterable[torch.nn.Parameter]) -> Optimizer:
         try:

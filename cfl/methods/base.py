@@ -54,6 +54,7 @@ class Method:
             nor at classes.
         individual_uplinks: whether the server must see single clients' messages, which rules out secure aggregation.
         optimizers: names of the torch optimizers under which the method's guarantee holds, or None for any.
+        clipping_by_value: whether its guarantee holds where gradients are clipped by value, which turns them.
         common_order: whether all clients must learn the same tasks in the same order.
         own_clocks: whether clients may change tasks each in its own round. A cohort's clients are always at the same
             task and have begun it together; ``begin_task`` and ``end_task`` are then called for each part of a round
@@ -73,6 +74,7 @@ class Method:
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain"})
     individual_uplinks: ClassVar[bool] = False
     optimizers: ClassVar[frozenset[str] | None] = None
+    clipping_by_value: ClassVar[bool] = True
     common_order: ClassVar[bool] = False
     own_clocks: ClassVar[bool] = False
     replays: ClassVar[bool] = False

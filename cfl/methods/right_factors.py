@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import ClassVar
 
 from cfl.cohort import Cohort
 from cfl.layer_inputs.right_factors import RightFactor, multiply_gradients
@@ -20,6 +21,8 @@ class RightMultiplication(Method, ABC):
             Whoever computes the gradients may apply them to the layers' inputs instead, see
             :mod:`cfl.layer_inputs.right_factors`.
     """
+
+    clipping_by_value: ClassVar[bool] = False
 
     right_factors: Mapping[str, RightFactor] = MappingProxyType({})
 

@@ -337,3 +337,15 @@ def test_optimizers_that_undo_the_projection_are_refused() -> None:
     data = tiny_data(schedule={"rounds_per_task": 1})
     with pytest.raises(ConfigError, match=r"methods\.gpm"):
         fit(tiny_client(data, mlp, partial(torch.optim.Adam, lr=0.01), {"gpm": GPM()}), data)
+
+
+def test_clipping_that_turns_gradients_is_refused() -> None:
+    data = tiny_data(schedule={"rounds_per_task": 1})
+
+    def run(**clipping: Any) -> bool:
+        return fit(tiny_client(data, mlp, sgd, {"gpm": GPM()}), data, gradient_clip_val=0.5, **clipping).finished
+
+    with pytest.raises(ConfigError, match=r"trainer\.gradient_clip_algorithm = 'value'.*norm.*methods\.gpm"):
+        run(gradient_clip_algorithm="value")
+    assert run(gradient_clip_algorithm="norm")
+    assert run()  # which is by norm
