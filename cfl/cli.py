@@ -19,6 +19,7 @@ import torch
 import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from callbacks import (
@@ -167,7 +168,12 @@ class FederatedCLI(LightningCLI):
         if self.subcommand == "fit":
             self._get(self.config_init, "targets").check(data.schedule, data.num_tasks)
         checkpoint = self._checkpoint(record)
-        trainer = super().instantiate_trainer(max_epochs=data.num_rounds, **kwargs)
+        try:
+            trainer = super().instantiate_trainer(max_epochs=data.num_rounds, **kwargs)
+        except (ValueError, TypeError, RuntimeError, MisconfigurationException) as error:
+            if reason_for_user(error) is not None:
+                raise
+            raise ConfigError("trainer", str(error), "settings that Lightning's Trainer accepts") from error
         if self.subcommand == "fit":
             here = checkpoint is not None and Path(checkpoint).parent.resolve() == record.folder.resolve()
             record.prepare(resuming=here, write=trainer.is_global_zero)

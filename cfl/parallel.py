@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, StrategyRegistry
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from torch import Tensor, nn
 
@@ -180,13 +180,13 @@ def check_strategy(trainer: Trainer) -> None:
     strategy = trainer.strategy
     started = int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
     if not isinstance(strategy, ClientParallel):
-        if trainer.world_size > 1 or started > 1:
-            raise ConfigError(
-                "trainer.strategy",
-                type(strategy).__name__,
-                f"cfl.parallel.ClientParallel for {max(trainer.world_size, started)} processes, "
-                "which shares the clients of a round out among them",
+        wanted = max(trainer.world_size, started)
+        if wanted > 1 or isinstance(strategy, ParallelStrategy):
+            valid = "which shares the clients of a round out among them"
+            valid = (
+                f"cfl.parallel.ClientParallel for {wanted} processes, {valid}" if wanted > 1 else "auto for one process"
             )
+            raise ConfigError("trainer.strategy", type(strategy).__name__, valid)
         return
     if not strategy.timeout_seconds > 0:
         raise ConfigError("trainer.strategy.timeout_seconds", strategy.timeout_seconds, "a number of seconds above 0")

@@ -149,6 +149,16 @@ def test_processes_that_would_mix_clients_are_refused(tmp_path: Path, capsys: py
         message = refused(capsys, tmp_path, *options)
         assert "trainer.strategy = 'DDPStrategy' cannot work" in message
         assert "cfl.parallel.ClientParallel" in message
+    message = refused(capsys, tmp_path, "--trainer.strategy", "ddp")
+    assert "trainer.strategy = 'DDPStrategy' cannot work; valid: auto for one process" in message
+
+
+def test_what_the_trainer_refuses_is_said_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = refused(capsys, tmp_path, "--trainer.strategy", "fsdp")
+    assert message.startswith("error: trainer = ")
+    assert "fsdp" in message
+    message = refused(capsys, tmp_path, "--trainer.gradient_clip_val", "1", "--trainer.gradient_clip_algorithm", "max")
+    assert "max" in message
 
 
 def test_processes_that_know_nothing_of_each_other_are_refused(
