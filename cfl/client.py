@@ -28,6 +28,7 @@ from cfl.engines.updates import plain_sgd
 from cfl.errors import BadUpdate, ConfigError
 from cfl.federation import Federation
 from cfl.methods.base import Method
+from cfl.methods.pulling import Pulling
 from cfl.methods.right_factors import RightMultiplication
 from cfl.metrics import AccuracyMatrix
 from cfl.models.base import Network
@@ -36,6 +37,7 @@ from cfl.models.density import LogLikelihood, is_density
 from cfl.models.dropout import convert_dropout
 from cfl.models.memory_format import channels_last, gains_by_channels_last
 from cfl.objective import Objective
+from cfl.pull import Steps
 from cfl.randomness import seed_for
 from cfl.replay_buffer import ReplayBuffer
 from cfl.sealed import sealed_cohort
@@ -192,22 +194,35 @@ class Client(LightningModule):
     def _at_once(self, optimizer: Optimizer) -> tuple[float, float] | None:
         """Learning rate and weight decay, if an engine may take the optimizer's step without leaving gradients.
 
-        That is so for plain SGD, unless a method, clipping or a callback wants to see the gradients.
+        That is so for plain SGD whose weight decay leaves something of the weights, unless a method, clipping or a
+        callback wants to see the gradients.
         """
-        if any(m.changes_gradients and not self._multiplied_by_engine(m) for m in self.methods.values()):
+        methods = self.methods.values()
+        if any(
+            m.changes_gradients and not (self._multiplied_by_engine(m) or self._pulled_by_engine(m)) for m in methods
+        ):
             return None
         trainer: Any = self.trainer
         looks = ("on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
         if trainer.gradient_clip_val or any(is_overridden(hook, c) for c in trainer.callbacks for hook in looks):
             return None
-        return plain_sgd(optimizer)
+        plain = plain_sgd(optimizer)
+        return None if plain is not None and plain[0] * plain[1] >= 1 else plain
 
     def _multiplied_by_engine(self, method: Method) -> bool:
         """Whether the engine does what a method wants of gradients; only where no other method wants anything."""
         engine = self.engine
-        alone = not any(other.changes_gradients for other in self.methods.values() if other is not method)
         plain = type(method).adjust_gradients is RightMultiplication.adjust_gradients
-        return plain and alone and engine is not None and engine.multiplies
+        return plain and self._alone_changes_gradients(method) and engine is not None and engine.multiplies
+
+    def _pulled_by_engine(self, method: Method) -> bool:
+        """Whether the engine pulls weights as a method wants, if it takes the step at once; only of one method."""
+        engine = self.engine
+        plain = type(method).adjust_gradients is Pulling.adjust_gradients
+        return plain and self._alone_changes_gradients(method) and engine is not None and engine.pulls
+
+    def _alone_changes_gradients(self, method: Method) -> bool:
+        return not any(other.changes_gradients for other in self.methods.values() if other is not method)
 
     @property
     def _federation(self) -> Federation:
@@ -242,7 +257,11 @@ class Client(LightningModule):
             self._observers = tuple(m for m in self._objective.observers if m.observes)
             buffer = self._federation.buffer
             keeps_logits = bool(self._observers) or (buffer is not None and buffer.wants_logits)
-            self._step_context = StepContext(self.seed, at_once, self._objective, factors, keeps_logits)
+            pulls: Steps = {}
+            puller = next((m for m in self.methods.values() if self._pulled_by_engine(m)), None)
+            if at_once is not None and puller is not None:
+                pulls = {name: pull.step(*at_once) for name, pull in cast(Pulling, puller).pulls.items()}
+            self._step_context = StepContext(self.seed, at_once, self._objective, factors, pulls, keeps_logits)
         try:
             for method in self.methods.values():
                 if method.task_free:

@@ -16,6 +16,7 @@ from cfl.errors import ConfigError
 from cfl.layer_inputs.right_factors import RightFactor
 from cfl.models.dropout import DropoutMasks
 from cfl.objective import Objective
+from cfl.pull import Steps
 from cfl.randomness import seed_for
 
 EngineKind = Literal["vmap", "workers"]
@@ -86,6 +87,7 @@ class StepContext:
         objective: what a client minimises, given its logits.
         right_factors: weight name -> what clients' gradients are multiplied with from the right; only for engines that
             say that they do so (:attr:`Engine.multiplies`).
+        pulls: with ``at_once``: where weights are pulled besides; only for engines that say so (:attr:`Engine.pulls`).
         keeps_logits: whether to leave the step's logits at :attr:`Engine.logits`.
         purpose: name of the step's dropout masks: another one for another pass over samples within the same step.
     """
@@ -94,6 +96,7 @@ class StepContext:
     at_once: tuple[float, float] | None = None
     objective: Objective = field(default_factory=Objective)
     right_factors: Mapping[str, RightFactor] = field(default_factory=dict)
+    pulls: Steps = field(default_factory=dict)
     keeps_logits: bool = False
     purpose: str = "dropout"
 
@@ -110,6 +113,9 @@ class Engine(ABC):
 
     multiplies = False
     """Whether the engine applies :attr:`StepContext.right_factors`, which is cheaper for it than for methods."""
+
+    pulls = False
+    """Whether the engine does :attr:`StepContext.pulls` where it takes the step at once."""
 
     logits: Tensor | None = None
     """``[k, B + M, O]`` of the last step's own and added samples, if it was to keep them; padded ones are anything."""

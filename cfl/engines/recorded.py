@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from cfl.data.samples import Samples
 from cfl.engines.chain import Chain
 from cfl.engines.updates import KeepGradients, StepAtOnce, Update
 from cfl.objective import weighted_cross_entropy_with_gradient
+from cfl.pull import Steps
 
 WORTH_RECORDING = 24
 """Steps of one batch size after which it is recorded; recording takes as long as some twenty steps."""
@@ -51,6 +53,7 @@ class RecordedSteps:
         example: Callable[[], tuple[Tensor, Tensor, Mapping[str, Tensor]]],
         steps: int,
         sample_weights: Tensor | None = None,
+        pulls: Steps = MappingProxyType({}),
     ) -> Recording | None:
         """The recording for steps like these, made if enough of them have been asked for; None before.
 
@@ -64,16 +67,17 @@ class RecordedSteps:
             example: gives inputs, outputs and dropout masks of a client's batch of this size.
             steps: how many steps are asked for now.
             sample_weights: ``[samples]``, if the loss is the weighted cross-entropy instead of the mean one.
+            pulls: on any client, see :class:`~cfl.engines.updates.StepAtOnce`.
 
         Returns:
             A function of what :func:`arguments` gives -> loss.
         """
-        key = (samples, outputs is None, at_once, sample_weights is None)
+        key = (samples, outputs is None, at_once, sample_weights is None, tuple(pulls))
         if key not in self._recordings:
             self._asked[key] += steps
             if self._asked[key] < self._worth or len(self._recordings) >= MOST_RECORDINGS:
                 return None
-            self._recordings[key] = self._record(outputs, at_once, weights, sample_weights, *example())
+            self._recordings[key] = self._record(outputs, at_once, weights, sample_weights, pulls, *example())
         return self._recordings[key]
 
     def _record(
@@ -82,6 +86,7 @@ class RecordedSteps:
         at_once: tuple[float, float] | None,
         weights: Mapping[str, Tensor],
         sample_weights: Tensor | None,
+        pulls: Steps,
         x: Tensor,
         y: Tensor,
         masks: Mapping[str, Tensor],
@@ -94,8 +99,13 @@ class RecordedSteps:
             factors = None if sample_weights is None else rest.pop(0)
             held = dict(zip(names, rest[: len(names)], strict=True))
             dropped = dict(zip(dropping, rest[len(names) : len(names) + len(dropping)], strict=True))
-            rows = dict(zip(names, rest[len(names) + len(dropping) :], strict=False))
-            update: Update = KeepGradients(rows) if at_once is None else StepAtOnce(held, *at_once)
+            rest = rest[len(names) + len(dropping) :]
+            update: Update
+            if at_once is None:
+                update = KeepGradients(dict(zip(names, rest, strict=True)))
+            else:
+                drawn = zip(rest[::2], rest[1::2], strict=True)
+                update = StepAtOnce(held, *at_once, dict(zip(pulls, drawn, strict=True)))
             if factors is None:
                 return self.chain.step(x, y, None, allowed, held, dropped, update)
             head = partial(weighted_cross_entropy_with_gradient, samples=plain_samples(y, factors, allowed))
@@ -104,7 +114,7 @@ class RecordedSteps:
         # Recording runs the step, which changes weights: copies.
         copies = [weight.clone() for weight in weights.values()]
         rows = [torch.zeros_like(weight) for weight in copies] if at_once is None else []
-        given = arguments(x, y, outputs, copies, list(masks.values()), rows, sample_weights)
+        given = arguments(x, y, outputs, copies, list(masks.values()), rows, sample_weights, pulls)
         with warnings.catch_warnings(), torch.no_grad():
             # That sizes become constants is meant: there is one recording per size.
             warnings.simplefilter("ignore")
@@ -120,10 +130,11 @@ def arguments(
     masks: list[Tensor],
     rows: list[Tensor],
     sample_weights: Tensor | None = None,
+    pulls: Steps = MappingProxyType({}),
 ) -> tuple[Tensor, ...]:
-    """What a recording takes: x, y, outputs, samples' weights, weights, masks, gradient rows; None is absent."""
+    """What a recording takes: x, y, outputs, samples' weights, weights, masks, gradient rows, pulls; None is absent."""
     optional = [given for given in (outputs, sample_weights) if given is not None]
-    return (x, y, *optional, *weights, *masks, *rows)
+    return (x, y, *optional, *weights, *masks, *rows, *(tensor for pull in pulls.values() for tensor in pull))
 
 
 def plain_samples(y: Tensor, weights: Tensor, allowed: Tensor | None) -> Samples:

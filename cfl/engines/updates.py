@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from torch import Tensor
 from torch.optim import SGD, Optimizer
+
+from cfl.pull import Steps
 
 
 class Update(ABC):
@@ -31,14 +34,21 @@ class StepAtOnce(Update):
         weights: parameter name -> tensor, changed in place.
         lr: learning rate.
         weight_decay: L2 penalty.
+        pulls: parameter name -> anchor and how far towards it w goes before that, see :meth:`cfl.pull.Pull.step`.
     """
 
-    def __init__(self, weights: Mapping[str, Tensor], lr: float, weight_decay: float) -> None:
-        self.weights, self.lr, self.keep = weights, lr, 1.0 - lr * weight_decay
+    def __init__(
+        self, weights: Mapping[str, Tensor], lr: float, weight_decay: float, pulls: Steps = MappingProxyType({})
+    ) -> None:
+        self.weights, self.lr, self.keep, self.pulls = weights, lr, 1.0 - lr * weight_decay, pulls
+
+    def _pulled(self, name: str) -> Tensor:
+        weight = self.weights[name]
+        return weight.lerp_(*self.pulls[name]) if name in self.pulls else weight
 
     def product(self, name: str, left: Tensor, right: Tensor) -> None:
         """One product that adds to the weights."""
-        weight = self.weights[name]
+        weight = self._pulled(name)
         if weight.ndim == 3:
             weight.baddbmm_(left, right, beta=self.keep, alpha=-self.lr)
         else:
@@ -46,10 +56,38 @@ class StepAtOnce(Update):
 
     def gradient(self, name: str, gradient: Tensor) -> None:
         """Decay, then step."""
-        weight = self.weights[name]
+        weight = self._pulled(name)
         if self.keep != 1.0:
             weight.mul_(self.keep)
         weight.add_(gradient, alpha=-self.lr)
+
+
+class PullRows:
+    """The pulls on a cohort, client by client.
+
+    Args:
+        pulls: of all clients: anchors ``[k, ...]`` or ``[1, ...]``, shares ``[]`` or likewise.
+    """
+
+    def __init__(self, pulls: Steps) -> None:
+        self.pulls = pulls
+        self._views: dict[tuple[int, int], Steps] = {}
+
+    def of(self, start: int, rows: int) -> Steps:
+        """Those on one client, without the leading axis, or on a stack of ``rows``, with it."""
+        key = (start, rows)
+        if key not in self._views:
+            self._views[key] = {
+                name: (_of_rows(anchor, start, rows), _of_rows(share, start, rows) if share.ndim else share)
+                for name, (anchor, share) in self.pulls.items()
+            }
+        return self._views[key]
+
+
+def _of_rows(values: Tensor, start: int, rows: int) -> Tensor:
+    if len(values) == 1:
+        return values if rows > 1 else values[0]
+    return values[start : start + rows] if rows > 1 else values[start]
 
 
 class KeepGradients(Update):

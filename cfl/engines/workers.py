@@ -23,7 +23,7 @@ from cfl.engines.chain import Chain
 from cfl.engines.freed_memory import keep_freed_memory
 from cfl.engines.recorded import RecordedSteps, Recording, arguments
 from cfl.engines.threads import Threads
-from cfl.engines.updates import KeepGradients, StepAtOnce, Update
+from cfl.engines.updates import KeepGradients, PullRows, StepAtOnce, Update
 from cfl.layer_inputs.right_factors import ClientFactor, RightFactor
 from cfl.models.dropout import DropoutMasks, dropout_masks
 from cfl.models.step_draws import StepDraws
@@ -52,6 +52,7 @@ class WorkerEngine(Engine):
 
     kind = "workers"
     steps_at_once = True
+    pulls = True
 
     def __init__(
         self,
@@ -80,6 +81,7 @@ class WorkerEngine(Engine):
         self._views: dict[tuple[int, int], dict[str, Tensor]] = {}
         self._viewed: Cohort | None = None
         self._gradient_views: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self._pull_rows = PullRows({})
         self._spare: tuple[dict[str, Tensor], dict[tuple[int, int], dict[str, Tensor]]] = ({}, {})
         self._keeps = False
 
@@ -88,6 +90,8 @@ class WorkerEngine(Engine):
         k = len(cohort.clients)
         self._keeps = context.at_once is None
         self._look_at(cohort)
+        if self._pull_rows.pulls is not context.pulls:
+            self._pull_rows = PullRows(context.pulls)
         losses = torch.zeros(k)
         used = batch.mask.sum(1).tolist() if batch.padded else [batch.mask.shape[1]] * k
         outputs = cohort.outputs_in_loss(batch.task)
@@ -126,10 +130,10 @@ class WorkerEngine(Engine):
                 recording = recordings.get(used[start])
                 if recording is not None:
                     rows_of = {} if context.at_once else self._rows(self._gradient_views, self._gradients, start, 1)
+                    held, masks, gradients = ([*values.values()] for values in (weights, dropped, rows_of))
+                    given = arguments(x, y, outputs, held, masks, gradients, pulls=self._pull_rows.of(start, 1))
                     with torch.no_grad():
-                        losses[start] = recording(
-                            *arguments(x, y, outputs, [*weights.values()], [*dropped.values()], [*rows_of.values()])
-                        )
+                        losses[start] = recording(*given)
                 elif self.chain is not None:
                     own = _of_client(factors, start)
                     losses[start] = self.chain.step(x, y, None, outputs, weights, dropped, update, factors=own)
@@ -176,7 +180,13 @@ class WorkerEngine(Engine):
 
             weights = self._rows(self._views, cohort.data, row, 1)
             found[samples] = self._recorded.step(
-                samples, outputs, context.at_once, weights, example, used.count(samples)
+                samples,
+                outputs,
+                context.at_once,
+                weights,
+                example,
+                used.count(samples),
+                pulls=self._pull_rows.of(row, 1),
             )
         return found
 
@@ -217,7 +227,8 @@ class WorkerEngine(Engine):
     def _update(self, cohort: Cohort, start: int, rows: int, context: StepContext) -> Update:
         if context.at_once is None:
             return KeepGradients(self._rows(self._gradient_views, self._gradients, start, rows))
-        return StepAtOnce(self._rows(self._views, cohort.data, start, rows), *context.at_once)
+        weights = self._rows(self._views, cohort.data, start, rows)
+        return StepAtOnce(weights, *context.at_once, self._pull_rows.of(start, rows))
 
     def _dropped(
         self, cohort: Cohort, batch: CohortBatch, context: StepContext, rows: range, samples: int, single: bool
@@ -285,7 +296,14 @@ class WorkerEngine(Engine):
             weights = self._rows(self._views, cohort.data, row, 1)
             samples = joined.of_client(row)[1]
             found[count] = self._recorded.step(
-                count, samples.allowed, context.at_once, weights, example, joined.counts.count(count), samples.weights
+                count,
+                samples.allowed,
+                context.at_once,
+                weights,
+                example,
+                joined.counts.count(count),
+                samples.weights,
+                self._pull_rows.of(row, 1),
             )
         return found
 
@@ -318,7 +336,8 @@ class WorkerEngine(Engine):
             if recording is not None:
                 of_rows = {} if context.at_once else self._rows(self._gradient_views, self._gradients, start, 1)
                 held, masks, gradients = ([*values.values()] for values in (weights, dropped, of_rows))
-                given = arguments(x, samples.y, samples.allowed, held, masks, gradients, samples.weights)
+                pulls = self._pull_rows.of(start, 1)
+                given = arguments(x, samples.y, samples.allowed, held, masks, gradients, samples.weights, pulls)
                 with torch.no_grad():
                     return recording(*given)
         if self.chain is not None:

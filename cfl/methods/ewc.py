@@ -17,14 +17,15 @@ from cfl.curvature.fisher import FISHER_KINDS, FisherKind, check_fisher, diagona
 from cfl.data.scenarios import Scenario
 from cfl.errors import ConfigError
 from cfl.federation import Federation
-from cfl.methods.base import Method
+from cfl.methods.pulling import Pulling
+from cfl.pull import Pull
 from cfl.randomness import torch_generator
 from cfl.schedule import RoundPlan
 
 Tensors = dict[str, Tensor]
 
 
-class EWC(Method):
+class EWC(Pulling):
     """Weights that mattered to earlier tasks are held back by a quadratic penalty on every client's loss::
 
         strength / 2 * sum_t sum_i F_t,i (w_i - w*_t,i)^2                    (Kirkpatrick et al., 2017, eq 3)
@@ -115,7 +116,6 @@ class EWC(Method):
         self.curvature: Tensors = {}
         self.anchor: Tensors = {}
         self._rows: list[dict[str, Any]] = []
-        self._pull: dict[str, tuple[Tensor, Tensor]] = {}
         self._holders: frozenset[int] | None = None
 
     def setup(self, federation: Federation) -> None:
@@ -134,11 +134,10 @@ class EWC(Method):
 
     # Local steps.
 
-    def open_cohort(self, cohort: Cohort) -> None:
+    def pulls_of(self, cohort: Cohort) -> dict[str, Pull]:
         """Fetch these clients' quadratics, in the coordinates they compute in."""
-        self._pull = {}
         if self.strength == 0:
-            return
+            return {}
         tensors = self.federation.state_tensors()
         curvature, anchor = dict(self.curvature), dict(self.anchor)
         if curvature:
@@ -157,35 +156,16 @@ class EWC(Method):
         if self.limit is not None and cohort.lr > 0:
             most = self.limit / (cohort.lr * self._factor)
             curvature = {n: value.clamp(max=most) for n, value in curvature.items()}
-        self._pull = {n: (value, anchor[n]) for n, value in curvature.items()}
+        return {n: Pull(self._factor * value, anchor[n]) for n, value in curvature.items()}
 
     @property
     def _factor(self) -> float:
         return self.strength if self.half else 2 * self.strength
 
     @property
-    def changes_gradients(self) -> bool:
-        """Not before there is a penalty."""
-        return bool(self._pull)
-
-    @property
     def computes_locally(self) -> bool:
         """Not without a penalty."""
         return self.strength > 0
-
-    @torch.no_grad()
-    def adjust_gradients(self, cohort: Cohort) -> None:
-        """Add the penalty's gradient ``strength S (w - A)``."""
-        if not self._pull:
-            return
-        gradients = cohort.gradients
-        for name, (curvature, anchor) in self._pull.items():
-            if name in gradients:
-                gradients[name].addcmul_(curvature, cohort.parameters[name] - anchor, value=self._factor)
-
-    def end_round(self, plan: RoundPlan) -> None:
-        """Let go of the last cohort's quadratics."""
-        self._pull = {}
 
     # After a task.
 

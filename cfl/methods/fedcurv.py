@@ -20,8 +20,9 @@ from cfl.data.scenarios import Scenario
 from cfl.errors import ConfigError
 from cfl.federation import Federation
 from cfl.in_order import in_order
-from cfl.methods.base import Method
+from cfl.methods.pulling import Pulling
 from cfl.models.copies import networks_for_threads
+from cfl.pull import Pull
 from cfl.randomness import torch_generator
 from cfl.schedule import RoundPlan
 from cfl.sparse import kept_entries, largest, message_bytes
@@ -31,7 +32,7 @@ Tensors = dict[str, Tensor]
 _log = logging.getLogger(__name__)
 
 
-class FedCurv(Method):
+class FedCurv(Pulling):
     """Every client is held to where the others ended, in the directions that the others' data need::
 
         L_s(w) + strength * sum_{j != s} (w - w_j)^T diag(F_j) (w - w_j)    (Shoham et al., 2019, eq 3, without a half)
@@ -127,7 +128,6 @@ class FedCurv(Method):
         self._of_round = -1
         self._penalty_bytes = 0
         self._rows: list[dict[str, Any]] = []
-        self._pull: dict[str, tuple[Tensor, Tensor]] = {}
         self._fisher_seconds = 0.0
         self._lr: float | None = None
         self._warned = False
@@ -161,11 +161,16 @@ class FedCurv(Method):
 
     # Local steps.
 
-    def open_cohort(self, cohort: Cohort) -> None:
-        """Fetch the sums and take these clients' own shares out of them, in the coordinates they compute in."""
-        self._pull = {}
+    def pulls_of(self, cohort: Cohort) -> dict[str, Pull]:
+        """``2 strength (u_s w - v_s)`` is a pull towards ``v_s / u_s``."""
+        held = self._held_to(cohort)
+        anchors = {name: _anchor(u, v) for name, (u, v) in held.items()}
+        return {name: Pull(2 * self.strength * u, anchors[name]) for name, (u, _) in held.items()}
+
+    def _held_to(self, cohort: Cohort) -> dict[str, tuple[Tensor, Tensor]]:
+        """Fetch the sums and take these clients' own shares out of them: u_s and v_s where the clients compute."""
         if not self.u:
-            return
+            return {}
         federation = self.federation
         federation.channel.downlink("fedcurv", _joined(self.u, self.v), len(cohort.clients), self._penalty_bytes)
         tensors = federation.state_tensors()
@@ -186,28 +191,12 @@ class FedCurv(Method):
             others_u[name], others_v[name] = u, v
         others_u = federation.encode(cohort.task, others_u)
         others_v = federation.encode(cohort.task, others_v)
-        self._pull = {n: (u, others_v[n]) for n, u in others_u.items()}
-
-    @property
-    def changes_gradients(self) -> bool:
-        """Not before there is a penalty."""
-        return bool(self._pull)
+        return {n: (u, others_v[n]) for n, u in others_u.items()}
 
     @property
     def computes_locally(self) -> bool:
         """Not without a penalty."""
         return self.strength > 0
-
-    @torch.no_grad()
-    def adjust_gradients(self, cohort: Cohort) -> None:
-        """Add the penalty's gradient ``2 strength (u_s w - v_s)``."""
-        if not self._pull:
-            return
-        gradients = cohort.gradients
-        for name, (u, v) in self._pull.items():
-            if name in gradients:
-                gradients[name].addcmul_(u, cohort.parameters[name], value=2 * self.strength)
-                gradients[name].sub_(v, alpha=2 * self.strength)
 
     # After local training.
 
@@ -284,7 +273,7 @@ class FedCurv(Method):
 
     def end_round(self, plan: RoundPlan) -> None:
         """The server reads the sums, for the next round."""
-        self._pull = {}
+        super().end_round(plan)
         if not self._sends_after(plan.round):
             return
         sums, clients = self.federation.channel.sum("fedcurv")
@@ -379,3 +368,8 @@ def _parted(joined: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
     """Undo :func:`_joined`."""
     u, v = ({n.removeprefix(kind): t for n, t in joined.items() if n.startswith(kind)} for kind in ("u ", "v "))
     return u, v
+
+
+def _anchor(u: Tensor, v: Tensor) -> Tensor:
+    """``v / u``, in v's memory; 0 where u is 0, or too small to divide by and to pull."""
+    return v.div_(u).masked_fill_(u < torch.finfo(u.dtype).tiny, 0.0)

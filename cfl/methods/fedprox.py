@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-import torch
-
 from cfl.cohort import Cohort
 from cfl.data.scenarios import Scenario
 from cfl.errors import ConfigError
 from cfl.federation import Federation
-from cfl.methods.base import Method
+from cfl.methods.pulling import Pulling
+from cfl.pull import Pull
 
 
-class FedProx(Method):
+class FedProx(Pulling):
     """Clients are held near the model that they were sent, by a proximal term in every client's loss::
 
         L_i(w) + mu / 2 ||w - w_t||^2                                        (Li et al., 2020, eq 2)
@@ -55,22 +54,13 @@ class FedProx(Method):
         if self.mu > 0 and not federation.shared_parameters:
             raise ConfigError("methods.fedprox.mu", self.mu, "0 where all parameters stay on their client")
 
-    @property
-    def changes_gradients(self) -> bool:
-        """Not without the term."""
-        return self.mu > 0
+    def pulls_of(self, cohort: Cohort) -> dict[str, Pull]:
+        """Towards the received model."""
+        if self.mu == 0:
+            return {}
+        return {name: Pull(self.mu, cohort.received[name][None]) for name in self.federation.shared_parameters}
 
     @property
     def computes_locally(self) -> bool:
         """Not without the term."""
         return self.mu > 0
-
-    @torch.no_grad()
-    def adjust_gradients(self, cohort: Cohort) -> None:
-        """Add the term's gradient ``mu (w - w_t)``."""
-        if self.mu == 0:
-            return
-        gradients = cohort.gradients
-        for name in self.federation.shared_parameters:
-            if name in gradients:
-                gradients[name].add_(cohort.parameters[name] - cohort.received[name], alpha=self.mu)

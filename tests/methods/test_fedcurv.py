@@ -409,10 +409,10 @@ def test_of_two_clients_each_is_held_by_the_other_alone(keep: float) -> None:
     client, fedcurv, federation = two_clients(keep)
     assert client.cohort is not None
     assert client.cohort.clients == (0, 1)
-    fedcurv.open_cohort(client.shown(fedcurv))
+    held = fedcurv._held_to(client.shown(fedcurv))
     shares = [federation.clients.get("fedcurv", c) or {} for c in (0, 1)]
     alone = 0
-    for name, (u, v) in fedcurv._pull.items():
+    for name, (u, v) in held.items():
         for row in (0, 1):
             own, other = shares[row], shares[1 - row]
             torch.testing.assert_close(u[row], other[f"u {name}"], rtol=1e-4, atol=1e-7 * float(fedcurv.u[name].max()))
@@ -429,12 +429,12 @@ def test_of_two_clients_each_is_held_by_the_other_alone(keep: float) -> None:
 def test_what_rounding_takes_below_zero_is_zero() -> None:
     client, fedcurv, _ = two_clients()
     assert client.cohort is not None
-    fedcurv.open_cohort(client.shown(fedcurv))
-    normal = {n: (u.clone(), v.clone()) for n, (u, v) in fedcurv._pull.items()}
+    held = fedcurv._held_to(client.shown(fedcurv))
+    normal = {n: (u.clone(), v.clone()) for n, (u, v) in held.items()}
     below = {n: (fedcurv.u[n] - u[0] * 1.001).minimum(fedcurv.u[n]) for n, (u, _) in normal.items()}
     fedcurv.u = below  # less than the first client's own share
-    fedcurv.open_cohort(client.shown(fedcurv))
-    for name, (u, v) in fedcurv._pull.items():
+    held = fedcurv._held_to(client.shown(fedcurv))
+    for name, (u, v) in held.items():
         assert (u >= 0).all()
         lost = below[name] < fedcurv.federation.clients.get("fedcurv", 0)[f"u {name}"]  # type: ignore[index]
         assert (u[0][lost] == 0).all()
@@ -450,8 +450,8 @@ def test_a_share_of_an_earlier_round_is_not_subtracted() -> None:
     rows = {n: t.clone() for n, t in (federation.clients.get("fedcurv", 0) or {}).items()}
     rows["round"] -= 1
     federation.clients.scatter("fedcurv", [0], {n: t[None] for n, t in rows.items()})
-    fedcurv.open_cohort(client.shown(fedcurv))
-    for name, (u, v) in fedcurv._pull.items():
+    held = fedcurv._held_to(client.shown(fedcurv))
+    for name, (u, v) in held.items():
         assert torch.equal(u[0], fedcurv.u[name])
         torch.testing.assert_close(v[0], fedcurv.v[name] * (fedcurv.u[name] > 0), rtol=0, atol=0)
         assert (u[1] <= fedcurv.u[name]).all()
@@ -461,8 +461,8 @@ def test_the_sums_follow_the_network_to_its_device() -> None:
     client, fedcurv, federation = two_clients()
     assert client.cohort is not None
     federation.network.to("meta")
-    fedcurv.open_cohort(client.shown(fedcurv))
-    assert {t.device.type for pair in fedcurv._pull.values() for t in pair} == {"meta"}
+    held = fedcurv._held_to(client.shown(fedcurv))
+    assert {t.device.type for pair in held.values() for t in pair} == {"meta"}
 
 
 class Explodes(Method):
@@ -595,18 +595,18 @@ def test_a_pull_may_be_clipped() -> None:
         method.strength = 30.0  # after the run: the sums are the same
     assert client.cohort is not None
     assert clipped_client.cohort is not None
-    fedcurv.open_cohort(client.shown(fedcurv))
-    clipped.open_cohort(clipped_client.shown(clipped))
+    held = fedcurv._held_to(client.shown(fedcurv))
+    clipped_held = clipped._held_to(clipped_client.shown(clipped))
     limited = 0
-    for name, (u, v) in fedcurv._pull.items():
-        pull, other = clipped._pull[name]
+    for name, (u, v) in held.items():
+        pull, other = clipped_held[name]
         strong = 2 * 30 * 0.1 * u > 1
         torch.testing.assert_close(2 * 30 * 0.1 * pull[strong], torch.ones_like(pull[strong]))
         torch.testing.assert_close(other[strong] / pull[strong], v[strong] / u[strong], rtol=1e-5, atol=1e-7)
         assert torch.equal(pull[~strong], u[~strong])
         assert torch.equal(other[~strong], v[~strong])
         limited += int(strong.sum())
-    assert 0 < limited < sum(u.numel() for u, _ in fedcurv._pull.values())
+    assert 0 < limited < sum(u.numel() for u, _ in held.values())
 
 
 def test_a_clipped_pull_does_not_diverge() -> None:

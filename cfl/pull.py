@@ -1,0 +1,43 @@
+"""Pulls towards anchors: the gradients of quadratic penalties."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Steps = Mapping[str, tuple[Tensor, Tensor]]
+"""Parameter name -> anchor and how far towards it a step goes, see :meth:`Pull.step`."""
+
+
+@dataclass(frozen=True)
+class Pull:
+    """What a penalty ``1/2 sum_j s_j (w_j - a_j)^2`` adds to the gradient of every local step: ``s (w - a)``.
+
+    Attributes:
+        strength: s, at least 0: one number, or ``[k, ...]`` by client and weight; ``[1, ...]`` is the same for all.
+        anchor: a, ``[k, ...]`` or ``[1, ...]``.
+    """
+
+    strength: float | Tensor
+    anchor: Tensor
+
+    def add_to(self, gradient: Tensor, weight: Tensor) -> None:
+        """Add it to clients' gradients ``[k, ...]`` at their weights ``[k, ...]``, in place."""
+        if isinstance(self.strength, Tensor):
+            gradient.addcmul_(self.strength, weight - self.anchor)
+        else:
+            gradient.add_(weight - self.anchor, alpha=self.strength)
+
+    def step(self, lr: float, weight_decay: float) -> tuple[Tensor, Tensor]:
+        """The anchor and t, such that a step of plain SGD is ``w <- (1 - lr wd) (w + t (a - w)) - lr g``.
+
+        That is ``w - lr (g + s (w - a) + wd w)`` with ``t = lr s / (1 - lr wd)``.
+
+        Returns:
+            ``[k, ...]`` or ``[1, ...]``, and ``[]`` or as the strength.
+        """
+        t = self.strength * (lr / (1 - lr * weight_decay))
+        return self.anchor, torch.as_tensor(t, dtype=self.anchor.dtype, device=self.anchor.device)
