@@ -296,11 +296,11 @@ class FederatedOrchestrator(Callback):
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A new evaluation replaces what its row of the matrix held."""
-        _client(pl_module).begin_evaluation(trainer.sanity_checking, everyone=trainer.state.fn != "fit")
+        _client(pl_module).scoring.begin(trainer.sanity_checking, everyone=trainer.state.fn != "fit")
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The row is complete when the processes have added up their shares."""
-        _client(pl_module).finish_evaluation()
+        _client(pl_module).scoring.finish()
 
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """As for validation."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import torch
@@ -10,15 +10,11 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.func import functional_call
 from torch.optim import Optimizer
 
-from cfl import processes
-from cfl.answering import answering_alike
 from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.data.evaluation import EvaluationBatch
-from cfl.density_metrics import NLLMatrix
 from cfl.engines.base import Engine, EngineOptions, StepContext
 from cfl.engines.choice import EngineChoice, build_engine, candidates, from_dict
 from cfl.engines.probe import Measured, probe
@@ -30,16 +26,15 @@ from cfl.federation import Federation
 from cfl.methods.base import Method
 from cfl.methods.pulling import Pulling
 from cfl.methods.right_factors import RightMultiplication
-from cfl.metrics import AccuracyMatrix
 from cfl.models.base import Network
 from cfl.models.batchnorm import convert_batchnorm, unmaskable_layers
-from cfl.models.density import LogLikelihood, is_density
+from cfl.models.density import is_density
 from cfl.models.dropout import convert_dropout
-from cfl.models.memory_format import channels_last, gains_by_channels_last
 from cfl.objective import Objective
 from cfl.pull import Steps
 from cfl.randomness import seed_for
 from cfl.replay_buffer import ReplayBuffer
+from cfl.scoring import Scoring
 from cfl.sealed import sealed_cohort
 
 ELEMENTWISE_OPTIMIZERS = frozenset(
@@ -113,8 +108,7 @@ class Client(LightningModule):
         self._observers: tuple[Method, ...] = ()
         self.local_step = 0
         self._loss = torch.zeros(2)
-        self._rows: Mapping[int | None, int] = {}
-        self._channels_last: bool | None = None
+        self._scoring: Scoring | None = None
 
     # Training: one cohort's local steps.
 
@@ -402,107 +396,18 @@ class Client(LightningModule):
 
     def validation_step(self, batch: EvaluationBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Count correct predictions of one task's test batch into the accuracy matrix, or add up its likelihoods."""
-        federation, rows = self._federation, self._rows
-        if batch.start == batch.stop:
-            return
-        learners: Sequence[tuple[int | None, int]] = [(None, batch.task)]
-        if federation.measures_clients:
-            learners = federation.data.learners(batch.task)
-        learners = [(client, task) for client, task in learners if client in rows]
-        if not federation.has_personal_models:
-            if not learners:
-                return
-            with federation.evaluation_statistics():
-                server = federation.state_tensors()
-                model = federation.encode(batch.task, server)
-                for whose, owners in answering_alike(federation, batch.task, learners):
-                    scores = self._scores_of(batch, model, model is server, whose)
-                    for owner, task in owners:
-                        self._count(scores, batch, rows[owner], owner, task)
-            return
-        with federation.evaluation_statistics():
-            for owner, task in learners[processes.rank() :: processes.count()]:
-                client, row = cast(int, owner), rows[owner]
-                # Of whose task a sample is, nobody says where densities are estimated.
-                told = None if self._objective.density else task
-                model = federation.encode(batch.task, self._model_of(client, told))
-                self._count(self._scores_of(batch, model, False, (client,)), batch, row, client, task)
-                if federation.nll_task_aware is not None:
-                    model = federation.encode(batch.task, self._model_of(client, task))
-                    total = -self._scores_of(batch, model, False, (client,)).cpu().double().sum()
-                    federation.nll_task_aware.update(row, task, total, batch.stop - batch.start, client)
-
-    def _model_of(self, client: int, task: int | None) -> dict[str, Tensor]:
-        """The model with which a client answers images of its ``task``-th task, or of whichever if that is None, in
-        the server's order."""
-        federation = self._federation
-        own = {name: values[0] for name, values in federation.own_tensors((client,)).items()}
-        model = {**federation.state_tensors(), **own}
-        for method in self.methods.values():
-            model = method.recall(client, task, model)
-        return model
-
-    def _scores_of(
-        self, batch: EvaluationBatch, model: dict[str, Tensor], is_network: bool, whose: Sequence[int] = (0,)
-    ) -> Tensor:
-        """``[B, O]`` of a test batch under a model, which may be the one that the network holds.
-
-        Where the network estimates a density, log-likelihoods ``[B]`` instead; if densities differ by client, the mean
-        over those of the clients ``whose``.
-        """
-        x = cast(Tensor, batch.x)
-        if self._objective.density:
-            named = {f"network.{name}": tensor for name, tensor in model.items()}
-            return cast(Tensor, functional_call(LogLikelihood(self.network, whose), named, (x,)))
-        for method in self.methods.values():
-            found = method.classify(batch.task, model, x)
-            if found is not None:
-                return found
-        if self._channels_last is None:
-            self._channels_last = gains_by_channels_last(self.network, x)
-        x = channels_last(x) if self._channels_last else x
-        scores: Tensor = self.network(x) if is_network else functional_call(self.network, model, (x,))
-        return scores
+        self.scoring.score(batch)
 
     def test_step(self, batch: EvaluationBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """As :meth:`validation_step`."""
         self.validation_step(batch, batch_idx, dataloader_idx)
 
-    def _count(self, scores: Tensor, batch: EvaluationBatch, row: int, client: int | None, task: int) -> None:
-        federation, outputs = self._federation, self._federation.data.outputs
-        if isinstance(federation.measured, NLLMatrix):
-            federation.measured.update(row, task, -scores.cpu().double().sum(), batch.stop - batch.start, client)
-            return
-        matrices = [(federation.accuracy, outputs.test)]
-        if federation.accuracy_task_il is not None:
-            matrices.append((federation.accuracy_task_il, outputs.own))
-        for matrix, mask in matrices:
-            allowed = scores if mask is None else scores.masked_fill(~mask[batch.task].to(scores.device), -torch.inf)
-            correct = allowed.argmax(1).eq(cast(Tensor, batch.y)).sum()
-            matrix.update(row, task, correct, batch.stop - batch.start, client)
-
-    def begin_evaluation(self, untrained: bool, everyone: bool) -> None:
-        """Forget what a new evaluation replaces.
-
-        Args:
-            untrained: it is of the models before any training; a run that is resumed keeps what it has of that.
-            everyone: score all clients, also those in the middle of a task while others have ended one.
-        """
-        federation = self._federation
-        self._rows = federation.rows_due(everyone or untrained)
-        if untrained:
-            self._rows = dict.fromkeys(self._rows, -1) if federation.round == 0 else {}
-        self._for_rows(lambda matrix, row, owners: matrix.clear_row(row, owners))
-
-    def finish_evaluation(self) -> None:
-        """Add up what the processes have counted since :meth:`begin_evaluation`."""
-        self._for_rows(lambda matrix, row, owners: matrix.add_up(row, owners))
-
-    def _for_rows(self, act: Callable[[AccuracyMatrix | NLLMatrix, int, list[int] | None], None]) -> None:
-        for row in sorted(set(self._rows.values())):
-            owners = [owner for owner, theirs in self._rows.items() if theirs == row and owner is not None]
-            for matrix in self._federation.matrices:
-                act(matrix, row, owners or None)
+    @property
+    def scoring(self) -> Scoring:
+        """What evaluates the federation's models."""
+        if self._scoring is None or self._scoring.federation is not self._federation:
+            self._scoring = Scoring(self._federation)
+        return self._scoring
 
     # Checkpoints: the network's state dict is the global model; the rest lies under one key.
 

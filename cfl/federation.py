@@ -223,6 +223,15 @@ class Federation:
         initial = {name: value.to(tensors[name].device) for name, value in self._initial.items()}
         return self.clients.gather("model", clients, initial)
 
+    def model_of(self, client: int, task: int | None) -> dict[str, Tensor]:
+        """The model with which a client answers images of its ``task``-th task, or of whichever if that is None, in
+        the server's order."""
+        own = {name: values[0] for name, values in self.own_tensors((client,)).items()}
+        model = {**self.state_tensors(), **own}
+        for method in self.methods.values():
+            model = method.recall(client, task, model)
+        return model
+
     def shared_tensors(self) -> dict[str, Tensor]:
         """The message that carries the global model to a client: name -> tensor (not copied)."""
         tensors = self.state_tensors()

@@ -75,6 +75,6 @@ def draw_images(client: Client, count: int) -> DrawnImages | None:
     if not owners:
         return None
     each = max(1, count // len(owners))
-    rows = [drawn(client._model_of(owner, None), each, owner, at_task[owner], owner) for owner in owners]
+    rows = [drawn(federation.model_of(owner, None), each, owner, at_task[owner], owner) for owner in owners]
     names = [f"client {owner}, task {at_task[owner]}" for owner in owners]
     return DrawnImages(torch.stack(rows), "clients' own models at their present tasks", names)

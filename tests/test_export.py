@@ -57,9 +57,9 @@ def trained(
 def scores(client: Client, x: Tensor, owner: int | None = None, task: int = 0) -> Tensor:
     """What the run's own tests compute, by functional calls on the network as it was trained."""
     federation = client._federation
-    model = federation.state_tensors() if owner is None else client._model_of(owner, task)
+    model = federation.state_tensors() if owner is None else federation.model_of(owner, task)
     batch = EvaluationBatch(task, 0, len(x), x, torch.zeros(len(x), dtype=torch.int64))
-    return client._scores_of(batch, federation.encode(task, model), False)
+    return client.scoring.answers(batch, federation.encode(task, model), False)
 
 
 def exported(client: Client, path: Path, choice: Choice | None = None) -> Any:

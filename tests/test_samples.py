@@ -99,7 +99,7 @@ def test_decomposed_weights_are_put_together() -> None:
     assert found.images.shape == (CLIENTS_AT_MOST, 5, 1, 4, 4)
     from cfl.export.answer import plain_network
 
-    network: Any = plain_network(client.network, client._model_of(2, None))
+    network: Any = plain_network(client.network, client._federation.model_of(2, None))
     expected = network.sample(5, torch_generator(client.seed, "samples", 1, 2))
     assert torch.equal(found.images[2], expected)
 

@@ -104,7 +104,7 @@ def answer_of(client: Client, choice: Choice) -> Answer:
 
 def _answer(client: Client, choice: Choice, classifiers: list[Method]) -> Answer:
     federation, owner, task = client._federation, choice.client, choice.task
-    model = federation.state_tensors() if owner is None else client._model_of(owner, task)
+    model = federation.state_tensors() if owner is None else federation.model_of(owner, task)
     stream_task = (task or 0) if owner is None else federation.data.stream_task(task or 0, owner)
     network = plain_network(federation.network, federation.encode(stream_task, model))
     if classifiers and set(network.state_dict()) != set(federation.network.state_dict()):

@@ -6,9 +6,9 @@ from test_networks import CASES, IDS, build, images
 from tiny import ConvNet, fit, tiny_client, tiny_data
 from torch import Tensor
 
-from cfl.client import Client
 from cfl.models.density import is_density
 from cfl.models.memory_format import channels_last, gains_by_channels_last
+from cfl.scoring import Scoring
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -42,10 +42,10 @@ class ViewNet(ConvNet):
 def matrices_of(monkeypatch: pytest.MonkeyPatch, network: type[ConvNet], tried: bool) -> tuple[Tensor, set[bool]]:
     """Accuracies of a run, and whether images came with the channels last."""
     orders = set()
-    real = Client._scores_of
+    real = Scoring.answers
 
-    def watched(self: Client, batch, model, is_network, whose=(0,)) -> Tensor:  # type: ignore[no-untyped-def]
-        convolution = self.network.conv
+    def watched(self: Scoring, batch, model, is_network, whose=(0,)) -> Tensor:  # type: ignore[no-untyped-def]
+        convolution = self.federation.network.conv
         handle = convolution.register_forward_pre_hook(lambda _, given: orders.add(given[0].stride(1) == 1))
         try:
             return real(self, batch, model, is_network, whose)
@@ -53,9 +53,9 @@ def matrices_of(monkeypatch: pytest.MonkeyPatch, network: type[ConvNet], tried: 
             handle.remove()
 
     with monkeypatch.context() as patch:
-        patch.setattr(Client, "_scores_of", watched)
+        patch.setattr(Scoring, "answers", watched)
         if not tried:
-            patch.setattr("cfl.client.gains_by_channels_last", lambda network, x: False)
+            patch.setattr("cfl.scoring.gains_by_channels_last", lambda network, x: False)
         data = tiny_data()
         client = tiny_client(data, network)
         fit(client, data)
