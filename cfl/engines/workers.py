@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,16 +12,17 @@ from torch import Tensor, nn
 
 from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
-from cfl.data.samples import Samples
 from cfl.engines.base import Engine, StepContext, behind, drawn_masks
 from cfl.engines.batch_last import BatchLastChain
 from cfl.engines.chain import Chain
 from cfl.engines.freed_memory import keep_freed_memory
+from cfl.engines.joined import Joined
 from cfl.engines.recorded import RecordedSteps, Recording, arguments
+from cfl.engines.replica import Replica
 from cfl.engines.threads import Threads
 from cfl.engines.updates import KeepGradients, PullRows, StepAtOnce, Update
 from cfl.layer_inputs.right_factors import ClientFactor, RightFactor
-from cfl.models.dropout import DropoutMasks, dropout_masks
+from cfl.models.dropout import DropoutMasks
 from cfl.models.step_draws import StepDraws
 
 FETCHED_TOGETHER = 2**18
@@ -76,7 +73,7 @@ class WorkerEngine(Engine):
         self._recorded = RecordedSteps(self.chain, eager) if self.chain is not None and recordable else None
         self.multiplies = self.chain is not None
         self._threads = Threads(threads)
-        self._replicas = [] if self.chain is not None else [_Replica(network) for _ in range(max(threads, 1))]
+        self._replicas = [] if self.chain is not None else [Replica(network) for _ in range(max(threads, 1))]
         self._gradients: dict[str, Tensor] = {}
         self._views: dict[tuple[int, int], dict[str, Tensor]] = {}
         self._viewed: Cohort | None = None
@@ -263,16 +260,16 @@ class WorkerEngine(Engine):
 
         return of_all
 
-    def _join(self, cohort: Cohort, batch: CohortBatch, context: StepContext, used: list[int]) -> _Joined:
+    def _join(self, cohort: Cohort, batch: CohortBatch, context: StepContext, used: list[int]) -> Joined:
         """All samples of a batch, of which ``used`` own ones of each client are no padding."""
         k, count = batch.mask.shape
         x, samples = batch.joined_samples(0, k, count, cohort.train_outputs)
         rows, device = range(k), torch.device("cpu")
         masks = drawn_masks(self.masks, context, cohort, batch, rows, batch.added_count, device, added=True)
-        return _Joined(x, samples, samples.mask.sum(1).tolist() if batch.added else used, masks)
+        return Joined(x, samples, samples.mask.sum(1).tolist() if batch.added else used, masks)
 
     def _joined_masks(
-        self, cohort: Cohort, batch: CohortBatch, context: StepContext, joined: _Joined, row: int
+        self, cohort: Cohort, batch: CohortBatch, context: StepContext, joined: Joined, row: int
     ) -> dict[str, Tensor]:
         """Dropout masks of one client's unpadded samples."""
         own = self._dropped(cohort, batch, context, range(row, row + 1), batch.mask.shape[1], single=True)
@@ -280,7 +277,7 @@ class WorkerEngine(Engine):
         return {name: joined.kept(row, mask) for name, mask in dropped.items()}
 
     def _joined_recordings(
-        self, cohort: Cohort, batch: CohortBatch, context: StepContext, joined: _Joined
+        self, cohort: Cohort, batch: CohortBatch, context: StepContext, joined: Joined
     ) -> dict[int, Recording | None]:
         """As :meth:`_recordings`, by number of samples with added ones; the loss is the weighted cross-entropy."""
         if self._recorded is None:
@@ -312,7 +309,7 @@ class WorkerEngine(Engine):
         cohort: Cohort,
         batch: CohortBatch,
         context: StepContext,
-        joined: _Joined,
+        joined: Joined,
         recordings: Mapping[int, Recording | None],
         thread: int,
         start: int,
@@ -384,99 +381,6 @@ class WorkerEngine(Engine):
         dropped = self._dropped(cohort, batch, context, range(start, start + rows), y.shape[1], single=False)
         weights = self._rows(self._views, cohort.data, start, rows)
         return self.chain.step(x, y, mask, outputs, weights, dropped, update)
-
-
-@dataclass(frozen=True)
-class _Joined:
-    """All samples of a cohort's step, ``[k, N, ...]``, and how many of each client are no padding.
-
-    Attributes:
-        x: inputs.
-        samples: what else is known.
-        counts: per client.
-        added_masks: dropout masks of the samples that methods have added, ``[k, M, ...]``.
-    """
-
-    x: Tensor
-    samples: Samples
-    counts: list[int]
-    added_masks: dict[str, Tensor]
-
-    def kept(self, row: int, values: Tensor) -> Tensor:
-        """The unpadded ones of one client's ``[N, ...]`` values."""
-        return values if self.counts[row] == self.samples.mask.shape[1] else values[self.samples.mask[row]]
-
-    def of_client(self, row: int) -> tuple[Tensor, Samples]:
-        """Inputs and samples of one client, without padding."""
-        samples = self.samples.row(row)
-        full = self.counts[row] == self.samples.mask.shape[1]
-        return self.kept(row, self.x[row]), samples if full else samples.kept()
-
-    def spread(self, seen: Mapping[int, Tensor]) -> Tensor:
-        """``[k, N, O]`` of first row -> ``[n, O]`` of its client's unpadded samples, or ``[m, N, O]`` of m clients."""
-        k, count = self.samples.mask.shape
-        some = next(iter(seen.values()))
-        spread = some.new_zeros((k, count, some.shape[-1]))
-        for start, values in seen.items():
-            if values.ndim == 3:
-                spread[start : start + len(values)] = values
-            elif len(values) == count:
-                spread[start] = values
-            else:
-                spread[start, self.samples.mask[start]] = values
-        return spread
-
-    def of_clients(self, start: int, stop: int) -> tuple[Tensor, Samples]:
-        """Inputs and samples of some clients, with padding."""
-        return self.x[start:stop], self.samples.between(start, stop)
-
-
-class _Replica:
-    """A copy of the network that one thread lends to one client after another.
-
-    Args:
-        network: the architecture.
-    """
-
-    def __init__(self, network: nn.Module) -> None:
-        self.network = copy.deepcopy(network).train()
-        # A tensor that is used in several places has one name.
-        names = {id(t): n for n, t in (*self.network.named_parameters(), *self.network.named_buffers())}
-        places = [
-            (held, local)
-            for module in self.network.modules()
-            for held in (module._parameters, module._buffers)
-            for local in held
-        ]
-        self._slots = [(names[id(held[local])], held, local) for held, local in places if held[local] is not None]
-        self.unused: set[str] = set()
-
-    def step(
-        self,
-        loss_of: Callable[[nn.Module], Tensor],
-        weights: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        dropped: dict[str, Tensor],
-        update: Update,
-    ) -> Tensor:
-        """Loss and gradients of one client by autograd; see :meth:`Chain.step`. Buffers are changed in place."""
-        # All clients' weights are views of one tensor. `.data`, unlike `.detach()`, has a version counter of its own:
-        # else autograd would take another thread's update for a change of this client's weights.
-        leaves = {name: weight.data.requires_grad_() for name, weight in weights.items()}
-        tensors = {**leaves, **{name: buffer.data for name, buffer in buffers.items()}}
-        for name, held, local in self._slots:
-            held[local] = tensors[name]  # type: ignore[assignment]
-        masks: AbstractContextManager[Any] = dropout_masks(self.network, dropped) if dropped else nullcontext()
-        with masks:
-            loss = loss_of(self.network)
-        loss.backward()
-        with torch.no_grad():
-            for name, leaf in leaves.items():
-                if leaf.grad is None:
-                    self.unused.add(name)
-                else:
-                    update.gradient(name, leaf.grad)
-        return loss.detach()
 
 
 def _of_client(factors: Mapping[str, RightFactor], row: int) -> dict[str, ClientFactor]:
