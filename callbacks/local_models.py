@@ -69,7 +69,7 @@ class LocalModels(Callback):
         tensors = {**cohort.parameters, **cohort.buffers}
         model = {f"network.{name}": tensor[position].detach() for name, tensor in tensors.items()}
         stream_task = data.stream_task(task, owner)
-        size, total = len(data.tasks[stream_task].test), 0.0
+        size, total = len(data.evaluated[stream_task].test), 0.0
         with evaluation_mode(client.network):
             likelihood = LogLikelihood(client.network, (owner,))
             for start in range(0, size, data.eval_batch_size):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -68,6 +68,8 @@ class FederatedDataModule(LightningDataModule):
         validation: share of each client's training samples of every task that is set aside, in [0, 1)
             (:func:`cfl.data.validation.set_aside`). Nothing trains on them, no memory and no extra communication round
             sees them; methods that validate do (:meth:`validation_batches`).
+        evaluate_on: what accuracies (or likelihoods) are of: the ``test`` sets or, to choose settings without a look at
+            them, ``validation``: of every task what its clients have set aside and nobody trains on.
         augmentation: random change of the images in local training, none if not given. Neither tests nor extra
             communication rounds see changed images, unless these take them from a replay buffer.
         seed: the run's seed (in YAML ``seed_everything``).
@@ -91,6 +93,7 @@ class FederatedDataModule(LightningDataModule):
         portion: int | None = None,
         sequences: TaskSequences | None = None,
         validation: float = 0.0,
+        evaluate_on: Literal["test", "validation"] = "test",
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -118,11 +121,16 @@ class FederatedDataModule(LightningDataModule):
             raise ConfigError("data.class_loss", class_loss, valid)
         if not 0 <= validation < 1:
             raise ConfigError("data.validation", validation, "a share in [0, 1)")
+        if evaluate_on not in ("test", "validation"):
+            raise ConfigError("data.evaluate_on", evaluate_on, "test or validation")
+        if evaluate_on == "validation" and not validation:
+            raise ConfigError("data.validation", validation, "above 0 with data.evaluate_on: validation")
         own_pace = bool(schedule.clock_spread) or exposure == "asynchronous"
         if own_pace and participation is not None and participation.min_samples:
             valid = "another one with schedule.clock_spread or data.exposure: asynchronous"
             raise ConfigError("data.participation", participation.name, valid)
         self.validation = validation
+        self.evaluate_on = evaluate_on
         self.exposure: Exposure = exposure
         self.sequences = sequences
         self.portion = portion
@@ -233,6 +241,25 @@ class FederatedDataModule(LightningDataModule):
     def tasks(self) -> list[Task]:
         """The tasks with their data. Reads files on first use."""
         return self.stream.tasks(self.root, self.seed)
+
+    @cached_property
+    def evaluated(self) -> list[Task]:
+        """The tasks with the samples they are evaluated on as their test sets.
+
+        Raises:
+            ConfigError: ``data.validation``: of some task nothing is set aside that nobody trains on.
+        """
+        if self.evaluate_on == "test":
+            return self.tasks
+        found = []
+        for number, (task, train, aside) in enumerate(zip(self.tasks, self.dealt, self.validation_dealt, strict=True)):
+            trained_on = np.concatenate([*train.values(), np.zeros(0, dtype=np.int64)])
+            held_out = np.setdiff1d(np.concatenate([*aside.values(), np.zeros(0, dtype=np.int64)]), trained_on)
+            if not len(held_out):
+                valid = f"a larger share: of task {number} nothing is set aside that nobody trains on"
+                raise ConfigError("data.validation", self.validation, valid)
+            found.append(replace(task, test=task.train.subset(torch.from_numpy(held_out))))
+        return found
 
     @property
     def dealt(self) -> Sequence[Mapping[int, np.ndarray]]:
@@ -421,7 +448,7 @@ class FederatedDataModule(LightningDataModule):
         every = 1 if self.all_batches_everywhere else processes.count()
         loaders: list[EvaluationLoader | NothingToEvaluate] = []
         before = 0
-        for t, task in enumerate(self.tasks):
+        for t, task in enumerate(self.evaluated):
             first = (processes.rank() - before) % every
             loaders.append(EvaluationLoader(t, len(task.test), self.eval_batch_size, first, every))
             before += -(-len(task.test) // self.eval_batch_size)
@@ -438,7 +465,7 @@ class FederatedDataModule(LightningDataModule):
     @cached_property
     def inputs(self) -> Inputs:
         """The tasks' samples as network input."""
-        return Inputs(self.tasks, self.input_shape, self.outputs.offsets, self.augmentation, self.seed)
+        return Inputs(self.evaluated, self.input_shape, self.outputs.offsets, self.augmentation, self.seed)
 
     def gather(self, task: int, index: Tensor, moment: Moment | None = None) -> tuple[Tensor, Tensor]:
         """Training samples of a task: :meth:`cfl.data.inputs.Inputs.of_task` of ``index`` as :attr:`indices` has it."""

@@ -358,14 +358,21 @@ class SweepState:
             broken = ["", "Not made, or failed otherwise than by diverging:", ""] if self.broken else []
             return "\n".join([*lines, "", why, *broken, *(f"- {name}" for name in self.broken)]) + "\n"
         scale = f", scale {sweep.point[SCALE]}" if sweep.point else ""
+        where = " on validation samples" if self._validates else ""
         end = ", at the end of the grid" if self.at_the_end else ""
         rest = "; ".join(f"{named(v)}: {self._score(v)}" for v in self.candidates if v != self.chosen)
         note = (
-            f"{CHOSEN}{named(self.chosen)} by sweeps/{sweep.path.name} ({sweep.best} {sweep.value}{scale}, "
+            f"{CHOSEN}{named(self.chosen)} by sweeps/{sweep.path.name} ({sweep.best} {sweep.value}{where}{scale}, "
             f"{sweep.seeds} seed{'s' if sweep.seeds > 1 else ''}): {self._score(self.chosen)}{end}"
             f"{f'; others: {rest}' if rest else ''}"
         )
         return "\n".join([*lines, "", "For the method's config file:", "", f"    {note}"]) + "\n"
+
+    @property
+    def _validates(self) -> bool:
+        """Whether candidates are compared on samples set aside, instead of the test sets."""
+        experiment = self.resolver.experiment(self._arguments(self.chosen or ()))
+        return bool(experiment["data"].get("evaluate_on") == "validation")
 
     def _score(self, candidate: Values) -> str:
         """The mean over seeds, or why there is none; both where they differ."""

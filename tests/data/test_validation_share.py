@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import fit, permuted, split, tiny_client, tiny_data
+from tiny import fit, permuted, split, tiny_client, tiny_data, weights
 
 from cfl.data.augmentation import CropFlip
 from cfl.data.datamodule import FederatedDataModule
@@ -133,3 +133,69 @@ def test_permuted_images_are_those_of_the_task() -> None:
 def test_other_shares_are_refused(share: float) -> None:
     with pytest.raises(ConfigError, match=r"data\.validation"):
         data_of(share)
+
+
+# Accuracies of what is set aside, for choosing settings.
+
+
+def evaluated(data: FederatedDataModule, task: int) -> tuple[torch.Tensor, torch.Tensor]:
+    batches = [data.evaluation_batch(batch, torch.device("cpu")) for batch in data.val_dataloader()[task]]
+    return torch.cat([batch.x for batch in batches]), torch.cat([batch.y for batch in batches])
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_evaluation_on_validation_samples_has_all_that_is_set_aside_and_nothing_else(settings: str) -> None:
+    data = data_of(evaluate_on="validation", **SETTINGS[settings])
+    for number, task in enumerate(data.tasks):
+        held_out = sorted({int(i) for own in data.validation_dealt[number].values() for i in own})
+        x, y = evaluated(data, number)
+        assert torch.equal(x, task.transform(task.train.images[held_out]))
+        assert torch.equal(y, task.train.labels[held_out] + data.outputs.offsets[number])
+        trained_on = {int(i) for own in data.dealt[number].values() for i in own}
+        assert held_out
+        assert not trained_on & set(held_out)
+
+
+def test_what_another_client_trains_on_validates_nobody() -> None:
+    """Where a sample may be dealt to several clients."""
+    data = data_of(evaluate_on="validation")
+    data.__dict__["_cut_deal"] = (
+        [{0: np.array([1, 2, 3]), 1: np.array([5])} for _ in range(3)],
+        [{0: np.array([5, 9]), 1: np.array([9, 4])} for _ in range(3)],
+    )
+    x, _ = evaluated(data, 1)
+    assert torch.equal(x, data.tasks[1].transform(data.tasks[1].train.images[[4, 9]]))
+    data = data_of(evaluate_on="validation")
+    data.__dict__["_cut_deal"] = ([{0: np.array([1])}] * 3, [{0: np.zeros(0, dtype=np.int64)}] * 3)
+    with pytest.raises(ConfigError, match=r"data\.validation = 0\.25.* task 0 "):
+        data.val_dataloader()
+
+
+def test_a_run_trains_alike_whatever_it_is_evaluated_on() -> None:
+    """Accuracies are those of the same models on other samples."""
+
+    def run(**options: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        data = data_of(**options)
+        federation = fit(tiny_client(data), data)
+        return weights(federation), federation.accuracy.compute()
+
+    on_test, on_validation = run(), run(evaluate_on="validation")
+    for name, value in on_test[0].items():
+        assert torch.equal(value, on_validation[0][name])
+    data = data_of(evaluate_on="validation")
+    client = tiny_client(data)
+    federation = fit(client, data)
+    client.eval()
+    x, y = evaluated(data, 2)
+    allowed = data.outputs.test[2] if data.outputs.test is not None else torch.ones(6, dtype=torch.bool)
+    with torch.no_grad():
+        right = client.network(x).masked_fill(~allowed, -torch.inf).argmax(1).eq(y).double().mean()
+    assert federation.accuracy.compute()[2, 2] == pytest.approx(100 * float(right))
+    assert not torch.equal(on_test[1], on_validation[1])
+
+
+def test_evaluation_on_validation_samples_needs_some() -> None:
+    with pytest.raises(ConfigError, match=r"data\.validation = 0\.0 .*above 0 with data\.evaluate_on: validation"):
+        data_of(0.0, evaluate_on="validation")
+    with pytest.raises(ConfigError, match=r"data\.evaluate_on = 'train' .*test or validation"):
+        data_of(evaluate_on="train")

@@ -67,6 +67,17 @@ def test_a_grid_runs_what_is_missing_and_chooses_the_highest_mean(tmp_path: Path
     assert "| threshold 0.9 **chosen** | 75.00 ± 21.21 | 2 |" in state.markdown()
 
 
+def test_candidates_may_be_compared_on_validation_samples(tmp_path: Path) -> None:
+    settings = {"data.validation": 0.1, "data.evaluate_on": "validation"}
+    sweep = read_sweep(sweep_file(tmp_path, seeds=1, set=settings))
+    jobs = SweepState(sweep, resolver(), Results([])).jobs(tmp_path)
+    for job in jobs:
+        assert {f"--{key}={value}" for key, value in settings.items()} <= set(job.arguments)
+        write_run(job.folder, job.arguments, 0, 70.0)
+    note = SweepState(sweep, resolver(), read_results(tmp_path)).markdown()
+    assert "(highest acc on validation samples, scale short, 1 seed): 70.00" in note
+
+
 def test_lowest_of_another_figure(tmp_path: Path) -> None:
     sweep = read_sweep(sweep_file(tmp_path, seeds=1, select={"value": "fgt", "best": "lowest"}))
     for job, fgt in zip(SweepState(sweep, resolver(), Results([])).jobs(tmp_path), (3.0, 1.0, 2.0), strict=True):
