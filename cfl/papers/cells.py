@@ -10,11 +10,12 @@ from typing import Any
 
 from cfl.errors import ConfigError
 from cfl.experiment import config_hash
-from cfl.papers.definition import SCALE, Figure, NotAvailable, Recipe, Table
+from cfl.papers.definition import SCALE, Figure, Table
 from cfl.papers.expressions import Undefined, Unrecorded
 from cfl.papers.grids import Grid, mean_grid
 from cfl.papers.missing_data import MissingData
 from cfl.papers.published import Published
+from cfl.papers.recipes import NotAvailable, Recipe
 from cfl.papers.resolving import Resolver
 from cfl.papers.results import Result, Results
 from cfl.papers.rough import rough

@@ -18,9 +18,10 @@ from cfl.errors import ConfigError
 from cfl.experiment import config_hash
 from cfl.papers.adopting import adopt
 from cfl.papers.cells import Experiments
-from cfl.papers.definition import NotAvailable, Recipe, papers, table_named
+from cfl.papers.definition import papers, table_named
 from cfl.papers.kept import MISSING, keep
 from cfl.papers.missing_data import MissingData
+from cfl.papers.recipes import NotAvailable, Recipe
 from cfl.papers.report import REPORTS, write_report
 from cfl.papers.reproducibility import page
 from cfl.papers.resolving import Resolver

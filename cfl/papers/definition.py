@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import yaml
 
-from cfl.cli import DEFAULT_CONFIG
 from cfl.errors import ConfigError
 from cfl.papers import expressions
 from cfl.papers.published import Published, read_published
+from cfl.papers.recipes import NotAvailable, Point, Recipe, Rule, matches, recipe, refuse_unknown, texts
 
-CONFIGS = DEFAULT_CONFIG.parent
 PAPERS = Path(__file__).resolve().parent
 SCALE = "scale"
 """The axis that every table has besides its own: ``paper`` is the published protocol."""
@@ -25,118 +23,11 @@ SCALE = "scale"
 OPTIONS = {"benchmark": "--bench", "method": "--methods", "partition": "--partition"}
 """Axis -> how values of it are chosen on the command line; all others by ``--only``."""
 
-Point = Mapping[str, str]
-"""A combination of axis values."""
-
 Best = Literal["highest", "lowest"]
 """Which end of a column leads."""
 
 Over = Literal["tasks", "rounds"]
 """What curves run over: an entry per task learned, or one per communication round."""
-
-CHOSEN = "# chosen: "
-"""How a line of a config file begins that says why a value is ours and not the paper's."""
-
-
-class NotAvailable(ValueError):
-    """A cell whose experiment does not exist here; the message says what is absent."""
-
-
-def matches(when: Mapping[str, Any], point: Point) -> bool:
-    """Whether a point has every axis of ``when`` at the value given there, or at one of those in the list."""
-    return all(point.get(axis) in (_texts(wanted)) for axis, wanted in when.items())
-
-
-def _texts(value: Any) -> list[str]:
-    return [str(entry) for entry in (value if isinstance(value, list) else [value])]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What some points have in common: config files, settings over them, and why they are as they are.
-
-    Attributes:
-        when: axis -> value or values for which the rule holds; empty: always.
-        configs: files below ``configs/``; ``{axis}`` stands for the point's value.
-        settings: config key -> value, laid over everything so far; texts may hold ``{axis}``.
-        chosen: why these settings were chosen by us; None where they are the paper's.
-    """
-
-    when: Mapping[str, Any] = field(default_factory=dict)
-    configs: Sequence[str] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    chosen: str | None = None
-
-    @classmethod
-    def read(cls, entry: Mapping[str, Any], where: str) -> Rule:
-        """From a data file's entry with ``when``, ``configs``, ``set``, ``chosen``, each optional."""
-        known: dict[str, Any] = {"when": {}, "configs": [], "set": {}, "chosen": None}
-        _refuse_unknown(entry, known, where)
-        found = {**known, **entry}
-        return cls(found["when"], tuple(found["configs"]), found["set"], found["chosen"])
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How an experiment is run.
-
-    Attributes:
-        arguments: of ``cfl fit``, without seed and run folder.
-        notes: why some of its settings were chosen by us.
-    """
-
-    arguments: tuple[str, ...]
-    notes: tuple[str, ...] = ()
-
-    def shown(self) -> list[str]:
-        """The arguments with config files as they are called from the project's folder."""
-        return [argument.replace(f"--config={CONFIGS}/", "--config=configs/") for argument in self.arguments]
-
-
-def recipe(rules: Sequence[Rule], point: Point) -> Recipe:
-    """Lay the rules that hold for a point over each other, in their order.
-
-    Raises:
-        NotAvailable: a config file is not there, e.g. because a method is not implemented.
-        ConfigError: a rule needs an axis that the point does not have.
-    """
-    arguments: list[str] = []
-    notes: list[str] = []
-    for rule in rules:
-        if not matches(rule.when, point):
-            continue
-        for name in rule.configs:
-            path = CONFIGS / _filled(name, point)
-            if not path.is_file():
-                axis = max(point, key=lambda axis: name.rfind(f"{{{axis}}}"))
-                what = f"{axis} {point[axis]}" if f"{{{axis}}}" in name else path.name
-                raise NotAvailable(f"{what} not available")
-            arguments.append(f"--config={path}")
-            notes += _chosen_in(path)
-        arguments += [setting(key, _filled(value, point)) for key, value in rule.settings.items()]
-        notes += [rule.chosen] if rule.chosen else []
-    return Recipe(tuple(arguments), tuple(dict.fromkeys(notes)))
-
-
-@cache
-def _chosen_in(path: Path) -> tuple[str, ...]:
-    """What a config file says of values that are ours."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return tuple(line.removeprefix(CHOSEN) for line in lines if line.startswith(CHOSEN))
-
-
-def setting(key: str, value: Any) -> str:
-    """``--key=value`` for the command line."""
-    return f"--{key}={value if isinstance(value, str) else json.dumps(value)}"
-
-
-def _filled(value: Any, point: Point) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return value.format_map(point)
-    except KeyError as missing:
-        raise ConfigError("rules", value, f"a text without {missing}: the table has no such axis") from None
 
 
 @dataclass(frozen=True)
@@ -188,7 +79,7 @@ class NoTarget:
         Raises:
             ConfigError: a key is unknown, ``why`` is missing, or a figure is named that the table does not have.
         """
-        _refuse_unknown(entry, cls.__dataclass_fields__, f"{where}, no_targets")
+        refuse_unknown(entry, cls.__dataclass_fields__, f"{where}, no_targets")
         if not isinstance(entry.get("why"), str):
             raise ConfigError(f"{where}, no_targets.why", entry.get("why"), "a text that says why")
         for name in entry.get("figures", ()):
@@ -239,7 +130,7 @@ class Order:
                 have.
         """
         needed = ("axis", "figure", "leader", "reference")
-        _refuse_unknown(entry, (*needed, "best", "bounds", "against"), f"{where}, order")
+        refuse_unknown(entry, (*needed, "best", "bounds", "against"), f"{where}, order")
         for key in needed:
             if key not in entry:
                 raise ConfigError(f"{where}, order.{key}", None, f"given, as {', '.join(needed)} are")
@@ -260,7 +151,7 @@ class Order:
                 raise ConfigError(f"{where}, order", value, f"one of the axis values {', '.join(axes[entry['axis']])}")
         against = entry.get("against")
         if against is not None:
-            _refuse_unknown(against, ("table", "at"), f"{where}, order.against")
+            refuse_unknown(against, ("table", "at"), f"{where}, order.against")
             against = (against["table"], against.get("at", {}))
         return cls(entry["axis"], tuple(named), entry["leader"], entry["reference"], best, bounds, against)
 
@@ -457,7 +348,7 @@ def read_paper(folder: Path) -> Paper:
     """
     path = folder / "paper.yaml"
     entry = _load(path)
-    _refuse_unknown(entry, ("title", "scales", "run_folder", "seeds", "labels", "rules"), str(path))
+    refuse_unknown(entry, ("title", "scales", "run_folder", "seeds", "labels", "rules"), str(path))
     return Paper(
         name=folder.name,
         folder=folder,
@@ -492,12 +383,12 @@ def read_table(paper: Paper, path: Path) -> Table:
         "seeds",
         "no_targets",
     )
-    _refuse_unknown(entry, keys, where)
-    axes = {axis: _texts(values) for axis, values in entry["axes"].items()}
+    refuse_unknown(entry, keys, where)
+    axes = {axis: texts(values) for axis, values in entry["axes"].items()}
     figures = {}
     for name, given in entry["figures"].items():
         options = {"value": given} if isinstance(given, str) else given
-        _refuse_unknown(options, Figure.__dataclass_fields__, f"{where}, figures.{name}")
+        refuse_unknown(options, Figure.__dataclass_fields__, f"{where}, figures.{name}")
         try:
             expressions.check(options["value"])
         except SyntaxError as error:
@@ -541,9 +432,3 @@ def _load(path: Path) -> dict[str, Any]:
     if not isinstance(entry, dict):
         raise ConfigError(str(path), entry, "a mapping")
     return entry
-
-
-def _refuse_unknown(entry: Mapping[str, Any], known: Any, where: str) -> None:
-    for key in entry:
-        if key not in known:
-            raise ConfigError(f"{where}, {key}", entry[key], f"one of {', '.join(known)}")

@@ -16,8 +16,9 @@ from cfl.errors import ConfigError
 from cfl.experiment import config_hash
 from cfl.papers import expressions
 from cfl.papers.cells import Spread
-from cfl.papers.definition import CHOSEN, SCALE, Paper, Recipe, Rule, papers, recipe, setting
+from cfl.papers.definition import SCALE, Paper, papers
 from cfl.papers.expressions import Undefined
+from cfl.papers.recipes import CHOSEN, Recipe, Rule, recipe, setting
 from cfl.papers.report import shown
 from cfl.papers.resolving import Resolver
 from cfl.papers.results import Result, Results

@@ -13,9 +13,10 @@ import yaml
 from fabricated import MATRIX, fot, point, resolver, write_run
 
 from cfl.papers.cells import Cell, Experiments, Spread
-from cfl.papers.definition import NoTarget, Rule
+from cfl.papers.definition import NoTarget
 from cfl.papers.missing_data import MissingData
 from cfl.papers.published import Published
+from cfl.papers.recipes import Rule
 from cfl.papers.report import counts, shown, tolerances, write_report, write_whole
 from cfl.papers.results import Results, read_result, read_results
 

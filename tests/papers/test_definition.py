@@ -12,18 +12,8 @@ from fabricated import every_table, fot, point, resolver
 
 from cfl.errors import ConfigError
 from cfl.papers.cells import each_recipe
-from cfl.papers.definition import (
-    CONFIGS,
-    PAPERS,
-    NotAvailable,
-    Order,
-    Rule,
-    matches,
-    papers,
-    read_table,
-    recipe,
-    table_named,
-)
+from cfl.papers.definition import PAPERS, Order, papers, read_table, table_named
+from cfl.papers.recipes import CONFIGS, NotAvailable, Rule, matches, recipe
 from cfl.papers.rough import rough
 
 SCALES = ("paper", "short", "smoke")

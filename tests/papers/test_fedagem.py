@@ -18,8 +18,9 @@ from cfl.experiment import flatten
 from cfl.methods.fed_agem import FedAGEM
 from cfl.models import ResNet18, SmallCNN
 from cfl.papers.cells import Experiments, each_recipe
-from cfl.papers.definition import CONFIGS, Table, matches
+from cfl.papers.definition import Table
 from cfl.papers.missing_data import MissingData
+from cfl.papers.recipes import CONFIGS, matches
 from cfl.papers.resolving import seedless_hash
 from cfl.papers.results import Results, read_results
 from cfl.papers.rough import rough

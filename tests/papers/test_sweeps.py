@@ -14,7 +14,7 @@ from fabricated import resolver, write_run
 from cfl.errors import ConfigError
 from cfl.experiment import config_hash
 from cfl.papers.command import main
-from cfl.papers.definition import CONFIGS
+from cfl.papers.recipes import CONFIGS
 from cfl.papers.results import Results, read_results
 from cfl.papers.running import Job
 from cfl.papers.sweeps import Search, SweepState, read_sweep
