@@ -143,18 +143,27 @@ def test_five_datasets_come_in_the_papers_order_with_its_constants() -> None:
         assert source["init_args"]["std"] == pytest.approx(std, abs=1e-7)
 
 
+@pytest.mark.parametrize(("table", "benchmark"), [("table6", "mini-imagenet"), ("table6-present", "pmnist")])
 @pytest.mark.parametrize(("variant", "partition"), [("dp", "iid"), ("dp", "shards"), ("frozen", "iid")])
-def test_private_variants_differ_from_fot_in_one_option(variant: str, partition: str) -> None:
+def test_private_variants_differ_from_fot_in_one_option(
+    table: str, benchmark: str, variant: str, partition: str
+) -> None:
     """Table 6: epsilon 5, delta 1e-5, norms clipped to 1; or the first layer frozen after the first task."""
-    plain = resolved("mini-imagenet", "fot", partition)["methods"]["fot"]["init_args"]
-    at_point = point(benchmark="mini-imagenet", method="fot", variant=variant, partition=partition)
-    private = resolver().config(fot()["table6"].recipe(at_point).arguments)["methods"]["fot"]["init_args"]
+    plain = resolved(benchmark, "fot", partition)["methods"]["fot"]["init_args"]
+    at_point = point(benchmark=benchmark, method="fot", variant=variant, partition=partition)
+    private = resolver().config(fot()[table].recipe(at_point).arguments)["methods"]["fot"]["init_args"]
     changed = {key: value for key, value in private.items() if value != plain[key]}
     if variant == "frozen":
         assert changed == {"freeze_first_layer": True}
     else:
         assert changed.keys() == {"mechanism"}
         assert changed["mechanism"]["init_args"] == {"epsilon": 5.0, "delta": 1e-5, "clip": 1.0, "sigma_rule": "paper"}
+
+
+@pytest.mark.parametrize("partition", ["iid", "shards"])
+def test_table_6_on_permuted_mnist_has_table_1s_run_for_comparison(partition: str) -> None:
+    at_point = point(benchmark="pmnist", method="fot", variant="without", partition=partition)
+    assert resolver().config(fot()["table6-present"].recipe(at_point).arguments) == resolved("pmnist", "fot", partition)
 
 
 @pytest.mark.parametrize("partition", ["iid", "shards"])
