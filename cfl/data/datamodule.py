@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -16,25 +15,24 @@ from torch import Tensor
 
 from cfl import processes
 from cfl.data.augmentation import Augmentation
-from cfl.data.cohorts import CohortBatch, RoundLoader, check_every_client_trains, deal_clients, holders, local_steps
+from cfl.data.cohorts import CohortBatch, RoundLoader, deal_clients, local_steps
 from cfl.data.evaluation import EvaluationBatch, EvaluationLoader, NothingToEvaluate
-from cfl.data.exposure import EXPOSURES, Exposure, Handles, Places, exposed, portions
+from cfl.data.exposure import Exposure
+from cfl.data.holdings import Holdings
 from cfl.data.inputs import Inputs, Moment
 from cfl.data.participation import AllClients, Participation
-from cfl.data.partitions import IID, Partition, client_indices
-from cfl.data.partitions.client_shares import ClientShares, share_sizes
+from cfl.data.partitions import IID, Partition
 from cfl.data.scenarios import OutputMap, Scenario, output_map, require_binary
 from cfl.data.sequences import TaskSequences
 from cfl.data.sources.root import data_root
 from cfl.data.streams import Stream
 from cfl.data.types import Task
-from cfl.data.validation import set_aside
 from cfl.errors import ConfigError
-from cfl.schedule import BoundSchedule, RoundPlan, Schedule
+from cfl.schedule import BoundSchedule, Schedule
 from cfl.sealed import SealedTasks, TaskRef, opened, opened_tasks
 
 
-class FederatedDataModule(LightningDataModule):
+class FederatedDataModule(Holdings, LightningDataModule):
     """A task stream, dealt to clients, served round by round.
 
     Args:
@@ -96,92 +94,49 @@ class FederatedDataModule(LightningDataModule):
         evaluate_on: Literal["test", "validation"] = "test",
         seed: int = 0,
     ) -> None:
-        super().__init__()
-        if num_clients < 1:
-            raise ConfigError("data.num_clients", num_clients, "an integer of at least 1")
+        LightningDataModule.__init__(self)
+        Holdings.__init__(
+            self,
+            stream,
+            schedule,
+            IID() if partition is None else partition,
+            AllClients() if participation is None else participation,
+            num_clients,
+            repartition,
+            exposure,
+            portion,
+            sequences,
+            validation,
+            data_root(root),
+            seed,
+        )
         if eval_batch_size < 1:
             raise ConfigError("data.eval_batch_size", eval_batch_size, "an integer of at least 1")
         if class_loss not in ("all", "seen"):
             raise ConfigError("data.class_loss", class_loss, "all or seen")
-        if exposure not in EXPOSURES:
-            raise ConfigError("data.exposure", exposure, f"one of {list(EXPOSURES)}")
-        if portion is not None and (portion < 1 or exposure != "asynchronous"):
-            raise ConfigError("data.portion", portion, "at least 1 with data.exposure: asynchronous, else null")
-        if sequences is not None and exposure == "asynchronous":
-            raise ConfigError("data.exposure", exposure, "another exposure with data.sequences")
-        if schedule.clock_spread and exposure != "sequential":
-            raise ConfigError("data.exposure", exposure, "sequential with schedule.clock_spread")
-        if sequences is not None and not repartition:
-            raise ConfigError("data.repartition", repartition, "true with data.sequences")
         if class_loss == "seen" and exposure == "asynchronous":
             valid = "all with data.exposure: asynchronous: which classes a client has seen would tell where tasks end"
             raise ConfigError("data.class_loss", class_loss, valid)
         if sequences is not None and class_loss == "seen":
             valid = "all with data.sequences: which classes a client has seen does not follow from the stream's order"
             raise ConfigError("data.class_loss", class_loss, valid)
-        if not 0 <= validation < 1:
-            raise ConfigError("data.validation", validation, "a share in [0, 1)")
         if evaluate_on not in ("test", "validation"):
             raise ConfigError("data.evaluate_on", evaluate_on, "test or validation")
         if evaluate_on == "validation" and not validation:
             raise ConfigError("data.validation", validation, "above 0 with data.evaluate_on: validation")
-        own_pace = bool(schedule.clock_spread) or exposure == "asynchronous"
-        if own_pace and participation is not None and participation.min_samples:
-            valid = "another one with schedule.clock_spread or data.exposure: asynchronous"
-            raise ConfigError("data.participation", participation.name, valid)
-        self.validation = validation
-        self.evaluate_on = evaluate_on
-        self.exposure: Exposure = exposure
-        self.sequences = sequences
-        self.portion = portion
-        self.stream = stream
-        self.schedule = schedule
-        self.partition = IID() if partition is None else partition
-        self.participation = AllClients() if participation is None else participation
-        self.num_clients = num_clients
-        self.repartition = repartition
         self.scenario: Scenario = scenario or ("domain" if stream.shared_labels else "task")
         self.class_loss = class_loss
-        self.root: Path = data_root(root)
         self.eval_batch_size = eval_batch_size
         self.eval_shuffle = eval_shuffle
+        self.evaluate_on = evaluate_on
         self.augmentation = augmentation
-        self.seed = seed
         self.next_round = 0
         self.all_batches_everywhere = False
         # A process without a share of one task's test set may have one of another's.
         self.allow_zero_length_dataloader_with_multiple_devices = True
         self._unread: Exception | None = None
-        self._exposed: tuple[int, Mapping[int, np.ndarray]] | None = None
 
     # Known without reading a file, so that a network can be sized and a schedule checked before loading.
-
-    @property
-    def num_tasks(self) -> int:
-        """Number of tasks T that a client learns."""
-        return self.stream.num_tasks if self.sequences is None else self.sequences.length
-
-    @cached_property
-    def order(self) -> np.ndarray | None:
-        """``[C, T]`` int64, which of the stream's tasks is a client's t-th; None where all follow the stream."""
-        if self.sequences is None:
-            return None
-        return self.sequences.of_clients(self.num_clients, self.stream.num_tasks, self.seed)
-
-    def stream_task(self, task: int, client: int) -> int:
-        """The stream's number of a client's task."""
-        return task if self.order is None else int(self.order[client, task])
-
-    def learners(self, stream_task: int) -> list[tuple[int, int]]:
-        """Who learns one of the stream's tasks, and as which of its tasks: (client, task), clients ascending."""
-        return self._learners(stream_task, self.members)
-
-    def _learners(self, stream_task: int, members: Sequence[np.ndarray]) -> list[tuple[int, int]]:
-        if self.order is None:
-            return [(client, stream_task) for client in members[stream_task].tolist()]
-        clients, tasks = np.nonzero(self.order == stream_task)
-        held = zip(clients.tolist(), tasks.tolist(), strict=True)
-        return [(client, task) for client, task in held if client in members[task]]
 
     @cached_property
     def outputs(self) -> OutputMap:
@@ -201,29 +156,6 @@ class FederatedDataModule(LightningDataModule):
         return self.stream.shape
 
     @cached_property
-    def eligible(self) -> list[np.ndarray]:
-        """Per task, the ids of the clients to whom its samples are dealt, ascending."""
-        return self.participation.members(self.num_clients, self.num_tasks, self.seed)
-
-    @cached_property
-    def members(self) -> list[np.ndarray]:
-        """Per task, the ids of the clients that hold it, ascending. Reads files where those without samples stay away.
-
-        Raises:
-            ConfigError: ``data.participation``: nobody has samples enough of a task.
-        """
-        enough = self.participation.min_samples
-        if not enough:
-            return self.eligible
-        found = [holders(held, self.schedule, enough) for held in self._held]
-        for task, clients in enumerate(found):
-            if not len(clients):
-                value = f"{self.participation.name}: nobody has {enough} samples, and a batch, of task {task}"
-                valid = "fewer clients, a smaller min_samples, or a smaller batch_size with drop_last"
-                raise ConfigError("data.participation", value, valid)
-        return found
-
-    @cached_property
     def rounds(self) -> BoundSchedule:
         """The schedule for this stream and these clients. Reads no files before clients are asked for."""
         if not self.participation.min_samples:
@@ -236,11 +168,6 @@ class FederatedDataModule(LightningDataModule):
         return self.rounds.num_rounds
 
     # Reading files.
-
-    @cached_property
-    def tasks(self) -> list[Task]:
-        """The tasks with their data. Reads files on first use."""
-        return self.stream.tasks(self.root, self.seed)
 
     @cached_property
     def evaluated(self) -> list[Task]:
@@ -261,90 +188,6 @@ class FederatedDataModule(LightningDataModule):
             found.append(replace(task, test=task.train.subset(torch.from_numpy(held_out))))
         return found
 
-    @property
-    def dealt(self) -> Sequence[Mapping[int, np.ndarray]]:
-        """Per task of the stream, client -> indices into the task's training set, without :attr:`validation_dealt`."""
-        return self._cut_deal[0]
-
-    @property
-    def validation_dealt(self) -> Sequence[Mapping[int, np.ndarray]]:
-        """Per task of the stream, client -> indices into the task's training set that validate it; empty mappings where
-        nothing is set aside."""
-        return self._cut_deal[1]
-
-    @cached_property
-    def _cut_deal(self) -> tuple[Sequence[Mapping[int, np.ndarray]], Sequence[Mapping[int, np.ndarray]]]:
-        whole = self._whole_deal()
-        if self.validation == 0:
-            return whole, [{} for _ in whole]
-        return set_aside(whole, self.validation, self.seed)
-
-    def _whole_deal(self) -> Sequence[Mapping[int, np.ndarray]]:
-        dealt_to = self.eligible
-        if self.sequences is not None:
-            everyone = np.arange(self.num_clients)
-            learners = [self._learners(task, self.eligible) for task in range(self.stream.num_tasks)]
-            wanting = [np.array([client for client, _ in of_task]) for of_task in learners]
-            dealt_to = [own if len(own) and self.sequences.split == "holders" else everyone for own in wanting]
-        return client_indices(self.tasks, self.partition, dealt_to, self.num_clients, self.seed, self.repartition)
-
-    @cached_property
-    def indices(self) -> Sequence[Mapping[int, np.ndarray]]:
-        """Per task, client -> indices into the task's training set, or :attr:`places` where tasks differ by client."""
-        found = self._held
-        if self.participation.min_samples:
-            found = [_only(held, members) for held, members in zip(found, self.members, strict=True)]
-        if self.exposure != "asynchronous":  # there, what counts is what a client has in every period
-            check_every_client_trains(found, self.schedule)
-        return found
-
-    @cached_property
-    def _held(self) -> Sequence[Mapping[int, np.ndarray]]:
-        """As :attr:`indices`, of all that are :attr:`eligible`; they may have nothing."""
-        if self.order is None:
-            return self.dealt
-        return [
-            {client: self._places_dealt(self.stream_task(task, client), client) for client in clients.tolist()}
-            for task, clients in enumerate(self.eligible)
-        ]
-
-    @cached_property
-    def places(self) -> Places:
-        """Numbers the training samples of all tasks."""
-        return Places([len(task.train) for task in self.tasks])
-
-    @cached_property
-    def handles(self) -> Handles:
-        """What :attr:`places` are called where nobody is to see whose task's they are."""
-        return Handles(int(self.places.starts[-1]), self.seed)
-
-    @property
-    def by_places(self) -> bool:
-        """Whether local steps name their samples by :attr:`places`, not by indices into a task's training set."""
-        return self.exposure != "sequential" or self.order is not None
-
-    def _places_dealt(self, stream_task: int, client: int) -> np.ndarray:
-        return self.places.of(stream_task, self.dealt[stream_task][client])
-
-    def client_places(self, task: int, client: int) -> np.ndarray:
-        """Ascending :attr:`places` of a client's samples of a task; none if it does not learn it."""
-        if client not in self.indices[task]:
-            return np.zeros(0, dtype=np.int64)
-        return self._places_dealt(self.stream_task(task, client), client)
-
-    def places_trained_on(self, task: TaskRef, client: int) -> np.ndarray:
-        """Ascending :attr:`places` of what a client trains on during a task."""
-        number = opened(task)
-        if self.exposure in ("cumulative", "joint"):  # this client's alone: all clients' are kept for one task only
-            return exposed(number, self.exposure, self._places_held([client]))[client]
-        held = self.trained_on(number)[client]
-        return held if self.by_places else self.places.of(number, held)
-
-    def validation_indices(self, task: TaskRef, client: int) -> np.ndarray:
-        """A client's validation samples of its task: indices into the training set of the stream's task."""
-        nothing = np.zeros(0, dtype=np.int64)
-        return self.validation_dealt[self.stream_task(opened(task), client)].get(client, nothing)
-
     def outputs_in_loss(self, task: TaskRef, client: int) -> Tensor | None:
         """``[O]`` bool, the outputs in the training loss of a client's task, or None for all."""
         train = self.outputs.train
@@ -355,41 +198,6 @@ class FederatedDataModule(LightningDataModule):
         None for all."""
         train, tasks = self.outputs.in_loss_during(opened(task)), opened_tasks(samples)
         return None if train is None else train.to(tasks.device)[tasks]
-
-    def trained_on(self, task: int) -> Mapping[int, np.ndarray]:
-        """Client -> what it trains on during a task: indices into its training set, or :attr:`places` where clients
-        are exposed to other tasks too."""
-        if self.exposure == "sequential":
-            return self.indices[task]
-        if self.exposure == "asynchronous":
-            return self._portions[task]
-        if self._exposed is None or self._exposed[0] != task:
-            self._exposed = task, exposed(task, self.exposure, self._places_held(range(self.num_clients)))
-        return self._exposed[1]
-
-    @cached_property
-    def most_trained_on(self) -> int:
-        """The greatest number of samples that a client trains on in one round."""
-        return max(int(share_sizes(self.trained_on(task)).max()) for task in range(self.num_tasks))
-
-    def trained_in(self, plan: RoundPlan) -> Mapping[int, np.ndarray]:
-        """:meth:`trained_on` of the task that each of a round's clients is at; of other clients too, maybe."""
-        if not plan.groups:
-            return self.trained_on(plan.task)
-        return {client: self.trained_on(part.task)[client] for part in plan.parts for client in part.clients}
-
-    def _places_held(self, clients: Iterable[int]) -> list[dict[int, np.ndarray]]:
-        clients = list(clients)
-        return [
-            {client: self.client_places(task, client) for client in clients if client in self.indices[task]}
-            for task in range(self.num_tasks)
-        ]
-
-    @cached_property
-    def _portions(self) -> list[dict[int, np.ndarray]]:
-        found = portions(self._places_held(range(self.num_clients)), self.seed, self.portion)
-        check_every_client_trains(found, self.schedule)
-        return found
 
     def prepare_data(self) -> None:
         """Where several processes share a machine, one of them downloads what is missing before all read."""
@@ -553,9 +361,3 @@ class _Later(Sequence[np.ndarray]):
 
     def __getitem__(self, task: Any) -> Any:
         return self._find()[task]
-
-
-def _only(held: Mapping[int, np.ndarray], clients: np.ndarray) -> Mapping[int, np.ndarray]:
-    if isinstance(held, ClientShares):
-        return held.only(clients)
-    return {client: held[client] for client in clients.tolist()}
