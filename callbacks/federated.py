@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any, Literal
 
@@ -75,7 +76,7 @@ class FederatedOrchestrator(Callback):
         ):
             if value not in valid:
                 raise ConfigError(f"federated.{key}", value, f"one of {list(valid)}")
-        if not server_lr > 0:
+        if not 0 < server_lr < math.inf:
             raise ConfigError("federated.server_lr", server_lr, "a number above 0")
         if not 0 <= server_momentum < 1:
             raise ConfigError("federated.server_momentum", server_momentum, "a number in [0, 1)")

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from callbacks.federated import _client, _federation
 from cfl.data.cohorts import CohortBatch
+from cfl.errors import ConfigError
 from cfl.schedule import RoundPlan
 
 
@@ -31,9 +32,15 @@ class RoundProgress(Callback):
         enabled: show anything at all.
         plain_seconds: without a terminal, seconds between two lines; task ends and the run's end are always shown.
         live_seconds: on a terminal, seconds between two refreshes.
+
+    Raises:
+        ConfigError: seconds below 0.
     """
 
     def __init__(self, enabled: bool = True, plain_seconds: float = 10.0, live_seconds: float = 0.25) -> None:
+        for key, seconds in (("plain_seconds", plain_seconds), ("live_seconds", live_seconds)):
+            if not seconds >= 0:
+                raise ConfigError(f"progress.{key}", seconds, "a number of at least 0")
         self.enabled, self.plain_seconds, self.live_seconds = enabled, plain_seconds, live_seconds
         self.console = Console()
         self._live: Live | None = None

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import os
 import platform
+import re
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from callbacks import folder_lock
 from callbacks.federated import _client, _data, _federation, mean_matrix
 from callbacks.local_models import LocalModels
 from callbacks.targets import AccuracyTargets, rounds_in_words
@@ -29,13 +33,36 @@ from cfl.experiment import method_name
 from cfl.federation import Federation
 from cfl.figures import accuracy_curve, accuracy_heatmap, learning_curves, sample_grid
 from cfl.figures import save as save_figure
+from cfl.measure import ACCURACY, NLL
 from cfl.metrics import AccuracyMatrix
 from cfl.samples import draw_images
 from cfl.schedule import RoundPlan
 from cfl.source_digest import source_digest
 
+_log = logging.getLogger(__name__)
+
 LAST_CHECKPOINT = "last.ckpt"
+ROUNDS = "rounds.csv"
 WANDB_ID = "wandb-id.txt"
+
+
+TABLES = {"rounds", "partition"} | {
+    f"{measure.name}_matrix{suffix}" for measure in (ACCURACY, NLL) for suffix in ("", "_task_il", "_task_aware")
+}
+"""Names of a run's tables, which no method may have: it would write its own over them."""
+
+
+def check_method_names(names: Iterable[str]) -> None:
+    """Refuse names of methods that cannot be names of their tables.
+
+    Raises:
+        ConfigError: another character than a letter, a digit, ``_`` or ``-``, or the name of another table.
+    """
+    for name in names:
+        if re.fullmatch(r"[A-Za-z0-9_-]+", name) is None:
+            raise ConfigError(f"methods.{name}", name, "a name of letters, digits, _ and -")
+        if name in TABLES:
+            raise ConfigError(f"methods.{name}", name, f"another name: the run folder has a table {name}.csv anyhow")
 
 
 class RunRecord(Callback):
@@ -95,7 +122,8 @@ class RunRecord(Callback):
             write: whether it is this process that writes into the folder; the others only refuse what it refuses.
 
         Raises:
-            ConfigError: if the folder cannot be written, or holds a run that nobody asked to overwrite.
+            ConfigError: if the folder cannot be written, if another process is at work in it, or if it holds a run that
+                nobody asked to overwrite.
         """
         try:
             if write:
@@ -103,8 +131,11 @@ class RunRecord(Callback):
                 probe = self.folder / ".writable"
                 probe.write_text("")
                 probe.unlink()
+            alone = not write or folder_lock.take(self.folder)
         except OSError as error:
             raise ConfigError("run.dir", str(self.folder), f"a folder that can be written ({error.strerror})") from None
+        if not alone:
+            raise ConfigError("run.dir", str(self.folder), "a folder in which no other process is at work")
         held = [name for name in ("summary.json", LAST_CHECKPOINT) if (self.folder / name).exists()]
         if held and not resuming and not self.overwrite:
             state = "a finished run" if "summary.json" in held else "an interrupted run (--ckpt_path last resumes it)"
@@ -116,7 +147,7 @@ class RunRecord(Callback):
         self._prepared, self._stale = True, []
         if not resuming:
             # Also without `held`: a run that died before its first checkpoint left rows that would mix with new ones.
-            self._stale = [self.folder / name for name in (*held, "rounds.csv", "accuracy_matrix.csv")]
+            self._stale = [self.folder / name for name in (*held, ROUNDS, "accuracy_matrix.csv")]
         if held and not resuming:
             # Found now: when the fit begins, loggers have opened files of the new run.
             for pattern in ("*.csv", "*.png", "clients/*.csv", "**/events.out.tfevents.*"):
@@ -162,11 +193,15 @@ class RunRecord(Callback):
         # Who takes part; by the stream's tasks where those of clients differ.
         held = data.indices if data.order is None else data.dealt
         save_partition_report(self.folder, data.tasks, held, f"{self.name_of(data)}, {data.partition.name}")
-        path, done = self.folder / "rounds.csv", _federation(pl_module).round
-        if done and path.exists():
-            with path.open(newline="") as file:
+        done = _federation(pl_module).round
+        # Of a run that goes on in another folder, what was before lies beside its checkpoint.
+        before = Path(trainer.ckpt_path).parent if trainer.ckpt_path else self.folder
+        if done and (before / ROUNDS).exists():
+            with (before / ROUNDS).open(newline="") as file:
                 rows = [row for row in csv.DictReader(file) if int(row["round"]) < done]
-            _write_csv(path, rows)
+            _write_csv(self.folder / ROUNDS, rows)
+        elif done:
+            _log.warning("%s begins with round %d: %s has no rows of those before", ROUNDS, done, before)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Add the round's row; after an evaluation, write the matrix as well."""
@@ -205,7 +240,7 @@ class RunRecord(Callback):
         return row
 
     def _append_round(self, row: dict[str, Any]) -> None:
-        path = self.folder / "rounds.csv"
+        path = self.folder / ROUNDS
         new = not path.exists() or path.stat().st_size == 0
         with path.open("a", newline="") as file:
             writer = csv.DictWriter(file, fieldnames=list(row), lineterminator="\n")
@@ -296,6 +331,16 @@ class RunRecord(Callback):
         on = f"{method_name(federation.methods)} on {self.name_of(federation.data)}"
         picture = sample_grid(drawn.images, f"{on}: samples of {drawn.whose}", drawn.row_names)
         return save_figure(picture, self.folder / "samples.png")
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """The folder is free for others."""
+        if stage == "fit" and trainer.is_global_zero:
+            folder_lock.release(self.folder)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """As after a whole fit."""
+        if trainer.is_global_zero:
+            folder_lock.release(self.folder)
 
     # Showing the result.
 

@@ -30,9 +30,10 @@ from callbacks import (
     RoundCheckpoint,
     RoundProgress,
     RunRecord,
+    folder_lock,
 )
 from callbacks.federated import check_trainer
-from callbacks.record import LAST_CHECKPOINT, WANDB_ID
+from callbacks.record import LAST_CHECKPOINT, WANDB_ID, check_method_names
 from cfl.client import Client
 from cfl.data.datamodule import FederatedDataModule
 from cfl.engines import EngineOptions
@@ -47,7 +48,11 @@ from cfl.replay_buffer import ReplayBuffer
 from cfl.schedule import Schedule
 
 DEFAULT_CONFIG = Path(__file__).resolve().parent.parent / "configs" / "default.yaml"
-SUBCOMMANDS = ("fit", "validate", "test")
+SUBCOMMANDS = {
+    "fit": "Train task after task, evaluate on all tasks, and leave figures and checkpoint in the run folder.",
+    "validate": "Score a checkpoint on the same test sets that a fit scores, and draw samples of a density.",
+    "test": "Score a checkpoint, as validate does: nothing is tuned on the test sets during a fit.",
+}
 FORMULAS_HELP = "With a[t, i] the accuracy on task i after task t, b[i] before training: " + "; ".join(
     f"{key.upper()}: {formula}" for key, formula in FORMULAS.items()
 )
@@ -78,6 +83,13 @@ class FederatedCLI(LightningCLI):
     def subcommands() -> dict[str, set[str]]:
         """Lightning's subcommands without ``predict``."""
         return {name: skipped for name, skipped in LightningCLI.subcommands().items() if name in SUBCOMMANDS}
+
+    def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
+        """As Lightning, with this project's descriptions in the overview, too."""
+        super()._add_subcommands(parser, **kwargs)
+        shown = parser._subcommands_action
+        for choice in shown._choices_actions if shown is not None else []:
+            choice.help = SUBCOMMANDS[choice.dest]
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the project's own keys and tie together what follows from something else."""
@@ -112,12 +124,20 @@ class FederatedCLI(LightningCLI):
     def _settings(self) -> Any:
         return self.config[self.subcommand]
 
+    def _set_seed(self) -> None:
+        """As Lightning, after a look at the seed."""
+        seed = self._settings.seed_everything
+        if not isinstance(seed, bool) and not 0 <= seed < 2**32:
+            raise ConfigError("seed_everything", seed, "an integer from 0 to 4294967295")
+        super()._set_seed()
+
     def before_instantiate_classes(self) -> None:
         """Name the run, and send loggers that have no place of their own into the run folder."""
         settings = self._settings
         plain = self._plain_config()
         self.experiment = experiment_of(plain)
         self.config_hash = config_hash(self.experiment)
+        check_method_names(plain["methods"])
         benchmark = settings.run.benchmark or benchmark_name(plain)
         method, seed = method_name(plain["methods"]), plain["seed_everything"]
         settings.run.benchmark = benchmark
@@ -162,6 +182,9 @@ class FederatedCLI(LightningCLI):
         record.config_yaml, record.wandb_id = self.config_yaml, self.wandb_id
         if self._settings.trainer.fast_dev_run:
             raise ConfigError("trainer.fast_dev_run", self._settings.trainer.fast_dev_run, "a short schedule instead")
+        precision = self._settings.trainer.precision
+        if str(precision) in ("16", "16-mixed"):  # on a CPU Lightning would take bf16-mixed instead
+            raise ConfigError("trainer.precision", precision, "32-true or bf16-mixed")
         wanted = self._settings.trainer.max_epochs
         if wanted not in (None, data.num_rounds):
             raise ConfigError("trainer.max_epochs", wanted, "unset: the number of rounds follows from schedule")
@@ -170,12 +193,14 @@ class FederatedCLI(LightningCLI):
         checkpoint = self._checkpoint(record)
         try:
             trainer = super().instantiate_trainer(max_epochs=data.num_rounds, **kwargs)
-        except (ValueError, TypeError, RuntimeError, MisconfigurationException) as error:
-            if reason_for_user(error) is not None:
+        except (ValueError, TypeError, RuntimeError, ImportError, MisconfigurationException) as error:
+            if not isinstance(reason_for_user(error), MisconfigurationException | None):
                 raise
             raise ConfigError("trainer", str(error), "settings that Lightning's Trainer accepts") from error
         if self.subcommand == "fit":
             here = checkpoint is not None and Path(checkpoint).parent.resolve() == record.folder.resolve()
+            if here and record.overwrite:
+                raise ConfigError("run.overwrite", True, "false with ckpt_path, which goes on with the folder's run")
             record.prepare(resuming=here, write=trainer.is_global_zero)
         return trainer
 
@@ -343,10 +368,15 @@ def _build(kind: type[FederatedCLI], arguments: Sequence[str]) -> FederatedCLI:
         save_config_callback=None,
         parser_class=Parser,
         parser_kwargs={
+            "description": "Train and compare methods of continual federated learning.",
             "epilog": "Further commands, each with --help: cfl compare RUN... makes tables and a page of charts of "
             "finished runs, cfl export a file of a run's model, cfl dashboard panels at wandb.",
             **{
-                name: {"default_config_files": [str(DEFAULT_CONFIG)], "epilog": FORMULAS_HELP}
+                name: {
+                    "default_config_files": [str(DEFAULT_CONFIG)],
+                    "epilog": FORMULAS_HELP,
+                    "description": SUBCOMMANDS[name],
+                }
                 for name in FederatedCLI.subcommands()
             },
         },
@@ -369,4 +399,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if elsewhere is None or is_first_process():  # one word about another process's failure is enough
             print(f"error: {reason}", file=sys.stderr)
         return 2
+    finally:
+        folder_lock.release()
     return 0

@@ -26,7 +26,7 @@ from cfl.federation import Federation
 from cfl.methods.base import Method
 from cfl.methods.pulling import Pulling
 from cfl.methods.right_factors import RightMultiplication
-from cfl.models.base import Network
+from cfl.models.base import Network, require_head
 from cfl.models.batchnorm import convert_batchnorm, unmaskable_layers
 from cfl.models.density import is_density
 from cfl.models.dropout import convert_dropout
@@ -85,6 +85,8 @@ class Client(LightningModule):
         with torch.random.fork_rng():
             torch.manual_seed(seed_for(seed, "initialise network"))
             self.network = convert_dropout(convert_batchnorm(network(input_shape, num_outputs)))
+            if not is_density(self.network):
+                require_head(self.network)
             for method in self.methods.values():
                 torch.manual_seed(seed_for(seed, f"extend network, {type(method).__name__}"))
                 method.extend_network(self.network)

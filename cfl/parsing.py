@@ -48,7 +48,18 @@ FOLLOWING = {
 """Options that follow from another one: target -> source; nobody sets them."""
 _SAID_IN_FULL = (ConfigError, DataFilesMissing, BadUpdate, MisconfigurationException)
 COMMANDS = ("fit", "validate", "test", "compare", "export", "dashboard")
-_TYPES = {"NoneType": "null", "int": "an integer", "float": "a number", "bool": "true or false", "str": "text"}
+_TYPES = {
+    "NoneType": "null",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "list": "a list",
+    "collections.abc.Sequence": "a list",
+    "dict": "a mapping",
+}
+_read: list[tuple[str, Mapping[str, Any]]] = []
+"""The configuration files of the command line that is being parsed, each with what it holds."""
 
 
 class _ConfigFile(ActionConfigFile):
@@ -72,11 +83,14 @@ def _check_file(key: str, value: str) -> None:
     if not path.is_file():
         raise ConfigError(key, value, "an existing file")
     try:
-        yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1}: {getattr(error, 'problem', '')})" if mark else ""
         raise ConfigError(key, value, f"a YAML file{where}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(key, value, "a YAML file that holds a mapping")
+    _read.append((value, content))
 
 
 def joined(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,6 +131,11 @@ class Parser(LightningArgumentParser):
             kwargs["action"] = _ConfigFile
         return super().add_argument(*args, **kwargs)
 
+    def parse_args(self, *args: Any, **kwargs: Any) -> Any:
+        """As ever, remembering no file of an earlier command line."""
+        _read.clear()
+        return super().parse_args(*args, **kwargs)
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print what is wrong and exit with 2; with JSONARGPARSE_DEBUG=true, raise with the whole trace."""
         if not self.exit_on_error:  # the options of one class: the parser around it knows under which key they stand
@@ -127,8 +146,20 @@ class Parser(LightningArgumentParser):
             raise ex or ValueError(message)
         parser = getattr(ex, "subcommand_parser", None) or self
         options = [action.dest for action in parser._actions]
-        print(f"error: {reason_for_user(ex) or one_line(message, options)}", file=sys.stderr)
+        unknown = _unknown_option(message)
+        file = next((f" (in {name})" for name, content in reversed(_read) if unknown and _holds(content, unknown)), "")
+        print(f"error: {reason_for_user(ex) or one_line(message, options)}{file}", file=sys.stderr)
         raise SystemExit(2)
+
+
+def _holds(content: Mapping[str, Any], key: str) -> bool:
+    """Whether a file sets a dotted key."""
+    found: Any = content
+    for name in key.split("."):
+        if not isinstance(found, Mapping) or name not in found:
+            return False
+        found = found[name]
+    return True
 
 
 def debugging() -> bool:
@@ -158,15 +189,21 @@ def one_line(message: str, options: list[str]) -> str:
         return str(ConfigError("methods", given[1], "names with classes, e.g. --methods.fot FOT"))
     if own := re.search(r"\S+ = .* cannot work; valid: .*", message):  # a ConfigError that lost its type on the way
         return own.group()
+    if "class_path 'cfl.methods.Method'" in message:
+        return str(ConfigError(key, "options without a class", "names with classes, e.g. --methods.fot FOT"))
+    if absent := re.search(r"class_path '(\S+)':\s+(.* has no attribute .*)", message):
+        return str(ConfigError(key, absent[1], f"a class that is there ({absent[2]})"))
+    if other := re.search(r"Expected '(\S+)' to be a subclass of <class '(\w+)'>", message):
+        return str(ConfigError(key, other[1], f"a subclass of {other[2]}"))
     if inner := re.search(r"(\S+) is no option; (valid: [\w., ]*\w)(?:\. Got value|$)", message, re.M):
         return f"{key}.{inner[1]} is no option; {inner[2]}"
     if name := _unknown_option(message):
         return _no_option(name, options)
-    if given := re.search(r"dot import path string: (\S+)|has no attribute '\w+'\. Got value: (\S+)", message):
-        if names := class_names(key):
-            return str(ConfigError(key, given[1] or given[2], f"one of {', '.join(names)}"))
-    elif value := re.search(r"(?:Got|Given) value: (.*?)(?:\. Got value: .*)?$", message, re.M):
-        expected = re.findall(r"Expected a (?:<class '(\w+)'>|typing\.Literal\[([^\]]*)\])", message)
+    given = re.search(r"dot import path string: (\S+)|has no attribute '\w+'\. Got value: (\S+)", message)
+    if given and (names := class_names(key)):
+        return str(ConfigError(key, given[1] or given[2], f"one of {', '.join(names)}"))
+    if value := re.search(r"(?:Got|Given) value: (.*?)(?:\. Got value: .*)?$", message, re.M):
+        expected = re.findall(r"Expected a (?:<class '([\w.]+)'>|typing\.Literal\[([^\]]*)\])", message)
         valid = [_TYPES.get(plain, f"a {plain}") if plain else literal for plain, literal in expected]
         if valid:
             return str(ConfigError(key, value[1], " or ".join(valid)))

@@ -87,7 +87,7 @@ class Schedule:
         rounds = rounds_per_task if isinstance(rounds_per_task, list) else [rounds_per_task]
         if not rounds or min(rounds) < 1:
             raise ConfigError("schedule.rounds_per_task", rounds_per_task, "at least 1 round for every task")
-        if clients_per_round <= 0 or (isinstance(clients_per_round, float) and clients_per_round > 1):
+        if not clients_per_round > 0 or (isinstance(clients_per_round, float) and clients_per_round > 1):
             raise ConfigError(
                 "schedule.clients_per_round", clients_per_round, "an integer of at least 1, or a fraction in (0, 1]"
             )

@@ -53,8 +53,20 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     # Types.
     "text for a number": (("--data.num_clients", "many"), ("data.num_clients = 'many'", "an integer")),
     "text for a list": (("--model.network.hidden", "wide"), ("model.network.hidden = 'wide'", "a list or null")),
+    "text for an optimizer's number": (
+        ("--model.optimizer.lr", "abc"),
+        ("model.optimizer.lr = 'abc'", "a number"),
+    ),
+    "number for a list": (("--targets.accuracies", "50"), ("targets.accuracies = '50'", "a list")),
     "random seed": (("--seed_everything", "true"), ("seed_everything = 'True'", "an integer")),
     # Values.
+    "seed below zero": (("--seed_everything", "-1"), ("seed_everything = -1", "0 to 4294967295")),
+    "seed too large": (("--seed_everything", "4294967296"), ("seed_everything = 4294967296", "0 to 4294967295")),
+    "no number of clients": (("--schedule.clients_per_round", ".nan"), ("clients_per_round = nan", "(0, 1]")),
+    "endless steps of the server": (("--federated.server_lr", ".inf"), ("federated.server_lr = inf", "above 0")),
+    "seconds below zero": (("--progress.plain_seconds", "-1"), ("progress.plain_seconds = -1.0", "at least 0")),
+    "half precision": (("--trainer.precision", "16-mixed"), ("trainer.precision = '16-mixed'", "bf16-mixed")),
+    "no such device": (("--trainer.accelerator", "tpu"), ("trainer = ", "Lightning's Trainer accepts")),
     "zero rounds": (("--schedule.rounds_per_task", "0"), ("schedule.rounds_per_task = 0", "at least 1 round")),
     "a zero among the rounds": (
         ("--schedule.rounds_per_task", "[2, 0]"),
@@ -93,7 +105,24 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "server momentum": (("--federated.server_momentum", "1.5"), ("federated.server_momentum = 1.5", "[0, 1)")),
     "checkpoint share": (("--checkpoint.share", "0"), ("checkpoint.share = 0.0", "(0, 1]")),
     "dropout": (("--model.network.dropout", "1"), ("model.network.dropout = 1", "[0, 1)")),
+    # Names of methods, which are names of files.
+    "method named like a table": (("--methods.rounds", "FOT"), ("methods.rounds = 'rounds'", "rounds.csv")),
+    "method named like a matrix": (
+        ("--methods.accuracy_matrix", "FOT"),
+        ("methods.accuracy_matrix", "accuracy_matrix.csv"),
+    ),
+    "method named like a path": (("--methods", "{a/b: FOT}"), ("methods.a/b = 'a/b'", "letters, digits")),
+    "method without class": (("--methods.fot.threshold", "0.9"), ("methods.<name>", "--methods.fot FOT")),
+    "class that is not there": (
+        ("--methods.fot", "cfl.methods.fot.Fott"),
+        ("methods.<name> = 'cfl.methods.fot.Fott'", "has no attribute 'Fott'"),
+    ),
+    "class of another kind": (
+        ("--model.network", "torch.nn.Flatten"),
+        ("model.network = 'torch.nn.Flatten'", "a subclass of Network"),
+    ),
     # Contradictions.
+    "seen classes of a domain": (("--data.class_loss", "seen"), ("data.class_loss = 'seen'", "data.scenario: domain")),
     "method and scenario": (
         (*SPLIT, "--data.stream.num_tasks", "2", "--data.scenario", "class", *FOT),
         ("data.scenario = 'class'", "methods.fot", "domain", "task"),
@@ -163,6 +192,9 @@ YAML = {
         "data.partition.per_clients is no option; valid: per_client",
     ),
     "broken file": ("schedule: [", "bad.yaml' cannot work; valid: a YAML file (line 1: "),
+    "empty file": ("", "bad.yaml' cannot work; valid: a YAML file that holds a mapping"),
+    "list": ("- data", "bad.yaml' cannot work; valid: a YAML file that holds a mapping"),
+    "key with its file": ("data: {num_client: 3}", "bad.yaml)"),
 }
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 import re
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from PIL import Image
 
 import callbacks.record
 import cfl
+from callbacks import folder_lock
 from callbacks.record import _write_csv
 from cfl.compare.matrix_file import read_matrix_csv
 from cfl.compare.run_folder import SUMMARY_KEYS, read_run
@@ -319,6 +322,59 @@ def test_resuming_drops_rows_of_rounds_that_run_again(tmp_path: Path) -> None:
     assert tiny_cli.fit(tmp_path / "run", "--ckpt_path", "last") == 0
     assert tiny_cli.fit(tmp_path / "whole") == 0
     tiny_cli.assert_same(tiny_cli.results(tmp_path / "run"), tiny_cli.results(tmp_path / "whole"))
+
+
+def test_a_run_that_goes_on_elsewhere_takes_its_rows_along(tmp_path: Path) -> None:
+    with tiny_cli.die_at("training", 1, 15):
+        assert tiny_cli.fit(tmp_path / "run") == 143
+    assert tiny_cli.fit(tmp_path / "on", "--ckpt_path", str(tmp_path / "run" / "last.ckpt")) == 0
+    assert tiny_cli.fit(tmp_path / "whole") == 0
+    tiny_cli.assert_same(tiny_cli.results(tmp_path / "on"), tiny_cli.results(tmp_path / "whole"))
+
+
+def test_overwriting_and_going_on_contradict_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with tiny_cli.die_at("training", 1, 15):
+        assert tiny_cli.fit(tmp_path) == 143
+    assert tiny_cli.fit(tmp_path, "--ckpt_path", "last", "--run.overwrite", "true") == 2
+    assert "run.overwrite = True cannot work; valid: false with ckpt_path" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [(), ("--run.overwrite", "true"), ("--ckpt_path", "last")])
+def test_a_folder_is_one_processs_at_a_time(
+    options: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two at work, and rounds.csv would have the rows of both; the lock ends with its process, however that ends."""
+    with tiny_cli.die_at("training", 1, 15):
+        assert tiny_cli.fit(tmp_path) == 143
+    capsys.readouterr()
+    before = (tmp_path / "rounds.csv").read_text()
+    context = multiprocessing.get_context("fork")
+    taken = context.Event()
+
+    def hold() -> None:
+        assert folder_lock.take(tmp_path)
+        taken.set()
+        time.sleep(600)
+
+    other = context.Process(target=hold)
+    other.start()
+    try:
+        assert taken.wait(60)
+        assert tiny_cli.fit(tmp_path, *options) == 2
+        assert "a folder in which no other process is at work" in capsys.readouterr().err
+        assert (tmp_path / "rounds.csv").read_text() == before
+    finally:
+        other.kill()
+        other.join()
+    if options:
+        assert tiny_cli.fit(tmp_path, *options) == 0
+        assert not (tmp_path / folder_lock.LOCK).exists()
+
+
+@pytest.mark.parametrize("refused", [("--trainer.max_steps", "3"), ("--model.optimizer.lr", "1e30")])
+def test_a_run_that_fails_leaves_its_folder_to_others(refused: tuple[str, ...], tmp_path: Path) -> None:
+    assert tiny_cli.fit(tmp_path, *refused) == 2
+    assert not (tmp_path / folder_lock.LOCK).exists()
 
 
 @pytest.mark.parametrize("options", [(), ("--ckpt_path", "last")])

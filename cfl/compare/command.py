@@ -129,6 +129,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(sys.argv[2:] if arguments is None else arguments)
     keys = None if options.group_by is None else [key.strip() for key in options.group_by.split(",") if key.strip()]
     try:
+        if options.pictures and options.out is None:
+            raise ConfigError("--pictures", True, "--out FOLDER beside it")
         folders, nothing = find_runs(options.runs)
         readings, left_out, warnings = read_all(folders)
         left_out = [*nothing, *left_out]

@@ -92,11 +92,6 @@ class CohortBatch:
         """Whether there is more to know of this step's samples than ``x``, ``y`` and ``mask``."""
         return bool(self.added or self.extras or self.tasks_of_own)
 
-    @property
-    def added_count(self) -> int:
-        """Number M of samples that methods have added, padding included."""
-        return sum(part.y.shape[1] for part in self.added)
-
     def joined_samples(self, start: int, stop: int, count: int, train_outputs: Tensor | None) -> tuple[Tensor, Samples]:
         """Inputs ``[k, B + M, C, H, W]`` of some clients, and what else is known: own samples first, then added ones.
 

@@ -46,9 +46,9 @@ class FederatedDataModule(Holdings, LightningDataModule):
         scenario: ``task``, ``class`` or ``domain`` incremental, or ``density``: labels play no part, samples are binary
             and the network estimates their density; null takes ``domain`` where a label means the
             same in every task (permuted, rotated) and ``task`` elsewhere.
-        class_loss: class-incremental only: the training loss runs over ``all`` classes of the stream, or over
-            those ``seen`` so far, for samples of earlier tasks, too, that are replayed. Under ``exposure: joint`` all
-            are seen from the first round on; ``asynchronous`` takes ``all`` alone.
+        class_loss: the training loss of a class-incremental run goes over ``all`` classes of the stream, or over those
+            ``seen`` so far, for samples of earlier tasks, too, that are replayed. Under ``exposure: joint`` all are
+            seen from the first round on; ``asynchronous``, as all other scenarios, takes ``all`` alone.
         root: folder with the data sets' files; null takes the environment variable CFL_DATA_ROOT, else ``data``.
         eval_batch_size: test samples per evaluation step. Matters only for networks that normalise with the test
             batch's own statistics.
@@ -125,6 +125,8 @@ class FederatedDataModule(Holdings, LightningDataModule):
         if evaluate_on == "validation" and not validation:
             raise ConfigError("data.validation", validation, "above 0 with data.evaluate_on: validation")
         self.scenario: Scenario = scenario or ("domain" if stream.shared_labels else "task")
+        if class_loss == "seen" and self.scenario != "class":
+            raise ConfigError("data.class_loss", class_loss, f"all with data.scenario: {self.scenario}")
         self.class_loss = class_loss
         self.eval_batch_size = eval_batch_size
         self.eval_shuffle = eval_shuffle

@@ -159,12 +159,9 @@ class Engine(ABC):
         """Give back threads."""
 
 
-def dropout_key(seed: int, round: int, client: int, step: int, added: bool = False, purpose: str = "dropout") -> int:
-    """Key of the dropout masks of one client's local step, a non-negative 63-bit integer.
-
-    Samples that methods add have masks of their own, so that they do not depend on how far a batch is padded.
-    """
-    return seed_for(seed, f"{purpose} of added samples" if added else purpose, round, client, step)
+def dropout_key(seed: int, round: int, client: int, step: int, purpose: str = "dropout") -> int:
+    """Key of the dropout masks of one client's local step, a non-negative 63-bit integer."""
+    return seed_for(seed, purpose, round, client, step)
 
 
 def dropout_keys(
@@ -173,10 +170,10 @@ def dropout_keys(
     batch: CohortBatch,
     clients: Iterable[int],
     device: torch.device,
-    added: bool = False,
+    whose: str = "",
 ) -> Tensor:
-    """``[k]`` int64 :func:`dropout_key` of some clients of a cohort in one step."""
-    keys = [dropout_key(context.seed, cohort.round, c, batch.step, added, context.purpose) for c in clients]
+    """``[k]`` int64 :func:`dropout_key` of some clients of a cohort in one step, and of ``whose`` samples."""
+    keys = [dropout_key(context.seed, cohort.round, c, batch.step, context.purpose + whose) for c in clients]
     return torch.tensor(keys, dtype=torch.int64).to(device)
 
 
@@ -188,9 +185,9 @@ def drawn_masks(
     rows: range,
     count: int,
     device: torch.device,
-    added: bool = False,
+    whose: str = "",
 ) -> dict[str, Tensor]:
-    """Dropout masks of some clients' own samples in a step, or of those that methods have added.
+    """Dropout masks of some clients' samples in a step.
 
     Args:
         masks: draws.
@@ -200,15 +197,33 @@ def drawn_masks(
         rows: the clients' rows.
         count: number of samples of each.
         device: where the masks shall be.
-        added: of which samples.
+        whose: which samples, where they are not the clients' own.
 
     Returns:
         layer name -> ``[len(rows), count, ...]``.
     """
     if not masks or not count:
         return {}
-    keys = dropout_keys(context, cohort, batch, [cohort.clients[row] for row in rows], device, added)
+    keys = dropout_keys(context, cohort, batch, [cohort.clients[row] for row in rows], device, whose)
     return masks.draw(keys, count, next(iter(cohort.data.values())).dtype)
+
+
+def added_masks(
+    masks: DropoutMasks, context: StepContext, cohort: Cohort, batch: CohortBatch, rows: range, device: torch.device
+) -> dict[str, Tensor]:
+    """As :func:`drawn_masks`, of the samples that methods have added, one method's behind another's.
+
+    Each lot of samples has masks of its own, known by its method and by how many that has added before: where a lot
+    begins depends on how far those before it are padded, and whether there are any on who shares the cohort.
+    """
+    lots: dict[int, int] = {}
+    found: list[dict[str, Tensor]] = []
+    for part in batch.added:
+        lot = lots[part.source] = lots.get(part.source, -1) + 1
+        whose = " of added samples" if (part.source, lot) == (1, 0) else f" of added samples, {part.source}.{lot}"
+        drawn = drawn_masks(masks, context, cohort, batch, rows, part.y.shape[1], device, whose)
+        found += [drawn] if drawn else []
+    return {name: torch.cat([drawn[name] for drawn in found], 1) for name in found[0]} if found else {}
 
 
 def behind(masks: dict[str, Tensor], more: dict[str, Tensor], dim: int) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from torch.func import functional_call, vmap
 from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Samples
-from cfl.engines.base import Compile, Engine, StepContext, behind, drawn_masks
+from cfl.engines.base import Compile, Engine, StepContext, added_masks, behind, drawn_masks
 from cfl.models.batchnorm import batch_mask
 from cfl.models.dropout import DropoutMasks, dropout_masks
 from cfl.models.step_draws import StepDraws
@@ -69,7 +69,7 @@ class VmapEngine(Engine):
         k, count = batch.mask.shape
         x, samples = batch.joined_samples(0, k, count, cohort.train_outputs)
         own = drawn_masks(self.masks, context, cohort, batch, range(k), count, x.device)
-        more = drawn_masks(self.masks, context, cohort, batch, range(k), batch.added_count, x.device, added=True)
+        more = added_masks(self.masks, context, cohort, batch, range(k), x.device)
         dropped = behind(own, more, 1) | self.draws.draw(cohort.round, cohort.clients, batch.step, x.device)
 
         def loss(

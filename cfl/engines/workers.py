@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
-from cfl.engines.base import Engine, StepContext, behind, drawn_masks
+from cfl.engines.base import Engine, StepContext, added_masks, behind, drawn_masks
 from cfl.engines.batch_last import BatchLastChain
 from cfl.engines.chain import Chain
 from cfl.engines.freed_memory import keep_freed_memory
@@ -264,8 +264,7 @@ class WorkerEngine(Engine):
         """All samples of a batch, of which ``used`` own ones of each client are no padding."""
         k, count = batch.mask.shape
         x, samples = batch.joined_samples(0, k, count, cohort.train_outputs)
-        rows, device = range(k), torch.device("cpu")
-        masks = drawn_masks(self.masks, context, cohort, batch, rows, batch.added_count, device, added=True)
+        masks = added_masks(self.masks, context, cohort, batch, range(k), torch.device("cpu"))
         return Joined(x, samples, samples.mask.sum(1).tolist() if batch.added else used, masks)
 
     def _joined_masks(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
@@ -11,6 +12,8 @@ from torch.nn.utils.parametrize import is_parametrized
 from cfl.errors import ConfigError
 
 WeightedLayer = nn.Linear | nn.Conv2d
+_NORMALISING = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
+_log = logging.getLogger(__name__)
 
 
 def weighted_layers(network: nn.Module) -> dict[str, WeightedLayer]:
@@ -35,6 +38,8 @@ def choose_layers(
     """
     found = weighted_layers(network)
     if patterns is None:
+        if others := _other_weights(network):
+            _log.warning("%s: %s belong to no Linear or Conv2d layer; the method does not see them", key, others)
         chosen = {name: layer for name, layer in found.items() if layer is not without}
     else:
         for pattern in patterns:
@@ -50,6 +55,17 @@ def choose_layers(
             valid = "Linear layers and Conv2d layers with groups=1 and padding_mode='zeros'"
             raise ConfigError(key, f"{name}: {layer}", valid)
     return chosen
+
+
+def _other_weights(network: nn.Module) -> str:
+    """Names of the parameters that neither a Linear, a Conv2d nor a normalising layer holds."""
+    names = [
+        f"{name}.{parameter}" if name else parameter
+        for name, module in network.named_modules()
+        if not isinstance(module, (nn.Linear, nn.Conv2d, *_NORMALISING)) and not is_parametrized(module)
+        for parameter, _ in module.named_parameters(recurse=False)
+    ]
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def input_dim(layer: WeightedLayer) -> int:

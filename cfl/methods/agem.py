@@ -40,6 +40,7 @@ class AGEM(Method):
         ConfigError: below 1.
     """
 
+    crosses_tasks: ClassVar[bool] = True
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
     replays: ClassVar[bool] = True
     task_free = True

@@ -68,6 +68,8 @@ class Method:
             come without what tells tasks apart (:mod:`cfl.sealed`).
         looks_back: whether it takes something from tasks that have ended. With ``data.exposure: joint`` none ever ends:
             all of them are trained on from the first round to the last.
+        crosses_tasks: whether clients compute with samples of earlier tasks, or with what stands for them, while they
+            are at a later one.
         passes_forward: whether local steps go through :meth:`forward_pass`; at most one method of a run may say so.
     """
 
@@ -82,6 +84,7 @@ class Method:
     reweighs_added_only: bool = False
     task_free: bool = False
     looks_back: ClassVar[bool] = False
+    crosses_tasks: ClassVar[bool] = False
     passes_forward: bool = False
 
     federation: Federation
@@ -228,6 +231,11 @@ class Method:
     def transform_step(self, step: dict[str, Tensor]) -> dict[str, Tensor]:
         """Map the global step (name -> ``[...]``, added to the global parameters) to the one to take."""
         return step
+
+    @property
+    def moves_model_after_round(self) -> bool:
+        """Whether it changes the global model once more in ``end_round``, behind everybody's ``transform_step``."""
+        return False
 
     def end_round(self, plan: RoundPlan) -> None:
         """The global model has moved."""

@@ -78,6 +78,7 @@ class CFeD(Method):
             too few, nobody would ever review, clients' models differ, or another method replaces the local loss.
     """
 
+    crosses_tasks: ClassVar[bool] = True
     looks_back: ClassVar[bool] = True
     common_order: ClassVar[bool] = True
     reweighs_added_only = True
@@ -280,6 +281,11 @@ class CFeD(Method):
         federation.channel.uplink_individually(f"{self.name} models", message, clients, wire_bytes=0)
 
     # After a round.
+
+    @property
+    def moves_model_after_round(self) -> bool:
+        """Where the server distils."""
+        return self.server_distillation > 0
 
     def end_round(self, plan: RoundPlan) -> None:
         """Note who has the old model; let the server distil."""

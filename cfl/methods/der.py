@@ -42,6 +42,7 @@ class DER(Method):
         ConfigError: an option is out of range.
     """
 
+    crosses_tasks: ClassVar[bool] = True
     replays: ClassVar[bool] = True
     task_free = True
     own_clocks = True

@@ -75,6 +75,7 @@ class FedAGEM(Method):
             behind it would change gradients again, or acts when a round has ended.
     """
 
+    crosses_tasks: ClassVar[bool] = True
     replays: ClassVar[bool] = True
     task_free = True
     own_clocks = True
@@ -111,7 +112,7 @@ class FedAGEM(Method):
         self._steps = self._refined = 0
         self._seen = torch.zeros(2, dtype=torch.int64)
         self._encoded: dict[str, Tensor] = {}
-        self._length: Tensor | None = None
+        self._lengths: dict[frozenset[str], Tensor] = {}
         self._step = 0
         self._training = torch.ones(0, dtype=torch.bool)
 
@@ -126,7 +127,7 @@ class FedAGEM(Method):
                 "what it leaves of a gradient is what clients step by",
             ),
             (
-                [name for name, method in later.items() if type(method).end_round is not Method.end_round],
+                [name for name, method in later.items() if method.moves_model_after_round],
                 "its reference is of the model that the next round begins with",
             ),
         ):
@@ -155,7 +156,7 @@ class FedAGEM(Method):
         self.federation.channel.downlink("reference gradient", self.reference, lacking)
         encoded = self.federation.encode(cohort.task, self.reference)
         self._encoded = {name: value[None] for name, value in encoded.items()}
-        self._length = inner(self._encoded, self._encoded)
+        self._lengths = {}
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
         """Note which step it is, and whose."""
@@ -175,9 +176,17 @@ class FedAGEM(Method):
         product = inner(gradients, self._encoded)
         rows = training & (product < 0) if self.when == "conflict" else training
         rows = rows & self._chosen(cohort).to(rows.device)
-        refine(gradients, self._encoded, rows, self.refinement, product, self._length)
+        refine(gradients, self._encoded, rows, self.refinement, product, self._length_over(gradients))
         self._use_outputs(cohort, rows)
         self._seen = self._seen.to(rows.device) + torch.stack([training.sum(), rows.sum()])
+
+    def _length_over(self, gradients: dict[str, Tensor]) -> Tensor:
+        """``[1]`` squared length of the reference over what there are gradients of: frozen parameters have none."""
+        names = frozenset(gradients)
+        if names not in self._lengths:
+            reference = {name: self._encoded[name] for name in gradients}
+            self._lengths[names] = inner(reference, reference)
+        return self._lengths[names]
 
     def _chosen(self, cohort: Cohort) -> Tensor:
         """``[k]`` bool: whose gradient may be changed in this step."""

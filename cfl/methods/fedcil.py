@@ -78,6 +78,7 @@ class FedCIL(Method):
         consolidation_lr: Adam's learning rate at the server.
     """
 
+    crosses_tasks: ClassVar[bool] = True
     looks_back: ClassVar[bool] = True
     common_order: ClassVar[bool] = True
 
@@ -303,6 +304,11 @@ class FedCIL(Method):
         held = torch.zeros(data.num_outputs, dtype=torch.bool)
         held[labels + data.outputs.offsets[task]] = True
         return held
+
+    @property
+    def moves_model_after_round(self) -> bool:
+        """Where it consolidates."""
+        return self.consolidation_steps > 0
 
     def end_round(self, plan: RoundPlan) -> None:
         """Consolidate the model."""

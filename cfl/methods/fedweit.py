@@ -265,6 +265,11 @@ class FedWeIT(APD):
             return trained[layer.base].new_ones(trained[layer.base].shape[:2], dtype=torch.bool)
         return largest(trained[layer.mask].abs(), self.keep)
 
+    @property
+    def moves_model_after_round(self) -> bool:
+        """The bases are averaged over those who sent them."""
+        return True
+
     @torch.no_grad()
     def end_round(self, plan: RoundPlan) -> None:
         """The server takes the mean of every unit over the clients that sent it."""

@@ -165,7 +165,8 @@ class FOT(Method):
         """Find the protected layers.
 
         Raises:
-            ConfigError: if a pattern matches no layer, or a protected or frozen layer does not go through the server.
+            ConfigError: if a pattern matches no layer, a protected or frozen layer does not go through the server, or
+                another method moves the model behind the projection.
         """
         super().setup(federation)
         free = federation.network.head if federation.data.scenario != "domain" else None
@@ -196,6 +197,10 @@ class FOT(Method):
             self.mechanism,
         )
         self._dims = self._extraction.dims
+        undone = [name for name, method in federation.methods.items() if method.moves_model_after_round]
+        if undone:
+            valid = f"methods without {', '.join(undone)}, which would move the model behind {self.name}'s projection"
+            raise ConfigError("methods", list(federation.methods), valid)
 
     # FedProject.
 

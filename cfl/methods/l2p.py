@@ -67,7 +67,7 @@ class L2P(Method):
         data = federation.data
         if self.mask_logits and data.scenario == "class":
             # There, and not in the loss, so that whatever asks which outputs are trained gets the same answer.
-            data.outputs = replace(data.outputs, train=data.outputs.own)
+            data.outputs = replace(data.outputs, train=data.outputs.own, grows=False)
 
     @property
     def computes_locally(self) -> bool:

@@ -125,8 +125,9 @@ class RGO(RightMultiplication):
         """Find the layers.
 
         Raises:
-            ConfigError: if a pattern matches no layer, the share is less than half a client, or there are two of these
-                methods, which would share their clients' state.
+            ConfigError: if a pattern matches no layer, the share is less than half a client, there are two of these
+                methods, which would share their clients' state, or features are encoded where samples of several tasks
+                pass through one order.
         """
         super().setup(federation)
         self.refuse_twins(RGO, "one RGO; which layers is its option")
@@ -141,6 +142,7 @@ class RGO(RightMultiplication):
             )
             raise ConfigError("methods.rgo.share", self.share, valid)
         if self.feature_encoding:
+            self._check_encoding()
             first = next(iter(weighted_layers(federation.network)))
             inner = {f"{name}.weight": layer.weight for name, layer in self._layers.items() if name != first}
             self._permutations = FeaturePermutations(
@@ -148,6 +150,20 @@ class RGO(RightMultiplication):
                 {name: weight.ndim - 2 for name, weight in inner.items()},
                 data.seed,
             )
+
+    def _check_encoding(self) -> None:
+        """Refuse permutations that follow the task where samples of several tasks pass through one of them."""
+        data = self.federation.data
+        crossing = [name for name, method in self.federation.methods.items() if method.crosses_tasks]
+        valid = ""
+        if crossing:
+            valid = f"false with {', '.join(crossing)}: samples of other tasks would pass through this task's order"
+        elif data.exposure != "sequential":
+            valid = f"false with data.exposure: {data.exposure}: clients train on samples of several tasks at once"
+        elif data.scenario == "class":
+            valid = "false with data.scenario: class: which order a test image needs would tell its task"
+        if valid:
+            raise ConfigError(f"methods.{self.name}.feature_encoding", True, valid)
 
     def keepers(self, task: int) -> frozenset[int]:
         """The clients that take a task into their ``P``."""

@@ -49,6 +49,18 @@ class Network(nn.Module, ABC):
         return logits
 
 
+def require_head(network: Network) -> None:
+    """Refuse a classifier whose outputs are not where methods look for them.
+
+    Raises:
+        ConfigError: there is no Linear layer ``head`` that makes the outputs.
+    """
+    head = getattr(network, "head", None)
+    if not isinstance(head, nn.Linear) or head.out_features != network.num_outputs:
+        found = f"{type(network).__name__}, whose head is {'missing' if head is None else head}"
+        raise ConfigError("model.network", found, f"a network with self.head = nn.Linear(..., {network.num_outputs})")
+
+
 def num_parameters(network: nn.Module) -> int:
     """Number of scalars in the parameters (what clients train); buffers are not counted."""
     return sum(parameter.numel() for parameter in network.parameters())

@@ -11,7 +11,7 @@ from cfl.papers.definition import Paper
 from cfl.papers.resolving import Resolver, same_experiment
 from cfl.papers.results import read_result
 from cfl.papers.rough import rough
-from cfl.papers.running import CHECKPOINT, LOCK, LOG, SUMMARY
+from cfl.papers.running import CHECKPOINT, LOG, SUMMARY
 
 
 def adopt(folder: Path, papers: list[Paper], runs: Path, resolver: Resolver) -> Path:
@@ -47,7 +47,7 @@ def adopt(folder: Path, papers: list[Paper], runs: Path, resolver: Resolver) -> 
 def _copy(folder: Path, target: Path) -> None:
     """Copy a run so that it is a finished one only once all of it is there: a summary says so, and comes last."""
     (target / SUMMARY).unlink(missing_ok=True)  # of a run that this one takes the place of
-    leave = shutil.ignore_patterns(CHECKPOINT, "*.tmp", LOG, LOCK, SUMMARY)
+    leave = shutil.ignore_patterns(CHECKPOINT, "*.tmp", LOG, ".*lock", SUMMARY)
     shutil.copytree(folder, target, ignore=leave, dirs_exist_ok=True)
     temporary = target / f".{SUMMARY}"
     shutil.copy2(folder / SUMMARY, temporary)

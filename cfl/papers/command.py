@@ -26,7 +26,7 @@ from cfl.papers.report import REPORTS, write_report
 from cfl.papers.reproducibility import page
 from cfl.papers.resolving import Resolver
 from cfl.papers.results import read_results
-from cfl.papers.running import Job, Runner, exit_status
+from cfl.papers.running import Job, Runner, exit_status, has_diverged
 from cfl.papers.sweeps import SweepState, read_sweep
 
 RUNS = Path("runs/tables")
@@ -151,18 +151,29 @@ def run_sweep(options: argparse.Namespace, console: Console) -> int:
     runner = Runner(options.jobs, MissingData(options.runs / MISSING), console)
     diverged: set[str] = set()
     broken: list[str] = []
-    state = SweepState(sweep, resolver, read_results(options.runs))
     status = 0
-    while not options.dry_run and not broken and (jobs := state.jobs(options.runs)):
-        outcomes = runner.run(jobs)
-        status = max(status, exit_status(outcomes, runner.interrupted_by))
+    while True:
+        state = SweepState(sweep, resolver, read_results(options.runs), diverged, broken)
+        state.check()
+        jobs = state.jobs(options.runs)
+        # A candidate that an earlier command has seen diverge would do so again.
+        if before := {config_hash(job.experiment) for job in jobs if has_diverged(job.folder)}:
+            diverged |= before
+            continue
+        if options.dry_run or broken or not jobs:
+            break
+        # The first alone: it shows whether what is to be compared exists.
+        outcomes = runner.run(jobs if state.compared else jobs[: options.jobs])
+        failed = [outcome for outcome in outcomes if not outcome.diverged]
+        status = max(status, exit_status(failed, runner.interrupted_by))
         diverged |= {config_hash(outcome.job.experiment) for outcome in outcomes if outcome.diverged}
         # Any other failure says nothing of a candidate: the sweep is not finished, and the same command goes on.
-        broken = [o.job.name for o in outcomes if o.state != "finished" and not o.diverged]
-        state = SweepState(sweep, resolver, read_results(options.runs), diverged, broken)
+        broken = [outcome.job.name for outcome in failed if outcome.state != "finished"]
+    if options.dry_run:
+        for job in jobs:
+            console.print(shown_command(job), highlight=False, markup=False, soft_wrap=True)
+        return 0
     status = status or (1 if broken else 0)
-    for job in state.jobs(options.runs) if options.dry_run else []:
-        console.print(shown_command(job), highlight=False, markup=False, soft_wrap=True)
     path = options.runs / sweep.paper / REPORTS / f"sweep-{sweep.name}.md"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(state.markdown(), encoding="utf-8")

@@ -240,9 +240,8 @@ class Runner:
             self._absent |= set(absent)
             self.missing.add(absent)
             return Outcome(job, "cannot run here", f"needs {', '.join(absent)}")
-        said = last_lines(job.folder / LOG)
-        diverged = _DIVERGED.search(said) is not None
-        return Outcome(job, "failed", f"exit status {status}, see {job.folder / LOG}\n{said}", diverged)
+        said = f"exit status {status}, see {job.folder / LOG}\n{last_lines(job.folder / LOG)}"
+        return Outcome(job, "failed", said, has_diverged(job.folder))
 
     def _say(self, progress: Progress, outcome: Outcome, seconds: float) -> None:
         text = f"{outcome.state:<8} {outcome.job.name}, {seconds:.0f} s{': ' if outcome.reason else ''}{outcome.reason}"
@@ -285,6 +284,11 @@ def last_lines(path: Path) -> str:
     except OSError:
         lines = []
     return "\n".join(f"    {line}" for line in lines[-LAST_LINES:])
+
+
+def has_diverged(folder: Path) -> bool:
+    """Whether a run has no end because its values have left the finite numbers, as its log says."""
+    return not (folder / SUMMARY).exists() and _DIVERGED.search(last_lines(folder / LOG)) is not None
 
 
 def exit_status(outcomes: Sequence[Outcome], interrupted_by: int | None) -> int:

@@ -17,7 +17,7 @@ from cfl.experiment import config_hash
 from cfl.papers import expressions
 from cfl.papers.cells import Spread
 from cfl.papers.definition import SCALE, Paper, papers
-from cfl.papers.expressions import Undefined
+from cfl.papers.expressions import Undefined, Unrecorded
 from cfl.papers.recipes import CHOSEN, Recipe, Rule, recipe, setting
 from cfl.papers.report import shown
 from cfl.papers.resolving import Resolver
@@ -295,6 +295,7 @@ class SweepState:
     ) -> None:
         self.sweep, self.resolver, self.results = sweep, resolver, results
         self.diverged, self.broken = diverged, broken
+        self._recorded, self._unrecorded = False, ""
         self.candidates, self.chosen = sweep.candidates(self._mean)
 
     def _arguments(self, values: Values) -> list[str]:
@@ -309,11 +310,31 @@ class SweepState:
             if seed in runs:
                 try:
                     found[seed] = _number_of(runs[seed], self.sweep.value, self.sweep.path)
+                    self._recorded = True
                 except Undefined as reason:
                     found[seed] = str(reason)
+                    if isinstance(reason, Unrecorded):
+                        self._unrecorded = str(reason)
+                    else:
+                        self._recorded = True
             elif config_hash({**experiment, "seed_everything": seed}) in self.diverged:
                 found[seed] = "failed"
         return found
+
+    @property
+    def compared(self) -> bool:
+        """Whether some finished run records what is compared."""
+        return self._recorded
+
+    def check(self) -> None:
+        """Refuse to go on with a value that no finished run records.
+
+        Raises:
+            ConfigError: its name is misspelt, or of other methods.
+        """
+        if self._unrecorded and not self._recorded:
+            valid = f"an expression of what runs record ({self._unrecorded})"
+            raise ConfigError(f"{self.sweep.path}, select.value", self.sweep.value, valid)
 
     def _mean(self, candidate: Values) -> float | None:
         values = list(self.values(candidate).values())

@@ -26,6 +26,11 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
+def test_pictures_need_a_folder(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(runs), "--pictures"]) == 2
+    assert capsys.readouterr().err == "error: --pictures = True cannot work; valid: --out FOLDER beside it\n"
+
+
 def test_it_prints_and_writes_nothing_else(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(runs.parent.rglob("*"))
     assert cfl(["compare", str(runs)]) == 0

@@ -41,6 +41,7 @@ from cfl.engines import EngineOptions
 from cfl.errors import ConfigError
 from cfl.federation import Federation
 from cfl.gradient_refinement import inner
+from cfl.layer_inputs.feature_permutation import FeaturePermutations
 from cfl.methods import (
     AGEM,
     DER,
@@ -97,19 +98,29 @@ def test_what_would_change_gradients_behind_it_is_refused(other: Method) -> None
 
 
 @pytest.mark.parametrize(
-    ("other", "options"),
+    "other",
     [
-        (lambda: CFeD(Synthetic(3, [1, 4, 4], 30, 3), server_distillation=1), {}),
-        (lambda: FedCIL(consolidation_steps=1), {}),
-        (lambda: ICaRL(4), {"scenario": "class"}),
-        (lambda: GLFC(4), {"scenario": "class"}),
+        lambda: CFeD(Synthetic(3, [1, 4, 4], 30, 3), server_distillation=1),
+        lambda: FedCIL(consolidation_steps=1),
     ],
 )
-def test_what_may_move_the_model_after_the_reference_is_refused(other: Any, options: dict[str, Any]) -> None:
-    data = replay_data(split(2), **options)
+def test_what_may_move_the_model_after_the_reference_is_refused(other: Any) -> None:
+    data = replay_data(split(2))
     network = partial(ACGAN, classifier=mlp, widths=[6], noise_dim=4) if isinstance(other(), FedCIL) else mlp
     with pytest.raises(ConfigError, match=r"methods = \['fed', 'other'\].*fed behind other.*next round begins with"):
         fit(replay_client(data, {"fed": FedAGEM(4), "other": other()}, network), data)
+
+
+@pytest.mark.parametrize("other", [partial(ICaRL, 4), partial(GLFC, 4)], ids=["icarl", "glfc"])
+def test_what_only_looks_at_the_model_after_a_round_may_do_so_before_it_or_after(other: Callable[[], Method]) -> None:
+    found = []
+    for behind in (False, True):
+        data = replay_data(split(2, train=120), scenario="class", schedule={"rounds_per_task": 3})
+        pair: list[tuple[str, Method]] = [("other", other()), ("fed", FedAGEM(4))]
+        client = replay_client(data, dict(pair[::-1] if behind else pair), double(mlp), ReplayBuffer(6))
+        found.append(weights(fit(client, data)))
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(found[1][name], tensor, rtol=0, atol=1e-12)
 
 
 def test_the_reference_is_of_the_model_that_is_sent_next() -> None:
@@ -390,7 +401,11 @@ class After(Method):
     def adjust_gradients(self, cohort: Cohort) -> None:
         if cohort.round:
             reference = {name: value[None] for name, value in self.fed.reference.items()}
-            gradients = self.federation.decode(cohort.task, {name: cohort.gradients[name] for name in reference})
+            held = {
+                name: gradient for name, gradient in cohort.gradients.items() if name in reference
+            }  # less if frozen
+            gradients = self.federation.decode(cohort.task, held)
+            reference = {name: reference[name] for name in held}
             length = (inner(gradients, gradients) * inner(reference, reference)).sqrt()
             assert (inner(gradients, reference) >= -1e-6 * length)[self.training].all()
             self.steps += 1
@@ -546,7 +561,7 @@ OTHERS: dict[str, Callable[[], Method]] = {
     "GPM": partial(GPM, 0.9),
     "GradientCompensation": partial(GradientCompensation, size=2),
     "PersonalLayers": partial(PersonalLayers, ["head.*"]),
-    "RGO": partial(RGO, 1.0),
+    "RGO": partial(RGO, 1.0, feature_encoding=False),
     "SCAFFOLD": SCAFFOLD,
 }
 
@@ -602,16 +617,17 @@ def test_it_composes_where_classes_are_added(name: str, class_loss: str) -> None
     check_composition(CLASS_INCREMENTAL[name], end_with_it_alone(class_loss), class_loss)
 
 
-@pytest.mark.parametrize("class_loss", [None, "all"])
+@pytest.mark.parametrize("class_loss", [None, "all", "seen"])
 def test_it_composes_with_prompts(class_loss: str | None) -> None:
     """Whose forward pass is the method's own."""
     alone = end_with({"fed_agem": FedAGEM(8)}, class_loss, prompted_net)
     check_composition(partial(L2P, 5.0), alone, class_loss, prompted_net)
 
 
-def test_with_fot_clients_and_server_project() -> None:
+@pytest.mark.parametrize("frozen", [False, True])
+def test_with_fot_clients_and_server_project(frozen: bool) -> None:
     """No local gradient conflicts with the reference, and no global step leaves traces on what FOT protects."""
-    fot, fed, watch = FOT(0.9), FedAGEM(8), References()
+    fot, fed, watch = FOT(0.9, freeze_first_layer=frozen), FedAGEM(8), References()
     after = After(fed)
     data = replay_data(split(2, train=120), schedule={"rounds_per_task": 3})
     methods: dict[str, Method] = {"fot": fot, "fed_agem": fed, "after": after}
@@ -641,18 +657,33 @@ class AfterInServersOrder(After):
             self.steps += int((cosine < 1e-12).sum())
 
 
+class Permuting(Method):
+    """Another order of the head's inputs in every task."""
+
+    def setup(self, federation: Federation) -> None:
+        super().setup(federation)
+        inputs = federation.network.head.in_features
+        self.orders = FeaturePermutations({"head.weight": inputs}, {"head.weight": 0}, federation.data.seed)
+
+    def encode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return self.orders.apply(task, tensors)
+
+    def decode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return self.orders.apply(task, tensors, undo=True)
+
+
 def test_the_reference_is_in_the_servers_coordinates() -> None:
     """Where features are permuted from task to task: the gradient through the permutation, and so it is felt."""
     data = replay_data(permuted(3), num_clients=4, partition=None, schedule={"rounds_per_task": 1})
     fed, watch = FedAGEM(4), References()
     after = AfterInServersOrder(fed)
-    methods: dict[str, Method] = {"rgo": RGO(0.0), "fed_agem": fed, "after": after}
+    methods: dict[str, Method] = {"permuting": Permuting(), "fed_agem": fed, "after": after}
     federation = fit(replay_client(data, methods, double(ConvNet), ReplayBuffer(4)), data, None, [watch])
     for round in range(2):
         pooled = [Sample(*pair) for client in data.rounds.round(round).clients for pair in watch.held[round][client]]
         leaves = {name: value.clone().requires_grad_() for name, value in watch.models[round].items()}
         encoded = federation.encode(round, leaves)
-        assert round == 0 or not torch.equal(encoded["fc.weight"], leaves["fc.weight"])
+        assert round == 0 or not torch.equal(encoded["head.weight"], leaves["head.weight"])
         x, y, _ = inputs(data, pooled)
         loss = F.cross_entropy(functional_call(federation.network, encoded, (x,)), y)
         expected = flat(torch.autograd.grad(loss, list(leaves.values())))

@@ -20,7 +20,7 @@ from cfl.data.sources import Synthetic
 from cfl.data.streams import ClassSplit, Permuted, Stream
 from cfl.engines import EngineOptions
 from cfl.errors import ConfigError
-from cfl.methods import FOT, Method, PersonalLayers
+from cfl.methods import FOT, CFeD, Method, PersonalLayers
 from cfl.models import MLP
 
 wide_mlp: NetworkFactory = partial(MLP, hidden=[12, 9], dropout=0.0)
@@ -294,6 +294,15 @@ def assert_frozen(make: NetworkFactory, engine: EngineOptions, width: int, optim
         for name in trained.received[number]:
             taken = watch.models[number + 1][name] - watch.models[number][name]
             torch.testing.assert_close(taken, step[name].float(), rtol=0, atol=2e-5)
+
+
+def test_nothing_moves_the_model_behind_the_projection() -> None:
+    """A server that distils would move protected and frozen layers alike."""
+    methods: dict[str, Method] = {"fot": FOT(0.9), "cfed": CFeD(Synthetic(4, [1, 4, 4], 40, 8), server_distillation=1)}
+    data = tiny_data(schedule={"rounds_per_task": 1})
+    with pytest.raises(ConfigError, match="methods without cfed") as caught:
+        fit(tiny_client(data, mlp, sgd, methods), data)
+    assert caught.value.key == "methods"
 
 
 def test_what_is_not_the_servers_cannot_be_frozen() -> None:

@@ -103,7 +103,11 @@ ENTRIES: dict[str, Entry] = {
     "GradientCompensation": Entry(active={"size": 2}, config="glfc.yaml", neutral={"weight": 0.0}),
     "SingleTask": Entry(active={}, config="single-task.yaml"),
     "GPM": Entry(active={"threshold": 0.9}, config="gpm.yaml", neutral={"layers": []}),
-    "RGO": Entry(active={"share": 1.0}, config="rgo.yaml", neutral={"share": 0.0, "feature_encoding": False}),
+    "RGO": Entry(
+        active={"share": 1.0, "feature_encoding": False},
+        config="rgo.yaml",
+        neutral={"share": 0.0, "feature_encoding": False},
+    ),
     "L2P": Entry(
         active={"strength": 5.0},
         config="l2p.yaml",

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from naive_augmentation import augmented
+from naive_replay import replay_client, replay_data
 from tiny import ConvNet, Rounds, double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
 from torch import Tensor
 from torch.func import functional_call
@@ -21,9 +22,10 @@ from cfl.engines import EngineOptions
 from cfl.engines.recorded import RecordedSteps
 from cfl.errors import ConfigError
 from cfl.federation import Federation
-from cfl.methods import ER, GradientCompensation, Method
+from cfl.methods import DER, ER, GradientCompensation, Method
 from cfl.models import MLP
 from cfl.randomness import numpy_generator
+from cfl.replay_buffer import ReplayBuffer
 from cfl.schedule import RoundPlan
 
 ENGINES = [EngineOptions("vmap"), EngineOptions("workers", workers=2)]
@@ -228,6 +230,25 @@ def test_width_and_engine_do_not_matter(options: dict[str, Any], network: Any, a
         assert remembered == results[0][1]
         for name, tensor in found.items():
             torch.testing.assert_close(tensor, results[0][0][name], rtol=0, atol=1e-9)
+
+
+TWO_LOTS: dict[str, Callable[[], dict[str, Method]]] = {
+    "der++": lambda: {"der": DER(alpha=0.5, beta=0.5)},
+    "er, der": lambda: {"er": ER(size=3), "der": DER(alpha=0.5)},
+}
+
+
+@pytest.mark.parametrize("name", TWO_LOTS)
+def test_dropout_of_two_lots_does_not_depend_on_the_cohort(name: str) -> None:
+    """Clients hold unequally many samples, so that one lot is padded before the next begins."""
+    results = []
+    for engine, width in ((ENGINES[0], 1), (ENGINES[0], 5), (ENGINES[1], 3), (ENGINES[1], 5)):
+        data = replay_data(schedule={"cohort_width": width, "clients_per_round": 5})
+        network = double(partial(MLP, hidden=[8], dropout=0.5))
+        results.append(weights(fit(replay_client(data, TWO_LOTS[name](), network, ReplayBuffer(5), engine), data)))
+    for found in results[1:]:
+        for key, tensor in found.items():
+            torch.testing.assert_close(tensor, results[0][key], rtol=0, atol=1e-12)
 
 
 def test_dropout_of_own_samples_does_not_depend_on_the_memory() -> None:

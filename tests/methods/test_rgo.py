@@ -23,7 +23,7 @@ from cfl.data.sources import Synthetic
 from cfl.data.streams import Permuted, Stream
 from cfl.errors import ConfigError
 from cfl.layer_inputs.of_clients import decode_inputs, encode_inputs
-from cfl.methods import GPM, RGO, Method
+from cfl.methods import AGEM, ER, GPM, RGO, FedAGEM, Method
 from cfl.methods.rgo import drawn_label_loss
 from cfl.models import MLP, Network
 from cfl.randomness import numpy_generator, torch_generator
@@ -453,6 +453,27 @@ def test_a_layer_without_curvature_is_left_as_it_is() -> None:
     assert held is not None
     assert torch.equal(held["head"], torch.eye(8))
     assert float(held["head scale"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "methods", "names"),
+    [
+        ({}, {"er": ER()}, "false with er:"),
+        ({}, {"agem": AGEM(), "fed": FedAGEM()}, "false with agem, fed:"),
+        ({"exposure": "cumulative"}, {}, "false with data.exposure: cumulative"),
+        ({"stream": split(2), "scenario": "class"}, {}, "false with data.scenario: class"),
+    ],
+)
+def test_features_are_not_encoded_where_tasks_mix(
+    options: dict[str, Any], methods: dict[str, Method], names: str
+) -> None:
+    """A sample of an earlier task would pass through the current one's order; without encoding all of this runs."""
+    data = tiny_data(schedule={"rounds_per_task": 1}, **options)
+    with pytest.raises(ConfigError) as caught:
+        fit(tiny_client(data, mlp, sgd, {"rgo": RGO(), **methods}), data)
+    assert caught.value.key == "methods.rgo.feature_encoding"
+    assert names in str(caught.value)
+    fit(tiny_client(data, mlp, sgd, {"rgo": RGO(feature_encoding=False), **methods}), data)
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

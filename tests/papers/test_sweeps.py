@@ -106,6 +106,27 @@ def test_a_value_that_is_no_number_of_a_run_is_named(tmp_path: Path) -> None:
         SweepState(sweep, resolver(), read_results(tmp_path))
 
 
+def test_a_value_that_no_run_records_is_named_after_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A misspelt name must not cost the whole grid."""
+    ran: list[str] = []
+
+    def command(job: Job) -> list[str]:
+        ran.append(job.name)
+        (job.folder / "log.txt").unlink()
+        (job.folder / ".lock").unlink()
+        job.folder.rmdir()
+        write_run(job.folder, job.arguments, 0, 70.0)
+        return [sys.executable, "-S", "-c", ""]
+
+    monkeypatch.setattr(Job, "command", property(command))
+    path = sweep_file(tmp_path, seeds=1, select={"value": "accc"})
+    assert main(["sweep", str(path), "--runs", str(tmp_path / "runs")]) == 2
+    assert "select.value = 'accc' cannot work; valid: an expression of what runs record" in capsys.readouterr().err
+    assert len(ran) == 1
+
+
 @pytest.mark.parametrize(("said", "state"), [("to NaN or infinity in round 3", "done"), ("no such file", "open")])
 def test_only_a_run_that_diverged_is_a_failed_candidate(
     said: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -128,13 +149,22 @@ def test_only_a_run_that_diverged_is_a_failed_candidate(
 
     monkeypatch.setattr(Job, "command", property(command))
     path = sweep_file(tmp_path, seeds=1, grid={"methods.fot.threshold": [0.8, 0.9]})
-    status = main(["sweep", str(path), "--runs", str(tmp_path / "runs")])
+    arguments = ["sweep", str(path), "--runs", str(tmp_path / "runs")]
+    status = main(arguments)
     out = capsys.readouterr().out
-    assert status == 1
     assert [name.split()[2] for name in ran] == ["0.8", "0.9"]
+    assert status == (0 if state == "done" else 1)
     if state == "done":
         assert "# chosen: threshold 0.8 " in out
         assert "; others: threshold 0.9: failed" in out
+        report = tmp_path / "runs/fot/reports/sweep-sweep.md"
+        written = report.read_text()
+        assert main([*arguments, "--dry-run"]) == 0
+        assert capsys.readouterr().out == "", "there is nothing left to run"
+        assert report.read_text() == written
+        assert main(arguments) == 0
+        assert len(ran) == 2, "it would diverge again"
+        assert report.read_text() == written
     else:
         assert "Not finished: nothing is chosen yet." in out
         assert "- sweep threshold 0.9 seed 0" in out

@@ -158,9 +158,9 @@ class Arrays(StandardSource):
         file = data_root() / Path(self.path).expanduser()
         if not file.is_file():
             raise ConfigError(
-                f"{KEY}.{needed}",
-                None,
-                f"a value, or a file to read it from: {file.absolute()} does not exist. The option data.root "
+                f"{KEY}.path",
+                str(self.path),
+                f"a file, or {KEY}.{needed} beside it: {file.absolute()} does not exist. The option data.root "
                 "is not known at this point; an absolute path or CFL_DATA_ROOT is",
             )
         return file

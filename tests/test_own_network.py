@@ -1,0 +1,83 @@
+"""A network of one's own: the documentation's example, and what is said of those that methods cannot deal with."""
+
+from __future__ import annotations
+
+import logging
+import textwrap
+from pathlib import Path
+
+import pytest
+import tiny_cli
+import torch
+from torch import Tensor, nn
+
+from cfl.layer_inputs.weighted_layers import choose_layers
+from cfl.models import MLP
+from cfl.models.base import Network
+
+DOCUMENTED = Path(__file__).parent.parent / "docs" / "architecture.md"
+HEADLESS = """
+import torch
+from cfl.models.base import Network
+
+class Net(Network):
+    def __init__(self, input_shape, num_outputs):
+        super().__init__(input_shape, num_outputs)
+        self.out = torch.nn.Linear(16, num_outputs)
+
+    def features(self, x):
+        return x.flatten(1)
+
+    def forward(self, x):
+        return self.out(self.features(x))
+
+class Narrow(Net):
+    def __init__(self, input_shape, num_outputs):
+        super().__init__(input_shape, num_outputs)
+        self.head = torch.nn.Linear(16, num_outputs - 1)
+"""
+
+
+def test_the_documented_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = DOCUMENTED.read_text()
+    lines = text[text.index("    class Net(Network):") :].partition("\n## ")[0]
+    imports = "from torch import Tensor, nn\nfrom cfl.models.base import Network\n"
+    (tmp_path / "documented_net.py").write_text(imports + textwrap.dedent(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    options = ("--model.network", "documented_net.Net", "--model.network.width", "3", "--methods.fot", "FOT")
+    assert tiny_cli.fit(tmp_path / "run", *options) == 0
+    layers = {row["layer"] for row in tiny_cli.rows(tmp_path / "run" / "fot.csv")}
+    assert layers == {"body.0", "head"}
+
+
+@pytest.mark.parametrize(("name", "found"), [("Net", "missing"), ("Narrow", "out_features=3")])
+def test_outputs_that_are_not_the_heads(
+    name: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "headless.py").write_text(HEADLESS)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert tiny_cli.fit(tmp_path / "run", "--model.network", f"headless.{name}") == 2
+    message = capsys.readouterr().err
+    assert message.startswith(f"error: model.network = '{name}, whose head is ")
+    assert found in message
+    assert "valid: a network with self.head = nn.Linear(..., 4)" in message
+
+
+class Free(Network):
+    """Weights of many kinds."""
+
+    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
+        super().__init__(input_shape, num_outputs)
+        self.shift = nn.Parameter(torch.zeros(16))
+        self.line, self.norm, self.head = nn.Conv1d(1, 1, 3), nn.BatchNorm1d(14), nn.Linear(14, num_outputs)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.norm(self.line((x.flatten(1) + self.shift)[:, None]).flatten(1))
+
+
+def test_weights_that_a_method_does_not_see_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert list(choose_layers(MLP((1, 4, 4), 4, hidden=[8]), None, "methods.fot.layers")) == ["layers.0", "head"]
+        assert caplog.text == ""
+        assert list(choose_layers(Free((1, 4, 4), 4), None, "methods.fot.layers")) == ["head"]
+    assert "methods.fot.layers: shift, line.weight, line.bias belong to no Linear or Conv2d layer" in caplog.text
