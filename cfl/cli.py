@@ -180,6 +180,9 @@ class FederatedCLI(LightningCLI):
         record: RunRecord = self._get(self.config_init, "run")
         record.experiment, record.config_hash = self.experiment, self.config_hash
         record.config_yaml, record.wandb_id = self.config_yaml, self.wandb_id
+        if self._settings.trainer.logger is True:  # Lightning's own would write beside the run folder
+            valid = "false, or loggers by class_path, e.g. --config configs/loggers/tensorboard.yaml"
+            raise ConfigError("trainer.logger", True, valid)
         if self._settings.trainer.fast_dev_run:
             raise ConfigError("trainer.fast_dev_run", self._settings.trainer.fast_dev_run, "a short schedule instead")
         precision = self._settings.trainer.precision

@@ -159,6 +159,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "debugging run": (("--trainer.fast_dev_run", "true"), ("trainer.fast_dev_run", "schedule")),
     "devices": (("--trainer.devices", "2"), ("trainer.strategy = 'DDPStrategy'", "cfl.parallel.ClientParallel")),
+    "Lightning's own logger": (("--trainer.logger", "true"), ("trainer.logger = True", "configs/loggers")),
     "sanity check": (("--trainer.num_sanity_val_steps", "2"), ("trainer.num_sanity_val_steps = 2", "-1")),
     # Files.
     "no such config": (("--config", "nowhere.yaml"), ("nowhere.yaml", "an existing file")),
