@@ -119,8 +119,8 @@ def test_batchnorm_with_its_running_statistics(batchnorm: str) -> None:
     )
 
 
-@pytest.mark.parametrize("scenario", ["task", "class"])
-def test_tasks_with_outputs_of_their_own(scenario: Any) -> None:
+@pytest.mark.parametrize(("scenario", "class_loss"), [("task", "all"), ("class", "seen")])
+def test_tasks_with_outputs_of_their_own(scenario: Any, class_loss: str) -> None:
     def data(width: int) -> FederatedDataModule:
         made = unequal(width, split(train=120))
         return tiny_data(
@@ -128,7 +128,7 @@ def test_tasks_with_outputs_of_their_own(scenario: Any) -> None:
             num_clients=CLIENTS,
             partition=made.partition,
             scenario=scenario,
-            class_loss="seen",
+            class_loss=class_loss,
             schedule={"rounds_per_task": 2, "batch_size": 4, "cohort_width": width},
         )
 

@@ -91,9 +91,9 @@ def test_with_normalisation_it_leaves_running_statistics_alone(engine: Any) -> N
     assert_close(weights(found), expected)
 
 
-@pytest.mark.parametrize("scenario", ["task", "class"])
-def test_where_tasks_have_outputs_of_their_own(scenario: Any) -> None:
-    options = {"stream": split(2, classes=4, train=120), "scenario": scenario, "class_loss": "seen"}
+@pytest.mark.parametrize(("scenario", "class_loss"), [("task", "all"), ("class", "seen")])
+def test_where_tasks_have_outputs_of_their_own(scenario: Any, class_loss: str) -> None:
+    options = {"stream": split(2, classes=4, train=120), "scenario": scenario, "class_loss": class_loss}
     decayed = partial(torch.optim.SGD, lr=0.1, weight_decay=0.05)
     expected = naive_run(data_of(**options), optimizer=decayed, penalty=proximal_term(3.0))
     assert_close(weights(run({"prox": FedProx(3.0)}, data_of(**options), optimizer=decayed)), expected)
