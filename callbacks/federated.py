@@ -106,6 +106,9 @@ class FederatedOrchestrator(Callback):
         else:
             check_strategy(trainer)
         if client.federation is None:
+            if self.batchnorm != "average" and not any(True for _ in client.network.buffers()):
+                valid = "average: the network keeps no statistics that could be treated otherwise"
+                raise ConfigError("federated.batchnorm", self.batchnorm, valid)
             limit = None if self.client_state_memory_mb is None else int(1e6 * self.client_state_memory_mb)
             client.federation = Federation(
                 client.network,

@@ -103,6 +103,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "no threshold": ((*FOT, "--methods.fot.threshold", "0"), ("methods.fot.threshold = 0.0", "(0, 1]")),
     "threshold above one": ((*FOT, "--methods.fot.threshold", "1.5"), ("methods.fot.threshold = 1.5", "(0, 1]")),
     "server momentum": (("--federated.server_momentum", "1.5"), ("federated.server_momentum = 1.5", "[0, 1)")),
+    "no statistics": (("--federated.batchnorm", "drop"), ("federated.batchnorm = 'drop'", "no statistics")),
     "checkpoint share": (("--checkpoint.share", "0"), ("checkpoint.share = 0.0", "(0, 1]")),
     "dropout": (("--model.network.dropout", "1"), ("model.network.dropout = 1", "[0, 1)")),
     # Names of methods, which are names of files.
