@@ -72,7 +72,7 @@ class FedAGEM(Method):
 
     Raises:
         ConfigError: a value other than these; or, before training, that clients share no parameter, or that a method
-            behind it would change gradients again, or acts when a round has ended.
+            behind it would change gradients again, or move the global model when a round has ended.
     """
 
     crosses_tasks: ClassVar[bool] = True

@@ -233,8 +233,8 @@ def test_width_and_engine_do_not_matter(options: dict[str, Any], network: Any, a
 
 
 TWO_LOTS: dict[str, Callable[[], dict[str, Method]]] = {
-    "der++": lambda: {"der": DER(alpha=0.5, beta=0.5)},
-    "er, der": lambda: {"er": ER(size=3), "der": DER(alpha=0.5)},
+    "der++": lambda: {"der": DER(alpha=0.5, beta=0.5, batch_size=30)},
+    "er, der": lambda: {"er": ER(size=20), "der": DER(alpha=0.5, batch_size=8)},
 }
 
 
@@ -245,7 +245,7 @@ def test_dropout_of_two_lots_does_not_depend_on_the_cohort(name: str) -> None:
     for engine, width in ((ENGINES[0], 1), (ENGINES[0], 5), (ENGINES[1], 3), (ENGINES[1], 5)):
         data = replay_data(schedule={"cohort_width": width, "clients_per_round": 5})
         network = double(partial(MLP, hidden=[8], dropout=0.5))
-        results.append(weights(fit(replay_client(data, TWO_LOTS[name](), network, ReplayBuffer(5), engine), data)))
+        results.append(weights(fit(replay_client(data, TWO_LOTS[name](), network, ReplayBuffer(30), engine), data)))
     for found in results[1:]:
         for key, tensor in found.items():
             torch.testing.assert_close(tensor, results[0][key], rtol=0, atol=1e-12)
