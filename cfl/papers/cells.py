@@ -290,6 +290,8 @@ class Experiments:
                     continue
                 try:
                     experiment = self.resolver.experiment(recipe.arguments)
+                    if len(self.results.of(experiment)) < seeds:
+                        self.resolver.check(recipe.arguments)
                 except ConfigError as error:  # of this cell alone
                     refused[name] = str(error)
                     continue

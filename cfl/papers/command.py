@@ -148,6 +148,7 @@ def adopt_runs(options: argparse.Namespace, console: Console) -> int:
 def run_sweep(options: argparse.Namespace, console: Console) -> int:
     """Run what a sweep lacks, as long as it asks for more, and write what came out."""
     sweep, resolver = read_sweep(options.file), Resolver()
+    sweep.check(resolver)
     runner = Runner(options.jobs, MissingData(options.runs / MISSING), console)
     diverged: set[str] = set()
     broken: list[str] = []

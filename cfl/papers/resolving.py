@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from jsonargparse import Namespace
+from jsonargparse import ArgumentParser, Namespace
 
 from cfl import cli
 from cfl.client import Client
 from cfl.data.datamodule import FederatedDataModule
+from cfl.engines import EngineOptions
 from cfl.errors import ConfigError
 from cfl.experiment import completed, config_hash, experiment_of
+from cfl.methods import Method
 from cfl.parsing import Parser
+from cfl.replay_buffer import ReplayBuffer
+from cfl.schedule import Schedule
+
+_BUILT_ALONE = {"schedule": Schedule, "engine": EngineOptions, "buffer": ReplayBuffer}
+"""Section -> its class, where that needs nothing else."""
 
 
 class _Ready(Exception):
@@ -89,6 +97,25 @@ class Resolver:
         """
         # The seed is one value of the configuration, and nothing else is made of it before the run.
         return {**experiment_of(self.config(arguments)), "seed_everything": seed}
+
+    def check(self, arguments: Sequence[str]) -> None:
+        """Build what ``cfl fit`` builds without data or network, for what the constructors refuse.
+
+        Raises:
+            ConfigError: the parser or a constructor refuses a value.
+        """
+        config = self.config(arguments)
+        # A copy: the parser writes into what it is given.
+        plain = copy.deepcopy({key: config[key] for key in ("methods", *_BUILT_ALONE)})
+        self._constructors.instantiate_classes(self._constructors.parse_object(plain))
+
+    @cached_property
+    def _constructors(self) -> ArgumentParser:
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_argument("--methods", type=dict[str, Method])
+        for section, built in _BUILT_ALONE.items():
+            parser.add_class_arguments(built, section)
+        return parser
 
 
 def without_seed(experiment: Mapping[str, Any]) -> dict[str, Any]:

@@ -109,6 +109,19 @@ class Sweep:
         """Of the file."""
         return self.path.stem
 
+    def check(self, resolver: Resolver) -> None:
+        """Refuse a sweep with a value in its file that no run could be made with; a search finds its own later.
+
+        Raises:
+            ConfigError: of the first such value.
+        """
+        for values in self._grid() if self.search is None else [((self.search.key, self.search.start),)]:
+            resolver.check(self.arguments(values))
+
+    def arguments(self, values: Values) -> list[str]:
+        """A candidate's arguments of ``cfl fit``, the seed apart."""
+        return [*self.base.arguments, *(setting(key, value) for key, value in values)]
+
     def candidates(self, score: Callable[[Values], float | None]) -> tuple[list[Values], Values | None]:
         """All candidates that have to be run as far as is known, and the chosen one once all are.
 
@@ -298,12 +311,9 @@ class SweepState:
         self._recorded, self._unrecorded = False, ""
         self.candidates, self.chosen = sweep.candidates(self._mean)
 
-    def _arguments(self, values: Values) -> list[str]:
-        return [*self.sweep.base.arguments, *(setting(key, value) for key, value in values)]
-
     def values(self, candidate: Values) -> dict[int, float | str]:
         """Seed -> a candidate's value, or why there is none; without the seeds that are still to be run."""
-        experiment = self.resolver.experiment(self._arguments(candidate))
+        experiment = self.resolver.experiment(self.sweep.arguments(candidate))
         runs = self.results.of(experiment)
         found: dict[int, float | str] = {}
         for seed in range(self.sweep.seeds):
@@ -348,7 +358,7 @@ class SweepState:
         """The runs that are missing; a search asks for more once these are finished."""
         found = []
         for values in self.candidates:
-            arguments = self._arguments(values)
+            arguments = self.sweep.arguments(values)
             experiment = self.resolver.experiment(arguments)
             done = self.values(values)
             for seed in range(self.sweep.seeds):
@@ -393,7 +403,7 @@ class SweepState:
     @property
     def _validates(self) -> bool:
         """Whether candidates are compared on samples set aside, instead of the test sets."""
-        experiment = self.resolver.experiment(self._arguments(self.chosen or ()))
+        experiment = self.resolver.experiment(self.sweep.arguments(self.chosen or ()))
         return bool(experiment["data"].get("evaluate_on") == "validation")
 
     def _score(self, candidate: Values) -> str:

@@ -235,6 +235,14 @@ def test_jobs_are_what_is_missing(tmp_path: Path) -> None:
     assert len({job.folder for job in jobs}) == 3
 
 
+def test_a_value_that_a_constructor_refuses_is_told_before_anything_is_run(tmp_path: Path) -> None:
+    bad = Rule({"method": "fot"}, settings={"methods.fot.threshold": 1.5})
+    table = replace(fot()["table1"], rules=[*fot()["table1"].rules, bad])
+    lacks = experiments(tmp_path).jobs(table, "paper", {**PMNIST, "method": ["fedavg", "fot"]}, 1, tmp_path)
+    assert [job.name for job in lacks.jobs] == ["pmnist shards fedavg paper seed 0"]
+    assert "methods.fot.threshold = 1.5 cannot work" in lacks.refused[0][1]
+
+
 def test_a_refused_configuration_is_its_own_cells_failure(tmp_path: Path) -> None:
     """The others are run and reported all the same."""
     bad = Rule({"method": "fot"}, settings={"methods.fot.threshold": "high"})

@@ -37,6 +37,7 @@ def sweep_file(folder: Path, **changes: Any) -> Path:
 
 @pytest.mark.parametrize("path", sorted((CONFIGS / "papers").glob("*/sweeps/*.yaml")), ids=lambda path: path.name)
 def test_the_projects_sweeps_can_be_run(path: Path) -> None:
+    read_sweep(path).check(resolver())
     state = SweepState(read_sweep(path), resolver(), Results([]))
     assert state.jobs(Path("runs"))
     assert state.chosen is None
@@ -295,6 +296,25 @@ def test_a_search_goes_on_until_it_is_over(tmp_path: Path) -> None:
             write_run(job.folder, job.arguments, 0, scores[value])
     assert asked == [8, 16, 32, 4]
     assert state.chosen == (("schedule.batch_size", 16),)
+
+
+@pytest.mark.parametrize("option", ["--dry-run", "--jobs=1"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"grid": {"methods.fot.threshold": [0.9, 1.5]}},
+        {"grid": None, "search": {"key": "methods.fot.threshold", "start": 1.5}},
+        {"grid": {"schedule.batch_size": [16, 0]}},
+        {"grid": {"buffer.size": [-1]}},
+    ],
+)
+def test_a_value_that_a_constructor_refuses_is_told_before_anything_is_run(
+    changes: dict[str, Any], option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = sweep_file(tmp_path, **changes)
+    assert main(["sweep", str(file), f"--runs={tmp_path / 'runs'}", option]) == 2
+    assert "cannot work; valid: " in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_sweep_of_files_alone(tmp_path: Path) -> None:
