@@ -285,6 +285,7 @@ class RunRecord(Callback):
             "parameters": sum(p.numel() for p in federation.network.parameters()),
             "server_sees": "single clients' messages" if channel.individual_allowed else "sums only",
             "skipped_clients": len(channel.skipped),
+            "data_unlike_published": data.stream.unlike_published,
             "processes": processes.count(),
             "engine": federation.engine,
             "client_storage_bytes": federation.client_storage(),

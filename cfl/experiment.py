@@ -18,6 +18,8 @@ _ONLY_WHERE_OR_HOW_FAST = (
     ("model", "buffer"),
     ("federated", "client_state_memory_mb"),
 )
+_EXACT = "highest"
+"""torch's own precision of float32 products."""
 
 
 def experiment_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,7 +27,8 @@ def experiment_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Left out are folders, logging, checkpoints, devices and the cohort width, which changes speed only. ``targets`` are
     part of it only where they may end the run: others just say what is recorded. The ``buffer`` is part of it only
-    where a method replays from it, the order of ``methods`` only where there are several.
+    where a method replays from it, the order of ``methods`` only where there are several, the precision of
+    products only where it is reduced.
 
     Args:
         config: a subcommand's configuration as plain dictionaries, lists and values.
@@ -37,6 +40,9 @@ def experiment_of(config: Mapping[str, Any]) -> dict[str, Any]:
     if targets.get("accuracies") and targets.get("stop"):
         # In one form, whatever was written: 85 or 85.0, in any order.
         experiment["targets"] = {**targets, "accuracies": sorted(float(a) for a in targets["accuracies"])}
+    precision = (config.get("engine") or {}).get("matmul_precision", _EXACT)
+    if precision != _EXACT:  # all else of the engine changes rounding at most
+        experiment["matmul_precision"] = precision
     methods = config.get("methods") or {}
     if len(methods) > 1:  # each takes what the one before leaves
         experiment["methods_order"] = list(methods)
@@ -99,8 +105,14 @@ def _named_class(node: Mapping[str, Any]) -> type | None:
 
 
 def _default(owner: type, option: str) -> dict[str, Any]:
-    """``{option: default}`` as a configuration holds it, or nothing where there is no such default."""
+    """``{option: default}`` as a configuration holds it, or nothing where there is no such default.
+
+    A class whose new option does not leave by default what was before says so in ``before_options``: option -> value.
+    """
     for base in owner.__mro__:
+        before = vars(base).get("before_options", {})
+        if option in before:
+            return {option: before[option]}
         own = vars(base).get("__init__")
         parameter = inspect.signature(own).parameters.get(option) if inspect.isfunction(own) else None
         if parameter is None:

@@ -35,6 +35,12 @@ def test_fewer_than_two_methods_have_none(methods: tuple[str, ...]) -> None:
     assert "methods_order" not in experiment_of(config(*methods))
 
 
+def test_only_a_reduced_precision_of_products_makes_another_experiment() -> None:
+    plain = config_hash(experiment_of(config()))
+    assert plain == config_hash(experiment_of({**config(), "engine": {"matmul_precision": "highest", "kind": "vmap"}}))
+    assert plain != config_hash(experiment_of({**config(), "engine": {"matmul_precision": "medium"}}))
+
+
 def test_a_run_is_continued_in_its_order_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prox, ewc = ("--methods.prox", "FedProx"), ("--methods.ewc", "EWC")
     assert fit(tmp_path / "run", *prox, *ewc) == 0

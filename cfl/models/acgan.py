@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +45,9 @@ class ACGAN(Network):
     Raises:
         ConfigError: an option is out of range, or the classifier is none that the trunk could be.
     """
+
+    before_options: ClassVar[dict[str, Any]] = {"generator_norm": "none"}
+    """Generators did not normalise before there was the option."""
 
     def __init__(
         self,

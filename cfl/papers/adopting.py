@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from cfl.compare.matrix_file import RunFolderError
-from cfl.papers.cells import each_recipe, run_folder
+from cfl.papers.cells import each_recipe
 from cfl.papers.definition import Paper
+from cfl.papers.folders import run_folder
 from cfl.papers.resolving import Resolver, same_experiment
 from cfl.papers.results import read_result
 from cfl.papers.rough import rough
-from cfl.papers.running import CHECKPOINT, LOG, SUMMARY
+from cfl.papers.run_log import LOG
+from cfl.papers.running import CHECKPOINT, LOCK, SUMMARY
 
 
 def adopt(folder: Path, papers: list[Paper], runs: Path, resolver: Resolver) -> Path:
@@ -27,7 +32,7 @@ def adopt(folder: Path, papers: list[Paper], runs: Path, resolver: Resolver) -> 
         The copy's folder.
 
     Raises:
-        RunFolderError: no finished run, or its experiment fills no table.
+        RunFolderError: no finished run, its experiment fills no table, or a run is being made where it should go.
     """
     result = read_result(folder)
     for paper in papers:
@@ -39,9 +44,22 @@ def adopt(folder: Path, papers: list[Paper], runs: Path, resolver: Resolver) -> 
                     if same_experiment(resolver.experiment(recipe.arguments), result.experiment):
                         target = runs / run_folder(table, point, result.seed, result.experiment)
                         if target.resolve() != folder.resolve():
-                            _copy(folder, target)
+                            target.mkdir(parents=True, exist_ok=True)
+                            with _alone_in(target):
+                                _copy(folder, target)
                         return target
     raise RunFolderError(f"{folder}: its experiment fills no table; seed apart, every setting must be that of a cell")
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Hold the lock by which a runner keeps others from a folder."""
+    with (folder / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunFolderError(f"{folder}: another process is at work there") from None
+        yield
 
 
 def _copy(folder: Path, target: Path) -> None:

@@ -6,12 +6,13 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cfl.errors import ConfigError
 from cfl.experiment import config_hash
 from cfl.papers.definition import SCALE, Figure, Table
 from cfl.papers.expressions import Undefined, Unrecorded
+from cfl.papers.folders import begun, run_folder
 from cfl.papers.grids import Grid, mean_grid
 from cfl.papers.missing_data import MissingData
 from cfl.papers.published import Published
@@ -47,6 +48,9 @@ class Spread:
         return cls(mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1)), len(values))
 
 
+DIVERGED = "values left the finite numbers"
+
+
 @dataclass(frozen=True)
 class Cell:
     """One number of a table.
@@ -61,6 +65,7 @@ class Cell:
         notes: which of its settings were chosen by us.
         without: seed -> why its run has no such value, e.g. a target that was never reached.
         unrecorded: those of them whose runs do not record what the value is made of, which says nothing of the value.
+        remarks: in what the data of its runs were not the published ones.
     """
 
     table: Table
@@ -72,6 +77,7 @@ class Cell:
     notes: Sequence[str] = ()
     without: Mapping[int, str] = field(default_factory=dict)
     unrecorded: Collection[int] = ()
+    remarks: Sequence[str] = ()
 
     @property
     def definition(self) -> Figure:
@@ -120,7 +126,7 @@ class Cell:
     @property
     def difference(self) -> float | None:
         """Ours minus the paper's; None for what is not held against it: a reduced scale, the mean of some seeds."""
-        if self.reduced or self.without:
+        if self.reduced or self.without or self.remarks:
             return None
         if self.ours is None or self.published is None or not self.has_target:
             return None
@@ -147,6 +153,8 @@ class Cell:
             return f"{scale}{'by order only' if self.is_ordered else 'not compared'}"
         if self.published is not None and not self.has_target:
             return f"not compared ({self.table.no_target(self.point, self.figure)})"
+        if self.published is not None and self.remarks:
+            return f"not compared (other data: {'; '.join(self.remarks)})"
         if self.difference is None or self.published is None or self.ours is None:
             return "run"
         allowed = max((self.published.std or 0.0) + (self.ours.std or 0.0), self.definition.tolerance)
@@ -172,6 +180,14 @@ class Missing:
     refused: list[tuple[str, str]]
 
 
+class _Found(NamedTuple):
+    """A recipe's finished runs by seed, the seeds that diverged, and why there can be none, e.g. missing data sets."""
+
+    runs: dict[int, Result]
+    diverged: set[int]
+    absent: str | None
+
+
 class Experiments:
     """The experiments of tables' points, and the finished runs that belong to them.
 
@@ -183,7 +199,7 @@ class Experiments:
 
     def __init__(self, resolver: Resolver, results: Results, missing: MissingData) -> None:
         self.resolver, self.results, self.missing = resolver, results, missing
-        self._found: dict[tuple[str, ...], tuple[dict[int, Result], str | None]] = {}
+        self._found: dict[tuple[str, ...], _Found] = {}
 
     def cells(
         self, table: Table, scale: str, chosen: Mapping[str, Sequence[str]] | None = None, seeds: int | None = None
@@ -210,7 +226,7 @@ class Experiments:
 
     def _filled(self, cell: Cell, seeds: int | None) -> Cell:
         """A cell with what the finished runs give it."""
-        runs: list[dict[int, Result]] = []
+        parts: list[_Found] = []
         notes: list[str] = []
         otherwise = "not run"
         for part in cell.definition.points(cell.point):
@@ -219,18 +235,24 @@ class Experiments:
             except NotAvailable as reason:
                 return replace(cell, otherwise=f"cannot run here ({reason})")
             notes += recipe.notes
-            found, absent = self._runs(recipe.arguments)
-            runs.append(found)
-            if absent:
-                otherwise = f"cannot run here ({absent})"
+            parts.append(self._runs(recipe.arguments))
+            if parts[-1].absent:
+                otherwise = f"cannot run here ({parts[-1].absent})"
         values: dict[int, Any] = {}
         without: dict[int, str] = {}
         unrecorded: list[int] = []
-        for seed in sorted(set.intersection(*(set(part) for part in runs))):
+        remarks: list[str] = []
+        for seed in sorted(set.intersection(*({*part.runs, *part.diverged} for part in parts))):
             if seeds is not None and seed >= seeds:
                 continue
+            if any(seed in part.diverged for part in parts):
+                without[seed] = DIVERGED
+                otherwise = f"failed ({DIVERGED})"
+                continue
+            runs = [part.runs[seed] for part in parts]
+            remarks += [line for run in runs for line in run.summary.get("data_unlike_published") or []]
             try:
-                read = [part[seed].figure(cell.definition.value) for part in runs]
+                read = [run.figure(cell.definition.value) for run in runs]
             except Undefined as reason:
                 without[seed] = str(reason)
                 if isinstance(reason, Unrecorded):
@@ -246,20 +268,24 @@ class Experiments:
             notes=tuple(dict.fromkeys(notes)),
             without=without,
             unrecorded=unrecorded,
+            remarks=tuple(dict.fromkeys(remarks)),
         )
 
-    def _runs(self, arguments: tuple[str, ...]) -> tuple[dict[int, Result], str | None]:
-        """The finished runs of a recipe by seed, and why there can be none, e.g. data sets that are missing."""
+    def _runs(self, arguments: tuple[str, ...]) -> _Found:
+        """The runs of a recipe."""
         if arguments not in self._found:
             look = rough(arguments)
             # Resolving takes a tenth of a second, and a page has hundreds of cells that were never run.
-            may_be = any(look.may_be(result.experiment) for result in self.results.all)
-            absent = self.missing.reason(look.words)
-            try:
-                found = self.results.of(self.resolver.experiment(arguments)) if may_be else {}
-            except ConfigError as error:  # what runs were made with once may be refused by now
-                found, absent = {}, f"its configuration is refused: {' '.join(str(error).split())}"
-            self._found[arguments] = (found, absent)
+            made = (*(result.experiment for result in self.results.all), *self.results.diverged)
+            found = _Found({}, set(), self.missing.reason(look.words))
+            if any(look.may_be(experiment) for experiment in made):
+                try:
+                    experiment = self.resolver.experiment(arguments)
+                    of_it, diverged = self.results.of(experiment), self.results.diverged_seeds(experiment)
+                    found = found._replace(runs=of_it, diverged=diverged)
+                except ConfigError as error:  # what runs were made with once may be refused by now
+                    found = _Found({}, set(), f"its configuration is refused: {' '.join(str(error).split())}")
+            self._found[arguments] = found
         return self._found[arguments]
 
     def jobs(
@@ -317,17 +343,10 @@ class Experiments:
         return Job(
             name=f"{' '.join(point[axis] for axis in point)} seed {seed}",
             arguments=[*recipe.arguments, f"--seed_everything={seed}"],
-            folder=root / run_folder(table, point, seed, experiment),
+            folder=begun(root / run_folder(table, point, seed, experiment), experiment),
             config=self.resolver.config(recipe.arguments),
             experiment=experiment,
         )
-
-
-def run_folder(table: Table, point: Mapping[str, str], seed: int, experiment: Mapping[str, Any]) -> Path:
-    """Where a run lies below ``runs/tables``: ``fot/pmnist/iid/fedavg/paper-seed0-1a2b3c4d``."""
-    axes = [point[axis] for axis in table.paper.run_folder if axis in point]
-    name = f"{point[SCALE]}-seed{seed}-{config_hash(experiment)[:8]}"
-    return Path(table.paper.name, *axes, name)
 
 
 def each_recipe(table: Table, scale: str) -> Iterator[tuple[dict[str, str], Recipe]]:

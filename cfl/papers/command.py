@@ -26,7 +26,8 @@ from cfl.papers.report import REPORTS, write_report
 from cfl.papers.reproducibility import page
 from cfl.papers.resolving import Resolver
 from cfl.papers.results import read_results
-from cfl.papers.running import Job, Runner, exit_status, has_diverged
+from cfl.papers.run_log import has_diverged
+from cfl.papers.running import Job, Runner, exit_status
 from cfl.papers.sweeps import SweepState, read_sweep
 
 RUNS = Path("runs/tables")

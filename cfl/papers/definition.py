@@ -284,6 +284,7 @@ class Paper:
         labels: axis -> value -> how tables show it.
         rules: which experiment belongs to which point.
         seeds: how many of them its tables are over, where a table does not say otherwise.
+        notes: which of the settings that all its tables share are not as the paper says, or not in it.
     """
 
     name: str
@@ -294,6 +295,7 @@ class Paper:
     labels: Mapping[str, Mapping[str, str]]
     rules: Sequence[Rule]
     seeds: int
+    notes: Sequence[str]
 
     @property
     def published_scale(self) -> str:
@@ -348,7 +350,7 @@ def read_paper(folder: Path) -> Paper:
     """
     path = folder / "paper.yaml"
     entry = _load(path)
-    refuse_unknown(entry, ("title", "scales", "run_folder", "seeds", "labels", "rules"), str(path))
+    refuse_unknown(entry, ("title", "scales", "run_folder", "seeds", "labels", "rules", "notes"), str(path))
     return Paper(
         name=folder.name,
         folder=folder,
@@ -358,6 +360,7 @@ def read_paper(folder: Path) -> Paper:
         labels={axis: {str(k): v for k, v in names.items()} for axis, names in entry.get("labels", {}).items()},
         rules=[Rule.read(rule, str(path)) for rule in entry["rules"]],
         seeds=_count(entry.get("seeds"), f"{path}, seeds"),
+        notes=entry.get("notes", []),
     )
 
 

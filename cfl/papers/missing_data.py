@@ -16,10 +16,13 @@ from cfl.errors import ConfigError, DataFilesMissing
 
 
 def needs_of(experiment: Mapping[str, Any]) -> list[str]:
-    """What an experiment reads: short names of its data sets and of its file of trained weights, each once."""
+    """What an experiment reads, each once: short names of its data sets and of its file of trained weights.
+
+    A data set is called by its class; where that reads any of many, by the option that says which (``told_by``).
+    """
     sources = _sources([experiment["data"], experiment.get("methods", {})])
     weights = _weights(experiment)
-    names = [node["class_path"].rpartition(".")[2] for node, _ in sources]
+    names = [_name(node, source) for node, source in sources]
     return list(dict.fromkeys([*names, *([weights.name] if weights else [])]))
 
 
@@ -30,7 +33,13 @@ def _weights(experiment: Mapping[str, Any]) -> Path | None:
     return Path(found).expanduser() if isinstance(found, str) else None
 
 
+def _name(node: Mapping[str, Any], source: type[Source]) -> str:
+    told = (node.get("init_args") or {}).get(source.told_by) if source.told_by else None
+    return str(told or source.__name__)
+
+
 def _sources(tree: Any) -> Iterator[tuple[Mapping[str, Any], type[Source]]]:
+    """The data sets in a configuration that read files; not those that change what another one reads."""
     if isinstance(tree, list):
         for part in tree:
             yield from _sources(part)
@@ -40,10 +49,10 @@ def _sources(tree: Any) -> Iterator[tuple[Mapping[str, Any], type[Source]]]:
             found = getattr(importlib.import_module(module), name, None) if module else None
         except ImportError:  # the run itself will say so
             found = None
-        if isinstance(found, type) and issubclass(found, Source):
+        within = [inner for part in tree.values() for inner in _sources(part)]
+        if isinstance(found, type) and issubclass(found, Source) and not within:
             yield tree, found
-        for part in tree.values():
-            yield from _sources(part)
+        yield from within
 
 
 def find_missing(experiment: Mapping[str, Any]) -> dict[str, str]:
@@ -56,7 +65,7 @@ def find_missing(experiment: Mapping[str, Any]) -> dict[str, str]:
         try:
             source(**(node.get("init_args") or {})).load(data_root())
         except DataFilesMissing as error:
-            missing[source.__name__] = str(error).splitlines()[0]
+            missing[_name(node, source)] = str(error).splitlines()[0]
         except Exception:  # the run itself has said what else is wrong
             continue
     return missing

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 from cfl.cli import DEFAULT_CONFIG
@@ -50,6 +51,12 @@ class Rule:
     configs: Sequence[str] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     chosen: str | None = None
+
+    @property
+    def axes(self) -> set[str]:
+        """The axes on which the rule depends, or that its texts hold."""
+        texts = [*self.configs, *(value for value in self.settings.values() if isinstance(value, str))]
+        return {*self.when, *(field for text in texts for _, field, _, _ in Formatter().parse(text) if field)}
 
     @classmethod
     def read(cls, entry: Mapping[str, Any], where: str) -> Rule:

@@ -92,9 +92,18 @@ def _beside(path: Path) -> Path:
     return path.with_name(f".{os.getpid()}-{path.name}")
 
 
+def _kind(status: str) -> str:
+    """A status without its reasons; a reduced scale's alone where it has the value that it should."""
+    said = status.partition(" (")[0]
+    scale, _, rest = said.rpartition(": ")
+    if rest.startswith("value in "):
+        return f"{scale}: some seeds only".removeprefix(": ")
+    return scale if scale and rest in ("by order only", "not compared") else said
+
+
 def counts(cells: Sequence[Cell]) -> str:
     """How many cells have which status, e.g. ``matched 3, off 1, not run 124``."""
-    words = [cell.status.partition(" (")[0].partition(":")[0] for cell in cells]
+    words = [_kind(cell.status) for cell in cells]
     found = Counter("off" if word.startswith("off by") else word for word in words)
     return ", ".join(f"{name} {number}" for name, number in found.most_common())
 
@@ -120,8 +129,8 @@ def markdown(table: Table, scale: str, cells: Sequence[Cell], picture: str | Non
     if notes:
         lines += ["", "Chosen by us, because the paper does not say, or says otherwise:", ""]
         lines += [f"{number}. {note}" for number, note in enumerate(notes, start=1)]
-    if table.notes:
-        lines += ["", *(f"- {note}" for note in table.notes)]
+    if table.notes or paper.notes:
+        lines += ["", *(f"- {note}" for note in (*table.notes, *paper.notes))]
     if picture:
         lines += ["", f"![{table.title}]({picture})"]
     return "\n".join(lines) + "\n"

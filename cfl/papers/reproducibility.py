@@ -47,6 +47,7 @@ def page(papers: Sequence[Paper], resolver: Resolver, folders: Mapping[str, Path
         for table, by_scale in tables:
             cells = _cells(table, by_scale)
             lines.append(f"| {table.full_name} | {len(cells)} | {counts(cells)} |")
+        lines += ["", *(f"- {note}" for note in paper.notes)] if paper.notes else []
         for table, by_scale in tables:
             lines += _section(table, by_scale)
         lines += _runs(paper, kept)

@@ -21,6 +21,7 @@ from cfl.metrics import forgetting_max
 from cfl.papers.expressions import Undefined, evaluate
 from cfl.papers.grids import Grid, attention_grid
 from cfl.papers.resolving import same_experiment, seedless_hash
+from cfl.papers.run_log import LOG, has_diverged
 
 SPACE = "used_space"
 """The column of a method's table from which used space per task and layer is read."""
@@ -173,8 +174,13 @@ def read_result(folder: Path) -> Result:
             for row in of_method:
                 if SPACE in row and "layer" in row:
                     space.setdefault(row["layer"], []).append(float(row[SPACE]))
+            for layer, used in space.items():
+                if len(used) != len(matrix) - 1:
+                    raise ValueError(f"{len(used)} rows for {layer} and {len(matrix)} tasks")
         reading = "rounds.csv"
         rounds = _rows(folder / reading)
+        if (folder / reading).is_file() and len(rounds) != int(summary["rounds"]):
+            raise ValueError(f"{len(rounds)} rounds, summary.json says {summary['rounds']}")
         epochs = sum(int(row["clients"]) for row in rounds) * local_epochs if rounds else None
         curve = read_curve(folder / reading) if experiment["schedule"].get("evaluate_every") else []
         reading = "accuracy_matrix_task_il.csv"
@@ -191,6 +197,16 @@ def read_result(folder: Path) -> Result:
     return Result(experiment, summary, matrix, space, epochs, folder, curve, task_il, attention)
 
 
+def read_experiment(folder: Path) -> dict[str, Any] | None:
+    """The experiment of a run that need not be finished; None where its configuration cannot be read."""
+    try:
+        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        int(config["seed_everything"])
+        return experiment_of(config)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError):
+        return None
+
+
 def _rows(path: Path) -> list[dict[str, str]]:
     if not path.is_file():
         return []
@@ -204,10 +220,16 @@ class Results:
     Args:
         results: in order of preference, where two are of one experiment and seed.
         left_out: what is wrong with folders that could not be read, a line each.
+        diverged: the experiments of runs that have no end because their values left the finite numbers.
     """
 
-    def __init__(self, results: Iterable[Result], left_out: Sequence[str] = ()) -> None:
-        self.all, self.left_out = list(results), list(left_out)
+    def __init__(
+        self,
+        results: Iterable[Result],
+        left_out: Sequence[str] = (),
+        diverged: Iterable[Mapping[str, Any]] = (),
+    ) -> None:
+        self.all, self.left_out, self.diverged = list(results), list(left_out), list(diverged)
         self._by_hash: dict[str, list[Result]] = {}
         for result in self.all:
             self._by_hash.setdefault(seedless_hash(result.experiment), []).append(result)
@@ -223,13 +245,22 @@ class Results:
                     found.setdefault(result.seed, result)
         return dict(sorted(found.items()))
 
+    def diverged_seeds(self, experiment: Mapping[str, Any]) -> set[int]:
+        """Seeds with which an experiment's values left the finite numbers, and that have no finished run."""
+        seeds = {int(found["seed_everything"]) for found in self.diverged if same_experiment(experiment, found)}
+        return seeds - set(self.of(experiment)) if seeds else seeds
+
 
 def read_results(root: Path) -> Results:
-    """All finished runs below a folder; what is not finished or not readable is left out, with the reason."""
-    found, left_out = [], []
+    """All finished runs below a folder; what is not readable is left out, with the reason."""
+    found, left_out, diverged = [], [], []
     for path in sorted(root.rglob("summary.json")):
         try:
             found.append(read_result(path.parent))
         except RunFolderError as error:
             left_out.append(str(error))
-    return Results(found, left_out)
+    for path in sorted(root.rglob(LOG)):
+        if has_diverged(path.parent):
+            experiment = read_experiment(path.parent)
+            diverged += [experiment] if experiment else []
+    return Results(found, left_out, diverged)

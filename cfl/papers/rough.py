@@ -140,6 +140,6 @@ def _at(tree: Any, key: str) -> Any:
 
 def _texts(tree: Any) -> Iterator[str]:
     if isinstance(tree, str):
-        yield tree.rpartition(".")[2]
+        yield from (tree, tree.rpartition(".")[2])  # a file's name, or a class without its module
     for part in tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, list) else []:
         yield from _texts(part)

@@ -6,7 +6,6 @@ import contextlib
 import csv
 import fcntl
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -26,15 +25,9 @@ from cfl.errors import ConfigError
 from cfl.papers.missing_data import MissingData, find_missing, needs_of
 from cfl.papers.resolving import num_rounds
 from cfl.papers.results import read_result
+from cfl.papers.run_log import LOG, has_diverged, last_lines
 
-LOG, LOCK, SUMMARY, CHECKPOINT = "log.txt", ".lock", "summary.json", "last.ckpt"
-LAST_LINES = 6
-"""Lines of a failed run's log that are repeated."""
-
-_DIVERGED = re.compile(
-    r"trained to NaN or infinity|every client was skipped|has NaN or infinity|log-likelihood of (nan|-?inf)"
-)
-"""What a run says at its end whose values have left the finite numbers."""
+LOCK, SUMMARY, CHECKPOINT = ".lock", "summary.json", "last.ckpt"
 
 State = Literal["finished", "failed", "cannot run here", "interrupted", "runs elsewhere"]
 
@@ -275,20 +268,6 @@ def rounds_done(folder: Path) -> int:
         return int(next(csv.reader([lines[-1]]))[0]) + 1
     except (OSError, IndexError, ValueError, StopIteration):
         return 0
-
-
-def last_lines(path: Path) -> str:
-    """The last lines of a log that say anything, indented."""
-    try:
-        lines = [line.rstrip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
-    except OSError:
-        lines = []
-    return "\n".join(f"    {line}" for line in lines[-LAST_LINES:])
-
-
-def has_diverged(folder: Path) -> bool:
-    """Whether a run has no end because its values have left the finite numbers, as its log says."""
-    return not (folder / SUMMARY).exists() and _DIVERGED.search(last_lines(folder / LOG)) is not None
 
 
 def exit_status(outcomes: Sequence[Outcome], interrupted_by: int | None) -> int:

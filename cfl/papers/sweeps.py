@@ -18,6 +18,7 @@ from cfl.papers import expressions
 from cfl.papers.cells import Spread
 from cfl.papers.definition import SCALE, Paper, papers
 from cfl.papers.expressions import Undefined, Unrecorded
+from cfl.papers.folders import begun
 from cfl.papers.recipes import CHOSEN, Recipe, Rule, recipe, setting
 from cfl.papers.report import shown
 from cfl.papers.resolving import Resolver
@@ -195,10 +196,13 @@ def read_sweep(path: Path) -> Sweep:
 def _read_experiment(path: Path, paper: Paper, entry: Mapping[str, Any]) -> tuple[dict[str, str], list[Rule]]:
     """The point of the paper's tables, empty if there is none, and what makes it an experiment."""
     point = {axis: str(value) for axis, value in _mapping(path, "point", entry.get("point", {})).items()}
-    values = paper.values()
+    # What a single table's rules make of its own axes is not part of a sweep.
+    used = set().union(*(rule.axes for rule in paper.rules)) - {SCALE}
+    values = {axis: found for axis, found in paper.values().items() if axis in used}
     for axis, value in point.items():
         if axis not in values:
-            raise ConfigError(f"{path}, point.{axis}", value, f"one of the axes {', '.join(values)}")
+            valid = f"one of the axes {', '.join(values)}; anything else under configs or set"
+            raise ConfigError(f"{path}, point.{axis}", value, valid)
         if value not in values[axis]:
             raise ConfigError(f"{path}, point.{axis}", value, f"one of {', '.join(sorted(values[axis]))}")
     scale = entry.get("scale", paper.published_scale)
@@ -370,7 +374,7 @@ class SweepState:
                     Job(
                         name=f"{self.sweep.name} {named(values)} seed {seed}",
                         arguments=[*arguments, f"--seed_everything={seed}"],
-                        folder=root / self.sweep.paper / "sweeps" / self.sweep.name / folder,
+                        folder=begun(root / self.sweep.paper / "sweeps" / self.sweep.name / folder, own),
                         config=self.resolver.config(arguments),
                         experiment=own,
                     )

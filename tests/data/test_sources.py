@@ -29,6 +29,7 @@ from cfl.data.sources import (
     SVHN,
     USPS,
     Arrays,
+    Binarised,
     Digits,
     EMNISTLetters,
     FashionMNIST,
@@ -44,6 +45,7 @@ from cfl.data.sources import (
     data_root as resolve_root,
 )
 from cfl.data.sources.split import balanced_subset
+from cfl.data.streams import Permuted, Sequence
 from cfl.data.types import ImageSet
 from cfl.errors import ConfigError, DataFilesMissing
 
@@ -361,8 +363,14 @@ def test_packed_files_are_unpacked_without_network(tmp_path, no_network, monkeyp
     written = small_mnist(raw, ".gz")
     sums = [(f.name, hashlib.md5(f.read_bytes()).hexdigest()) for f in sorted(raw.iterdir())]
     monkeypatch.setattr(datasets.MNIST, "resources", sums)
+    source = MNIST()
+    assert source.unlike_published == ""
     with caplog.at_level(logging.WARNING):
-        train, test = MNIST().load(tmp_path)
+        train, test = source.load(tmp_path)
+    said = "MNIST has 30 training and 30 test samples; the published set has 60000 and 10000"
+    assert source.unlike_published == said
+    assert Permuted(Binarised(source)).unlike_published == [said]
+    assert Sequence([source, source, Digits()]).unlike_published == [said]
     np.testing.assert_array_equal(train.images[:, 0].numpy(), written["train images"])
     np.testing.assert_array_equal(test.images[:, 0].numpy(), written["t10k images"])
     assert test.labels.tolist() == written["t10k labels"].tolist()
@@ -503,8 +511,10 @@ def test_notmnist_with_its_own_training_files_is_not_split(tmp_path, suffix):
 
 def test_notmnist_split_keeps_every_sample_once(tmp_path, caplog):
     written = small_mnist(tmp_path / "notMNIST" / "raw", parts=("t10k",))
+    source = NotMNIST(test_share=1 / 3)
     with caplog.at_level(logging.WARNING):
-        train, test = NotMNIST(test_share=1 / 3).load(tmp_path)
+        train, test = source.load(tmp_path)
+    assert source.unlike_published == "NotMNIST has 30 samples; the published archive has 18724"
     assert torch.bincount(test.labels).tolist() == [1] * 10
     both = np.concatenate([train.images.numpy(), test.images.numpy()]).reshape(30, -1)
     np.testing.assert_array_equal(np.unique(both, axis=0), np.unique(written["t10k images"].reshape(30, -1), axis=0))

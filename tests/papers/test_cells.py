@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import re
 import statistics
@@ -118,7 +119,7 @@ def test_what_has_no_value_at_a_reduced_scale_says_so() -> None:
     some = Cell(table, point("short"), "ACC", None, {1: 80.0}, "no value (never within 100 rounds)", (), why)
     assert none.status == "short: no value (never within 100 rounds)"
     assert some.status == "short: value in 1 of 2 seeds only (never within 100 rounds)"
-    assert counts([none, some]) == "short 2"
+    assert counts([none, some]) == "short: no value 1, short: some seeds only 1"
     assert replace(none, point=point()).status == "no value (never within 100 rounds)"
     assert Cell(table, point("short"), "ACC", None, otherwise="not run").status == "not run"
 
@@ -284,6 +285,9 @@ def test_unfinished_and_broken_folders_are_no_runs(tmp_path: Path) -> None:
         ("rounds.csv", b"round,clients\n0,three\n"),
         ("fot.csv", b"task,layer,used_space\n0,a\n"),
         ("fot.csv", b"task,layer,used_space\n0,a,\n"),
+        ("fot.csv", b"task,layer,used_space\n0,a,10.0\n0,b,11.0\n1,a,20.0\n"),
+        ("rounds.csv", b"round,clients\n0,3\n"),
+        ("rounds.csv", b"garbage"),
         ("config.yaml", b"\xff\xfe\x00"),
         ("config.yaml", b"seed_everything: null"),
         ("config.yaml", b"methods: 3"),
@@ -302,12 +306,68 @@ def test_damaged_files_are_named(name: str, content: bytes, tmp_path: Path) -> N
     assert str(folder / name) in results.left_out[0]
 
 
+def test_a_run_that_diverged_is_no_run_that_was_never_made(tmp_path: Path) -> None:
+    """Also beside seeds that did not."""
+    for name, seed in (("a", 0), ("b", 1)):
+        folder = write_run(tmp_path / name, arguments(), seed)
+        (folder / "log.txt").write_text("error: client 3 trained to NaN or infinity in round 7\n")
+        if seed == 0:
+            (folder / "summary.json").unlink()
+    known = experiments(tmp_path)
+    both = known.cells(fot()["table1"], "paper", {**PMNIST, "method": ["fedavg", "fot"]})
+    cells = {cell.point["method"]: cell for cell in both}
+    assert cells["fot"].status == "not run"
+    assert cells["fedavg"].status == "value in 1 of 2 seeds only (values left the finite numbers)"
+    only, _ = known.cells(fot()["table1"], "paper", {**PMNIST, "method": ["fedavg"]}, 1)
+    assert only.status == "failed (values left the finite numbers)"
+    assert not only.seeds
+
+
+def test_runs_on_other_data_are_not_held_against_the_paper(tmp_path: Path) -> None:
+    said = "MNIST has 30 training and 30 test samples; the published set has 60000 and 10000"
+    write_run(tmp_path / "a", arguments(), 0, 80.06, data_unlike_published=[said])
+    write_run(tmp_path / "b", arguments(method="fot"), 0, 85.21, data_unlike_published=[])
+    chosen = {**PMNIST, "method": ["fedavg", "fot"]}
+    cells = {(c.point["method"], c.figure): c for c in experiments(tmp_path).cells(fot()["table1"], "paper", chosen)}
+    assert cells["fedavg", "ACC"].status == f"not compared (other data: {said})"
+    assert cells["fedavg", "ACC"].difference is None
+    assert cells["fot", "ACC"].status == "matched"
+
+
+def test_an_interrupted_run_goes_on_where_it_was_begun(tmp_path: Path) -> None:
+    """Its folder is named by the options there were then; one of another seed, or a finished one, is none."""
+    chosen = {**PMNIST, "method": ["fot"]}
+
+    def folder() -> Path:
+        (job,) = experiments(tmp_path).jobs(fot()["table1"], "paper", chosen, 1, tmp_path).jobs
+        return job.folder
+
+    own = folder()
+    settings = copy.deepcopy(resolver().config(arguments(method="fot")))
+    del settings["methods"]["fot"]["init_args"]["gpse_batch_size"]
+    for name, change in (
+        ("paper-seed0-00000001", {"seed_everything": 1}),
+        ("paper-seed0-00000002", {"seed_everything": 0, "schedule": {**settings["schedule"], "batch_size": 7}}),
+        ("paper-seed0-00000003", {"seed_everything": 0}),
+    ):
+        begun = own.with_name(name)
+        begun.mkdir(parents=True)
+        (begun / "config.yaml").write_text(yaml.safe_dump({**settings, **change}))
+        assert folder() == own
+        (begun / "last.ckpt").touch()
+    assert folder() == own.with_name("paper-seed0-00000003")
+    own.mkdir()
+    (own / "last.ckpt").touch()
+    assert folder() == own
+
+
 def test_report_text_csv_and_picture(tmp_path: Path) -> None:
     write_run(tmp_path / "a", arguments(), 0, 80.5)
     write_run(tmp_path / "b", arguments(method="fot"), 0, 87.0)
     write_run(tmp_path / "c", arguments(method="gpm"), 0, 70.0)
     report = write_report(experiments(tmp_path), fot()["table1"], "paper", PMNIST, tmp_path)
     assert "| Permuted MNIST | non-IID | FL | ACC | 80.06 ± 0.43 | 80.50 | 1 | +0.44 | matched |" in report.text
+    assert "\n- Weight decay 1e-5 with SGD, as in the authors' code" in report.text  # of all the paper's tables
     assert re.search(r"\| FOT \| ACC \[\d+] \| 85.21 ± 0.13 \| 87.00 \| 1 \| \+1.79 \| off by \+1.79 \|", report.text)
     assert "| GPM+FL | ACC [" in report.text
     assert ". GPM: threshold" in report.text

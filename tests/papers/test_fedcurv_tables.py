@@ -118,7 +118,9 @@ def test_figures_are_table_1s_runs() -> None:
 
 def write_curve(folder: Path, epochs: str, method: str, scale: str, curve: list[float]) -> None:
     point = {"benchmark": "mnist", "epochs": epochs, "method": method, "scale": scale}
-    write_run(folder, fedcurv()["table1"].recipe(point).arguments, acc=curve[-1], matrix=[[curve[-1]]])
+    write_run(
+        folder, fedcurv()["table1"].recipe(point).arguments, acc=curve[-1], matrix=[[curve[-1]]], rounds=len(curve)
+    )
     lines = ["round,clients,acc", *(f"{r},96,{acc}" for r, acc in enumerate(curve))]
     (folder / "rounds.csv").write_text("\n".join(lines) + "\n")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import re
 import shutil
@@ -224,6 +225,18 @@ def test_adopted_runs_are_found_afterwards(tmp_path: Path) -> None:
     assert adopt(target, papers(), tmp_path / "runs", resolver()) == target  # itself
 
 
+def test_nothing_is_adopted_into_a_folder_where_a_run_is_being_made(tmp_path: Path) -> None:
+    elsewhere = write_run(tmp_path / "elsewhere", arguments(method="fot"), 4, 85.0)
+    target = adopt(elsewhere, papers(), tmp_path / "runs", resolver())
+    (target / "summary.json").write_text("made by now")
+    with (target / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(RunFolderError, match="another process is at work"):
+            adopt(elsewhere, papers(), tmp_path / "runs", resolver())
+    assert (target / "summary.json").read_text() == "made by now"
+    assert adopt(elsewhere, papers(), tmp_path / "runs", resolver()) == target
+
+
 def test_a_copy_that_was_cut_off_is_no_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever file it was at; adopting again makes it whole, also over an older copy."""
     elsewhere = write_run(tmp_path / "elsewhere", arguments(method="fot"), 4, 85.0)
@@ -246,7 +259,7 @@ def test_a_copy_that_was_cut_off_is_no_finished_run(tmp_path: Path, monkeypatch:
         assert (results.all, results.left_out) == ([], [])
         monkeypatch.setattr(shutil, "copyfile", copy)
         target = adopt(elsewhere, [PAPER], tmp_path / "runs", resolver())
-        assert {path.name for path in target.rglob("*")} == {path.name for path in elsewhere.rglob("*")}
+        assert {path.name for path in target.rglob("*")} - {".lock"} == {path.name for path in elsewhere.rglob("*")}
         assert len(read_results(tmp_path / "runs").all) == 1
 
 

@@ -85,6 +85,17 @@ def test_a_run_from_before_an_option_existed_counts(place: str) -> None:
     assert not same_experiment(wanted, older)
 
 
+def test_an_option_whose_default_is_not_what_was_before_says_what_was() -> None:
+    """FedCIL's generators did not normalise before there was an option for it, and do by default."""
+    wanted = resolver().experiment(fot()["table1"].recipe(point(method="fedcil")).arguments)
+    older = copy.deepcopy(wanted)
+    assert older["model"]["network"]["init_args"].pop("generator_norm") == "batch"
+    assert not same_experiment(wanted, older)
+    without = copy.deepcopy(wanted)
+    without["model"]["network"]["init_args"]["generator_norm"] = "none"
+    assert same_experiment(without, older)
+
+
 def test_a_class_that_had_no_options_counts_too() -> None:
     wanted, older = experiment(), experiment()
     del older["data"]["stream"]["init_args"]["source"]["init_args"]

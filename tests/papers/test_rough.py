@@ -153,6 +153,14 @@ def test_every_data_set_that_a_run_looks_for_is_seen() -> None:
     assert seen[0] == {"CIFAR10", "CIFAR100"}
 
 
+def test_files_of_sets_that_a_class_alone_does_not_tell_are_seen() -> None:
+    tables = {"fedweit-figure6-left": {"gtsrb.npz", "facescrub100"}, "confedmade-table3-present": {"adult"}}
+    for name, needed in tables.items():
+        of_one = next(recipe.arguments for _, recipe in each_recipe(every_table()[name], "paper"))
+        found = set(needs_of(resolver().experiment(of_one)))
+        assert needed <= found <= rough(of_one).words
+
+
 def test_weights_that_a_run_starts_from_are_seen() -> None:
     l2p = each_recipe(every_table()["fedagem-table1"], "paper")
     of_one = next(r.arguments for p, r in l2p if (p["benchmark"], p["method"]) == ("cifar10", "l2p"))

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny_cli
 from fabricated import fot, point, resolver, write_run
 from rich.console import Console
 
 from cfl.errors import ConfigError
-from cfl.papers.missing_data import MissingData
+from cfl.papers.missing_data import MissingData, needs_of
 from cfl.papers.running import Job, Runner, exit_status, rounds_done
 
 TINY_DATA = {
@@ -265,6 +266,32 @@ def test_missing_data_are_found_out_and_remembered(tmp_path: Path, monkeypatch: 
     used, _ = runner(tmp_path)  # another day the files are there: it is tried again
     assert [o.state for o in used.run([job(tmp_path / "a", FINISH, needs)])] == ["finished"]
     assert MissingData(tmp_path / "missing.json").known == {}
+
+
+def test_data_sets_of_one_class_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a class reads any file, one that is missing says nothing of others; nor does one that is there."""
+    monkeypatch.setenv("CFL_DATA_ROOT", str(tmp_path))
+    images, labels = np.zeros((4, 2, 2), np.uint8), np.arange(4) % 2
+    np.savez(tmp_path / "here.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+
+    def needing(path: str) -> dict[str, Any]:
+        source = {"class_path": "cfl.data.sources.Arrays", "init_args": {"path": path}}
+        wrapped = {"class_path": "cfl.data.sources.Binarised", "init_args": {"source": source}}
+        return {"data": {"stream": {"class_path": "cfl.data.streams.Permuted", "init_args": {"source": wrapped}}}}
+
+    assert needs_of(needing("gone.npz")) == ["gone.npz"]
+    used, _ = runner(tmp_path)
+    jobs = [
+        job(tmp_path / "a", "sys.exit(2)", needing("gone.npz")),
+        job(tmp_path / "b", "sys.exit(2)", needing("gone.npz")),
+        job(tmp_path / "c", FINISH, needing("here.npz")),
+    ]
+    assert [(o.state, o.reason) for o in used.run(jobs)] == [
+        ("cannot run here", "needs gone.npz"),
+        ("cannot run here", "needs gone.npz"),
+        ("finished", ""),
+    ]
+    assert set(MissingData(tmp_path / "missing.json").known) == {"gone.npz"}
 
 
 def test_missing_weights_are_found_out_too(tmp_path: Path) -> None:

@@ -227,8 +227,8 @@ def sweep_for_rounds(folder: Path, **changes: Any) -> Path:
 
 def write_rounds(job: Job, seed: int, to_90: int | None) -> None:
     """A run that reaches 90 % in some round, or 89 % at the end of ten."""
-    write_run(job.folder, job.arguments, seed, matrix=[[90.0]])
     curve = [50.0] * 9 + [89.0] if to_90 is None else [50.0] * (to_90 - 1) + [90.0]
+    write_run(job.folder, job.arguments, seed, matrix=[[90.0]], rounds=len(curve))
     rows = ["round,clients,acc", *(f"{r},24,{acc}" for r, acc in enumerate(curve))]
     (job.folder / "rounds.csv").write_text("\n".join(rows) + "\n")
 
@@ -344,6 +344,9 @@ def test_a_sweep_of_files_alone(tmp_path: Path) -> None:
             {"point": {"benchmark": "pmnist", "partitoin": "iid"}},
             "point.partitoin.*one of the axes benchmark, partition",
         ),
+        # Axes of single tables, whose rules are no part of a sweep.
+        ({"point": {**ENTRY["point"], "threshold": "0.80"}}, "point.threshold.*one of the axes .*under configs or set"),
+        ({"point": {**ENTRY["point"], "variant": "dp"}}, "point.variant.*one of the axes"),
         ({"point": {"benchmark": "pmnist", "partition": "IID"}}, "point.partition.*one of iid, shards"),
         ({"point": {"benchmark": "pmnist", "scale": "paper"}}, "point.scale.*one of the axes"),
         ({"grid": None, "search": {"key": "a", "start": 10**400}}, "search.start.*above 0"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zipfile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -122,6 +122,8 @@ class Arrays(StandardSource):
     Raises:
         ConfigError: a number that cannot work.
     """
+
+    told_by: ClassVar[str | None] = "path"
 
     def __init__(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
+from typing import ClassVar
 
 from cfl.data.types import ImageSet, PixelTransform
 
@@ -19,7 +20,13 @@ class Source(ABC):
         std: per channel, of ``stored / scale``.
         scale: stored value that means 1.0.
         superclasses: the data set's own groups of classes, each ascending; none for most data sets.
+        told_by: of a class that reads any of many data sets, the option that says which.
+        unlike_published: once loaded, in what the files are not the published data set; empty where they are, or where
+            nothing is known of it.
     """
+
+    told_by: ClassVar[str | None] = None
+    unlike_published: str = ""
 
     name: str
     shape: tuple[int, int, int]

@@ -55,6 +55,11 @@ class Binarised(Source):
         self.mean, self.std, self.scale = (0.0,) * self.shape[0], (1.0,) * self.shape[0], 1.0
         self.superclasses = source.superclasses
 
+    @property
+    def unlike_published(self) -> str:  # type: ignore[override]
+        """The ``source``'s."""
+        return self.source.unlike_published
+
     def load(self, root: Path) -> tuple[ImageSet, ImageSet]:
         """See :meth:`Source.load`; stored values are 0 and 1."""
         train, test = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -76,6 +76,8 @@ class BinarySet(StandardSource):
     Raises:
         ConfigError: an unknown set without ``variables``, or a number that cannot work.
     """
+
+    told_by: ClassVar[str | None] = "set"
 
     num_classes = 1
     mean = (0.0,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -80,6 +80,8 @@ class ImageFolder(StandardSource):
     Raises:
         ConfigError: a number that cannot work.
     """
+
+    told_by: ClassVar[str | None] = "folder"
 
     def __init__(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 from cfl.data.sources.files import WHERE_ELSE
@@ -13,7 +12,6 @@ from cfl.data.sources.standard import StandardSource
 from cfl.data.types import ImageSet
 from cfl.errors import DataFilesMissing
 
-_log = logging.getLogger(__name__)
 _PUBLISHED = (50_000, 10_000)
 _ADDRESS = "https://unimore365-my.sharepoint.com/:u:/g/personal/263133_unimore_it/EYLmey_IMdVPtGCrCBx_CCMBToexGLjdFVy5mz5mo3Wpcg?download=1"
 
@@ -61,12 +59,7 @@ class MiniImageNet(StandardSource):
                     f"MiniImageNet under {root}: the {part} set has {present} classes, not {self.num_classes}. The "
                     "few-shot splits have other classes for testing than for training and cannot be used as they are"
                 )
-        found = (len(sets[0]), len(sets[1]))
-        if found != _PUBLISHED:
-            _log.warning(
-                "MiniImageNet under %s has %d training and %d test samples; the published set has %d and %d",
-                *(root, *found, *_PUBLISHED),
-            )
+        self._hold_against(_PUBLISHED, (len(sets[0]), len(sets[1])), root)
         return sets
 
     def _read_found(self, root: Path) -> tuple[ImageSet, ImageSet]:

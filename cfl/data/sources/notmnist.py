@@ -18,6 +18,8 @@ from cfl.data.sources.standard import StandardSource
 from cfl.data.types import ImageSet
 from cfl.errors import DataFilesMissing
 
+_PUBLISHED = (18_724, 18_726)
+"""Samples of the archive: images that can be read, and the two more that FOT counts."""
 _log = logging.getLogger(__name__)
 _FOLDER = "notMNIST_small"
 _ARCHIVE = f"{_FOLDER}.tar.gz"
@@ -107,6 +109,14 @@ class NotMNIST(StandardSource):
 
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
         """Both sets, from the first layout found."""
+        train, test = self._read_found(root)
+        if (samples := len(train) + len(test)) not in _PUBLISHED:
+            self.unlike_published = (
+                f"{type(self).__name__} has {samples} samples; the published archive has {_PUBLISHED[0]}"
+            )
+        return train, test
+
+    def _read_found(self, root: Path) -> tuple[ImageSet, ImageSet]:
         raw, folder, archive = root / "notMNIST" / "raw", root / _FOLDER, root / _ARCHIVE
         train, test = _idx_files(raw, "train"), _idx_files(raw, "t10k")
         if train and test:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import abstractmethod
 from pathlib import Path
@@ -12,6 +13,7 @@ from cfl.data.types import ImageSet
 from cfl.errors import ConfigError, DataFilesMissing
 
 KEY = "data.stream.source"
+_log = logging.getLogger(__name__)
 
 
 def check_shape(shape: list[int]) -> tuple[int, int, int]:
@@ -97,6 +99,16 @@ class StandardSource(Source):
         for part, images in (("training", train), ("test", test)):
             self._check_content(part, images)
         return self._limit(train, self.max_train, "train"), self._limit(test, self.max_test, "test")
+
+    def _hold_against(self, published: tuple[int, int], found: tuple[int, int], root: Path) -> None:
+        """Note and warn where the files hold other numbers of training and test samples than the published set."""
+        if found == published:
+            return
+        self.unlike_published = (
+            f"{type(self).__name__} has {found[0]} training and {found[1]} test samples; the published set "
+            f"has {published[0]} and {published[1]}"
+        )
+        _log.warning("%s: under %s", self.unlike_published, root)
 
     def _check_content(self, part: str, read: ImageSet) -> None:
         if len(read) == 0:

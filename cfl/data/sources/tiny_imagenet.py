@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from cfl.data.sources.standard import StandardSource
 from cfl.data.types import ImageSet
 from cfl.errors import DataFilesMissing
 
-_log = logging.getLogger(__name__)
 _PUBLISHED = (100_000, 10_000)
 _IMAGES_ADDRESS = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 _ARRAYS_ADDRESS = "https://unimore365-my.sharepoint.com/:u:/g/personal/263133_unimore_it/EVKugslStrtNpyLGbgrhjaABqRHcE3PB_r2OEaV7Jy94oQ?e=9K29aD"
@@ -62,12 +60,7 @@ class TinyImageNet(StandardSource):
                 raise DataFilesMissing(
                     f"{self.title} under {root}: the {part} set has {present} classes, not {self.num_classes}"
                 )
-        found = (len(sets[0]), len(sets[1]))
-        if found != _PUBLISHED:
-            _log.warning(
-                "%s under %s has %d training and %d test samples; the published set has %d and %d",
-                *(self.title, root, *found, *_PUBLISHED),
-            )
+        self._hold_against(_PUBLISHED, (len(sets[0]), len(sets[1])), root)
         return sets
 
     def _read_found(self, root: Path) -> tuple[ImageSet, ImageSet]:

@@ -5,7 +5,6 @@ A root that torchvision filled can be used as it is. torchvision is imported whe
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,8 +16,6 @@ from cfl.data.sources.files import DataFile, fetch, refuse_damaged
 from cfl.data.sources.standard import StandardSource
 from cfl.data.types import ImageSet
 from cfl.errors import DataFilesMissing
-
-_log = logging.getLogger(__name__)
 
 
 class TorchvisionSource(StandardSource):
@@ -61,12 +58,7 @@ class TorchvisionSource(StandardSource):
                 names = ", ".join(str(file.path) for file in files)
                 raise DataFilesMissing(f"{self.title} cannot be read from {names}: {error}") from error
             sets = fetch(self.title, files, lambda: both(download=True), self.hint)
-        found = (len(sets[0]), len(sets[1]))
-        if found != self.published:
-            _log.warning(
-                "%s under %s has %d training and %d test samples; the published set has %d and %d",
-                *(self.title, root, *found, *self.published),
-            )
+        self._hold_against(self.published, (len(sets[0]), len(sets[1])), root)
         return sets
 
 

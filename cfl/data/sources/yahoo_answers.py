@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from cfl.data.types import ImageSet
 from cfl.data.yahoo_csv import ADDRESS, FOLDER, PUBLISHED, TOPICS, features_file
 from cfl.errors import ConfigError, DataFilesMissing
 
-_log = logging.getLogger(__name__)
 _CENTRE, _PER_DEVIATION = 127, 127 / 4  # the stored integer that means 0, and integers per standard deviation
 _CHUNK = 65_536  # rows converted at a time
 
@@ -80,11 +78,7 @@ class YahooAnswers(StandardSource):
             )
         (train, train_labels), (test, test_labels) = (self._stored(file) for file in files)
         mean, deviation = _moments(train)
-        if (len(train), len(test)) != (PUBLISHED["train"], PUBLISHED["test"]):
-            _log.warning(
-                "%s under %s has %d training and %d test samples; the published set has %d and %d",
-                *(self.title, root, len(train), len(test), PUBLISHED["train"], PUBLISHED["test"]),
-            )
+        self._hold_against((PUBLISHED["train"], PUBLISHED["test"]), (len(train), len(test)), root)
         return (
             ImageSet(_as_bytes(train, mean, deviation), torch.from_numpy(train_labels)),
             ImageSet(_as_bytes(test, mean, deviation), torch.from_numpy(test_labels)),

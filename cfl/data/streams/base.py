@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from pathlib import Path
 
+from cfl.data.sources.base import Source
 from cfl.data.types import Task
 from cfl.errors import ConfigError
 
@@ -37,6 +38,13 @@ class Stream(ABC):
         Raises:
             cfl.errors.DataFilesMissing: when a source's files are absent.
         """
+
+    @property
+    def unlike_published(self) -> list[str]:
+        """In what the data sets that were read are not the published ones, a line each."""
+        held = [part for value in vars(self).values() for part in (value if isinstance(value, list) else [value])]
+        said = dict.fromkeys(part.unlike_published for part in held if isinstance(part, Source))
+        return [line for line in said if line]
 
 
 def require_positive_num_tasks(num_tasks: int) -> None:

@@ -1,0 +1,29 @@
+"""What a run printed, and whether it says that its values left the finite numbers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+LOG, _SUMMARY = "log.txt", "summary.json"
+LAST_LINES = 6
+"""Lines of a failed run's log that are repeated."""
+
+_DIVERGED = re.compile(
+    r"trained to NaN or infinity|every client was skipped|has NaN or infinity|log-likelihood of (nan|-?inf)"
+)
+"""What a run says at its end whose values have left the finite numbers."""
+
+
+def last_lines(path: Path) -> str:
+    """The last lines of a log that say anything, indented."""
+    try:
+        lines = [line.rstrip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        lines = []
+    return "\n".join(f"    {line}" for line in lines[-LAST_LINES:])
+
+
+def has_diverged(folder: Path) -> bool:
+    """Whether a run has no end because its values have left the finite numbers, as its log says."""
+    return not (folder / _SUMMARY).exists() and _DIVERGED.search(last_lines(folder / LOG)) is not None
