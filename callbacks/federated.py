@@ -125,8 +125,24 @@ class FederatedOrchestrator(Callback):
                 ClientStates(limit),
                 client.buffer,
             )
+            self._check_options_do_something(client.federation)
         # Personal models: the processes share out whose model is evaluated, not the test sets.
         data.all_batches_everywhere = client.federation.has_personal_models
+
+    def _check_options_do_something(self, federation: Federation) -> None:
+        """Refuse options of the server's step where it has none to take."""
+        if federation.shared_parameters or federation.shared_buffers:
+            return
+        for key, value, default in (
+            ("client_weighting", self.client_weighting, "uniform"),
+            ("server_lr", self.server_lr, 1.0),
+            ("server_momentum", self.server_momentum, 0.0),
+        ):
+            if value != default:
+                whose = ", ".join(federation.methods)
+                raise ConfigError(
+                    f"federated.{key}", value, f"{default}: with {whose} no tensor of the model is averaged"
+                )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Point the data at the next round (the first, or the one after the checkpoint's)."""

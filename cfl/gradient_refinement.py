@@ -11,6 +11,9 @@ from torch import Tensor
 Refinement = Literal["project", "project_and_scale", "rotate", "average"]
 REFINEMENTS: tuple[Refinement, ...] = ("project", "project_and_scale", "rotate", "average")
 
+ROUNDING = 64
+"""Up to so many times the precision of the gradients, a projection on the reference counts as 0, in its lengths."""
+
 Gradients = Mapping[str, Tensor]
 """Name -> ``[k, ...]`` of k clients, or for a reference also ``[1, ...]``, the same for all."""
 
@@ -24,6 +27,20 @@ def inner(left: Gradients, right: Gradients) -> Tensor:
             total = total + (values * right[name]).reshape(len(values), -1).sum(1).double()
     assert isinstance(total, Tensor)
     return total
+
+
+def conflicts(product: Tensor, length: Tensor, dtype: torch.dtype) -> Tensor:
+    """``[k]`` bool: which gradients are at more than a right angle to the reference.
+
+    A gradient that is 0 but for rounding, as that of a client whose model is its own teacher, has a product of either
+    sign: what is taken out of it would be as small, but whether something is must not depend on rounding.
+
+    Args:
+        product: ``[k]`` inner products of gradients and reference.
+        length: ``[k]`` or ``[1]`` squared length of the reference.
+        dtype: of the gradients.
+    """
+    return product < -ROUNDING * torch.finfo(dtype).eps * length
 
 
 @torch.no_grad()

@@ -36,8 +36,8 @@ class Objective:
         observers: methods that want to see a step's logits.
 
     Raises:
-        ConfigError: if two methods want to replace the whole loss or the forward pass, or one replaces the loss and
-            another wants to see logits.
+        ConfigError: if two methods want to replace the loss, the whole or that of own samples, or the forward pass, or
+            one replaces the whole loss and another wants to see logits.
     """
 
     def __init__(self, methods: Iterable[Method] = (), density: bool = False) -> None:
@@ -49,6 +49,10 @@ class Objective:
         if len(whole) > 1:
             names = " and ".join(type(m).__name__ for m in whole)
             raise ConfigError("methods", names, "at most one method that replaces the whole local loss")
+        replacing = [m for m in methods if m.replaces_own_loss]
+        if len(whole) + len(replacing) > 1:
+            names = " and ".join(type(m).__name__ for m in (*whole, *replacing))
+            raise ConfigError("methods", names, "at most one method that replaces the loss of a client's own samples")
         passing = [m for m in methods if m.passes_forward]
         if len(whole) + len(passing) > 1:
             names = " and ".join(type(m).__name__ for m in (*whole, *passing))

@@ -240,11 +240,6 @@ class BoundSchedule:
         """The first round of a client's task."""
         return self._end(task - 1, client)
 
-    def ends_with(self, plan: RoundPlan, clients: Sequence[int]) -> list[int]:
-        """Those of some clients for whom ``plan.task`` began and ends with that part of a round, sampled or not."""
-        span = plan.round - plan.round_in_task, plan.round + 1
-        return [client for client in clients if (self.began(plan.task, client), self._end(plan.task, client)) == span]
-
     def due(self, plan: RoundPlan) -> list[int]:
         """The clients, sampled or not, whose own task ends with a round, whichever it is."""
         if self._own_ends is None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from cfl.data.samples import Added, Samples, join_samples
-from cfl.methods import Method
+from cfl.errors import ConfigError
+from cfl.methods import GLFC, GradientCompensation, ICaRL, Method
 from cfl.objective import Objective
 
 
@@ -103,3 +105,15 @@ def test_methods_reweigh_and_add() -> None:
         alone, own = objective.with_gradient(logits[row].clone(), given)
         torch.testing.assert_close(alone, loss[row])
         torch.testing.assert_close(own, gradient[row])
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [(ICaRL(), GLFC()), (GLFC(), GLFC()), (GradientCompensation("bce"), ICaRL())],
+    ids=["two", "twins", "bce"],
+)
+def test_the_loss_of_own_samples_is_replaced_by_one_method_at_most(methods: tuple[Method, Method]) -> None:
+    """Each would add its own, and own samples count twice."""
+    with pytest.raises(ConfigError, match="at most one method that replaces the loss of a client's own samples"):
+        Objective(methods)
+    Objective((GradientCompensation("ce"), methods[1]))

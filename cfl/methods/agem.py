@@ -11,7 +11,8 @@ from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.data.scenarios import Scenario
 from cfl.errors import ConfigError
-from cfl.gradient_refinement import inner, refine
+from cfl.federation import Federation
+from cfl.gradient_refinement import conflicts, inner, refine
 from cfl.methods.base import Method
 
 
@@ -37,7 +38,8 @@ class AGEM(Method):
         batch_size: samples drawn per local step; all that there are, if fewer.
 
     Raises:
-        ConfigError: below 1.
+        ConfigError: below 1; or, before training, if there are two of these methods, or gradients are clipped by value
+            behind the projection.
     """
 
     crosses_tasks: ClassVar[bool] = True
@@ -45,12 +47,18 @@ class AGEM(Method):
     replays: ClassVar[bool] = True
     task_free = True
     own_clocks = True
+    clipping_by_value: ClassVar[bool] = False
 
     def __init__(self, batch_size: int = 32) -> None:
         if batch_size < 1:
             raise ConfigError("methods.agem.batch_size", batch_size, "an integer of at least 1")
         self.batch_size = batch_size
         self._reference: dict[str, Tensor] = {}
+
+    def setup(self, federation: Federation) -> None:
+        """Refuse a second one, which would draw the same samples."""
+        super().setup(federation)
+        self.refuse_twins(AGEM, "one A-GEM with a larger batch_size")
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
         """Compute the buffer's gradient where the step's own will be computed."""
@@ -70,4 +78,6 @@ class AGEM(Method):
         if self._reference:
             gradients = cohort.gradients
             product = inner(gradients, self._reference)
-            refine(gradients, self._reference, product < 0, product=product)
+            length = inner(self._reference, self._reference)
+            dtype = next(iter(gradients.values())).dtype
+            refine(gradients, self._reference, conflicts(product, length, dtype), product=product, length=length)

@@ -154,6 +154,15 @@ class APD(Method):
         permuting = [name for name, method in federation.methods.items() if type(method).encode is not Method.encode]
         if permuting:
             raise ConfigError("methods", permuting, f"no method that permutes weights beside {type(self).__name__}")
+        # All but bases change with the task: they would be held to, or trained on, what belongs to another one.
+        backward = [
+            name
+            for name, method in federation.methods.items()
+            if method.looks_back or (method.crosses_tasks and not method.changes_shared_only)
+        ]
+        if backward:
+            valid = f"no method that looks back at earlier tasks beside {type(self).__name__}"
+            raise ConfigError("methods", backward, valid)
         if data.exposure != "sequential":
             valid = f"sequential while {type(self).__name__} has weights for every task"
             raise ConfigError("data.exposure", data.exposure, valid)
@@ -412,15 +421,16 @@ class APD(Method):
     # Reports and checkpoints.
 
     @torch.no_grad()
-    def end_task(self, plan: RoundPlan) -> None:
-        """Note how sparse the task's sets have become."""
-        federation = self.federation
-        ending = federation.schedule.ends_with(plan, federation.clients.holders("model"))
+    def end_round(self, plan: RoundPlan) -> None:
+        """Note how sparse the sets of clients have become whose task is over, sampled or not."""
+        federation, schedule = self.federation, self.federation.schedule
+        due = set(schedule.due(plan))
+        ending = [client for client in federation.clients.holders("model") if client in due]
         for client, at in zip(ending, self._tasks.latest(ending), strict=True):
-            if at == plan.task:  # others are as they were when their own task ended
+            if at == schedule.task_at(plan.round, client):  # others are as they were when their own task ended
                 model = federation.clients.get("model", client) or {}
                 self._client_bytes[client] = self._entries(client, at, {**federation.state_tensors(), **model})
-                self._rows += [self._row(plan.task, client, layer, model) for layer in self._layers]
+                self._rows += [self._row(at, client, layer, model) for layer in self._layers]
 
     def _row(self, task: int, client: int, layer: DecomposedLayer, model: Mapping[str, Tensor]) -> dict[str, Any]:
         adaptive, mask = model.get(layer.adaptive), model.get(layer.mask)

@@ -63,6 +63,8 @@ class Method:
         replays: whether the method needs ``federation.buffer``.
         replays_logits: whether the buffer has to keep logits with the samples.
         reweighs_added_only: whether ``weigh`` and ``sample_loss`` do nothing to a step that has its own samples alone.
+        replaces_own_loss: whether ``weigh`` drops the cross-entropy of a step's own samples, in whose place
+            ``sample_loss`` puts a term; at most one method of a run may say so.
         task_free: whether the method declares to need neither task ids nor boundaries, as general continual learning
             does. It is then shown none: ``begin_task`` and ``end_task`` are not called, and rounds, cohorts and batches
             come without what tells tasks apart (:mod:`cfl.sealed`).
@@ -70,6 +72,7 @@ class Method:
             all of them are trained on from the first round to the last.
         crosses_tasks: whether clients compute with samples of earlier tasks, or with what stands for them, while they
             are at a later one.
+        changes_shared_only: whether it leaves alone what stays on the clients: parameters, and their gradients.
         passes_forward: whether local steps go through :meth:`forward_pass`; at most one method of a run may say so.
     """
 
@@ -82,9 +85,11 @@ class Method:
     replays: ClassVar[bool] = False
     replays_logits: bool = False
     reweighs_added_only: bool = False
+    replaces_own_loss: bool = False
     task_free: bool = False
     looks_back: ClassVar[bool] = False
     crosses_tasks: ClassVar[bool] = False
+    changes_shared_only: ClassVar[bool] = False
     passes_forward: bool = False
 
     federation: Federation

@@ -15,7 +15,7 @@ from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.errors import ConfigError
 from cfl.federation import Federation
-from cfl.gradient_refinement import REFINEMENTS, Refinement, inner, refine
+from cfl.gradient_refinement import REFINEMENTS, Refinement, conflicts, inner, refine
 from cfl.layer_inputs.of_clients import client_model, evaluating
 from cfl.mean_gradient import Labelled, mean_gradient
 from cfl.methods.base import Method
@@ -72,13 +72,16 @@ class FedAGEM(Method):
 
     Raises:
         ConfigError: a value other than these; or, before training, that clients share no parameter, or that a method
-            behind it would change gradients again, or move the global model when a round has ended.
+            behind it would change gradients again, or move the global model when a round has ended, or that gradients
+            are clipped by value, behind it too.
     """
 
     crosses_tasks: ClassVar[bool] = True
+    changes_shared_only: ClassVar[bool] = True
     replays: ClassVar[bool] = True
     task_free = True
     own_clocks = True
+    clipping_by_value: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -174,9 +177,12 @@ class FedAGEM(Method):
         # A client that has finished may be left with a gradient, of a penalty say.
         training = self._training
         product = inner(gradients, self._encoded)
-        rows = training & (product < 0) if self.when == "conflict" else training
+        length = self._length_over(gradients)
+        rows = training
+        if self.when == "conflict":
+            rows = rows & conflicts(product, length, next(iter(gradients.values())).dtype)
         rows = rows & self._chosen(cohort).to(rows.device)
-        refine(gradients, self._encoded, rows, self.refinement, product, self._length_over(gradients))
+        refine(gradients, self._encoded, rows, self.refinement, product, length)
         self._use_outputs(cohort, rows)
         self._seen = self._seen.to(rows.device) + torch.stack([training.sum(), rows.sum()])
 

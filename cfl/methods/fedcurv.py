@@ -143,6 +143,9 @@ class FedCurv(Pulling):
         check_fisher(self.fisher, federation.network, "methods.fedcurv.fisher")
         self.refuse_twins(FedCurv, "one FedCurv; its strength is the sum of theirs")
         self._names = federation.shared_parameters
+        if self.strength > 0 and not self._names:
+            valid = "0 where all parameters stay on their client: there is nobody to share curvature with"
+            raise ConfigError("methods.fedcurv.strength", self.strength, valid)
         exposure = federation.data.exposure
         if exposure != "sequential":
             valid = "sequential while FedCurv takes the Fisher of a task's samples"

@@ -286,6 +286,7 @@ class FedWeIT(APD):
         schedule = self.federation.schedule
         if self.borrows and schedule.own_clocks and plan.round + 1 < schedule.num_rounds:
             self._hear_beginners(plan)
+        super().end_round(plan)
 
     def _count_bytes(self, task: int) -> None:
         """Add what all processes' clients have sent and received since the last time to the task's figures."""
@@ -299,7 +300,6 @@ class FedWeIT(APD):
     @torch.no_grad()
     def end_task(self, plan: RoundPlan) -> None:
         """The clients of the last round send what they have learned, for the next task."""
-        super().end_task(plan)
         federation = self.federation
         if self.borrows and not federation.schedule.own_clocks and plan.task + 1 < federation.data.num_tasks:
             self._hear(dict.fromkeys(federation.own_clients(plan.task, plan.clients), plan.task), plan)

@@ -55,6 +55,7 @@ class GradientCompensation(ER):
         super().__init__(size, per_task, update, batch_size, weight, weighting)
         self.loss = loss
         self.reweighs_added_only = loss == "ce"
+        self.replaces_own_loss = loss == "bce"
 
     def weigh(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
         """The compensated factors; 0 with ``bce``, whose term :meth:`sample_loss` is."""

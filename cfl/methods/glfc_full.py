@@ -98,6 +98,7 @@ class GLFC(Method):
     individual_uplinks: ClassVar[bool] = True
     crosses_tasks: ClassVar[bool] = True
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"class"})
+    replaces_own_loss = True
     task_free = True
     # Not with clocks of clients' own: the server's two slots, the best model of this task and of the one before, mean
     # something where nearly all clients send images of new classes at about the same time.

@@ -70,6 +70,7 @@ class ICaRL(Method):
 
     crosses_tasks: ClassVar[bool] = True
     looks_back: ClassVar[bool] = True
+    replaces_own_loss = True
     common_order: ClassVar[bool] = True
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"class"})
 

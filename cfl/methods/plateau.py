@@ -200,13 +200,20 @@ class LearningRateDecay(Method):
 
     # Reports and checkpoints.
 
-    def end_task(self, plan: RoundPlan) -> None:
-        """Note how far the rates have fallen."""
-        holders = self.federation.schedule.ends_with(plan, self.federation.clients.holders(TOPIC))
-        if not holders:
-            return
-        states = self.federation.clients.gather(TOPIC, holders, BEGINNING)
-        own = states["task"] == plan.task
+    def end_round(self, plan: RoundPlan) -> None:
+        """Note how far the rates have fallen of clients whose task is over, sampled or not."""
+        schedule = self.federation.schedule
+        due = set(schedule.due(plan))
+        ending: dict[int, list[int]] = {}
+        for client in self.federation.clients.holders(TOPIC):
+            if client in due:
+                ending.setdefault(schedule.task_at(plan.round, client), []).append(client)
+        for task in sorted(ending):
+            self._note(task, ending[task])
+
+    def _note(self, task: int, clients: list[int]) -> None:
+        states = self.federation.clients.gather(TOPIC, clients, BEGINNING)
+        own = states["task"] == task
         if not bool(own.any()):
             return
         rates = states["rate"][own]
@@ -214,7 +221,7 @@ class LearningRateDecay(Method):
         finite = lowest[torch.isfinite(lowest)]
         self._rows.append(
             {
-                "task": plan.task,
+                "task": task,
                 "clients": len(rates),
                 "stopped": int((rates == 0).sum()),
                 "mean_rate": rates.mean().item(),

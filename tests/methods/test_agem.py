@@ -15,10 +15,11 @@ from cfl.cohort import Cohort
 from cfl.engines import EngineOptions
 from cfl.errors import ConfigError
 from cfl.gradient_refinement import inner
-from cfl.methods import AGEM, Method
+from cfl.methods import AGEM, FedAGEM, Method
 from cfl.models import MLP
 from cfl.replay_buffer import ReplayBuffer
 
+CLIPPED = {"gradient_clip_val": 0.1, "gradient_clip_algorithm": "value"}
 WORKERS = EngineOptions("workers", 1, 1, False)  # nothing chosen by trial, so that runs repeat bit by bit
 
 
@@ -126,3 +127,33 @@ def test_bad_options_are_named() -> None:
     with pytest.raises(ConfigError, match="at least 1") as caught:
         AGEM(0)
     assert (caught.value.key, caught.value.value) == ("methods.agem.batch_size", 0)
+
+
+@pytest.mark.parametrize(
+    ("methods", "settings", "key"),
+    [
+        ({"a": AGEM(2), "b": AGEM(6)}, {}, "methods"),
+        (
+            {"agem": AGEM(2)},
+            CLIPPED,
+            "trainer.gradient_clip_algorithm",
+        ),
+        (
+            {"fed": FedAGEM(2)},
+            CLIPPED,
+            "trainer.gradient_clip_algorithm",
+        ),
+    ],
+    ids=["twins", "clipped", "Fed-A-GEM clipped"],
+)
+def test_what_cannot_work_is_refused(methods: dict[str, Method], settings: dict[str, Any], key: str) -> None:
+    """Two would share the draws and the place of the reference; clipping by value turns what was projected."""
+    data = replay_data()
+    with pytest.raises(ConfigError) as caught:
+        fit(replay_client(data, methods, mlp), data, **settings)
+    assert caught.value.key == key
+
+
+def test_gradients_may_be_clipped_by_their_length() -> None:
+    data = replay_data()
+    assert fit(replay_client(data, {"agem": AGEM(2)}, mlp), data, gradient_clip_val=0.1).finished

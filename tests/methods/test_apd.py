@@ -17,7 +17,7 @@ from cfl.clocks import rounds_of_clients
 from cfl.cohort import Cohort
 from cfl.engines import EngineOptions
 from cfl.errors import ConfigError
-from cfl.methods import APD, FOT, GPM, RGO, FedProx, FedWeIT, Method, PersonalLayers
+from cfl.methods import APD, ER, EWC, FOT, GPM, RGO, FedProx, FedWeIT, Method, PersonalLayers, SingleTask
 from cfl.models import MLP
 from cfl.models.decomposition import decomposed_layers, is_base
 
@@ -196,9 +196,12 @@ def test_terms_without_coefficients_leave_gradients_alone() -> None:
     [
         (mlp, {"apd": APD(), "also": FedWeIT()}, {}, "methods"),
         (mlp, {"apd": APD(), "also": RGO(share=1.0)}, {}, "methods"),
-        (mlp, {"apd": APD(), "also": FOT()}, {}, "methods.fot.layers"),
-        (mlp, {"apd": APD(), "also": GPM()}, {}, "methods.gpm.layers"),
+        (mlp, {"apd": APD(), "also": FOT()}, {}, "methods"),
+        (mlp, {"apd": APD(), "also": GPM()}, {}, "methods"),
         (partial(MLP, hidden=[], dropout=0.0), {"apd": APD()}, {}, "model.network"),
+        (mlp, {"apd": APD(), "also": EWC()}, {}, "methods"),
+        (mlp, {"apd": APD(), "also": ER()}, {}, "methods"),
+        (mlp, {"also": SingleTask(), "apd": APD()}, {}, "methods"),
         (mlp, {"apd": APD()}, {"exposure": "cumulative"}, "data.exposure"),
         (mlp, {"apd": APD()}, {"scenario": "class"}, "data.scenario"),
     ],
@@ -207,6 +210,9 @@ def test_terms_without_coefficients_leave_gradients_alone() -> None:
         "permuted",
         "server's projection",
         "clients' projections",
+        "held to weights of another task",
+        "samples of another task",
+        "models of tasks beside models of tasks",
         "nothing to decompose",
         "cumulative",
         "class",

@@ -646,10 +646,18 @@ def test_reports() -> None:
     assert held == fedcurv.client_storage() + 8  # and the round
 
 
-def test_without_exchanged_parameters_there_is_nothing_to_do() -> None:
-    federation = run({"own": PersonalLayers(["*"]), "fedcurv": FedCurv(1.0)})
-    assert federation.channel.uplink_bytes == {}
-    assert federation.clients.holders("fedcurv") == []
+def test_without_exchanged_parameters_it_is_refused() -> None:
+    with pytest.raises(ConfigError, match="all parameters stay on their client") as caught:
+        run({"own": PersonalLayers(["*"]), "fedcurv": FedCurv(1.0)})
+    assert (caught.value.key, caught.value.value) == ("methods.fedcurv.strength", 1.0)
+    assert run({"own": PersonalLayers(["*"]), "fedcurv": FedCurv(0.0)}).channel.uplink_bytes == {}
+
+
+@pytest.mark.parametrize("option", [{"server_lr": 0.5}, {"server_momentum": 0.9}, {"client_weighting": "samples"}])
+def test_options_of_a_step_that_nobody_takes_are_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="no tensor of the model is averaged") as caught:
+        run({"own": PersonalLayers(["*"])}, federated=option)
+    assert caught.value.key == f"federated.{next(iter(option))}"
 
 
 @pytest.mark.parametrize(

@@ -400,6 +400,21 @@ def test_the_size_is_that_of_what_is_not_zero() -> None:
         assert method.summary()["model_bytes"] == 8 * entries
 
 
+def test_who_is_not_sampled_when_its_task_ends_counts_too() -> None:
+    """With clocks of their own a client's task may end in a round in which nobody of its group takes part."""
+    data = data_of(split(3, classes=6), 1, rounds_per_task=4, clients_per_round=1, clock_spread=0.6)
+    method = FedWeIT(**OPTIONS)
+    federation = fit(tiny_client(data, double(mlp), ADAM, {"fedweit": method}), data)
+    trained = set(federation.clients.holders("model"))
+    assert len(trained) == 3
+    ends = {client: rounds_of_clients([4] * 3, 0.6, 3, data.seed)[client].cumsum(0).tolist() for client in trained}
+    plans = federation.schedule
+    assert any(client not in plans.round(end - 1).clients for client in trained for end in ends[client])
+    last = dict(zip(sorted(trained), method._tasks.latest(sorted(trained)), strict=True))
+    assert {(row["client"], row["task"]) for row in method.task_rows()} >= set(last.items())
+    assert set(method._client_bytes) == trained
+
+
 # What is refused.
 
 
