@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import math
 import os
 import platform
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -320,7 +321,7 @@ class RunRecord(Callback):
         self._draw_samples(client)
         # Last, in one piece: a summary says that everything else is there.
         temporary = self.folder / ".summary.json"
-        temporary.write_text(json.dumps(figures, indent=2) + "\n")
+        temporary.write_text(json.dumps(_finite(figures), indent=2, allow_nan=False) + "\n")
         temporary.replace(self.folder / "summary.json")
 
     def _draw_samples(self, client: Client) -> Path | None:
@@ -401,6 +402,15 @@ def _means(federation: Federation, matrix: AccuracyMatrix | NLLMatrix) -> tuple[
     """A matrix ``[T, T]`` and its row before training ``[T]``, the mean over clients where each has its own."""
     values = matrix.compute(), matrix.initial()
     return (values[0].nanmean(0), values[1].nanmean(0)) if federation.measures_clients else values
+
+
+def _finite(tree: Any) -> Any:
+    """Nested dictionaries and lists with None in place of NaN and infinity, for which JSON has no words."""
+    if isinstance(tree, Mapping):
+        return {key: _finite(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_finite(value) for value in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:

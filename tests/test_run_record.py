@@ -16,7 +16,7 @@ from PIL import Image
 
 import callbacks.record
 import cfl
-from callbacks import folder_lock
+from callbacks import LocalModels, folder_lock
 from callbacks.record import _write_csv
 from cfl.compare.matrix_file import read_matrix_csv
 from cfl.compare.run_folder import SUMMARY_KEYS, read_run
@@ -255,6 +255,16 @@ def test_stream_of_one_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "FGT      undefined" in out
     up, down = (f"{summary[key] / 1e6:,.2f} MB" for key in ("uplink_bytes", "downlink_bytes"))
     assert f"{summary['rounds']} rounds, uplink {up}, downlink {down}, " in out
+
+
+def test_a_summary_is_json_whatever_a_run_has_come_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JSON has no word for NaN and infinity; readers refuse what Python would write."""
+    strange = {"mine": math.nan, "nested": {"up": math.inf, "several": [1.5, -math.inf, "nan", 3]}}
+    monkeypatch.setattr(LocalModels, "summary", lambda self: strange)
+    assert tiny_cli.fit(tmp_path) == 0
+    read_run(tmp_path)  # refuses NaN
+    found = tiny_cli.summary(tmp_path)
+    assert (found["mine"], found["nested"]) == (None, {"up": None, "several": [1.5, None, "nan", 3]})
 
 
 # A folder that is already in use.
