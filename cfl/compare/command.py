@@ -11,7 +11,7 @@ from textwrap import wrap
 from cfl.compare.groups import DEFAULT_KEYS, Comparison, Row, compare
 from cfl.compare.page import page_of
 from cfl.compare.printing import print_table
-from cfl.compare.reading import LeftOut, find_runs, read_all
+from cfl.compare.reading import LeftOut, find_runs, is_run, read_all
 from cfl.compare.tables import TextTable, caption, differences_table, means_table
 from cfl.compare.writing import (
     latex_table,
@@ -131,6 +131,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.pictures and options.out is None:
             raise ConfigError("--pictures", True, "--out FOLDER beside it")
+        if options.out is not None and is_run(options.out):
+            valid = f"a folder of the comparison's own, e.g. {options.out / 'report'}: this one is a run's"
+            raise ConfigError("--out", str(options.out), valid)
         folders, nothing = find_runs(options.runs)
         readings, left_out, warnings = read_all(folders)
         left_out = [*nothing, *left_out]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from cfl.figures import accuracy_curve, accuracy_heatmaps, learning_curves, save
 
 ROWS_AT_MOST = 24
 """More rows than these make no picture that anybody can read."""
+_OURS = re.compile(r"accuracy_(curve|heatmaps|rounds)(_[1-9]\d*)?\.png")
 
 
 def write_pictures(folder: Path, comparisons: Sequence[Comparison]) -> list[str]:
@@ -22,13 +24,13 @@ def write_pictures(folder: Path, comparisons: Sequence[Comparison]) -> list[str]
     Args:
         folder: where ``accuracy_curve.png`` and ``accuracy_heatmaps.png`` go and, of runs that were evaluated between
             task ends, ``accuracy_rounds.png``; beyond the first table with its number, ``accuracy_curve_2.png``. Those
-            of an earlier comparison are removed.
+            of an earlier comparison are removed, and no others.
         comparisons: the tables; of each the first :data:`ROWS_AT_MOST` rows.
 
     Returns:
         The file names.
     """
-    for old in folder.glob("accuracy_*.png"):
+    for old in [path for path in folder.iterdir() if _OURS.fullmatch(path.name)]:
         old.unlink()
     names = []
     for k, comparison in enumerate(comparisons):

@@ -11,7 +11,7 @@ A run that estimates a density has no accuracies: its summary has ``nll`` instea
 ``nll_matrix.csv``.
 
 and, if there is a learning curve, ``rounds.csv``: see :func:`read_curve`. What else there may be is read by
-:mod:`cfl.compare.details`.
+:mod:`cfl.compare.reading`.
 """
 
 from __future__ import annotations

@@ -64,6 +64,29 @@ def test_pictures_are_drawn_where_asked_for(runs: Path) -> None:
     assert {path.name for path in out.iterdir()} == {*FILES, *PICTURES}, "of another comparison"
 
 
+def test_pictures_of_others_stay(runs: Path) -> None:
+    out, others = runs.parent / "out", ("accuracy_matrix.png", "accuracy_curve_of_mine.png", "accuracy_rounds.png.png")
+    out.mkdir()
+    for name in (*others, "accuracy_curve_12.png"):
+        (out / name).write_text(name)
+    assert main([str(runs), "--out", str(out), "--pictures"]) == 0
+    assert {path.name for path in out.iterdir()} == {*FILES, *PICTURES, *others}
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_runs_folder_is_not_written_into(finished: bool, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = runs / "fot0"
+    (out / "accuracy_curve.png").write_text("the run's own")
+    if not finished:
+        (out / "summary.json").unlink()
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    assert main([str(runs), "--out", str(out), "--pictures"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"error: --out = '{out}' cannot work; valid: a folder of the comparison's own, ")
+    assert (captured.err.count("\n"), captured.out) == (1, "")
+    assert {path: path.read_bytes() for path in out.iterdir()} == before
+
+
 def test_what_cannot_be_compared_is_named_and_the_rest_compared(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     corrupt, going = make_run(runs / "x_corrupt", "er"), make_run(runs / "y_going", "er")
     (corrupt / "summary.json").write_text("not\njson")
