@@ -41,7 +41,8 @@ def write_report(
         left_out: folders that are not compared.
         warnings: lines about parts of runs that could not be read.
         pictures: also draw ``accuracy_curve.png``, ``accuracy_heatmaps.png`` and, where there are learning curves,
-            ``accuracy_rounds.png``: the first table's, as :mod:`cfl.compare.pictures` says.
+            ``accuracy_rounds.png``: the first table's, as :mod:`cfl.compare.pictures` says, which has the names of
+            densities' as well.
 
     Raises:
         OSError: the folder cannot be written.
