@@ -123,6 +123,19 @@ def test_a_methods_rows_of_clients_are_averaged(method: type[Method]) -> None:
         assert figures[f"mine/{layer}/mean_gate"] == pytest.approx(sum(gates) / len(gates))
 
 
+def test_a_logger_without_a_place_of_its_own_writes_into_the_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the message for one without ``save_dir`` says; one with a place keeps to it."""
+    monkeypatch.chdir(tmp_path)
+    for place, found in ((".", tmp_path / "run"), (str(tmp_path / "elsewhere"), tmp_path / "elsewhere")):
+        options = ("--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", place)
+        assert tiny_cli.fit(tmp_path / "run", *options, "--run.overwrite", "true") == 0
+        (written,) = found.rglob("metrics.csv")
+        assert "cl/acc" in tiny_cli.rows(written)[0]
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "elsewhere"}
+
+
 def test_a_run_that_overwrites_has_a_curve_of_its_own(tmp_path: Path) -> None:
     """The first run's file is gone, and not the one that was opened for the second."""
     options = (*OPTIONS, "--config", str(LOGGERS / "tensorboard.yaml"))
