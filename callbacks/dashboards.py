@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,10 @@ class DashboardLog(Callback):
     points) and ``task_03/acc`` come with an evaluation, ``final/acc`` and the like with the run's last round alone,
     ``cl/rounds_to_90`` once, when that target is met; ``train/loss``, ``comm/uplink_bytes``, ``comm/downlink_bytes``
     (so far) and ``time/seconds`` with every round, and a method's own table as ``<method>/<layer>/<column>`` with every
-    task. TensorBoard and wandb also get the pictures of the run folder: ``data/partition`` once,
-    ``cl/accuracy_heatmap`` (TensorBoard: ``cl/accuracy_matrix``) and ``cl/accuracy_curve`` at every task's end, and
-    ``cl/learning_curve`` at the run's end if it was evaluated between task ends, as ``cl/samples`` does where images
-    were drawn from a density. Wandb also gets the matrix as a table.
+    task, the mean over clients where it has rows of each. TensorBoard and wandb also get the pictures of the run
+    folder: ``data/partition`` once, ``cl/accuracy_heatmap`` (TensorBoard: ``cl/accuracy_matrix``) and
+    ``cl/accuracy_curve`` at every task's end, and ``cl/learning_curve`` at the run's end if it was evaluated between
+    task ends, as ``cl/samples`` does where images were drawn from a density. Wandb also gets the matrix as a table.
 
     Without a logger it does nothing: the CSV files of the run folder hold everything. Of several processes the first
     logs.
@@ -162,17 +162,35 @@ def evaluation_figures(federation: Federation, task: int) -> dict[str, float]:
         known = federation.accuracy_task_il.compute()
         figures["cl/acc_task_il"] = average_accuracy(known, task).nanmean().item()
     for name, method in federation.methods.items():
-        for row in method.task_rows():
-            of = row["task"] if "task" in row else federation.schedule.task_of(row["round"])
-            if of != task:
-                continue
-            place = "/".join([name, str(row["layer"])]) if "layer" in row else name
-            figures |= {
-                f"{place}/{key}": value
-                for key, value in row.items()
-                if isinstance(value, int | float) and key != "task"
-            }
+        rows = [row for row in method.task_rows() if _task_of(row, federation) == task]
+        figures |= {f"{name}/{key}": value for key, value in _method_figures(rows).items()}
     return figures
+
+
+def _task_of(row: Mapping[str, Any], federation: Federation) -> int:
+    return int(row["task"]) if "task" in row else federation.schedule.task_of(row["round"])
+
+
+def _method_figures(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """A task's figures in a method's table: means over clients where these have rows, else what the last row has.
+
+    Args:
+        rows: those of one task.
+
+    Returns:
+        Column, or ``<layer>/<column>``, -> value; columns that are no numbers are left out.
+    """
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        place = f"{row['layer']}/" if "layer" in row else ""
+        for key, value in row.items():
+            if not isinstance(value, int | float) or key in ("task", "client"):
+                continue
+            if "client" in row:
+                found.setdefault(place + key, []).append(value)
+            else:
+                found[place + key] = [value]
+    return {key: sum(values) / len(values) for key, values in found.items()}
 
 
 def define_axes(logger: WandbLogger, federation: Federation) -> None:

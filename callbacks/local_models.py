@@ -14,8 +14,10 @@ from cfl.client import Client
 from cfl.data.cohorts import CohortBatch
 from cfl.data.evaluation import EvaluationBatch
 from cfl.errors import ConfigError
+from cfl.federation import Federation
 from cfl.models.density import LogLikelihood
 from cfl.models.evaluation import evaluation_mode
+from cfl.schedule import RoundPlan
 
 
 class LocalModels(Callback):
@@ -24,7 +26,8 @@ class LocalModels(Callback):
     In the last round of each task, when a client has finished its local training: the mean of ``-log p(x)`` in nats
     over the test samples of the task it has learned, under its own masks. ``nll_of_clients`` in the run's summary is
     the mean over the clients of the last round, for the last task; the averaged model's score is ``new_nll``. The
-    paper does not say on whose samples its clients are scored; here all are on the same ones.
+    paper does not say on whose samples its clients are scored; here all are on the same ones. Clients that
+    ``federated.on_bad_update: skip`` leaves out of the average are left out here, too.
 
     Costs a pass over the task's test samples per client and task. Changes no result. Comes before the callback that
     collects from clients, which overwrites their models.
@@ -55,9 +58,7 @@ class LocalModels(Callback):
         if not (self.evaluate and batch.closes):
             return
         client, federation = _client(pl_module), _federation(pl_module)
-        plan = federation.schedule.round(federation.round)
-        ended = {owner: part.task for part in plan.parts if part.last_of_task for owner in part.clients}
-        cohort = client._cohort
+        ended, cohort = _ended(federation.schedule.round(federation.round)), client._cohort
         for position in batch.closes:
             owner = cohort.clients[position]
             if owner in ended:
@@ -79,19 +80,30 @@ class LocalModels(Callback):
         return total / size
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let all processes know all scores."""
-        if not self.evaluate or processes.count() == 1:
+        """Drop the scores of clients that were left out of the round; let all processes know all others."""
+        if not self.evaluate:
+            return
+        self._leave_out(_federation(pl_module))
+        if processes.count() == 1:
             return
         for theirs in processes.gather(self.scores):
             for task, scores in theirs.items():
                 self.scores.setdefault(task, {}).update(scores)
 
-    def summary(self) -> dict[str, float]:
-        """``nll_of_clients``, once a task has ended."""
+    def _leave_out(self, federation: Federation) -> None:
+        """Which clients are left out is known when all have sent: they are scored before that."""
+        number = federation.round - 1
+        ended = _ended(federation.schedule.round(number))
+        for round, _, owner in federation.channel.skipped:
+            if round == number and owner in ended:
+                self.scores.get(ended[owner], {}).pop(owner, None)
+
+    def summary(self) -> dict[str, float | None]:
+        """``nll_of_clients``, once a task has ended; None where every client was left out."""
         if not self.scores:
             return {}
         last = self.scores[max(self.scores)]
-        return {"nll_of_clients": sum(last[owner] for owner in sorted(last)) / len(last)}
+        return {"nll_of_clients": sum(last[owner] for owner in sorted(last)) / len(last) if last else None}
 
     def state_dict(self) -> dict[str, Any]:
         """The scores so far."""
@@ -100,3 +112,8 @@ class LocalModels(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
         self.scores = {task: dict(scores) for task, scores in state_dict["scores"].items()}
+
+
+def _ended(plan: RoundPlan) -> dict[int, int]:
+    """Client -> task, of those clients whose task ends with a round."""
+    return {owner: part.task for part in plan.parts if part.last_of_task for owner in part.clients}

@@ -5,15 +5,17 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import math
 import os
 import platform
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from callbacks import folder_lock
@@ -50,6 +52,14 @@ TABLES = {"rounds", "partition"} | {
     f"{measure.name}_matrix{suffix}" for measure in (ACCURACY, NLL) for suffix in ("", "_task_il", "_task_aware")
 }
 """Names of a run's tables, which no method may have: it would write its own over them."""
+PICTURES = (
+    *("partition.png", "samples.png"),
+    *(f"{measure.name}_{kind}.png" for measure in (ACCURACY, NLL) for kind in ("matrix", "curve", "rounds")),
+)
+"""A run's pictures."""
+OTHER_FILES = ("summary.json", LAST_CHECKPOINT, WANDB_ID)
+"""What else another run in the same folder must not find."""
+_NAME = re.compile("[A-Za-z0-9_-]+")
 
 
 def check_method_names(names: Iterable[str]) -> None:
@@ -59,10 +69,34 @@ def check_method_names(names: Iterable[str]) -> None:
         ConfigError: another character than a letter, a digit, ``_`` or ``-``, or the name of another table.
     """
     for name in names:
-        if re.fullmatch(r"[A-Za-z0-9_-]+", name) is None:
+        if _NAME.fullmatch(name) is None:
             raise ConfigError(f"methods.{name}", name, "a name of letters, digits, _ and -")
         if name in TABLES:
             raise ConfigError(f"methods.{name}", name, f"another name: the run folder has a table {name}.csv anyhow")
+
+
+def _left_by_a_run(folder: Path) -> list[Path]:
+    """What is in a folder of all that a run writes into its own and that another would not write over at once.
+
+    Methods' tables are known by the methods of its ``config.yaml``. Other files are not the run's.
+    """
+    names = [*PICTURES, *(f"{name}.csv" for name in (*TABLES, *_methods_in(folder))), *OTHER_FILES]
+    found = [folder / name for name in names if (folder / name).is_file()]
+    for measure in (ACCURACY, NLL):
+        found += folder.glob(f"clients/{measure.name}_matrix_*.csv")
+    if found:  # else it is no run's folder, and runs may lie below it
+        found += folder.glob("**/events.out.tfevents.*")
+    return found
+
+
+def _methods_in(folder: Path) -> list[str]:
+    """Names of the methods in a run folder's configuration; none where it has none that can be read."""
+    try:
+        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return []
+    methods = config.get("methods") if isinstance(config, dict) else None
+    return [name for name in methods or () if isinstance(name, str) and _NAME.fullmatch(name)]
 
 
 class RunRecord(Callback):
@@ -144,14 +178,9 @@ class RunRecord(Callback):
                 str(self.folder),
                 f"a folder without a run; this one holds {state}; or run.overwrite=true",
             )
-        self._prepared, self._stale = True, []
-        if not resuming:
-            # Also without `held`: a run that died before its first checkpoint left rows that would mix with new ones.
-            self._stale = [self.folder / name for name in (*held, ROUNDS, "accuracy_matrix.csv")]
-        if held and not resuming:
-            # Found now: when the fit begins, loggers have opened files of the new run.
-            for pattern in ("*.csv", "*.png", "clients/*.csv", "**/events.out.tfevents.*"):
-                self._stale += self.folder.glob(pattern)
+        # Also without `held`: a run that died before its first checkpoint left tables that would mix with new ones.
+        # Found now: when the fit begins, loggers have opened files of the new run.
+        self._prepared, self._stale = True, [] if resuming else _left_by_a_run(self.folder)
 
     def _begin(self) -> None:
         """Clear the folder, and say what runs in it: when all that may be refused has been."""
@@ -320,7 +349,7 @@ class RunRecord(Callback):
         self._draw_samples(client)
         # Last, in one piece: a summary says that everything else is there.
         temporary = self.folder / ".summary.json"
-        temporary.write_text(json.dumps(figures, indent=2) + "\n")
+        temporary.write_text(json.dumps(_finite(figures), indent=2, allow_nan=False) + "\n")
         temporary.replace(self.folder / "summary.json")
 
     def _draw_samples(self, client: Client) -> Path | None:
@@ -401,6 +430,15 @@ def _means(federation: Federation, matrix: AccuracyMatrix | NLLMatrix) -> tuple[
     """A matrix ``[T, T]`` and its row before training ``[T]``, the mean over clients where each has its own."""
     values = matrix.compute(), matrix.initial()
     return (values[0].nanmean(0), values[1].nanmean(0)) if federation.measures_clients else values
+
+
+def _finite(tree: Any) -> Any:
+    """Nested dictionaries and lists with None in place of NaN and infinity, for which JSON has no words."""
+    if isinstance(tree, Mapping):
+        return {key: _finite(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_finite(value) for value in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:

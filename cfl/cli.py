@@ -322,7 +322,7 @@ ALONE = ("accelerator=cpu", "devices=1", "num_nodes=1", "strategy=auto", "logger
 """The trainer's settings where nothing is run, whatever the run itself had."""
 
 
-def restored(arguments: Sequence[str]) -> tuple[Client, str]:
+def restored(arguments: Sequence[str]) -> tuple[Client, str, Path]:
     """A run as a checkpoint has left it, on the CPU, without evaluating anything.
 
     Data are read only if a method needs them to be set up.
@@ -331,7 +331,7 @@ def restored(arguments: Sequence[str]) -> tuple[Client, str]:
         arguments: options as for ``cfl validate``, with ``--ckpt_path``.
 
     Returns:
-        The client module with its federation, and the run's configuration as YAML.
+        The client module with its federation, the run's configuration as YAML, and the checkpoint's file.
 
     Raises:
         ConfigError: for whatever ``cfl validate`` refuses.
@@ -345,12 +345,12 @@ def restored(arguments: Sequence[str]) -> tuple[Client, str]:
     for callback in built.trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, FederatedOrchestrator):
             callback.setup(built.trainer, client, "validate")
-    path = built.config_init[built.subcommand]["ckpt_path"]
+    path = Path(built.config_init[built.subcommand]["ckpt_path"])  # found, where ``last`` was asked for
     checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     client.on_load_checkpoint(checkpoint)
     client.load_state_dict(checkpoint["state_dict"])
     client.train(False)
-    return client, built.config_yaml
+    return client, built.config_yaml, path
 
 
 def _build(kind: type[FederatedCLI], arguments: Sequence[str]) -> FederatedCLI:

@@ -58,6 +58,7 @@ _TYPES = {
     "collections.abc.Sequence": "a list",
     "dict": "a mapping",
 }
+_LOGGER = "--trainer.logger CSVLogger --trainer.logger.save_dir . (the run folder)"
 _read: list[tuple[str, Mapping[str, Any]]] = []
 """The configuration files of the command line that is being parsed, each with what it holds."""
 
@@ -199,7 +200,12 @@ def one_line(message: str, options: list[str]) -> str:
         return f"{key}.{inner[1]} is no option; {inner[2]}"
     if name := _unknown_option(message):
         return _no_option(name, options)
+    if key == "trainer.logger" and (needs := re.search(r"'[\w.]*?(\w+)':\s+the following.* required: (\w+)", message)):
+        name, option = needs.groups()
+        return str(ConfigError(f"{key}.{option}", None, f"a value, which {name} needs, e.g. {_LOGGER}"))
     given = re.search(r"dot import path string: (\S+)|has no attribute '\w+'\. Got value: (\S+)", message)
+    if given and key == "trainer.logger":
+        return str(ConfigError(key, given[1] or given[2], f"false, or a logger's class, e.g. {_LOGGER}"))
     if given and (names := class_names(key)):
         return str(ConfigError(key, given[1] or given[2], f"one of {', '.join(names)}"))
     if value := re.search(r"(?:Got|Given) value: (.*?)(?:\. Got value: .*)?$", message, re.M):

@@ -50,6 +50,14 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("federated.client_weighting = 'size'", "'uniform', 'samples'"),
     ),
     "choice or null": (("--data.scenario", "klass"), ("data.scenario = 'klass'", "'task', 'class', 'domain'")),
+    "logger": (
+        ("--trainer.logger", "CVSLogger"),
+        ("trainer.logger = 'CVSLogger'", "false", "--trainer.logger CSVLogger"),
+    ),
+    "logger without a folder": (
+        ("--trainer.logger", "CSVLogger"),
+        ("trainer.logger.save_dir = None", "CSVLogger needs", "--trainer.logger.save_dir . (the run folder)\n"),
+    ),
     # Types.
     "text for a number": (("--data.num_clients", "many"), ("data.num_clients = 'many'", "an integer")),
     "text for a list": (("--model.network.hidden", "wide"), ("model.network.hidden = 'wide'", "a list or null")),

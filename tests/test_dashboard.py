@@ -56,15 +56,27 @@ def named_keys(specification: Any) -> set[str]:
     return set(re.findall(rf'"(?:summary:)?({PREFIXES})"', json.dumps(specification)))
 
 
+DENSITY = (
+    *("--data.scenario", "density", "--data.stream.source", "Binarised"),
+    *("--data.stream.source.source", "Synthetic", "--data.stream.source.source.shape", "[1, 4, 4]"),
+    *("--model.network", "MADE", "--model.network.hidden", "[7]"),
+)
+
+
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], dict[str, Any]]:
+    """The keys that offline runs have logged, of accuracies and of a density, and the first one's configuration."""
+    accuracies, config = logged_by(tmp_path_factory.mktemp("dashboard") / "run", *OPTIONS)
+    return accuracies | logged_by(tmp_path_factory.mktemp("density") / "run", *DENSITY)[0], config
+
+
+def logged_by(folder: Path, *options: str) -> tuple[set[str], dict[str, Any]]:
     """The keys that an offline run has logged, and its configuration, from the file that ``wandb sync`` sends."""
-    folder = tmp_path_factory.mktemp("dashboard") / "run"
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_CONSOLE": "off"}.items():
             patch.setenv(name, value)
         patch.chdir(folder.parent)
-        assert tiny_cli.fit(folder, *OPTIONS, "--config", str(LOGGERS / "wandb.yaml"), pictures=True) == 0
+        assert tiny_cli.fit(folder, *options, "--config", str(LOGGERS / "wandb.yaml"), pictures=True) == 0
     (written,) = folder.glob("wandb/offline-run-*/run-*.wandb")
     records = all_records(written)
     config = {
@@ -92,13 +104,16 @@ def test_offline_runs_land_in_the_panels(logged: tuple[set[str], dict[str, Any]]
     found = specification(tmp_path)
     named = named_keys(found)
     assert {"final/acc", "final/fgt", "final/bwt", "cl/acc", "cl/accuracy_matrix", "comm/uplink_bytes"} <= named
+    assert {"final/nll", "cl/nll", "cl/nll_matrix", "cl/nll_heatmap"} <= named
     # A media key is logged as one item or, nested, as several under it.
     assert [key for key in named if not any(name == key or name.startswith(f"{key}/") for name in keys)] == []
     patterns = {panel["config"]["metricRegex"] for panel in panels(found) if "metricRegex" in panel["config"]}
-    assert len(patterns) == 1
+    assert len(patterns) == 2
     assert {name for name in keys for pattern in patterns if re.fullmatch(pattern, name)} == {
         "task_00/acc",
         "task_01/acc",
+        "task_00/nll",
+        "task_01/nll",
     }
     assert "round" in keys
     assert {"benchmark", "partition", "method", "setting"} <= set(config)

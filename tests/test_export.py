@@ -342,6 +342,33 @@ def test_the_command_writes_model_and_card(
     assert (run_folder / "config.yaml").read_text().strip() in card
 
 
+def test_last_is_the_named_runs_wherever_one_is(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder that holds another run, too."""
+    other = {"method": "other", "acc": 99.5}
+    (tmp_path / "summary.json").write_text(json.dumps(other))
+    (tmp_path / "config.yaml").write_text("nothing: of it\n")
+    monkeypatch.chdir(tmp_path)
+    assert export("--ckpt_path", "last", "--run.dir", str(run_folder), "--out", "m.safetensors") == 0
+    card, summary = (tmp_path / "m.safetensors.md").read_text(), json.loads((run_folder / "summary.json").read_text())
+    assert card.startswith("# fedavg on permuted-synthetic\n")
+    assert f"| acc | {summary['acc']:.6g} |" in card
+    assert (run_folder / "config.yaml").read_text().strip() in card
+
+
+def test_the_card_of_a_run_in_the_middle_of_a_task_has_the_figures_so_far(tmp_path: Path) -> None:
+    """Those after the task before: of the one that runs, nothing has been evaluated."""
+    with tiny_cli.die_at("training", 4, 15):
+        assert tiny_cli.fit(tmp_path) == 143
+    assert export("--ckpt_path", str(tmp_path / "last.ckpt"), "--out", str(tmp_path / "m.safetensors")) == 0
+    card = (tmp_path / "m.safetensors.md").read_text()
+    first = tiny_cli.rows(tmp_path / "accuracy_matrix.csv")[1]
+    assert "after 5 of 6 rounds; the run is not over" in card
+    assert "(after the last evaluation so far, accuracies" in card
+    assert f"| acc | {float(first['task_0']):.6g} |" in card
+
+
 def test_the_card_of_tasks_with_outputs_of_their_own(tmp_path: Path) -> None:
     """An interrupted run has no summary: the figures are the checkpoint's."""
     from cfl.export.card import write_card

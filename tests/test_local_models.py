@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from tiny import SaveAfter, double, fit, source, tiny_client, tiny_data, tiny_trainer, weights
 from torch import Tensor
 
 from callbacks import FederatedOrchestrator, LocalModels
 from cfl.client import Client
+from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
 from cfl.data.sequences import FixedTasks
@@ -36,12 +40,19 @@ def data_of(width: int = 3, **options: Any) -> FederatedDataModule:
 
 
 def run(
-    data: FederatedDataModule, local: LocalModels, ckpt_path: Path | None = None, after: Any = (), **network: Any
+    data: FederatedDataModule,
+    local: LocalModels,
+    ckpt_path: Path | None = None,
+    after: Any = (),
+    before: Any = (),
+    federated: Any = None,
+    **network: Any,
 ) -> Client:
     client = tiny_client(data, double(partial(MADE, **{"hidden": [7], "order_agnostic": True, **network})), ADAM)
-    trainer = tiny_trainer(data, callbacks=after)
+    trainer = tiny_trainer(data, federated, callbacks=after)
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-    callbacks.insert(next(k for k, c in enumerate(callbacks) if isinstance(c, FederatedOrchestrator)), local)
+    place = next(k for k, c in enumerate(callbacks) if isinstance(c, FederatedOrchestrator))
+    callbacks[place:place] = [*before, local]
     trainer.fit(client, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
     return client
 
@@ -114,6 +125,39 @@ def test_a_resumed_run_knows_earlier_scores(tmp_path: Path) -> None:
     run(data_of(), cut, after=[SaveAfter(2, tmp_path / "2.ckpt")])
     run(data_of(), resumed, tmp_path / "2.ckpt")
     assert resumed.scores == whole.scores == cut.scores
+
+
+class Breaks(Callback):
+    """Makes what some clients have trained in one round NaN."""
+
+    def __init__(self, round: int, victims: Sequence[int]) -> None:
+        self.round, self.victims = round, victims
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: CohortBatch, batch_idx: int
+    ) -> None:
+        cohort = pl_module._cohort
+        for position in batch.closes:
+            if pl_module.federation.round == self.round and cohort.clients[position] in self.victims:
+                with torch.no_grad():
+                    next(iter(cohort.parameters.values()))[position] = math.nan
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_client_that_is_left_out_of_the_average_is_left_out_of_the_score(width: int) -> None:
+    whole, local, data = LocalModels(True), LocalModels(True), data_of(width)
+    run(data_of(width), whole)
+    victim, *_ = data.rounds.round(3).clients
+    run(data, local, before=[Breaks(3, [victim])], federated={"on_bad_update": "skip"})
+    expected = {owner: nats for owner, nats in whole.scores[1].items() if owner != victim}
+    assert local.scores == {0: whole.scores[0], 1: expected}
+    assert local.summary() == {"nll_of_clients": pytest.approx(sum(expected.values()) / 3)}
+
+
+def test_without_a_client_that_counts_there_is_no_score() -> None:
+    local = LocalModels(True)
+    local.scores = {0: {2: 1.0}, 1: {}}
+    assert local.summary() == {"nll_of_clients": None}
 
 
 def test_classifiers_have_no_likelihood() -> None:

@@ -14,7 +14,11 @@ import pytest
 import tiny_cli
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tiny import fit, split, tiny_client, tiny_data
 from wandb.proto.wandb_internal_pb2 import Record
+
+from callbacks.dashboards import evaluation_figures
+from cfl.methods import APD, FedWeIT, Method
 
 LOGGERS = Path(__file__).parent.parent / "configs" / "loggers"
 PICTURES = ("cl/accuracy_matrix", "cl/accuracy_heatmap", "cl/accuracy_curve", "cl/learning_curve", "data/partition")
@@ -102,6 +106,34 @@ def test_tensorboard_has_the_figures_of_the_run_folder(tmp_path: Path) -> None:
         assert (shown.width, shown.height) == written.size
     assert "config_hash" in tiny_cli.summary(folder)
     assert "schedule.batch_size: 8" in (folder / "tensorboard" / "hparams.yaml").read_text()
+
+
+@pytest.mark.parametrize("method", [FedWeIT, APD])
+def test_a_methods_rows_of_clients_are_averaged(method: type[Method]) -> None:
+    """None of them is the run's, and which client it is, is no figure."""
+    data = tiny_data(split(), scenario="task")
+    federation = fit(tiny_client(data, methods={"mine": method()}), data)
+    rows = [row for row in federation.methods["mine"].task_rows() if row["task"] == 1]
+    names = {f"mine/{row['layer']}/{key}" for row in rows for key in ("adaptive_share", "mean_gate")}
+    figures = evaluation_figures(federation, 1)
+    assert {name for name in figures if name.startswith("mine/")} == names
+    for layer in {row["layer"] for row in rows}:
+        gates = [row["mean_gate"] for row in rows if row["layer"] == layer]
+        assert len(set(gates)) > 1
+        assert figures[f"mine/{layer}/mean_gate"] == pytest.approx(sum(gates) / len(gates))
+
+
+def test_a_logger_without_a_place_of_its_own_writes_into_the_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the message for one without ``save_dir`` says; one with a place keeps to it."""
+    monkeypatch.chdir(tmp_path)
+    for place, found in ((".", tmp_path / "run"), (str(tmp_path / "elsewhere"), tmp_path / "elsewhere")):
+        options = ("--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", place)
+        assert tiny_cli.fit(tmp_path / "run", *options, "--run.overwrite", "true") == 0
+        (written,) = found.rglob("metrics.csv")
+        assert "cl/acc" in tiny_cli.rows(written)[0]
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "elsewhere"}
 
 
 def test_a_run_that_overwrites_has_a_curve_of_its_own(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import shlex
 from pathlib import Path
@@ -49,6 +50,13 @@ def test_the_other_lightning_package_is_never_imported() -> None:
 
 def test_the_server_knows_neither_lightning_nor_data() -> None:
     assert not {name for name in imports(ROOT / "cfl" / "server.py") if "lightning" in name or "data" in name}
+
+
+def test_modules_that_docstrings_refer_to_are_there() -> None:
+    files = [path for folder in ("cfl", "callbacks") for path in (ROOT / folder).rglob("*.py")]
+    names = {name for path in files for name in re.findall(r":mod:`([\w.]+)`", path.read_text())}
+    assert len(names) > 10
+    assert not [name for name in names if importlib.util.find_spec(name) is None]
 
 
 def test_the_documented_method_is_an_l1_penalty() -> None:

@@ -16,7 +16,7 @@ from PIL import Image
 
 import callbacks.record
 import cfl
-from callbacks import folder_lock
+from callbacks import LocalModels, folder_lock
 from callbacks.record import _write_csv
 from cfl.compare.matrix_file import read_matrix_csv
 from cfl.compare.run_folder import SUMMARY_KEYS, read_run
@@ -257,6 +257,16 @@ def test_stream_of_one_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert f"{summary['rounds']} rounds, uplink {up}, downlink {down}, " in out
 
 
+def test_a_summary_is_json_whatever_a_run_has_come_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JSON has no word for NaN and infinity; readers refuse what Python would write."""
+    strange = {"mine": math.nan, "nested": {"up": math.inf, "several": [1.5, -math.inf, "nan", 3]}}
+    monkeypatch.setattr(LocalModels, "summary", lambda self: strange)
+    assert tiny_cli.fit(tmp_path) == 0
+    read_run(tmp_path)  # refuses NaN
+    found = tiny_cli.summary(tmp_path)
+    assert (found["mine"], found["nested"]) == (None, {"up": None, "several": [1.5, None, "nan", 3]})
+
+
 # A folder that is already in use.
 
 
@@ -384,6 +394,25 @@ def test_rows_of_a_run_without_checkpoint_do_not_mix_with_new_ones(tmp_path: Pat
     (tmp_path / "summary.json").unlink()
     assert tiny_cli.fit(tmp_path, *options) == 0
     assert [row["round"] for row in tiny_cli.rows(tmp_path / "rounds.csv")] == [str(r) for r in range(ROUNDS)]
+
+
+def test_nothing_of_a_run_without_checkpoint_is_found_in_the_next_one(tmp_path: Path) -> None:
+    """Its tables per client, of known tasks and of methods would pass for the new run's; other files are not its."""
+    own = ("--methods.own", "PersonalLayers", "--methods.own.layers", "['head.*']")
+    options = ("--data.stream", "ClassSplit", "--data.stream.num_tasks", "2", "--data.scenario", "class")
+    source = ("--data.stream.source", "Synthetic", "--data.stream.source.num_classes", "4")
+    used, kept = tmp_path / "used", ("log.txt", ".lock", "notes.csv", "plot.png", "clients/mine.csv")
+    assert tiny_cli.fit(used, *options, *source, *own, "--checkpoint.enabled", "false") == 0
+    (used / "summary.json").unlink()
+    stale = {"clients/accuracy_matrix_000.csv", "accuracy_matrix_task_il.csv", "accuracy_curve.png"}
+    for name in ("own.csv", "nll_matrix.csv", "clients/nll_matrix_007.csv", "samples.png", "wandb-id.txt", *kept):
+        (used / name).write_text(name)
+    assert all((used / name).is_file() for name in stale)
+    assert tiny_cli.fit(used) == 0
+    assert tiny_cli.fit(tmp_path / "fresh") == 0
+    files = {path.relative_to(used).as_posix() for path in used.rglob("*") if path.is_file()}
+    assert files == {path.name for path in (tmp_path / "fresh").iterdir()} | set(kept)
+    assert all((used / name).read_text() == name for name in kept)
 
 
 def test_finished_run_without_checkpoint_is_not_lost_to_last(

@@ -11,7 +11,7 @@ from textwrap import wrap
 from cfl.compare.groups import DEFAULT_KEYS, Comparison, Row, compare
 from cfl.compare.page import page_of
 from cfl.compare.printing import print_table
-from cfl.compare.reading import LeftOut, find_runs, read_all
+from cfl.compare.reading import LeftOut, find_runs, is_run, read_all
 from cfl.compare.tables import TextTable, caption, differences_table, means_table
 from cfl.compare.writing import (
     latex_table,
@@ -41,7 +41,8 @@ def write_report(
         left_out: folders that are not compared.
         warnings: lines about parts of runs that could not be read.
         pictures: also draw ``accuracy_curve.png``, ``accuracy_heatmaps.png`` and, where there are learning curves,
-            ``accuracy_rounds.png``: the first table's, as :mod:`cfl.compare.pictures` says.
+            ``accuracy_rounds.png``: the first table's, as :mod:`cfl.compare.pictures` says, which has the names of
+            densities' as well.
 
     Raises:
         OSError: the folder cannot be written.
@@ -131,6 +132,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.pictures and options.out is None:
             raise ConfigError("--pictures", True, "--out FOLDER beside it")
+        if options.out is not None and is_run(options.out):
+            valid = f"a folder of the comparison's own, e.g. {options.out / 'report'}: this one is a run's"
+            raise ConfigError("--out", str(options.out), valid)
         folders, nothing = find_runs(options.runs)
         readings, left_out, warnings = read_all(folders)
         left_out = [*nothing, *left_out]

@@ -10,6 +10,7 @@ import numpy as np
 
 from cfl.compare.measures import Figure
 from cfl.compare.reading import Reading
+from cfl.compare.run_folder import Run
 from cfl.compare.settings import differing, short_names, shown
 from cfl.errors import ConfigError
 
@@ -57,6 +58,15 @@ class Row:
         if len({matrix.shape for several in found.values() for matrix in several}) > 1:
             return []
         return [np.mean(several, axis=0) for _, several in sorted(found.items())]
+
+    def of_measure(self, measure: str) -> Row | None:
+        """The runs whose own measure it is, ``accuracy`` or ``nll``; None where there are none."""
+        readings = [reading for reading in self.readings if reading.run.measure == measure]
+        return Row(self.label, self.method, readings) if readings else None
+
+    def with_curves(self, measure: str) -> list[Run]:
+        """The runs that have a learning curve of a measure."""
+        return [reading.run for reading in self.readings if reading.run.curve and reading.run.measure == measure]
 
     @property
     def seeds(self) -> list[int]:

@@ -31,8 +31,12 @@ MEASURES = (
     Measure("accuracy", "accuracy", "%", "higher", "accuracy_matrix.csv"),
     Measure("accuracy_task_il", "accuracy, task known", "%", "higher", "accuracy_matrix_task_il.csv"),
     Measure("nll", "negative log-likelihood", "nats", "lower", "nll_matrix.csv"),
+    Measure("nll_task_aware", "negative log-likelihood, task known", "nats", "lower", "nll_matrix_task_aware.csv"),
 )
-"""Those a run may have; it always has the first."""
+"""Those a run may have; it always has the first, or where it estimates a density the third."""
+
+CURVES = {"accuracy": "acc", "nll": "nll"}
+"""A run's own measure -> the figure of its learning curve, a column of ``rounds.csv``."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ FIGURES = (
     Figure("acc", "ACC %", "mean accuracy over all tasks at the end", "higher"),
     Figure("acc_task_il", "ACC % (task known)", "the same where the task is known at test time", "higher"),
     Figure("nll", "NLL", "mean negative log-likelihood over all tasks at the end", "lower", 4),
+    Figure("nll_task_aware", "NLL (task known)", "the same where the task is known at test time", "lower", 4),
     Figure("base_nll", "NLL of task 0", "negative log-likelihood on the first task at the end", "lower", 4),
     Figure("new_nll", "NLL of last task", "negative log-likelihood on the last task at the end", "lower", 4),
     Figure("nll_forgetting", "NLL forgetting", "mean rise above the lowest value that a task had before", "lower", 4),

@@ -11,7 +11,7 @@ import numpy as np
 
 from cfl.compare.groups import Comparison, Row, figure_of, seen_mean
 from cfl.compare.matrix_file import RunFolderError
-from cfl.compare.measures import FIGURES, MEASURES, Measure
+from cfl.compare.measures import CURVES, FIGURES, MEASURES, Measure
 from cfl.compare.partition_file import read_partition
 from cfl.compare.reading import LeftOut
 from cfl.compare.settings import differing, shown
@@ -182,11 +182,14 @@ def _measured(row: Row, measure: Measure, side: int, points: int) -> dict[str, A
 
 
 def _rounds(row: Row, points: int) -> dict[str, Any] | None:
-    """The learning curve: where all seeds that have one were evaluated, up to the end of the shortest."""
+    """The learning curve: where all seeds that have one were evaluated, up to the end of the shortest.
+
+    Its values stand under ``acc`` or ``nll``; of a row with both kinds of runs it is that of accuracies.
+    """
+    measure = next((measure for measure in CURVES if row.with_curves(measure)), "accuracy")
     found: dict[int, list[Any]] = {}
-    for reading in row.readings:
-        if reading.run.curve:
-            found.setdefault(reading.run.seed, []).append(reading.run)
+    for run in row.with_curves(measure):
+        found.setdefault(run.seed, []).append(run)
     runs = [run for several in found.values() for run in several]
     shortest = min((len(run.curve) for run in runs), default=0)
     at = [r for r in range(shortest) if all(run.curve[r] is not None for run in runs)]
@@ -194,8 +197,8 @@ def _rounds(row: Row, points: int) -> dict[str, Any] | None:
         return None
     at = [at[k] for k in _evenly(len(at), points)]
     curves = np.array([np.mean([[run.curve[r] for r in at] for run in several], axis=0) for several in found.values()])
-    acc, std = _mean_and_std(curves)
-    shown: dict[str, Any] = {"round": [r + 1 for r in at], "acc": acc, "std": std}
+    mean, std = _mean_and_std(curves)
+    shown: dict[str, Any] = {"round": [r + 1 for r in at], CURVES[measure]: mean, "std": std}
     for name in ("uplink_bytes", "seconds"):
         columns = [run.progress.get(name, ()) for run in runs]
         if all(len(column) >= shortest and all(column[r] is not None for r in at) for column in columns):

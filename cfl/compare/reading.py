@@ -76,12 +76,17 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[Path], list[LeftOut]]:
         if not path.is_dir():
             nothing.append(LeftOut(path, "no such folder"))
             continue
-        folders = [path] if _is_run(set(os.listdir(path))) else sorted(_below(path))
+        folders = [path] if is_run(path) else sorted(_below(path))
         if not folders:
             nothing.append(LeftOut(path, "holds no run: there is no summary.json and no config.yaml with rounds.csv"))
         for folder in folders:
             found.setdefault(folder.resolve(), folder)
     return list(found.values()), nothing
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run's, finished or not."""
+    return path.is_dir() and _is_run(set(os.listdir(path)))
 
 
 def _is_run(names: set[str]) -> bool:

@@ -11,7 +11,7 @@ A run that estimates a density has no accuracies: its summary has ``nll`` instea
 ``nll_matrix.csv``.
 
 and, if there is a learning curve, ``rounds.csv``: see :func:`read_curve`. What else there may be is read by
-:mod:`cfl.compare.details`.
+:mod:`cfl.compare.reading`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 from torch import Tensor
 
 from cfl.compare.matrix_file import RunFolderError, number_in, open_file, read_matrix_csv
+from cfl.compare.measures import CURVES
 
 _TEXT, _COUNT, _NUMBER, _NUMBER_OR_NULL = "text", "an integer", "a number", "a number or null"
 SUMMARY_KEYS: dict[str, str] = {
@@ -51,8 +52,8 @@ SUMMARY_KEYS: dict[str, str] = {
 """Keys that every ``summary.json`` has, and what their values are."""
 _OF_ACCURACY = ("acc", "fgt", "fgt_max", "bwt", "fwt")
 
-ROUND_COLUMNS = ("acc", "uplink_bytes", "seconds")
-"""Columns of ``rounds.csv`` that are compared: ACC in percent, and bytes sent and seconds passed so far."""
+ROUND_COLUMNS = (*CURVES.values(), "uplink_bytes", "seconds")
+"""Columns of ``rounds.csv`` that are compared: ACC in percent or NLL in nats, bytes sent and seconds passed so far."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +82,8 @@ class Run:
         used_space: share of the input space that a subspace method uses up, in percent; None for other methods.
         matrix: ``[T, T]`` float64 accuracy matrix in percent, NaN where not evaluated.
         initial: ``[T]`` accuracies before training in percent, or None where the file has none.
-        curve: ACC in percent after each round, None after those without an evaluation; empty where the run was
-            evaluated at task ends only.
+        curve: ACC in percent after each round, or NLL in nats by ``measure``, None after those without an evaluation;
+            empty where the run was evaluated at task ends only.
         rounds_to_accuracy: the run's targets: percent -> rounds until ACC first reached it, None if never.
         stopped_early: whether it ended once its targets were met, so that ``rounds`` is a result and no setting.
         measure: what the matrix holds: ``accuracy``, or ``nll``, negative log-likelihoods.
@@ -121,7 +122,9 @@ class Run:
     def rounds_to(self, target: str) -> int | None:
         """Rounds until ACC first reached a target in percent, its own or not; None where it never did or is unknown."""
         known = self.rounds_to_accuracy
-        return known[target] if target in known else rounds_to(self.curve, float(target))
+        if target in known or self.measure != "accuracy":  # a likelihood reaches no accuracy
+            return known.get(target)
+        return rounds_to(self.curve, float(target))
 
 
 def read_rounds(path: Path) -> dict[str, list[float | None]]:
@@ -231,9 +234,10 @@ def read_run(folder: Path) -> Run:
     if not isinstance(stopped, bool):
         raise RunFolderError(f"{path}: stopped_early = {json.dumps(stopped)} cannot be; valid: true or false")
     progress = read_rounds(folder / "rounds.csv")
-    curve = progress.pop("acc", [])
+    curve = progress.get(CURVES[measure], [])
+    progress = {name: column for name, column in progress.items() if name not in CURVES.values()}
     # With at most an evaluation per task there is nothing that the accuracy matrix does not say.
-    if not targets and sum(acc is not None for acc in curve) <= values["tasks"]:
+    if not targets and sum(value is not None for value in curve) <= values["tasks"]:
         curve, progress = [], {}
     known = {*values, "rounds_to_accuracy", "stopped_early"}
     others = {key: value for key, value in summary.items() if key not in known}

@@ -74,7 +74,8 @@ def targets(comparison: Comparison) -> list[str]:
 def rounds_text(row: Row, target: str) -> str:
     """Rounds until ACC first reached a target; how many seeds did, where not all."""
     reached = row.by_seed(lambda reading: reading.run.rounds_to(target))
-    tried = [reading.run for reading in row.readings if reading.run.curve or target in reading.run.rounds_to_accuracy]
+    curves = row.with_curves("accuracy")
+    tried = [r.run for r in row.readings if r.run in curves or target in r.run.rounds_to_accuracy]
     if not reached:
         return f"> {max(run.rounds for run in tried):,}" if tried else MISSING
     text = mean_text(Spread.of(list(reached.values())), _ROUNDS if len(reached) == 1 else _MEAN_ROUNDS)

@@ -79,6 +79,20 @@ SECTIONS = (
         ),
     ),
     Section(
+        "Densities",
+        "Runs that estimate a density have negative log-likelihoods in nats in place of accuracies; lower is better.",
+        (
+            Panel("bars", "NLL in nats", ("final/nll",)),
+            Panel("lines", "NLL in nats", ("cl/nll",)),
+            Panel("lines", "NLL forgetting in nats", ("cl/nll_forgetting",)),
+            Panel("lines", "NLL of each task in nats", ("task_[0-9]+/nll",), pattern=True),
+            Panel("pictures", "NLL matrix", ("cl/nll_heatmap",)),
+            Panel("pictures", "NLL after each task", ("cl/nll_curve",)),
+            Panel("table", "NLL matrix", ("cl/nll_matrix",)),
+            Panel("points", "NLL over bytes sent", ("comm/uplink_bytes", "cl/nll")),
+        ),
+    ),
+    Section(
         "Cost",
         "Bytes that all clients together have sent and received, and seconds of wall clock.",
         (

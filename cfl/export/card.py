@@ -53,12 +53,13 @@ def write_card(
     """
     data = federation.data
     summary = _figures(federation, run)
+    whole = "of the whole run" if federation.finished else "after the last evaluation so far"
     sections = [
         _heading(choice, federation, summary),
         f"## Use\n\n```python\n{_USE[model.suffix].format(name=model.name)}\n```",
         _input(data),
         _output(answer, choice, data),
-        _table("Figures", "of the whole run, accuracies and forgetting in percent", ("figure", "value"), summary),
+        _table("Figures", f"{whole}, accuracies and forgetting in percent", ("figure", "value"), summary),
         f"## Configuration\n\n```yaml\n{config.strip()}\n```",
     ]
     if answer.frozen:
@@ -73,8 +74,8 @@ def _figures(federation: Federation, run: Path) -> dict[str, Any]:
     if path.is_file():
         summary: dict[str, Any] = json.loads(path.read_text())
         return {key: value for key, value in summary.items() if not isinstance(value, dict | list)}
-    after = federation.last_task if federation.round else 0
-    return {"method": "+".join(federation.methods) or "fedavg", **federation.measured.summary(after=after)}
+    # Not of the task in progress, whose row may be empty still.
+    return {"method": "+".join(federation.methods) or "fedavg", **federation.measured.summary()}
 
 
 def _heading(choice: Choice, federation: Federation, summary: Mapping[str, Any]) -> str:

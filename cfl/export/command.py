@@ -23,7 +23,9 @@ def _parser() -> argparse.ArgumentParser:
         "configuration beside the checkpoint is taken unless --config is given.",
         allow_abbrev=False,
     )
-    parser.add_argument("--ckpt_path", required=True, metavar="FILE", help="a checkpoint, e.g. RUN/last.ckpt")
+    parser.add_argument(
+        "--ckpt_path", required=True, metavar="FILE", help="a checkpoint, e.g. RUN/last.ckpt; last, with --run.dir RUN"
+    )
     parser.add_argument(
         "--out",
         required=True,
@@ -53,13 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, others = _parser().parse_known_args(sys.argv[2:] if arguments is None else arguments)
     try:
         check_format(options.out)
-        client, config = restored(["--ckpt_path", options.ckpt_path, *others])
+        client, config, checkpoint = restored(["--ckpt_path", options.ckpt_path, *others])
         choice = Choice(options.client, options.task)
         answer = answer_of(client, choice)
         federation = client._federation
         metadata = {"method": "+".join(federation.methods) or "fedavg", "stream": federation.data.stream.name}
         difference = write(options.out, answer, federation.data.input_shape, metadata)
-        card, run = options.out.with_name(f"{options.out.name}.md"), Path(options.ckpt_path).parent
+        card, run = options.out.with_name(f"{options.out.name}.md"), checkpoint.parent
         if (run / "config.yaml").is_file():  # as it was run, not as it has been restored
             config = (run / "config.yaml").read_text()
         write_card(card, options.out, answer, choice, federation, config, run)

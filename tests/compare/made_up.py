@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import yaml
 
-from cfl.compare.matrix_file import write_matrix_csv
+from cfl.compare.matrix_file import read_matrix_csv, write_matrix_csv
 from cfl.metrics import average_accuracy, backward_transfer, forgetting, forgetting_max, forward_transfer
 
 METHOD_CLASSES = {"fot": "cfl.methods.FOT", "ewc": "cfl.methods.EWC", "er": "cfl.methods.ER"}
@@ -137,6 +137,23 @@ def make_run(
         _table(folder / "fot.csv", ["task", "layer", "input_dim", "basis_size", "used_space"], rows)
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def make_density_run(folder: Path, method: str = "fedweit", seed: int = 0, **options: Any) -> Path:
+    """Write the folder of a run that estimates a density, tasks known and unknown; options as for :func:`make_run`."""
+    make_run(folder, method, seed, nll=True, **{"scenario": "density", **options})
+    summary = json.loads((folder / "summary.json").read_text())
+    summary = {key: value for key, value in summary.items() if key not in ("acc", "fgt", "fgt_max", "bwt", "fwt")}
+    matrix = read_matrix_csv(folder / "nll_matrix.csv")[0]
+    write_matrix_csv(folder / "nll_matrix_task_aware.csv", matrix / 2)
+    nll = matrix[-1].mean().item()
+    (folder / "summary.json").write_text(json.dumps(summary | {"nll": nll, "nll_task_aware": nll / 2}))
+    (folder / "accuracy_matrix.csv").unlink()
+    table = folder / "rounds.csv"
+    header, *rows = [line.rpartition(",") for line in table.read_text().splitlines()]
+    lines = [f"{header[0]},nll", *(f"{row[0]},{(100 - float(row[2])) / 40 if row[2] else ''}" for row in rows)]
+    table.write_text("\n".join(lines) + "\n")
     return folder
 
 

@@ -6,10 +6,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from made_up import make_run
+from made_up import make_density_run, make_run
 
+import cfl.compare.pictures as cfl_pictures
 from cfl.__main__ import main as cfl
 from cfl.compare.command import main
 
@@ -62,6 +64,58 @@ def test_pictures_are_drawn_where_asked_for(runs: Path) -> None:
         assert f"]({name})" in (out / "comparison.md").read_text()
     assert main([str(runs / "fot0"), "--out", str(out), "--pictures"]) == 0
     assert {path.name for path in out.iterdir()} == {*FILES, *PICTURES}, "of another comparison"
+
+
+def test_pictures_show_what_runs_measure(runs: Path) -> None:
+    """Densities their likelihoods; in a table of both, each has pictures of its own."""
+    out, kinds = runs.parent / "out", ("curve", "heatmaps", "rounds")
+    density = make_density_run(runs.parent / "density", evaluate_every=1)
+    assert main([str(density), "--out", str(out), "--pictures"]) == 0
+    assert {path.name for path in out.iterdir()} == {*FILES, *(f"nll_{kind}.png" for kind in kinds)}
+    assert main([str(density), str(runs), "--group-by", "method", "--out", str(out), "--pictures"]) == 0
+    assert {path.name for path in out.iterdir()} == {*FILES, *PICTURES, *(f"nll_{kind}.png" for kind in kinds)}
+    assert main([str(runs), "--out", str(out), "--pictures"]) == 0
+    assert {path.name for path in out.iterdir()} == {*FILES, *PICTURES}
+
+
+def test_accuracies_are_drawn_as_without_densities_beside_them(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drawn: list[dict[str, Any]] = []
+    keep = cfl_pictures.accuracy_heatmaps
+    monkeypatch.setattr(
+        cfl_pictures, "accuracy_heatmaps", lambda shown, **options: drawn.append(dict(shown)) or keep(shown, **options)
+    )
+    make_density_run(tmp_path / "density")
+    for paths in ([runs], [runs, tmp_path / "density"]):
+        assert main([*map(str, paths), "--group-by", "method", "--out", str(tmp_path / "o"), "--pictures"]) == 0
+    alone, beside, densities = drawn
+    assert set(alone) == set(beside) == {"fedavg", "fot"}
+    assert all(bool((alone[name] == beside[name]).all()) for name in alone)
+    assert set(densities) == {"fedweit"}
+
+
+def test_pictures_of_others_stay(runs: Path) -> None:
+    out, others = runs.parent / "out", ("accuracy_matrix.png", "accuracy_curve_of_mine.png", "accuracy_rounds.png.png")
+    out.mkdir()
+    for name in (*others, "accuracy_curve_12.png"):
+        (out / name).write_text(name)
+    assert main([str(runs), "--out", str(out), "--pictures"]) == 0
+    assert {path.name for path in out.iterdir()} == {*FILES, *PICTURES, *others}
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_runs_folder_is_not_written_into(finished: bool, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = runs / "fot0"
+    (out / "accuracy_curve.png").write_text("the run's own")
+    if not finished:
+        (out / "summary.json").unlink()
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    assert main([str(runs), "--out", str(out), "--pictures"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"error: --out = '{out}' cannot work; valid: a folder of the comparison's own, ")
+    assert (captured.err.count("\n"), captured.out) == (1, "")
+    assert {path: path.read_bytes() for path in out.iterdir()} == before
 
 
 def test_what_cannot_be_compared_is_named_and_the_rest_compared(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

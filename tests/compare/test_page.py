@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from made_up import make_run
+from made_up import make_density_run, make_run
 
 from cfl.compare.groups import Comparison, Row, compare
 from cfl.compare.page import PLOTLY, SIZE_LIMIT, page, page_of
@@ -152,6 +152,27 @@ def test_nll_is_a_measure_of_its_own(tmp_path: Path) -> None:
         seen = row["measures"]["nll"]["seen"]
         np.testing.assert_allclose(seen[-1], ((100 - run.run.matrix[-1]) / 40).mean(), rtol=1e-4)
         assert row["figures"]["nll"][0] == pytest.approx(seen[-1], rel=1e-4)
+
+
+def test_densities_have_figures_matrices_and_curves_with_tasks_known_and_unknown(tmp_path: Path) -> None:
+    runs = [read(make_density_run(tmp_path / str(seed), seed=seed, evaluate_every=1), []) for seed in (0, 1)]
+    data = data_of(runs)
+    assert [(m["key"], m["better"]) for m in data["measures"]] == [("nll", "lower"), ("nll_task_aware", "lower")]
+    assert [figure["key"] for figure in data["figures"]][:2] == ["nll", "nll_task_aware"]
+    ((row,),) = [table["rows"] for table in data["tables"]]
+    assert row["figures"]["nll_task_aware"][0] == pytest.approx(row["figures"]["nll"][0] / 2)
+    expected = np.mean([run.run.curve for run in runs], axis=0)
+    np.testing.assert_allclose(row["rounds"]["nll"], expected, rtol=1e-4)
+    assert set(row["rounds"]) == {"round", "nll", "std", "uplink_bytes", "seconds"}
+
+
+def test_accuracies_and_densities_are_never_averaged(tmp_path: Path) -> None:
+    """In one row that both are asked into, the curve is that of accuracies."""
+    density = read(make_density_run(tmp_path / "density", "fot", evaluate_every=1), [])
+    plain = readings(tmp_path, {"evaluate_every": 1, "seed": 1})
+    pooled = page_data([(table, None) for table in compare([density, *plain], ["tasks"])])
+    assert pooled["tables"][0]["rows"][0]["rounds"] == data_of(plain)["tables"][0]["rows"][0]["rounds"]
+    assert set(pooled["tables"][0]["rows"][0]["measures"]) == {"accuracy", "nll", "nll_task_aware"}
 
 
 def test_the_page_holds_all_data_and_asks_for_nothing(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import make_run
+from made_up import make_density_run, make_run
 
 from cfl.compare.command import main
 
@@ -94,6 +94,18 @@ def test_every_chart_is_drawn_with_its_values(tab: Any) -> None:
     assert "apd <b>&" in tab.locator("#matrices").text_content()  # taken literally
     assert "runs/unfinished" in tab.locator("#left-out").text_content()
     assert "not finished: 12 rounds done" in tab.locator("#left-out").text_content()
+
+
+def test_learning_curves_of_densities_are_likelihoods(browser: Any, tmp_path: Path) -> None:
+    make_density_run(tmp_path / "runs" / "density", evaluate_every=2)
+    assert main([str(tmp_path / "runs"), "--out", str(tmp_path / "report")]) == 0
+    page = browser.new_page()
+    page.goto((tmp_path / "report" / "report.html").as_uri())
+    drawn(page)
+    (shown,) = page.eval_on_selector("#rounds .plot", "(plot) => plot.data.filter((t) => t.name).map((t) => t.y)")
+    assert shown == data(page)["tables"][0]["rows"][0]["rounds"]["nll"]
+    assert page.eval_on_selector("#rounds .plot", "(plot) => plot.layout.yaxis.title.text") == "NLL (nats)"
+    page.close()
 
 
 def test_charts_are_seen_and_not_blank(tab: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from made_up import make_density_run
 from torch import Tensor
 
 from cfl.compare.matrix_file import RunFolderError, write_matrix_csv
@@ -157,6 +158,16 @@ def test_missing_and_contradicting_files_are_named(tmp_path: Path) -> None:
     (folder / "summary.json").unlink()
     with pytest.raises(RunFolderError, match=r"summary\.json: no such file"):
         read_run(folder)
+
+
+def test_a_density_has_a_curve_of_likelihoods(tmp_path: Path) -> None:
+    folder = make_density_run(tmp_path / "run", evaluate_every=1)
+    run, table = read_run(folder), read_rounds(folder / "rounds.csv")
+    assert (len(run.curve), run.curve) == (12, table["nll"])
+    assert run.curve[-1] == pytest.approx(run.matrix[-1].mean().item())
+    assert set(run.progress) == {"uplink_bytes", "seconds"}
+    assert run.rounds_to("0.5") is None
+    assert read_run(make_density_run(tmp_path / "ends")).curve == []
 
 
 def test_bytes_and_seconds_are_read_beside_the_curve(tmp_path: Path) -> None:

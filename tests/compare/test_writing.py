@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import make_run
+from made_up import make_density_run, make_run
 from scipy import stats
 
 from cfl.compare.groups import Comparison, compare
@@ -106,6 +106,13 @@ def test_rounds_to_an_accuracy_say_how_many_seeds_got_there(tmp_path: Path) -> N
         ["1", "> 12", "> 12"],  # also where the run itself was not asked for it
         ["-", "-", "-"],
     ]
+
+
+def test_densities_reach_no_accuracy(tmp_path: Path) -> None:
+    runs = readings(tmp_path, {"rounds_to_accuracy": {"0.5": 3}, "evaluate_every": 1})
+    density = read(make_density_run(tmp_path / "density", evaluate_every=1), [])
+    (found,) = compare([*runs, density], ["method"])
+    assert [row["rounds to 0.5 %"] for row in cells_of(means_table(found))] == ["3", "-"]
 
 
 def test_markdown_has_the_cells_and_escapes_bars(table: Comparison) -> None:

@@ -134,20 +134,27 @@
     return { traces, layout: { xaxis: taskAxis("after learning task"), yaxis: { title: `${measure().name} (${unit})` } } };
   }
 
+  // Curves of the chosen measure, or of the other one where no row of the table has any of it.
+  function curveKey() {
+    const keys = measure().key.startsWith("nll") ? ["nll", "acc"] : ["acc", "nll"];
+    return keys.find((key) => table().rows.some((row) => row.rounds && row.rounds[key])) || keys[0];
+  }
+
   function learningCurves(axis) {
     const scale = axis === "uplink_bytes" ? 1e6 : 1, traces = [];
     const titles = { round: "communication rounds", uplink_bytes: "uplink (MB) of all clients so far", seconds: "seconds so far" };
+    const key = curveKey(), [digits, unit] = key === "acc" ? [2, "%"] : [4, "nats"];
     for (const row of shownRows()) {
       const found = row.rounds;
-      if (!found || !found[axis]) continue;
+      if (!found || !found[axis] || !found[key]) continue;
       const x = found[axis].map((value) => value / scale);
-      traces.push(...band(row, x, found.acc, found.std));
-      traces.push(line(row, x, found.acc, {
-        customdata: x.map((_, k) => [found.round[k], deviation(found.std, k, 2)]),
-        hovertemplate: `round %{customdata[0]}: %{y:.2f}%{customdata[1]} %<extra>${literal(nameOf(row))}</extra>`,
+      traces.push(...band(row, x, found[key], found.std));
+      traces.push(line(row, x, found[key], {
+        customdata: x.map((_, k) => [found.round[k], deviation(found.std, k, digits)]),
+        hovertemplate: `round %{customdata[0]}: %{y:.${digits}f}%{customdata[1]} ${unit}<extra>${literal(nameOf(row))}</extra>`,
       }));
     }
-    return { traces, layout: { xaxis: { title: titles[axis] }, yaxis: { title: "ACC (%)" } } };
+    return { traces, layout: { xaxis: { title: titles[axis] }, yaxis: { title: `${key.toUpperCase()} (${unit})` } } };
   }
 
   function againstCost(key) {
@@ -409,7 +416,7 @@
     if (here.rows.some((row) => row.rounds)) {
       let axis = "round";
       const chart = plot(() => learningCurves(axis));
-      const axes = [["round", "rounds"], ["uplink_bytes", "uplink"], ["seconds", "time"]].filter(([key]) => here.rows.some((row) => row.rounds && row.rounds[key]));
+      const axes = [["round", "rounds"], ["uplink_bytes", "uplink"], ["seconds", "time"]].filter(([key]) => here.rows.some((row) => row.rounds && row.rounds[key] && row.rounds[curveKey()]));
       sections.push(section("rounds", "Learning curves", "Where the model was evaluated between task ends.", labelled("over", select(axes, (value) => { axis = value; refresh(); })), chart));
     }
     const aimed = has("acc") || has("nll");
