@@ -252,6 +252,26 @@ def test_the_samples_of_who_reviews_stay_out_of_the_buffers(first: str) -> None:
         assert (0 if table is None else int(table["seen"])) == offered[client]
 
 
+@pytest.mark.parametrize("first", ["cfed", "er"])
+def test_the_samples_of_who_reviews_stay_out_of_a_memory_that_is_filled_in_steps(first: str) -> None:
+    data, method = data_of(), CFeD(surrogate(), 0.5)
+    both: dict[str, Method] = {"cfed": method, "er": ER(400, per_task=False, update="step")}
+    methods = {name: both[name] for name in sorted(both, reverse=first == "er")}
+    federation = fit(tiny_client(data, double(mlp), sgd, methods), data)
+    offered, trained = [0] * 5, set[tuple[int, int]]()
+    for number in range(data.num_rounds):
+        plan = data.rounds.round(number)
+        for client in set(plan.clients) - method._reviewing(plan):
+            offered[client] += 2 * len(data.indices[plan.task][client])
+            trained.add((client, plan.task))
+    for client in range(5):
+        table = federation.clients.get("er memory", client)
+        assert table is not None
+        assert int(table["seen"]) == offered[client]
+        held = set(table["task"][table["index"] >= 0].tolist())
+        assert held == {task for of, task in trained if of == client}
+
+
 class Watch(Method):
     """What a step's own samples are for the methods behind."""
 
@@ -322,7 +342,7 @@ def test_buffers_of_clients_that_review_before_they_have_trained() -> None:
             nonlocal late
             buffer = self.federation.buffer
             assert buffer is not None
-            late += sum(int(buffer._table["seen"][p]) == 0 for p in positions if p in buffer._withheld)
+            late += sum(int(buffer._table["seen"][p]) == 0 for p in positions if p in cohort.withheld)
 
     data = data_of(schedule={"clients_per_round": 2, "rounds_per_task": 1})
     federation = run(CFeD(surrogate(), 0.5), data, others={"agem": AGEM(4), "newcomers": Newcomers()})
