@@ -54,6 +54,7 @@ class Replayed:
             padded=not bool(self.mask.all()),
             gather=lambda places: (x[places], y[places]),
             tasks_of_own=lambda places: SealedTasks(tasks[places]),
+            handles=None,
             added=(),
             extras={},
         )

@@ -275,7 +275,8 @@ def test_the_samples_of_who_reviews_stay_out_of_a_memory_that_is_filled_in_steps
 class Watch(Method):
     """What a step's own samples are for the methods behind."""
 
-    def __init__(self) -> None:
+    def __init__(self, free: bool) -> None:
+        self.task_free = free
         self.seen: list[tuple[int, int, Tensor]] = []
 
     def extend_batch(self, cohort: Any, batch: Any) -> Any:
@@ -285,9 +286,10 @@ class Watch(Method):
         return batch
 
 
-def test_who_reviews_sees_its_shard_and_nothing_else() -> None:
+@pytest.mark.parametrize("free", [False, True])
+def test_who_reviews_sees_its_shard_and_nothing_else(free: bool) -> None:
     """Every image of it as often as any other, up to one time; never an image of its own."""
-    watch, method, data = Watch(), CFeD(surrogate(), 0.5), data_of(3)
+    watch, method, data = Watch(free), CFeD(surrogate(), 0.5), data_of(3)
     run(method, data, others={"watch": watch})
     images = ((surrogate().load(Path())[0].images.double() / 255 - 0.5) / 0.25).flatten(1)
     dealt = shards(30, 5, data.seed, "cfed shards")
