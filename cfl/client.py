@@ -260,10 +260,10 @@ class Client(LightningModule):
             self._step_context = StepContext(self.seed, at_once, self._objective, factors, pulls, keeps_logits)
         try:
             for method in self.methods.values():
-                if method.task_free:
-                    batch = method.extend_batch(self.shown(method), batch.sealed()).unsealed(batch)
-                else:
+                if not method.task_free:
                     batch = method.extend_batch(cohort, batch)
+                elif type(method).extend_batch is not Method.extend_batch:  # who leaves a step alone needs none sealed
+                    batch = method.extend_batch(self.shown(method), batch.sealed()).unsealed(batch)
             if batch.tasks_of_own is not None:
                 cohort.use_outputs(batch.task_ids, batch.mask)
             for added in batch.added:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -45,6 +45,7 @@ class Cohort:
         gradients_on: for methods, another batch of the same clients, and a name for its dropout masks, to the gradients
             of their mean cross-entropies on it where the clients are now: name -> ``[k, ...]``, valid until the next
             call. Nothing else changes by it, running statistics of BatchNorm neither.
+        withheld: rows of the clients that do not train on their own samples, see :meth:`withhold`.
         steps: local steps since the cohort opened, the present one included; for a client that closes, all of its own.
     """
 
@@ -64,6 +65,7 @@ class Cohort:
         self.clients: tuple[int, ...] = ()
         self.sizes: tuple[int, ...] = ()
         self.task = self.round = self.steps = 0
+        self.withheld: frozenset[int] = frozenset()
         self.lr = 0.0
         self.gradients_on: Callable[[CohortBatch, str], dict[str, Tensor]] = _no_engine
         self.used_outputs: Tensor | None = None
@@ -95,6 +97,7 @@ class Cohort:
         k = len(clients)
         self.clients, self.sizes, self.task, self.round = tuple(clients), tuple(sizes), task, round
         self.received, self.own = shared, own
+        self.withheld = frozenset()
         self.steps = 0
         for name, parameter in self.parameters.items():
             parameter.data = self._room[name][:k]
@@ -123,6 +126,18 @@ class Cohort:
         """
         if self._in_loss is not None and self.used_outputs is not None:
             self.used_outputs |= (self._in_loss[opened_tasks(tasks)] & mask.unsqueeze(-1)).any(1)
+
+    def withhold(self, rows: Collection[int]) -> None:
+        """These clients do not train on their own samples, so none of these enters a memory in local steps."""
+        self.withheld |= frozenset(rows)
+
+    def trained_on(self, mask: Tensor) -> Tensor:
+        """``[k, B]`` bool, which of a step's own samples under ``mask`` ``[k, B]`` their clients do train on."""
+        if not self.withheld:
+            return mask
+        kept = mask.clone()
+        kept[sorted(self.withheld)] = False
+        return kept
 
     @property
     def data(self) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from cfl.errors import ConfigError
 from cfl.measure import ACCURACY, NLL, Measure
 from cfl.metrics import AccuracyMatrix
 from cfl.models.density import is_density
+from cfl.replay_buffer import TOPIC as BUFFER_TOPIC
 from cfl.replay_buffer import ReplayBuffer
 from cfl.schedule import BoundSchedule
 from cfl.sealed import TaskRef, opened, sealed_federation
@@ -112,8 +113,9 @@ class Federation:
         if any(method.replays for method in self.methods.values()):
             self.buffer = ReplayBuffer() if buffer is None else buffer
             self.buffer.bind(self.clients, data, any(method.replays_logits for method in self.methods.values()))
-        for method in self.methods.values():
-            method.setup(sealed_federation(self) if method.task_free else self)
+        for name, method in self.methods.items():
+            own = frozenset({name, *method.topics}) - {"model", BUFFER_TOPIC}  # whatever it is called
+            method.setup(sealed_federation(self, own) if method.task_free else self)
         owners = data.num_clients if self.measures_clients else None
         self.measure: Measure = NLL if data.scenario == "density" else ACCURACY
         self.measured: AccuracyMatrix | NLLMatrix

@@ -54,6 +54,7 @@ class Replayed:
             padded=not bool(self.mask.all()),
             gather=lambda places: (x[places], y[places]),
             tasks_of_own=lambda places: SealedTasks(tasks[places]),
+            handles=None,
             added=(),
             extras={},
         )
@@ -101,7 +102,6 @@ class ReplayBuffer:
         self.rule: Rule = rule
         self._table: dict[str, Tensor] = {}
         self._offers = True
-        self._withheld: list[int] = []
         self._own: list[np.ndarray] = []
 
     def bind(self, states: ClientStates, data: FederatedDataModule, logits: bool) -> None:
@@ -135,7 +135,6 @@ class ReplayBuffer:
 
     def open(self, cohort: Cohort) -> None:
         """Look into the buffers of clients that are about to train."""
-        self._withheld = []
         self._table = self.states.gather(TOPIC, cohort.clients, self._empty)
         self._own = [self._places_of(client) for client in cohort.clients] if self.offered == "once" else []
         self._offers = self.offered == "every_step" or any(
@@ -146,10 +145,6 @@ class ReplayBuffer:
         """Whether a client is about to train on a sample that it has not trained on before."""
         ranks = torch.from_numpy(np.searchsorted(self._own[row], self.data.places_trained_on(task, client)))
         return not bool(self._table["known"][row, ranks].all())
-
-    def withhold(self, rows: Sequence[int]) -> None:
-        """These clients of the open cohort do not train on their own samples, so none of these is offered."""
-        self._withheld = sorted({*self._withheld, *rows})
 
     @property
     def wants_logits(self) -> bool:
@@ -166,11 +161,8 @@ class ReplayBuffer:
         """
         if not self._offers:
             return
-        table, present, index = self._table, batch.mask.cpu(), batch.index.cpu()
+        table, present, index = self._table, cohort.trained_on(batch.mask.cpu()), batch.index.cpu()
         places = index if batch.tasks_of_own is not None else index + int(self.data.places.starts[batch.task])
-        if self._withheld:
-            present = present.clone()  # the batch's own, on a CPU
-            present[self._withheld] = False
         if self.offered == "once":
             present = present & self._first_time(places, present)
         number = table["seen"].unsqueeze(1) + present.cumsum(1) - 1

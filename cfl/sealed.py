@@ -4,9 +4,10 @@ General continual learning has no task ids and no boundaries at training time. A
 (``Method.task_free``) gets rounds, cohorts and batches whose ``task`` is a :class:`SealedTask`: functions that
 address a client's current data or map a model into its coordinates take it, arithmetic and comparisons fail. The
 federation that it is set up with shows what is named here and nothing else, and finds data by a sealed task only; a
-buffer's samples, and those that other methods have added to a step, come with :class:`SealedTasks`. What a loss is
-taken over stays open to it: a client that computes one knows its outputs, which differ from task to task only where
-the scenario or ``data.class_loss`` tells clients so.
+buffer's samples, and those that other methods have added to a step, come with :class:`SealedTasks`. Samples go by
+handles, in a step's ``index`` too, and of what clients keep it is shown its own topics. What a loss is taken over stays
+open to it: a client that computes one knows its outputs, which differ from task to task only where the scenario or
+``data.class_loss`` tells clients so.
 
 It keeps a method from leaning on a task unawares. It is no sandbox: Python lets whoever means to, reach through
 another method, or into what begins with an underscore.
@@ -14,7 +15,7 @@ another method, or into what begins with an underscore.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 import numpy as np
@@ -232,14 +233,78 @@ class SealedData(_View):
         return batches
 
 
+class SealedStates(_View):
+    """What clients keep between rounds of the method's own; not what others keep of them, such as a buffer's places.
+
+    Args:
+        behind: :class:`cfl.client_states.ClientStates`.
+        topics: the method's own.
+    """
+
+    _SHOWN = frozenset()
+    _WHOSE = "what clients keep"
+
+    def __init__(self, behind: Any, topics: frozenset[str]) -> None:
+        super().__init__(behind)
+        object.__setattr__(self, "_topics", topics)
+
+    def _own(self, topic: str) -> str:
+        if topic not in self._topics:
+            raise TaskHidden(f"{topic!r}, not among the method's topics {sorted(self._topics)},")
+        return topic
+
+    def gather(self, topic: str, clients: Sequence[int], default: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """As :meth:`cfl.client_states.ClientStates.gather`."""
+        found: dict[str, Tensor] = self._behind.gather(self._own(topic), clients, default)
+        return found
+
+    def scatter(
+        self,
+        topic: str,
+        clients: Sequence[int],
+        stacked: Mapping[str, Tensor],
+        keep: Sequence[bool] | None = None,
+    ) -> None:
+        """As :meth:`cfl.client_states.ClientStates.scatter`."""
+        self._behind.scatter(self._own(topic), clients, stacked, keep)
+
+    def forget(self, topic: str) -> None:
+        """As :meth:`cfl.client_states.ClientStates.forget`."""
+        self._behind.forget(self._own(topic))
+
+    def holders(self, topic: str) -> list[int]:
+        """As :meth:`cfl.client_states.ClientStates.holders`."""
+        holders: list[int] = self._behind.holders(self._own(topic))
+        return holders
+
+    def get(self, topic: str, client: int) -> dict[str, Tensor] | None:
+        """As :meth:`cfl.client_states.ClientStates.get`."""
+        held: dict[str, Tensor] | None = self._behind.get(self._own(topic), client)
+        return held
+
+
 class SealedFederation(_View):
-    """The federation, without what says which task clients are at."""
+    """The federation, without what says which task clients are at.
+
+    Args:
+        behind: :class:`cfl.federation.Federation`.
+        topics: the method's own among what clients keep.
+    """
 
     _MODEL = frozenset({"network", "batchnorm", "shared_parameters", "shared_buffers", "personal"})
     _TENSORS = frozenset({"state_tensors", "own_tensors", "shared_tensors", "evaluation_statistics"})
-    _RUN = frozenset({"round", "finished", "methods", "clients", "channel", "has_personal_models"})
+    _RUN = frozenset({"round", "finished", "methods", "channel", "has_personal_models"})
     _SHOWN = _MODEL | _TENSORS | _RUN
     _WHOSE = "the federation"
+
+    def __init__(self, behind: Any, topics: frozenset[str]) -> None:
+        super().__init__(behind)
+        object.__setattr__(self, "_topics", topics)
+
+    @property
+    def clients(self) -> SealedStates:
+        """What clients keep of the method's own."""
+        return SealedStates(self._behind.clients, self._topics)
 
     @property
     def data(self) -> SealedData:
@@ -287,6 +352,6 @@ def sealed_cohort(cohort: Cohort) -> Cohort:
     return cast("Cohort", SealedCohort(cohort))
 
 
-def sealed_federation(federation: Federation) -> Federation:
-    """What a method is set up with."""
-    return cast("Federation", SealedFederation(federation))
+def sealed_federation(federation: Federation, topics: frozenset[str]) -> Federation:
+    """What a method is set up with that keeps ``topics`` of clients between rounds."""
+    return cast("Federation", SealedFederation(federation, topics))

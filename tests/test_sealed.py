@@ -7,7 +7,8 @@ import inspect
 import operator
 import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +21,7 @@ import cfl.methods
 from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Samples
+from cfl.data.sequences import RandomTasks
 from cfl.data.streams import Permuted
 from cfl.errors import ConfigError
 from cfl.federation import Federation
@@ -174,6 +176,12 @@ SEEN: list[tuple[Callable[[Federation], Any], Any]] = [
     (lambda federation: federation.data.handles.places(torch.tensor([0])).tolist() != [0], True),
     (lambda federation: federation.data.train_dataloader().plan.task, 1),
     (lambda federation: federation.data.num_tasks, 2),
+    (lambda federation: federation.data.handles_in_steps(1).of(torch.tensor([0])).numel(), 1),
+    (lambda federation: federation.clients.holders("buffer"), [0, 1, 2, 3]),
+    (lambda federation: bool((federation.clients.get("buffer", 0) or {})["place"].max() >= 80), True),
+    (lambda federation: federation.clients.gather("buffer", [0], {"seen": torch.tensor(0)})["seen"].tolist(), [40]),
+    (lambda federation: federation.clients.get("model", 0), None),
+    (lambda federation: federation.clients.bytes() > 0, True),
     (lambda federation: federation.buffer.data.num_tasks, 2),  # type: ignore[union-attr]
 ]
 
@@ -213,6 +221,132 @@ def test_a_free_method_cannot_write_to_what_it_would_not_reach() -> None:
         method.federation.data.outputs = None  # type: ignore[assignment]
     assert not federation.stopped
     assert copy.copy(method.federation).round == 2
+
+
+class Keeps(Method):
+    """Keeps a number of its clients, under its own name or another one."""
+
+    task_free = True
+
+    def __init__(self, topic: str, topics: frozenset[str] = frozenset()) -> None:
+        self.topic, self.topics = topic, topics  # type: ignore[misc]
+        self.kept: list[int] = []
+
+    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        states, clients = self.federation.clients, [cohort.clients[p] for p in positions]
+        before = states.gather(self.topic, clients, {"rounds": torch.tensor(0)})["rounds"]
+        states.scatter(self.topic, clients, {"rounds": before + 1}, [client != 3 for client in clients])
+
+    def end_round(self, plan: RoundPlan) -> None:
+        found = self.federation.clients.get(self.topic, 0)
+        assert found is not None
+        self.kept.append(int(found["rounds"]))
+        assert self.federation.clients.holders(self.topic) == [0, 1, 2]
+        if plan.round == 2:
+            self.federation.clients.forget(self.topic)
+            assert self.federation.clients.get(self.topic, 0) is None
+
+
+@pytest.mark.parametrize("keeps", [Keeps("some"), Keeps("else", frozenset({"else"}))])
+def test_a_free_method_keeps_what_it_wants_of_clients_under_its_own_topics(keeps: Keeps) -> None:
+    data = tiny_data(permuted(2))
+    fit(tiny_client(data, methods={"some": keeps}), data)
+    assert keeps.kept == [1, 2, 3, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "topic"), [("some", "else"), ("some", "agem"), ("buffer", "buffer"), ("model", "model"), ("some", "")]
+)
+def test_other_topics_are_not_a_free_methods(name: str, topic: str) -> None:
+    data = tiny_data(permuted(2))
+    with pytest.raises(RuntimeError, match=rf"'{topic}', not among .* is hidden"):
+        fit(tiny_client(data, methods={"agem": AGEM(4), name: Keeps(topic)}), data)
+
+
+EXPOSURES: dict[str, dict[str, Any]] = {
+    "sequential": {},
+    "cumulative": {"exposure": "cumulative"},
+    "asynchronous": {"exposure": "asynchronous"},
+    "sequences": {"sequences": RandomTasks(2)},
+}
+
+
+@pytest.mark.parametrize("exposure", list(EXPOSURES))
+def test_a_steps_samples_go_by_their_handles(exposure: str) -> None:
+    """The same that the data knows them by."""
+    seen: dict[tuple[int, int], set[int]] = {}
+
+    class Looks(Method):
+        task_free = True
+
+        def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+            assert batch.gather is not None
+            assert batch.handles is None
+            assert not [name for name in dir(batch.gather) if not name.startswith("_")]
+            for x, y in (batch.gather(batch.index), self.federation.data.samples_at(batch.index)[:2]):
+                assert torch.equal(x, batch.x)
+                assert torch.equal(y, batch.y)
+            for row, client in enumerate(batch.clients):
+                seen.setdefault((cohort.round, client), set()).update(batch.index[row].tolist())
+                held = self.federation.data.places_trained_on(cohort.task, client)
+                assert set(batch.index[row].tolist()) <= set(held.tolist())
+            return batch
+
+    data = tiny_data(split(3, classes=6), **EXPOSURES[exposure])
+    fit(tiny_client(data, methods={"looks": Looks()}), data)
+    for number in range(data.num_rounds):
+        for client in range(4):
+            places = data.places_trained_on(data.rounds.round(number).task, client)
+            assert seen[number, client] == set(data.handles.of(places).tolist())
+
+
+@pytest.mark.parametrize("exposure", [name for name in EXPOSURES if name != "asynchronous"])
+def test_what_a_free_method_makes_of_a_steps_samples_holds(exposure: str) -> None:
+    """Another order of them, other images of them: as if another method had done so."""
+
+    class Turns(Method):
+        replays = True
+
+        def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+            fetch = batch.gather
+            assert fetch is not None
+            turned = batch.index if batch.padded else batch.index.flip(1)
+            return replace(batch, index=turned, gather=lambda index: (fetch(index)[0].flip(-1), fetch(index)[1]))
+
+    class Behind(Method):
+        """Notes which places it sees."""
+
+        def __init__(self) -> None:
+            self.seen: list[list[int]] = []
+
+        def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+            self.seen.append([cohort.task, *batch.index.flatten().tolist(), *batch.task_ids.flatten().tolist()])
+            return batch
+
+    runs, seen = [], []
+    for free in (True, False):
+        turns, behind, data = Turns(), Behind(), tiny_data(split(3, classes=6), **EXPOSURES[exposure])
+        turns.task_free = free
+        client = tiny_client(data, double(mlp), sgd, {"turns": turns, "behind": behind})
+        client.buffer = ReplayBuffer(12)
+        runs.append(fit(client, data))
+        seen.append(behind.seen)
+    assert seen[0] == seen[1]
+    assert all(torch.equal(weights(runs[1])[name], value) for name, value in weights(runs[0]).items())
+    for client in range(4):
+        tables = [run.clients.get("buffer", client) for run in runs]
+        assert tables[0] is not None
+        assert tables[1] is not None
+        assert torch.equal(tables[0]["place"], tables[1]["place"])
+
+
+def test_a_step_without_handles_is_not_shown() -> None:
+    data = tiny_data(permuted(2))
+    data.setup("fit")
+    batch = next(iter(data.train_dataloader()))
+    with pytest.raises(RuntimeError, match="has not passed through the data module"):
+        batch.sealed()
+    assert isinstance(data.with_samples(batch, None).sealed().task, SealedTask)
 
 
 @pytest.mark.parametrize("free", [True, False])
@@ -342,7 +476,7 @@ class Repeated(Permuted):
 
 
 def _free_run(name: str, methods: dict[str, Method], scramble: bool, **options: Any) -> Federation:
-    """Rounds over three tasks, with ``scramble`` under wrong task ids but from the same places."""
+    """Rounds over three tasks, with ``scramble`` the same samples under wrong task ids and at other places."""
     if name in CLASS_INCREMENTAL:
         data = tiny_data(split(3, classes=6), scenario="class", **options)
     else:
@@ -350,6 +484,7 @@ def _free_run(name: str, methods: dict[str, Method], scramble: bool, **options: 
     if scramble:
         places, samples_at = data.places, data.samples_at
         tasks = places.tasks
+        places.starts = places.starts + len(data.tasks[0].train)  # in the same order, where the next task's were
 
         def scrambled_at(*given: Any) -> tuple[Tensor, Tensor, SealedTasks]:
             x, y, of = samples_at(*given)
@@ -366,26 +501,38 @@ class Cheats(Method):
     """Opens what it is not to look at: the tasks of what it draws from the buffer."""
 
     task_free, replays = True, True
+    factor = 1
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
         assert self.federation.buffer is not None
-        self.drawn = self.federation.buffer.draw(cohort, batch, 4, "cheat")
+        drawn = self.federation.buffer.draw(cohort, batch, 4, "cheat")
+        self.factor = 1 if drawn is None else 1 + int(opened_tasks(drawn.tasks).max())
         return batch
 
     def adjust_gradients(self, cohort: Cohort) -> None:
-        if self.drawn is not None:
-            for gradient in cohort.gradients.values():
-                gradient.mul_(1 + int(opened_tasks(self.drawn.tasks).max()))
+        for gradient in cohort.gradients.values():
+            gradient.mul_(self.factor)
+
+
+class CheatsByPlaces(Cheats):
+    """Takes what samples are named by for a number in which the task comes first."""
+
+    def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+        self.factor = 1 + int(batch.index[0, 0]) // 80 % 3
+        return batch
+
+
+CHEATS = {"a cheat": Cheats, "a cheat by places": CheatsByPlaces}
 
 
 # FedCurv looks back to a task's data, and SCAFFOLD-I to a round's, which do not run with clocks of clients' own.
-@pytest.mark.parametrize("name", [n for n in FREE if n not in ("scaffold-I", "fedcurv")] + ["a cheat"])
-def test_scrambled_task_ids_change_nothing(name: str) -> None:
-    make = FREE.get(name, lambda: {"cheat": Cheats()})
+@pytest.mark.parametrize("name", [n for n in FREE if n not in ("scaffold-I", "fedcurv")] + list(CHEATS))
+def test_scrambled_task_ids_and_places_change_nothing(name: str) -> None:
+    make = FREE.get(name, lambda: {"cheat": CHEATS[name]()})
     runs = [_free_run(name, make(), scramble, exposure="asynchronous") for scramble in (False, True)]
     same = [torch.equal(weights(runs[1])[key], value) for key, value in weights(runs[0]).items()]
-    assert any(same) != (name == "a cheat")
-    assert all(same) or name == "a cheat"
+    assert any(same) != (name in CHEATS)
+    assert all(same) or name in CHEATS
     assert all(same) == torch.equal(runs[0].accuracy.compute(), runs[1].accuracy.compute())
     if name == "glfc":  # its clients have had something to remember
         kept = [runs[0].clients.get("glfc", client) for client in range(4)]

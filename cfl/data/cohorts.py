@@ -6,18 +6,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heapreplace
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from cfl.data.exposure import Handles
 from cfl.data.orders import RoundOrders
 from cfl.data.partitions.client_shares import share_sizes
 from cfl.data.samples import Added, Samples, join_samples
 from cfl.errors import ConfigError
 from cfl.schedule import RoundPlan, Schedule
 from cfl.sealed import SealedTask, SealedTasks, opened, opened_tasks
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class CohortBatch:
         extras: name -> ``[K, B, ...]`` what methods' losses want to know of the step's own samples.
         tasks_of_own: ``index`` to the tasks of the step's own samples, or to what stands for them, where they are not
             all of ``task``.
+        handles: gives what ``index`` is called where nobody is to see whose task's samples they are; filled in with
+            ``gather``.
     """
 
     clients: tuple[int, ...]
@@ -61,6 +66,7 @@ class CohortBatch:
     added: tuple[Added, ...] = ()
     extras: Mapping[str, Tensor] = field(default_factory=dict)
     tasks_of_own: Callable[[Tensor], Tensor | SealedTasks] | None = None
+    handles: Callable[[], Handles] | None = None
 
     def with_added(self, added: Added) -> CohortBatch:
         """The same step with further samples."""
@@ -71,15 +77,48 @@ class CohortBatch:
         return replace(self, extras={**self.extras, **extras})
 
     def sealed(self) -> CohortBatch:
-        """The same step for a method that is not shown which tasks its samples belong to."""
-        tasks, of_own = self.task, self.tasks_of_own
-        added = tuple(replace(part, tasks=SealedTasks(opened_tasks(part.tasks))) for part in self.added)
+        """The same step for a method that is not shown which tasks its samples belong to: ``index`` holds their handles
+        (:class:`cfl.data.exposure.Handles`), which ``gather`` and the federation's data understand there.
+
+        Raises:
+            RuntimeError: the batch has not passed through the data module.
+        """
+        return self._sealed
+
+    @cached_property
+    def _sealed(self) -> CohortBatch:
+        of_own, gather, names = self.tasks_of_own, self.gather, self._names
         hidden = None if of_own is None else lambda index: SealedTasks(opened_tasks(of_own(index)))
-        return replace(self, task=cast(int, SealedTask(tasks)), added=added, tasks_of_own=hidden)
+        return replace(
+            self,
+            index=names.of(self.index),
+            task=cast(int, SealedTask(self.task)),
+            added=tuple(replace(part, tasks=SealedTasks(opened_tasks(part.tasks))) for part in self.added),
+            gather=None if gather is None else _through(names.places, gather),
+            tasks_of_own=None if hidden is None else _through(names.places, hidden),
+            handles=None,
+        )
+
+    @cached_property
+    def _names(self) -> Handles:
+        if self.handles is None:
+            raise RuntimeError("a cohort batch without handles: it has not passed through the data module")
+        return self.handles()
 
     def unsealed(self, original: CohortBatch) -> CohortBatch:
-        """What has become of ``original.sealed()``, with its tasks."""
-        return replace(self, task=original.task, tasks_of_own=original.tasks_of_own)
+        """What has become of ``original.sealed()``, with its tasks and indices."""
+        shown, names = original.sealed(), original._names
+        gather = original.gather
+        if self.gather is not None and self.gather is not shown.gather:
+            gather = _through(names.of, self.gather)
+        return replace(
+            self,
+            index=original.index if self.index is shown.index else names.places(self.index),
+            task=original.task,
+            gather=gather,
+            tasks_of_own=original.tasks_of_own,
+            handles=original.handles,
+        )
 
     def opened(self) -> CohortBatch:
         """The same step with its tasks to be seen; for functions that act on a method's behalf."""
@@ -154,6 +193,11 @@ class CohortBatch:
             index=self.index.to(device, non_blocking=non_blocking),
             mask=self.mask.to(device, non_blocking=non_blocking),
         )
+
+
+def _through(names: Callable[[Tensor], Tensor], find: Callable[[Tensor], Found]) -> Callable[[Tensor], Found]:
+    """``find`` by other names; it shows nothing of what it was made with."""
+    return lambda index: find(names(index))
 
 
 def local_steps(size: int, schedule: Schedule) -> int:

@@ -314,10 +314,12 @@ class FederatedDataModule(Holdings, LightningDataModule):
         return self.evaluation_batch(batch, device)
 
     def with_samples(self, batch: CohortBatch, moment: tuple[int, int] | None) -> CohortBatch:
-        """``batch`` knowing where its samples come from; see :meth:`gather`."""
+        """``batch`` knowing where its samples come from, see :meth:`gather`, and what else they are called."""
+        handles = partial(self.handles_in_steps, batch.task)  # found when somebody asks for them
         if self.by_places:
-            return replace(batch, gather=partial(self._gather_places, moment=moment), tasks_of_own=self.places.tasks)
-        return replace(batch, gather=partial(self.gather, batch.task, moment=moment))
+            gather = partial(self._gather_places, moment=moment)
+            return replace(batch, gather=gather, tasks_of_own=self.places.tasks, handles=handles)
+        return replace(batch, gather=partial(self.gather, batch.task, moment=moment), handles=handles)
 
     def evaluation_batch(self, batch: EvaluationBatch, device: torch.device) -> EvaluationBatch:
         """``batch`` with ``x`` and ``y`` on ``device``."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +16,9 @@ from cfl.randomness import numpy_generator
 
 Exposure = Literal["sequential", "cumulative", "joint", "asynchronous"]
 EXPOSURES: tuple[Exposure, ...] = ("sequential", "cumulative", "joint", "asynchronous")
+
+
+Numbers = TypeVar("Numbers", np.ndarray, Tensor)
 
 
 class Places:
@@ -60,7 +64,13 @@ class Handles:
         self._shift = int(generator.integers(count))
         self._count, self._inverse = count, pow(self._factor, -1, count)
 
-    def of(self, places: np.ndarray) -> np.ndarray:
+    def behind(self, start: int) -> Handles:
+        """The same handles, of numbers that count from the place ``start``, such as indices into a training set."""
+        found = copy.copy(self)
+        found._shift = (self._shift + start * self._factor) % self._count
+        return found
+
+    def of(self, places: Numbers) -> Numbers:
         """Handles of places, int64 both."""
         return (places * self._factor + self._shift) % self._count
 

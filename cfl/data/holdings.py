@@ -209,6 +209,10 @@ class Holdings:
         """Whether local steps name their samples by :attr:`places`, not by indices into a task's training set."""
         return self.exposure != "sequential" or self.order is not None
 
+    def handles_in_steps(self, task: int) -> Handles:
+        """:attr:`handles` of what the local steps of a task name their samples by."""
+        return self.handles if self.by_places else self.handles.behind(int(self.places.starts[task]))
+
     def _places_dealt(self, stream_task: int, client: int) -> np.ndarray:
         return self.places.of(stream_task, self.dealt[stream_task][client])
 

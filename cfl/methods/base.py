@@ -68,6 +68,8 @@ class Method:
         task_free: whether the method declares to need neither task ids nor boundaries, as general continual learning
             does. It is then shown none: ``begin_task`` and ``end_task`` are not called, and rounds, cohorts and batches
             come without what tells tasks apart (:mod:`cfl.sealed`).
+        topics: under which a ``task_free`` method keeps what its clients have between rounds (``federation.clients``),
+            beside its name in the configuration. It is shown no others.
         looks_back: whether it takes something from tasks that have ended. With ``data.exposure: joint`` none ever ends:
             all of them are trained on from the first round to the last.
         crosses_tasks: whether clients compute with samples of earlier tasks, or with what stands for them, while they
@@ -87,6 +89,7 @@ class Method:
     reweighs_added_only: bool = False
     replaces_own_loss: bool = False
     task_free: bool = False
+    topics: ClassVar[frozenset[str]] = frozenset()
     looks_back: ClassVar[bool] = False
     crosses_tasks: ClassVar[bool] = False
     changes_shared_only: ClassVar[bool] = False

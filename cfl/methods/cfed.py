@@ -45,9 +45,10 @@ class CFeD(Method):
 
     The surrogate set is dealt out to the clients once and for all, at random and in equal shards. A reviewing client
     takes as many local steps, of as many images, as it would with its own samples; it goes through its shard in a new
-    random order each time. Its own samples neither enter the network nor the buffers of methods that replay. Surrogate
-    images are brought to the network's input size (:func:`cfl.surrogate.read_surrogate`) and normalised as those of the
-    task being trained, without its permutation or rotation of pixels; they are not augmented.
+    random order each time. Its own samples do not enter the network, nor, in local steps, the buffers and memories of
+    methods that replay; a memory that chooses at a task's end chooses from all of them. Surrogate images are brought to
+    the network's input size (:func:`cfl.surrogate.read_surrogate`) and normalised as those of the task being trained,
+    without its permutation or rotation of pixels; they are not augmented.
 
     **Server distillation** (``server_distillation`` epochs after every round, from the first task on): the server has
     a shard of its own and lets the averaged model imitate the round's clients on it: the same loss without ``weight``,
@@ -193,8 +194,7 @@ class CFeD(Method):
         self._compared = self._outputs(cohort.task).to(device)
         if cohort.used_outputs is not None:  # those of the task stay where they are
             cohort.used_outputs[rows] = self._compared
-        if federation.buffer is not None:
-            federation.buffer.withhold(rows)
+        cohort.withhold(rows)
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
         """Put surrogate images in the place of the samples of those who review."""

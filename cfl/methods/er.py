@@ -46,7 +46,8 @@ class ER(Method):
             ``size`` samples over everything it has seen.
         update: when samples enter the memory. ``task``: at the end of each task, of all of a client's samples of it,
             also if it was sampled in no round. ``step``: after every local step those of the step, the current task's
-            too and again in every epoch; needs ``per_task: false``.
+            too and again in every epoch, if the client trains on them (CFeD's reviewing clients do not); needs
+            ``per_task: false``.
         batch_size: memory samples per local step, drawn uniformly without replacement; null takes all.
         weight: factor of the memory's loss; 0 is federated averaging.
         weighting: ``equal`` or ``mean``: both losses alike (times ``weight``), as above; ``count``: every sample of the
@@ -108,7 +109,7 @@ class ER(Method):
         """Add the memory's samples to a step."""
         added = self._drawn(cohort, batch) if self.weight > 0 else None
         if self.update == "step":
-            offered = batch.index.cpu().masked_fill(~batch.mask.cpu(), -1)
+            offered = batch.index.cpu().masked_fill(~cohort.trained_on(batch.mask.cpu()), -1)
             reservoir(self._table, batch.task, offered, self._keys("reservoir", cohort.clients))
         return batch if added is None else batch.with_added(added)
 

@@ -13,7 +13,7 @@ from cfl import processes
 from cfl.channel import payload_bytes
 from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
-from cfl.errors import ConfigError
+from cfl.errors import BadUpdate, ConfigError
 from cfl.federation import Federation
 from cfl.gradient_refinement import REFINEMENTS, Refinement, conflicts, inner, refine
 from cfl.layer_inputs.of_clients import client_model, evaluating
@@ -33,8 +33,9 @@ class FedAGEM(Method):
     buffers at the new global model, and the server averages: ``g_ref = mean_k g_ref^k`` (Algorithms 1 and 3). In the
     next round every local gradient g with ``g . g_ref < 0`` becomes ``g - (g . g_ref / g_ref . g_ref) g_ref`` (eq 5),
     one inner product over all parameters, which is the closest gradient that is free of conflict (eq 4). Clients
-    whose buffer is empty are left out of the average. No task id and no task's end has a part in it, so it also acts
-    within the first task, from the second round on.
+    whose buffer is empty are left out of the average; if that leaves nobody, or nobody whose gradient is finite
+    (``federated.on_bad_update: skip``), the last reference holds. No task id and no task's end has a part
+    in it, so it also acts within the first task, from the second round on.
 
     It takes the gradient that other methods leave, so it must come behind all that change gradients: A-GEM
     (Algorithm 6), penalties, control variates. FOT projects the server's step in addition. And the reference is of the
@@ -235,8 +236,16 @@ class FedAGEM(Method):
         federation.channel.downlink("model", federation.shared_tensors(), len(waiting))
         sent = sum(self._send(plan, client) for client in own)
         if sum(processes.gather(sent)):
-            self.reference, self._have = federation.channel.mean("buffer gradient"), set()
+            self._renew()
         self.seconds += time.perf_counter() - started
+
+    def _renew(self) -> None:
+        """The server averages; where nobody's gradient is usable, the last reference holds, if there is one."""
+        try:
+            reference = self.federation.channel.mean("buffer gradient")
+        except BadUpdate:  # all were skipped: with ``on_bad_update: stop`` sending one has raised already
+            return
+        self.reference, self._have = reference, set()
 
     def _send(self, plan: RoundPlan, client: int) -> bool:
         """One client's gradient, if it holds a sample."""

@@ -94,6 +94,7 @@ class FedCurv(Pulling):
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
     task_free = True
     own_clocks = True
+    topics = frozenset({"fedcurv"})
 
     def __init__(
         self,

@@ -83,6 +83,7 @@ class SCAFFOLD(Method):
 
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
     own_clocks = True
+    topics = frozenset({_TOPIC})
 
     def __init__(
         self,

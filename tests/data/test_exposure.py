@@ -43,6 +43,16 @@ def test_handles_stand_for_places_and_do_not_rise_with_them(count: int) -> None:
         assert not np.array_equal(Handles(count, 1).of(places), found)
 
 
+@pytest.mark.parametrize("start", [0, 7, 11])
+def test_indices_have_the_handles_of_their_places(start: int) -> None:
+    handles, index = Handles(12, 0), torch.arange(12 - start).view(1, -1)
+    of_task = handles.behind(start)
+    found = of_task.of(index)
+    assert torch.equal(found, handles.of(index + start))
+    assert torch.equal(of_task.places(found), index)
+    assert torch.equal(handles.places(found), index + start)
+
+
 @pytest.mark.parametrize(("exposure", "seen"), [("cumulative", [[0], [0, 1], [0, 1, 2]]), ("joint", [[0, 1, 2]] * 3)])
 def test_clients_train_on_all_they_hold_of_the_tasks_they_are_exposed_to(
     exposure: Exposure, seen: list[list[int]]

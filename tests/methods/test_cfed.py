@@ -252,10 +252,31 @@ def test_the_samples_of_who_reviews_stay_out_of_the_buffers(first: str) -> None:
         assert (0 if table is None else int(table["seen"])) == offered[client]
 
 
+@pytest.mark.parametrize("first", ["cfed", "er"])
+def test_the_samples_of_who_reviews_stay_out_of_a_memory_that_is_filled_in_steps(first: str) -> None:
+    data, method = data_of(), CFeD(surrogate(), 0.5)
+    both: dict[str, Method] = {"cfed": method, "er": ER(400, per_task=False, update="step")}
+    methods = {name: both[name] for name in sorted(both, reverse=first == "er")}
+    federation = fit(tiny_client(data, double(mlp), sgd, methods), data)
+    offered, trained = [0] * 5, set[tuple[int, int]]()
+    for number in range(data.num_rounds):
+        plan = data.rounds.round(number)
+        for client in set(plan.clients) - method._reviewing(plan):
+            offered[client] += 2 * len(data.indices[plan.task][client])
+            trained.add((client, plan.task))
+    for client in range(5):
+        table = federation.clients.get("er memory", client)
+        assert table is not None
+        assert int(table["seen"]) == offered[client]
+        held = set(table["task"][table["index"] >= 0].tolist())
+        assert held == {task for of, task in trained if of == client}
+
+
 class Watch(Method):
     """What a step's own samples are for the methods behind."""
 
-    def __init__(self) -> None:
+    def __init__(self, free: bool) -> None:
+        self.task_free = free
         self.seen: list[tuple[int, int, Tensor]] = []
 
     def extend_batch(self, cohort: Any, batch: Any) -> Any:
@@ -265,9 +286,10 @@ class Watch(Method):
         return batch
 
 
-def test_who_reviews_sees_its_shard_and_nothing_else() -> None:
+@pytest.mark.parametrize("free", [False, True])
+def test_who_reviews_sees_its_shard_and_nothing_else(free: bool) -> None:
     """Every image of it as often as any other, up to one time; never an image of its own."""
-    watch, method, data = Watch(), CFeD(surrogate(), 0.5), data_of(3)
+    watch, method, data = Watch(free), CFeD(surrogate(), 0.5), data_of(3)
     run(method, data, others={"watch": watch})
     images = ((surrogate().load(Path())[0].images.double() / 255 - 0.5) / 0.25).flatten(1)
     dealt = shards(30, 5, data.seed, "cfed shards")
@@ -322,7 +344,7 @@ def test_buffers_of_clients_that_review_before_they_have_trained() -> None:
             nonlocal late
             buffer = self.federation.buffer
             assert buffer is not None
-            late += sum(int(buffer._table["seen"][p]) == 0 for p in positions if p in buffer._withheld)
+            late += sum(int(buffer._table["seen"][p]) == 0 for p in positions if p in cohort.withheld)
 
     data = data_of(schedule={"clients_per_round": 2, "rounds_per_task": 1})
     federation = run(CFeD(surrogate(), 0.5), data, others={"agem": AGEM(4), "newcomers": Newcomers()})

@@ -38,7 +38,7 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining
 from cfl.data.sources import Synthetic
 from cfl.engines import EngineOptions
-from cfl.errors import ConfigError
+from cfl.errors import BadUpdate, ConfigError
 from cfl.federation import Federation
 from cfl.gradient_refinement import ROUNDING, inner
 from cfl.layer_inputs.feature_permutation import FeaturePermutations
@@ -65,6 +65,7 @@ from cfl.methods import (
 )
 from cfl.models import ACGAN, MLP
 from cfl.replay_buffer import BETWEEN_ROUNDS, ReplayBuffer
+from cfl.schedule import RoundPlan
 from cfl.sealed import sealed_plan
 from cfl.server import Server
 
@@ -381,6 +382,50 @@ def test_nobody_has_a_sample() -> None:
     fed.reference = {"head.bias": torch.ones(4)}
     fed.end_round(sealed_plan(data.rounds.round(1)))
     assert list(fed.reference) == ["head.bias"]
+
+
+class Bad(FedAGEM):
+    """After some rounds every client's gradient is NaN, though the model is not. Notes which reference is left."""
+
+    def __init__(self, rounds: set[int], **options: Any) -> None:
+        super().__init__(4, **options)
+        self.rounds, self.left, self.had = rounds, list[dict[str, Tensor]](), list[set[int]]()
+
+    def _gradient(self, *given: Any) -> dict[str, Tensor]:
+        found = super()._gradient(*given)
+        bad = self.federation.round - 1 in self.rounds
+        return {name: torch.full_like(value, torch.nan) if bad else value for name, value in found.items()}
+
+    def end_round(self, plan: RoundPlan) -> None:
+        super().end_round(plan)
+        self.left.append({name: value.clone() for name, value in self.reference.items()})
+        self.had.append(set(self._have))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_where_all_gradients_are_skipped_the_last_reference_holds(first: bool) -> None:
+    data = replay_data(schedule={"rounds_per_task": 2, "clients_per_round": 5})
+    bad = 0 if first else 1
+    fed = Bad({bad})
+    federation = fit(replay_client(data, {"fed_agem": fed}, mlp, ReplayBuffer(5)), data, {"on_bad_update": "skip"})
+    assert federation.finished
+    assert federation.channel.skipped == [(bad, 0, client) for client in range(5)]
+    assert all(value.isfinite().all() for value in weights(federation).values())
+    if first:
+        assert fed.left[0] == {}
+    else:
+        assert all(torch.equal(fed.left[1][name], value) for name, value in fed.left[0].items())
+        assert fed.had[1] == set(range(5)), "nobody is sent it again"
+        assert any(not torch.equal(fed.left[2][name], value) for name, value in fed.left[1].items())
+    sent = sum(value.numel() for value in fed.left[2].values()) * 4
+    assert federation.channel.uplink_bytes["buffer gradient"] == 3 * 5 * sent
+    assert federation.channel.downlink_bytes["reference gradient"] == 2 * 5 * sent
+
+
+def test_a_gradient_that_is_not_finite_stops_a_run_that_skips_none() -> None:
+    data = replay_data()
+    with pytest.raises(BadUpdate, match=r"client \d+ trained to NaN or infinity in round 1"):
+        fit(replay_client(data, {"fed_agem": Bad({1})}, mlp, ReplayBuffer(5)), data)
 
 
 # Local steps.
