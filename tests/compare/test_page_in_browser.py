@@ -99,7 +99,7 @@ def test_every_chart_is_drawn_with_its_values(tab: Any) -> None:
 def test_learning_curves_of_densities_are_likelihoods(browser: Any, tmp_path: Path) -> None:
     make_density_run(tmp_path / "runs" / "density", evaluate_every=2)
     assert main([str(tmp_path / "runs"), "--out", str(tmp_path / "report")]) == 0
-    page = browser.new_page()
+    page = browser.new_page(viewport={"width": 1300, "height": 5000})  # charts are drawn where they can be seen
     page.goto((tmp_path / "report" / "report.html").as_uri())
     drawn(page)
     (shown,) = page.eval_on_selector("#rounds .plot", "(plot) => plot.data.filter((t) => t.name).map((t) => t.y)")
