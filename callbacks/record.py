@@ -385,7 +385,11 @@ class RunRecord(Callback):
         """After ``cfl validate``, print what the end of a fit prints."""
         if trainer.state.fn == "validate" and trainer.is_global_zero:
             self.show(_federation(pl_module))
-            picture = self._draw_samples(_client(pl_module))
+            try:
+                picture = self._draw_samples(_client(pl_module))
+            except OSError as error:  # a folder that may only be read; the figures are out
+                print(f"samples: not written ({error})", flush=True)
+                return
             if picture is not None:
                 print(f"samples: {picture}", flush=True)
 

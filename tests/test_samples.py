@@ -157,11 +157,21 @@ def test_a_run_leaves_the_picture(folder: Path) -> None:
     assert tiny_cli.summary(folder)["nll_of_clients"] == pytest.approx(tiny_cli.summary(folder)["new_nll"], abs=1)
 
 
-def test_validate_draws_the_same_picture(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_draws_the_same_picture(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = (folder / "samples.png").read_bytes()
     (folder / "samples.png").unlink()
     assert tiny_cli.run("validate", "--ckpt_path", str(folder / "last.ckpt"), pictures=True) == 0
     assert f"samples: {folder / 'samples.png'}" in capsys.readouterr().out
+    with monkeypatch.context() as patch:  # a folder that may only be read
+
+        def refused(*_: object) -> Path:
+            raise PermissionError(13, "Permission denied", str(folder / "samples.png"))
+
+        patch.setattr("callbacks.record.save_figure", refused)
+        assert tiny_cli.run("validate", "--ckpt_path", str(folder / "last.ckpt"), pictures=True) == 0
+    assert "samples: not written ([Errno 13] Permission denied" in capsys.readouterr().out
     assert (folder / "samples.png").read_bytes() == before
 
 
