@@ -30,7 +30,7 @@ def inner(left: Gradients, right: Gradients) -> Tensor:
 
 
 def conflicts(product: Tensor, length: Tensor, dtype: torch.dtype) -> Tensor:
-    """``[k]`` bool: which gradients are at more than a right angle to the reference.
+    """``[k]`` bool: which gradients are at more than a right angle to the reference, ``g . g_ref < 0`` (eq 5).
 
     A gradient that is 0 but for rounding, as that of a client whose model is its own teacher, has a product of either
     sign: what is taken out of it would be as small, but whether something is must not depend on rounding.

@@ -15,7 +15,7 @@ another method, or into what begins with an underscore.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 import numpy as np
@@ -241,46 +241,22 @@ class SealedStates(_View):
         topics: the method's own.
     """
 
-    _SHOWN = frozenset()
+    _SHOWN = frozenset({"gather", "scatter", "forget", "holders", "get"})  # all of which take a topic first
     _WHOSE = "what clients keep"
 
     def __init__(self, behind: Any, topics: frozenset[str]) -> None:
         super().__init__(behind)
         object.__setattr__(self, "_topics", topics)
 
-    def _own(self, topic: str) -> str:
-        if topic not in self._topics:
-            raise TaskHidden(f"{topic!r}, not among the method's topics {sorted(self._topics)},")
-        return topic
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
 
-    def gather(self, topic: str, clients: Sequence[int], default: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """As :meth:`cfl.client_states.ClientStates.gather`."""
-        found: dict[str, Tensor] = self._behind.gather(self._own(topic), clients, default)
-        return found
+        def of_own(topic: str, *arguments: Any, **options: Any) -> Any:
+            if topic not in self._topics:
+                raise TaskHidden(f"{topic!r}, not among the method's topics {sorted(self._topics)},")
+            return found(topic, *arguments, **options)
 
-    def scatter(
-        self,
-        topic: str,
-        clients: Sequence[int],
-        stacked: Mapping[str, Tensor],
-        keep: Sequence[bool] | None = None,
-    ) -> None:
-        """As :meth:`cfl.client_states.ClientStates.scatter`."""
-        self._behind.scatter(self._own(topic), clients, stacked, keep)
-
-    def forget(self, topic: str) -> None:
-        """As :meth:`cfl.client_states.ClientStates.forget`."""
-        self._behind.forget(self._own(topic))
-
-    def holders(self, topic: str) -> list[int]:
-        """As :meth:`cfl.client_states.ClientStates.holders`."""
-        holders: list[int] = self._behind.holders(self._own(topic))
-        return holders
-
-    def get(self, topic: str, client: int) -> dict[str, Tensor] | None:
-        """As :meth:`cfl.client_states.ClientStates.get`."""
-        held: dict[str, Tensor] | None = self._behind.get(self._own(topic), client)
-        return held
+        return of_own
 
 
 class SealedFederation(_View):

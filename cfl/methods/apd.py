@@ -425,6 +425,8 @@ class APD(Method):
         """Note how sparse the sets of clients have become whose task is over, sampled or not."""
         federation, schedule = self.federation, self.federation.schedule
         due = set(schedule.due(plan))
+        if not due:  # of most rounds
+            return
         ending = [client for client in federation.clients.holders("model") if client in due]
         for client, at in zip(ending, self._tasks.latest(ending), strict=True):
             if at == schedule.task_at(plan.round, client):  # others are as they were when their own task ended

@@ -204,6 +204,8 @@ class LearningRateDecay(Method):
         """Note how far the rates have fallen of clients whose task is over, sampled or not."""
         schedule = self.federation.schedule
         due = set(schedule.due(plan))
+        if not due:  # of most rounds
+            return
         ending: dict[int, list[int]] = {}
         for client in self.federation.clients.holders(TOPIC):
             if client in due:

@@ -10,7 +10,8 @@ from cfl.experiment import config_hash
 from cfl.papers.definition import SCALE, Table
 from cfl.papers.resolving import same_experiment
 from cfl.papers.results import read_experiment
-from cfl.papers.running import CHECKPOINT, SUMMARY
+from cfl.papers.run_log import SUMMARY
+from cfl.papers.running import CHECKPOINT
 
 
 def run_folder(table: Table, point: Mapping[str, str], seed: int, experiment: Mapping[str, Any]) -> Path:

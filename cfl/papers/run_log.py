@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-LOG, _SUMMARY = "log.txt", "summary.json"
+LOG, SUMMARY = "log.txt", "summary.json"
 LAST_LINES = 6
 """Lines of a failed run's log that are repeated."""
 
@@ -26,4 +26,4 @@ def last_lines(path: Path) -> str:
 
 def has_diverged(folder: Path) -> bool:
     """Whether a run has no end because its values have left the finite numbers, as its log says."""
-    return not (folder / _SUMMARY).exists() and _DIVERGED.search(last_lines(folder / LOG)) is not None
+    return not (folder / SUMMARY).exists() and _DIVERGED.search(last_lines(folder / LOG)) is not None

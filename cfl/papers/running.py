@@ -25,9 +25,9 @@ from cfl.errors import ConfigError
 from cfl.papers.missing_data import MissingData, find_missing, needs_of
 from cfl.papers.resolving import num_rounds
 from cfl.papers.results import read_result
-from cfl.papers.run_log import LOG, has_diverged, last_lines
+from cfl.papers.run_log import LOG, SUMMARY, has_diverged, last_lines
 
-LOCK, SUMMARY, CHECKPOINT = ".lock", "summary.json", "last.ckpt"
+LOCK, CHECKPOINT = ".lock", "last.ckpt"
 
 State = Literal["finished", "failed", "cannot run here", "interrupted", "runs elsewhere"]
 

@@ -309,8 +309,13 @@ def test_a_search_goes_on_until_it_is_over(tmp_path: Path) -> None:
     ],
 )
 def test_a_value_that_a_constructor_refuses_is_told_before_anything_is_run(
-    changes: dict[str, Any], option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    changes: dict[str, Any],
+    option: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("cfl.papers.command.Runner.run", lambda *_: pytest.fail("something is run"))
     file = sweep_file(tmp_path, **changes)
     assert main(["sweep", str(file), f"--runs={tmp_path / 'runs'}", option]) == 2
     assert "cannot work; valid: " in capsys.readouterr().err
