@@ -80,8 +80,9 @@ class FederatedOrchestrator(Callback):
             raise ConfigError("federated.server_lr", server_lr, "a number above 0")
         if not 0 <= server_momentum < 1:
             raise ConfigError("federated.server_momentum", server_momentum, "a number in [0, 1)")
-        if client_state_memory_mb is not None and not client_state_memory_mb >= 0:
-            raise ConfigError("federated.client_state_memory_mb", client_state_memory_mb, "0 or more, or null")
+        if client_state_memory_mb is not None and not 0 <= client_state_memory_mb < math.inf:
+            allowed = "a number of at least 0, or null for no limit"
+            raise ConfigError("federated.client_state_memory_mb", client_state_memory_mb, allowed)
         self.client_weighting = client_weighting
         self.server_lr = server_lr
         self.server_momentum = server_momentum
@@ -104,7 +105,7 @@ class FederatedOrchestrator(Callback):
         if stage == "fit":
             check_trainer(trainer, data)
         else:
-            check_strategy(trainer)
+            check_evaluation(trainer)
         if client.federation is None:
             if self.batchnorm != "average" and not any(True for _ in client.network.buffers()):
                 valid = "average: the network keeps no statistics that could be treated otherwise"
@@ -124,6 +125,7 @@ class FederatedOrchestrator(Callback):
                 self.batchnorm,
                 ClientStates(limit),
                 client.buffer,
+                client.frozen,
             )
             self._check_options_do_something(client.federation)
         # Personal models: the processes share out whose model is evaluated, not the test sets.
@@ -165,9 +167,10 @@ class FederatedOrchestrator(Callback):
         federation.channel.enter_round(self.plan.task, self.plan.round)
         for part in self.plan.parts:
             if part.round_in_task == 0:
-                for method in federation.methods.values():
-                    if not method.task_free:
-                        method.begin_task(part)
+                with Located(f"beginning task {part.task}", self.plan):
+                    for method in federation.methods.values():
+                        if not method.task_free:
+                            method.begin_task(part)
         receivers = sum(len(federation.own_clients(part.task, part.clients)) for part in self.plan.parts)
         federation.channel.downlink("model", federation.shared_tensors(), receivers)
         trainer.check_val_every_n_epoch = 1 if federation.schedule.evaluates_after(self.plan) else NEVER
@@ -229,14 +232,14 @@ class FederatedOrchestrator(Callback):
             seen, used = self._used_outputs, cohort.used_outputs.any(0)
             self._used_outputs = used if seen is None else seen | used
         weights = [1.0 if self.client_weighting == "uniform" else float(cohort.sizes[p]) for p in positions]
-        if federation.personal:
-            own = federation.decode(cohort.task, {n: rows for n, rows in trained.items() if n in federation.personal})
-            usable = federation.channel.usable(own, clients)
-            weights = [weight if good else 0.0 for weight, good in zip(weights, usable, strict=True)]
-            federation.clients.scatter("model", clients, own, usable)
         # In place: nobody needs these clients' weights any more, and new memory of this size costs as much as the rest.
         update = {n: trained[n].sub_(cohort.received[n]) for n in federation.shared_parameters}
         message = federation.decode(cohort.task, {**update, **{n: trained[n] for n in federation.shared_buffers}})
+        if federation.personal:
+            own = federation.decode(cohort.task, {n: rows for n, rows in trained.items() if n in federation.personal})
+            usable = federation.channel.usable({**message, **own}, clients)  # left out is left out with all it has
+            weights = [weight if good else 0.0 for weight, good in zip(weights, usable, strict=True)]
+            federation.clients.scatter("model", clients, own, usable)
         if message:
             federation.channel.uplink("update", message, weights, clients)
 
@@ -365,15 +368,13 @@ def check_trainer(trainer: Trainer, data: FederatedDataModule) -> None:
         ("min_steps", trainer.min_steps or 0, 0, "unset: schedule and targets say how long a run is"),
         ("accumulate_grad_batches", trainer.accumulate_grad_batches, 1, "a larger schedule.batch_size instead"),
         ("limit_train_batches", trainer.limit_train_batches, 1.0, "a shorter schedule or max_train of the source"),
-        ("limit_val_batches", trainer.limit_val_batches, 1.0, "max_test of the source instead"),
         ("val_check_interval", getattr(trainer, "val_check_interval", 1.0), 1.0, "schedule.evaluate_every instead"),
         ("check_val_every_n_epoch", every in (1, NEVER), True, "1; schedule.evaluate_every instead"),
-        ("overfit_batches", settings.overfit_batches, 0.0, "max_train of the source instead"),
         ("reload_dataloaders_every_n_epochs", settings.reload_dataloaders_every_n_epochs, 1, "a loader per round"),
         ("num_sanity_val_steps", trainer.num_sanity_val_steps in (0, float("inf")), True, "-1, or 0 to do without FWT"),
         ("precision", trainer.precision in ("32-true", "bf16-mixed"), True, "32-true or bf16-mixed"),
     ]
-    check_strategy(trainer)
+    check_evaluation(trainer)
     if trainer.gradient_clip_val is not None and not trainer.gradient_clip_val >= 0:
         raise ConfigError("trainer.gradient_clip_val", trainer.gradient_clip_val, "a number of at least 0, or unset")
     if getattr(trainer, "_val_check_time_interval", None) is not None:
@@ -382,6 +383,27 @@ def check_trainer(trainer: Trainer, data: FederatedDataModule) -> None:
         for kind, why in _BREAKING.items():
             if isinstance(callback, kind):
                 raise ConfigError("trainer.callbacks", type(callback).__name__, why)
+    _check_settings(trainer, wanted)
+
+
+def check_evaluation(trainer: Trainer) -> None:
+    """Refuse Trainer settings under which test sets would not be evaluated whole, or nothing would run.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    settings: Any = trainer
+    check_strategy(trainer)
+    tests = "max_test of the source instead"
+    wanted = [
+        ("overfit_batches", settings.overfit_batches, 0.0, "max_train of the source instead"),  # it sets the others
+        ("limit_val_batches", trainer.limit_val_batches, 1.0, tests),
+        ("limit_test_batches", settings.limit_test_batches, 1.0, tests),
+    ]
+    _check_settings(trainer, wanted)
+
+
+def _check_settings(trainer: Trainer, wanted: list[tuple[str, Any, Any, str]]) -> None:
     for key, value, expected, why in wanted:
         # An integer 1 is one batch to Lightning, 1.0 all of them.
         if value != expected or (isinstance(expected, float) and not isinstance(value, float)):

@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from cfl.federation import Federation
 from cfl.figures import accuracy_curve, accuracy_heatmap, learning_curves, sample_grid
 from cfl.figures import save as save_figure
 from cfl.measure import ACCURACY, NLL
+from cfl.methods import Method
 from cfl.metrics import AccuracyMatrix
 from cfl.samples import draw_images
 from cfl.schedule import RoundPlan
@@ -332,9 +334,7 @@ class RunRecord(Callback):
             figures["rounds_to_accuracy"] = self.targets.rounds(federation.curve)
             figures["stopped_early"] = federation.stopped
         figures |= self.local_models.summary()
-        for method in federation.methods.values():
-            figures |= method.summary()
-        return figures
+        return figures | methods_figures(federation.methods)
 
     def _finish(self, client: Client) -> None:
         federation = client._federation
@@ -417,6 +417,17 @@ class RunRecord(Callback):
             print(line)
         up, down = federation.channel.total_uplink_bytes / 1e6, federation.channel.total_downlink_bytes / 1e6
         print(f"{federation.round:,} rounds, uplink {up:,.2f} MB, downlink {down:,.2f} MB, {federation.seconds:,.1f} s")
+
+
+def methods_figures(methods: Mapping[str, Method]) -> dict[str, Any]:
+    """What methods add to the summary; a figure that several have is told apart by the method's name in front."""
+    found = {name: method.summary() for name, method in methods.items()}
+    several = Counter(key for figures in found.values() for key in figures)
+    return {
+        key if several[key] == 1 else f"{name}_{key}": value
+        for name, figures in found.items()
+        for key, value in figures.items()
+    }
 
 
 def mean_initial(federation: Federation) -> torch.Tensor:

@@ -23,7 +23,7 @@ def weighted_sums(payload: Mapping[str, Tensor], weights: Sequence[float]) -> di
     sums = {}
     for name, rows in payload.items():
         factor = torch.tensor(weights, dtype=torch.float32, device=rows.device)
-        values = rows if rows.is_floating_point() else rows.float()
+        values = rows if rows.is_floating_point() else rows.double()  # float32 holds integers up to 2^24 alone
         if 0.0 in weights:
             values = torch.where(factor.view(-1, *[1] * (rows.ndim - 1)) == 0, torch.zeros_like(values), values)
         sums[name] = torch.tensordot(factor.to(values.dtype), values, dims=1)

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.optim import Optimizer
 
+from cfl import processes
 from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.data.evaluation import EvaluationBatch
@@ -60,6 +61,7 @@ class Client(LightningModule):
         buffer: the clients' buffers, for methods that replay (in YAML the top-level key ``buffer``).
 
     Attributes:
+        frozen: names of the network's parameters that require no gradient: nobody trains or sends them.
         engine_choice: what computes local steps, and how many clients side by side; known once training has started.
         engine_trials: what was measured to find that out, if anything.
     """
@@ -87,12 +89,17 @@ class Client(LightningModule):
             self.network = convert_dropout(convert_batchnorm(network(input_shape, num_outputs)))
             if not is_density(self.network):
                 require_head(self.network)
+            before = _frozen(self.network)
             for method in self.methods.values():
                 torch.manual_seed(seed_for(seed, f"extend network, {type(method).__name__}"))
                 method.extend_network(self.network)
         mixing = unmaskable_layers(self.network)
         if mixing:
             raise ConfigError("model.network", mixing, "a network whose batch statistics can leave out padded samples")
+        self.frozen = _frozen(self.network)
+        if thawed := before - self.frozen:
+            valid = "a network without frozen parameters in layers that the methods replace"
+            raise ConfigError("model.network", sorted(thawed), valid)
         # The global model moves by the server's hand alone.
         self.network.requires_grad_(False)
         self.federation: Federation | None = None
@@ -174,18 +181,17 @@ class Client(LightningModule):
             str(self.trainer.precision),
             data.schedule.batch_size,
         )
-        if len(open_choices) == 1:
-            return open_choices[0]
-        resumed = from_dict(self._resumed_choice, open_choices)
-        if resumed is not None:
-            return resumed
+        settled = open_choices[0] if len(open_choices) == 1 else from_dict(self._resumed_choice, open_choices)
+        # What is open depends on a process's math threads: if one needs a trial, the others must be in it.
+        everyones = processes.gather(settled)
+        if everyones[0] is not None and None not in everyones:
+            return everyones[0]
         next_round = min(self._federation.round, data.num_rounds - 1)
         trials = Trials(
             data, next_round, self.network, self.input_shape, self.engine_options, self._optimizer_of, self._at_once
         )
         self.engine_trials = probe(open_choices, trials.of, trials.client_steps_of_run)
-        best: EngineChoice = self.trainer.strategy.broadcast(self.engine_trials[0].choice)
-        return best
+        return processes.from_first(self.engine_trials[0].choice)
 
     def _at_once(self, optimizer: Optimizer) -> tuple[float, float] | None:
         """Learning rate and weight decay, if an engine may take the optimizer's step without leaving gradients.
@@ -245,7 +251,7 @@ class Client(LightningModule):
             rates = [method.step_factors(self.shown(method)) for method in self.methods.values()]
             self._scaled_steps = ScaledSteps.of(rates, cohort.buffers)
             frozen = (method.frozen_parameters(self.shown(method)) for method in self.methods.values())
-            self._frozen = frozenset(name for names in frozen for name in names)
+            self._frozen = self.frozen.union(*frozen)
             steps_at_once = self._engine.steps_at_once and self._scaled_steps is None and not self._frozen
             at_once = self._at_once(optimizer) if steps_at_once else None
             self._multiplier = next((m for m in self.methods.values() if self._multiplied_by_engine(m)), None)
@@ -429,3 +435,15 @@ class Client(LightningModule):
             raise ConfigError("ckpt_path", "a checkpoint without a federation", "a last.ckpt written by cfl fit")
         self._federation.load_state_dict(checkpoint["federation"])
         self._resumed_choice = checkpoint.get("engine")
+
+
+def _frozen(network: Network) -> frozenset[str]:
+    """Names of the parameters that do not ask for a gradient.
+
+    Raises:
+        ConfigError: none of them does.
+    """
+    frozen = frozenset(name for name, parameter in network.named_parameters() if not parameter.requires_grad)
+    if frozen and all(name in frozen for name, _ in network.named_parameters()):
+        raise ConfigError("model.network", f"{type(network).__name__} with all parameters frozen", "one that trains")
+    return frozen

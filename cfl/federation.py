@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,6 +28,25 @@ if TYPE_CHECKING:
     from cfl.methods.base import Method
 
 
+def state_buffers(network: nn.Module) -> list[str]:
+    """Names of the buffers that are part of a model, as its state dict has them.
+
+    What a network registers with ``persistent=False`` is a constant: nobody sends, averages or checks it.
+
+    Raises:
+        ConfigError: one holds NaN or infinity, and no mean of it could be used.
+    """
+    state = network.state_dict()
+    buffers = {name: tensor for name, tensor in network.named_buffers() if name in state}
+    for name, tensor in buffers.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            valid = (
+                "finite values in what clients and server exchange; persistent=False for a buffer that is a constant"
+            )
+            raise ConfigError("model.network", f"{type(network).__name__}, whose buffer {name} has others", valid)
+    return list(buffers)
+
+
 class Federation:
     """Server, clients, methods and what has been measured so far.
 
@@ -42,6 +61,7 @@ class Federation:
             Where the global model has none, it is evaluated with the statistics of the test batch.
         clients: where clients keep what stays with them; all of it in memory if not given.
         buffer: the settings of the clients' buffers; the defaults if not given.
+        frozen: names of parameters that nobody trains; they are where the model is, and are never sent.
 
     Attributes:
         round: the next round to run, from 0.
@@ -70,6 +90,7 @@ class Federation:
         batchnorm: Literal["average", "local", "drop"] = "average",
         clients: ClientStates | None = None,
         buffer: ReplayBuffer | None = None,
+        frozen: Collection[str] = (),
     ) -> None:
         self.network, self.data, self.methods = network, data, dict(methods)
         self.batchnorm = batchnorm
@@ -103,11 +124,11 @@ class Federation:
                 raise ConfigError("data.exposure", data.exposure, valid)
         check_objective(network, data.scenario)
         parameters = [n for n, _ in network.named_parameters()]
-        buffers = [n for n, _ in network.named_buffers()]
+        buffers = state_buffers(network)
         candidates = parameters if batchnorm == "drop" else parameters + buffers
         kept = {n for n in candidates if any(m.keeps_local(n) for m in self.methods.values())}
         self.personal = frozenset(kept | set(buffers) if batchnorm == "local" else kept)
-        self.shared_parameters = tuple(n for n in parameters if n not in self.personal)
+        self.shared_parameters = tuple(n for n in parameters if n not in self.personal and n not in frozen)
         self.shared_buffers = tuple(n for n in buffers if n not in self.personal and batchnorm == "average")
         self.buffer: ReplayBuffer | None = None
         if any(method.replays for method in self.methods.values()):
@@ -178,8 +199,8 @@ class Federation:
             return {None: self.last_task}
         last = max(self.round - 1, 0)
         clients = list(range(self.data.num_clients))
-        if self.schedule.own_clocks and not everyone:
-            clients = self.schedule.due(self.schedule.round(last))
+        if self.schedule.own_clocks:
+            clients = self.members(0) if everyone else self.schedule.due(self.schedule.round(last))
         return {client: self.schedule.task_at(last, client) for client in clients}
 
     def members(self, task: TaskRef) -> list[int]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -11,18 +10,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from cfl.models.density import LogLikelihood, is_density
-
-
-@contextmanager
-def evaluating(network: nn.Module) -> Iterator[None]:
-    """The network in evaluation mode; afterwards every module is in the mode in which it was."""
-    training = [module for module in network.modules() if module.training]
-    network.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 @torch.no_grad()

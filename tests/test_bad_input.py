@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny_cli
-from lightning.pytorch import Trainer
-from tiny import tiny_data
+from lightning.pytorch import Callback, Trainer
+from tiny import fit, tiny_client, tiny_data, tiny_trainer
 
-from callbacks.federated import check_trainer
+from callbacks import FederatedOrchestrator
+from callbacks.federated import _BREAKING, check_trainer
+from cfl.data.sources import Arrays
+from cfl.data.streams import ClassSplit
+from cfl.engines import EngineOptions
 from cfl.errors import ConfigError
 
 SPLIT = ("--data.stream", "ClassSplit", "--data.stream.source", "Synthetic")
@@ -271,6 +277,60 @@ def test_errors_of_the_program_are_not_hidden(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("cfl.federation.Federation.__init__", lambda *_: {}["missing"])
     with pytest.raises(KeyError, match="missing"):
         tiny_cli.fit(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("stage", "key", "value"),
+    [
+        ("validate", "limit_val_batches", 1),
+        ("validate", "overfit_batches", 1),
+        ("test", "limit_test_batches", 0.5),
+        ("fit", "limit_test_batches", 1),
+        ("fit", "overfit_batches", 2),
+    ],
+)
+def test_a_part_of_the_test_set_is_no_test(stage: str, key: str, value: Any) -> None:
+    data = tiny_data()
+    client, trainer = tiny_client(data), tiny_trainer(data, **{key: value})
+    with pytest.raises(ConfigError, match=rf"trainer\.{key} = {value} .*of the source instead"):
+        getattr(trainer, stage)(client, datamodule=data)
+
+
+@pytest.mark.parametrize("kind", list(_BREAKING))
+def test_callbacks_that_break_rounds_are_refused(kind: type[Callback]) -> None:
+    class Lookalike(kind):  # type: ignore[misc, valid-type]
+        def __init__(self) -> None:
+            pass
+
+    data = tiny_data()
+    trainer = tiny_trainer(data)
+    trainer.callbacks.append(Lookalike())
+    with pytest.raises(ConfigError, match=r"trainer\.callbacks = 'Lookalike'") as caught:
+        check_trainer(trainer, data)
+    assert _BREAKING[kind] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [
+        (lambda: FederatedOrchestrator(client_state_memory_mb=math.inf), "federated.client_state_memory_mb"),
+        (lambda: FederatedOrchestrator(client_state_memory_mb=math.nan), "federated.client_state_memory_mb"),
+        (lambda: EngineOptions(workers=2, compile="default"), "engine.workers"),
+    ],
+)
+def test_options_that_could_do_nothing(make: Any, key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert caught.value.key == key
+
+
+def test_a_task_without_tests_is_refused(tmp_path: Path) -> None:
+    images, labels = np.zeros((40, 4, 4), dtype=np.uint8), np.arange(40) % 4
+    file = tmp_path / "half.npz"
+    np.savez(file, train_images=images, train_labels=labels, test_images=images, test_labels=labels % 2)
+    data = tiny_data(ClassSplit(Arrays(str(file)), 2))
+    with pytest.raises(ConfigError, match=r"data\.stream = 'ClassSplit, whose task 1 has no test sample'"):
+        fit(tiny_client(data), data)
 
 
 @pytest.mark.parametrize("key", ["limit_train_batches", "limit_val_batches", "val_check_interval"])

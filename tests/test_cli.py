@@ -200,7 +200,10 @@ def test_scoring_needs_only_the_checkpoint_and_repeats_the_fit(
     assert {path: path.read_bytes() for path in run.iterdir()} == before  # scoring leaves the run as it is
 
 
-def test_validate_measures_the_model_again(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", ["validate", "test"])
+def test_the_model_is_measured_again(
+    command: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With other weights in the file other figures come out: it does not just print what the file remembers."""
     (tmp_path / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
     saved = tiny_cli.checkpoint(run)
@@ -208,7 +211,7 @@ def test_validate_measures_the_model_again(run: Path, tmp_path: Path, capsys: py
     saved["state_dict"]["network.head.bias"].copy_(torch.tensor([1.0, 0, 0, 0]))  # always class 0, one in four
     torch.save(saved, tmp_path / "last.ckpt")
     capsys.readouterr()
-    assert tiny_cli.run("validate", "--ckpt_path", str(tmp_path / "last.ckpt")) == 0
+    assert tiny_cli.run(command, "--ckpt_path", str(tmp_path / "last.ckpt")) == 0
     assert table(capsys.readouterr().out)[1] == [25.0, 25.0, 25.0]
 
 

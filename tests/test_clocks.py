@@ -10,7 +10,7 @@ import pytest
 import torch
 from naive import accuracy
 from test_personal import kept_by
-from tiny import SaveAfter, double, fit, mlp, permuted, split, tiny_client, tiny_data, weights
+from tiny import SaveAfter, double, fit, mlp, permuted, split, tiny_client, tiny_data, tiny_trainer, weights
 from torch.func import functional_call
 
 from cfl.clocks import rounds_of_clients
@@ -258,6 +258,29 @@ def test_a_run_goes_on_where_it_stopped(name: str, rounds: int, tmp_path: Path) 
         assert found == expected
         assert resumed.methods[key].task_rows() == method.task_rows()
     assert resumed.curve == pytest.approx(straight.curve)
+
+
+def test_clients_that_never_join_have_no_clock() -> None:
+    whole = run(data=data_of(participation=Joining(3, 0)))
+    assert whole.finished
+    found = whole.measured.compute()
+    assert not found[:3, -1].isnan().any()
+    assert found[3].isnan().all()
+
+
+def test_validate_scores_every_client_whatever_task_it_is_at(tmp_path: Path) -> None:
+    """In the middle of a run the clients are at different tasks: each has its row."""
+    data, path = data_of(), tmp_path / "middle.ckpt"
+    run(data=data, callbacks=[SaveAfter(4, path)])
+    tasks = {client: data.rounds.task_at(4, client) for client in range(4)}
+    assert len(set(tasks.values())) > 1
+    again = data_of()
+    client = tiny_client(again, double(mlp))
+    tiny_trainer(again).validate(client, datamodule=again, ckpt_path=path, verbose=False, weights_only=True)
+    assert client.federation is not None
+    total = client.federation.accuracy.total
+    for owner, task in tasks.items():
+        assert total[owner, task].tolist() == [len(t.test) for t in again.tasks]
 
 
 def test_the_curve_has_the_mean_over_all_clients_where_the_last_of_them_ends_a_task() -> None:

@@ -237,14 +237,30 @@ def test_others_are_differentiated_sample_by_sample(monkeypatch: pytest.MonkeyPa
     assert {name.split(".")[0] for name in asked} == {"inner", "mirrored", "norm", "twice", "borrowed", "scale"}
 
 
-@pytest.mark.parametrize("limit", ["CHUNK", "CACHED"])
-@pytest.mark.parametrize("name", ["grouped", "shared", "convolutions"])
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [("grouped", "CHUNK"), ("shared", "CHUNK"), ("convolutions", "CHUNK"), ("convolutions", "CACHED")],
+)
 def test_chunks_change_nothing(name: str, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     network = made(name)
     x, y = samples()
     whole = diagonal_fisher(network, {}, [(x, y)])
+    chunks, sizes = cfl.curvature.layer_squares.chunks, []
+
+    def counted(count: int, numbers: int, most: int | None = None) -> list[slice]:
+        cut = list(chunks(count, numbers, most))
+        sizes.append(len(cut))
+        return cut
+
+    for module in (cfl.curvature.layer_squares, cfl.curvature.sample_gradients):
+        if hasattr(module, "chunks"):
+            monkeypatch.setattr(module, "chunks", counted)
+    assert_close(diagonal_fisher(network, {}, [(x, y)]), whole)
+    assert set(sizes) == {1}
+    sizes.clear()
     monkeypatch.setattr(cfl.curvature.layer_squares, limit, 1)
     assert_close(diagonal_fisher(network, {}, [(x, y)]), whole)
+    assert len(x) in sizes, "sample by sample"
 
 
 @pytest.mark.parametrize("name", ["grouped", "convolutions", "batchnorm", "residual", "lenet"])

@@ -306,6 +306,17 @@ def test_an_optimizer_that_mixes_weights_is_refused() -> None:
             fit(tiny_client(data, optimizer=optimizer), data)
 
 
+def test_a_failure_at_a_tasks_beginning_says_where() -> None:
+    class Fails(Method):
+        def begin_task(self, plan: RoundPlan) -> None:
+            if plan.task == 1:
+                raise StopIteration("made up")
+
+    data = data_of()
+    with pytest.raises(RuntimeError, match=r"beginning task 1 failed in round \d+ \(task 1\): StopIteration: made up"):
+        fit(tiny_client(data, methods={"mine": Fails()}), data)
+
+
 class Tells(Method):
     """Shows the server every client's head bias."""
 

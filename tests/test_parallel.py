@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -456,6 +457,25 @@ def messages(batch_size: int, size: int) -> int:
         data = tiny_data(schedule={"batch_size": batch_size})
         fit(tiny_client(data), data, **several(size))
     return len(calls)
+
+
+def unequal_processes(threads: Sequence[int]) -> str:
+    """An engine whose choice is open where there are math threads to choose among, and settled elsewhere."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads[int(os.environ["LOCAL_RANK"])])
+    try:
+        data = tiny_data(permuted(2), schedule={"cohort_width": 1, "rounds_per_task": 2})
+        client = tiny_client(data, engine=EngineOptions("workers", stack=1))
+        federation = fit(client, data, **several())
+        assert federation.finished
+        return str(client.engine_choice)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [(1, 2), (2, 1)], ids=str)
+def test_processes_with_unequal_threads_agree_on_an_engine(crew: Crew, threads: tuple[int, int]) -> None:
+    assert len(set(crew.run(unequal_processes, threads))) == 1
 
 
 def test_nothing_is_exchanged_during_local_training(crew: Crew) -> None:

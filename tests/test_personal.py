@@ -243,17 +243,27 @@ def test_a_skipped_client_keeps_what_it_had() -> None:
     assert all(bool(torch.isfinite(value).all()) for value in weights(federation).values())
 
 
-class Poison(Method):
-    """Breaks one client's own head, and nothing else, in one round."""
+def test_a_client_skipped_for_what_it_sends_keeps_what_it_had() -> None:
+    data, record = data_of(), Kept()
+    client = personal_client(data, ["head.*"])
+    poison = Poison(victim=data.rounds.round(0).clients[1], round=0, name="layers.0.weight")
+    client.methods["poison"] = poison
+    federation = fit(client, data, {"on_bad_update": "skip"}, callbacks=[record])
+    assert poison.victim not in record.rounds[0]
+    assert federation.channel.skipped == [(0, 0, poison.victim)]
 
-    def __init__(self, victim: int, round: int) -> None:
-        self.victim, self.round = victim, round
+
+class Poison(Method):
+    """Breaks one client's own head, or what it sends, and nothing else, in one round."""
+
+    def __init__(self, victim: int, round: int, name: str = "head.bias") -> None:
+        self.victim, self.round, self.parameter = victim, round, name
 
     def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         for position in positions:
             if cohort.round == self.round and cohort.clients[position] == self.victim:
                 with torch.no_grad():
-                    cohort.parameters["head.bias"][position] = math.nan
+                    cohort.parameters[self.parameter][position] = math.nan
 
 
 def test_running_statistics_alone_belong_to_the_batchnorm_option() -> None:

@@ -8,6 +8,7 @@ import re
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_cli
@@ -17,13 +18,14 @@ from PIL import Image
 import callbacks.record
 import cfl
 from callbacks import LocalModels, folder_lock
-from callbacks.record import _write_csv
+from callbacks.record import _write_csv, methods_figures
 from cfl.compare.matrix_file import read_matrix_csv
 from cfl.compare.run_folder import SUMMARY_KEYS, read_run
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Shards
 from cfl.data.sources import Synthetic
 from cfl.data.streams import Permuted
+from cfl.methods import Method
 from cfl.models import MLP
 from cfl.schedule import Schedule
 from cfl.source_digest import digest_of, source_digest
@@ -71,6 +73,45 @@ def test_summary_keeps_the_contract(run: Path) -> None:
     assert summary["parameters"] == tiny_cli.PARAMETERS
     assert summary["server_sees"] == "sums only"
     assert summary["used_space"] is None
+    assert summary["model_bytes"] == 4 * 4 * tiny_cli.PARAMETERS, "of four clients, in float32"
+    assert summary["downlink_bytes_by_topic"] == {"model": ROUNDS * SAMPLED * 4 * tiny_cli.PARAMETERS}
+
+
+BREAKS = """
+import math
+from cfl.methods import Method
+
+class Breaks(Method):
+    individual_uplinks = True
+
+    def close_clients(self, cohort, positions):
+        for position in positions:
+            if cohort.round in (1, 3) and cohort.clients[position] == min(cohort.clients):
+                cohort.parameters["head.bias"].data[position] = math.nan
+"""
+
+
+def test_skipped_clients_and_what_the_server_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "breaking.py").write_text(BREAKS)
+    monkeypatch.syspath_prepend(tmp_path)
+    options = ("--methods.breaks", "breaking.Breaks", "--federated.on_bad_update", "skip")
+    assert tiny_cli.fit(tmp_path / "run", *options) == 0
+    found = tiny_cli.summary(tmp_path / "run")
+    assert [row["skipped_clients"] for row in tiny_cli.rows(tmp_path / "run" / "rounds.csv")] == list("010100")
+    assert found["skipped_clients"] == 2
+    assert found["server_sees"] == "single clients' messages"
+
+
+def test_figures_that_several_methods_have_are_told_apart() -> None:
+    class Weighs(Method):
+        def __init__(self, **figures: float) -> None:
+            self.figures = figures
+
+        def summary(self) -> dict[str, Any]:
+            return dict(self.figures)
+
+    found = methods_figures({"one": Weighs(bytes=1, seconds=2), "two": Weighs(bytes=3), "three": Weighs(share=4)})
+    assert found == {"one_bytes": 1, "seconds": 2, "two_bytes": 3, "share": 4}
 
 
 def test_summary_says_which_code_it_was(run: Path, tmp_path: Path) -> None:

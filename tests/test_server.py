@@ -91,12 +91,12 @@ def test_buffers_are_taken_over_as_they_are() -> None:
     ours = server(lr=0.1, momentum=0.9)
     mean, batches = ours.buffers["mean"], ours.buffers["batches"]
     ours.apply({}, {"mean": torch.tensor([0.5, -0.5]), "batches": torch.tensor(7.6)})
-    ours.apply({}, {"mean": torch.tensor([1.5, 2.0]), "batches": torch.tensor(9.3)})
+    ours.apply({}, {"mean": torch.tensor([1.5, 2.0]), "batches": torch.tensor(9.6)})
     assert ours.buffers["mean"] is mean
     assert ours.buffers["batches"] is batches
     assert mean.tolist() == [1.5, 2.0]
     assert batches.dtype == torch.int64
-    assert batches.item() == 9
+    assert batches.item() == 10
 
 
 def test_parameters_that_are_not_sent_stay() -> None:

@@ -379,8 +379,9 @@ def check_every_client_trains(indices: Sequence[Mapping[int, np.ndarray]], sched
             raise ConfigError(
                 "schedule.drop_last",
                 True,
-                f"false, schedule.batch_size of at most {size}, or data.participation: Holders: client {client} has "
-                f"{size} samples of task {task}, which is less than one batch of {schedule.batch_size}",
+                f"false, or schedule.batch_size of at most {size}: client {client} has {size} samples of task {task}, "
+                f"which is less than one batch of {schedule.batch_size}; with data.exposure: sequential also "
+                "data.participation: Holders",
             )
         raise ConfigError(
             "data.partition",

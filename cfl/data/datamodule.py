@@ -177,9 +177,14 @@ class FederatedDataModule(Holdings, LightningDataModule):
         """The tasks with the samples they are evaluated on as their test sets.
 
         Raises:
-            ConfigError: ``data.validation``: of some task nothing is set aside that nobody trains on.
+            ConfigError: ``data.stream``: a task has no test sample; ``data.validation``: of some task nothing is set
+                aside that nobody trains on.
         """
         if self.evaluate_on == "test":
+            for number, task in enumerate(self.tasks):
+                if not len(task.test):
+                    value = f"{type(self.stream).__name__}, whose task {number} has no test sample"
+                    raise ConfigError("data.stream", value, "test samples of every task's classes")
             return self.tasks
         found = []
         for number, (task, train, aside) in enumerate(zip(self.tasks, self.dealt, self.validation_dealt, strict=True)):
@@ -221,6 +226,7 @@ class FederatedDataModule(Holdings, LightningDataModule):
             raise self._unread
         _ = self.rounds
         _ = self.indices
+        _ = self.evaluated
         _ = self.inputs  # before threads ask for it at the same time
         if self.scenario == "density":
             require_binary(self.tasks)

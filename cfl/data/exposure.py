@@ -117,6 +117,10 @@ def portions(held: Sequence[Mapping[int, np.ndarray]], seed: int, size: int | No
             parts.append(generator.permutation(of_task[client]))
         own = np.concatenate(parts)
         needed = periods * (size or 1)
+        if len(own) < periods:
+            value = f"{len(own)} samples of client {client} over {periods} portions"
+            valid = "fewer data.num_clients, or a partition under which each client has a sample for every portion"
+            raise ConfigError("data.partition", value, valid)
         if len(own) < needed:
             raise ConfigError(
                 "data.portion", size, f"at most {len(own) // periods}: client {client} has {len(own)} samples in all"

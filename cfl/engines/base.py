@@ -70,6 +70,8 @@ class EngineOptions:
             raise ConfigError("engine.stack", stack, f"null with engine.kind {kind}")
         if batch_last is not None and kind != "workers":
             raise ConfigError("engine.batch_last", batch_last, f"null with engine.kind {kind}")
+        if workers is not None and compile is not None:
+            raise ConfigError("engine.workers", workers, "null with engine.compile, which is for vmap")
         if compile is not None and kind == "workers":
             raise ConfigError("engine.compile", compile, "null with engine.kind workers")
         self.kind, self.workers, self.stack, self.batch_last = kind, workers, stack, batch_last

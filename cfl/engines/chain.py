@@ -177,7 +177,7 @@ def _module_layer(node: fx.Node, modules: Mapping[str, nn.Module]) -> Any:
         return Conv2d(name, module)
     if kind is nn.ReLU:
         return Relu()
-    if (isinstance(module, _DropoutNd) and module.p == 0) or kind is nn.Identity:
+    if (isinstance(module, _DropoutNd) and not (module.p and module.training)) or kind is nn.Identity:
         return _NOTHING
     if kind in (CountedDropout, CountedDropout2d):
         return Dropout(name)

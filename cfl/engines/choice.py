@@ -241,7 +241,7 @@ def draws_random_numbers(network: nn.Module, input_shape: tuple[int, int, int]) 
     Raises:
         ConfigError: if the network cannot take the data's images at all.
     """
-    trial = copy.deepcopy(network).train()
+    trial = copy.deepcopy(network)
     some = next(trial.parameters())
     try:
         masks = DropoutMasks(trial, input_shape).draw(

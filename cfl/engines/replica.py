@@ -18,11 +18,11 @@ class Replica:
     """A copy of the network that one thread lends to one client after another.
 
     Args:
-        network: the architecture.
+        network: the architecture, in the mode it trains in: what its author left in evaluation mode stays there.
     """
 
     def __init__(self, network: nn.Module) -> None:
-        self.network = copy.deepcopy(network).train()
+        self.network = copy.deepcopy(network)
         # A tensor that is used in several places has one name.
         names = {id(t): n for n, t in (*self.network.named_parameters(), *self.network.named_buffers())}
         places = [

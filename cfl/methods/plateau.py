@@ -18,8 +18,9 @@ from cfl.errors import ConfigError
 from cfl.federation import Federation
 from cfl.methods.base import Method
 from cfl.methods.scaffold import SCAFFOLD
+from cfl.models.evaluation import evaluation_mode
 from cfl.schedule import RoundPlan
-from cfl.validation_loss import evaluating, validation_loss
+from cfl.validation_loss import validation_loss
 
 TOPIC = "learning rate"
 BEGINNING = {
@@ -182,7 +183,7 @@ class LearningRateDecay(Method):
         device = next(iter(trained.values())).device
         found = torch.full((len(clients),), torch.nan, dtype=torch.float64)
         statistics = federation.evaluation_statistics() if federation.batchnorm == "drop" else nullcontext()
-        with evaluating(network), statistics:
+        with evaluation_mode(network), statistics:
             names = federation.state_tensors()  # without running statistics where there shall be none
             for row, client in enumerate(clients):
                 if training[row]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from cfl.errors import ConfigError
 from cfl.models.base import Network, at_least_one
 from cfl.models.batchnorm import MaskedBatchNorm1d, MaskedBatchNorm2d
+from cfl.models.evaluation import evaluation_mode
 from cfl.models.mlp import MLP
 
 
@@ -118,13 +119,8 @@ class ACGAN(Network):
     @contextmanager
     def generating(self) -> Iterator[None]:
         """The generator as it is used, not trained: every image by itself, and nothing is learned about them."""
-        modes = [(module, module.training) for module in self.generator.modules()]
-        try:
-            self.generator.eval()
+        with evaluation_mode(self.generator):
             yield
-        finally:
-            for module, training in modes:
-                module.training = training
 
 
 class MLPGenerator(nn.Module):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from cfl.models.evaluation import evaluation_mode
 from cfl.random_words import random_words
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -198,16 +199,13 @@ def _mask_shapes(
         layer.register_forward_pre_hook(record(name, isinstance(layer, nn.Dropout2d)))  # type: ignore[arg-type]
         for name, layer in layers.items()
     ]
-    modes = [(module, module.training) for module in network.modules()]
     some = next(network.parameters())
     try:
-        network.eval()
-        network(torch.zeros(1, *input_shape, dtype=some.dtype, device=some.device))
+        with evaluation_mode(network):
+            network(torch.zeros(1, *input_shape, dtype=some.dtype, device=some.device))
     finally:
         for handle in handles:
             handle.remove()
-        for module, training in modes:
-            module.training = training
     return shapes
 
 

@@ -1,4 +1,4 @@
-"""Evaluating a network for a moment."""
+"""Another mode of a network for a moment."""
 
 from __future__ import annotations
 
@@ -11,10 +11,23 @@ from torch import nn
 @contextmanager
 def evaluation_mode(network: nn.Module) -> Iterator[None]:
     """Dropout off and running statistics in use within the context; each module's own mode afterwards."""
+    with _mode(network, False):
+        yield
+
+
+@contextmanager
+def training_mode(network: nn.Module) -> Iterator[None]:
+    """Every module trains within the context; each is in its own mode afterwards."""
+    with _mode(network, True):
+        yield
+
+
+@contextmanager
+def _mode(network: nn.Module, training: bool) -> Iterator[None]:
     modes = [(module, module.training) for module in network.modules()]
-    network.eval()
+    network.train(training)
     try:
         yield
     finally:
-        for module, training in modes:
-            module.training = training
+        for module, before in modes:
+            module.training = before

@@ -75,6 +75,16 @@ def test_runs_of_a_method_with_other_settings_are_other_rows(tmp_path: Path) -> 
     assert "fot: averaged over runs that differ in methods.fot.threshold" in table.notes
 
 
+@pytest.mark.parametrize(("others", "ending"), [(5, "o4"), (6, "o4 and 1 more"), (9, "o4 and 4 more")])
+def test_of_many_settings_that_differ_five_are_named(others: int, ending: str, tmp_path: Path) -> None:
+    options = [{f"o{k}": value for k in range(others)} for value in (1, 2)]
+    runs = readings(tmp_path, *({"seed": 0, "options": own} for own in options))
+    (table,) = compare(runs, ["benchmark", "method"])
+    (note,) = [note for note in table.notes if "averaged over" in note]
+    assert note.startswith("fot: averaged over runs that differ in methods.fot.o0, methods.fot.o1")
+    assert note.endswith(f"methods.fot.{ending}")
+
+
 def test_any_setting_can_group(tmp_path: Path) -> None:
     runs = readings(tmp_path, *({"method": m, "seed": s} for m in ("fot", "er") for s in (0, 1)))
     runs = [*runs[:3], change_config(runs[3], "schedule", batch_size=64)]

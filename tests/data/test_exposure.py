@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from cfl.data.datamodule import FederatedDataModule
-from cfl.data.exposure import Exposure, Handles, Places
+from cfl.data.exposure import Exposure, Handles, Places, portions
 from cfl.data.participation import RandomShare
 from cfl.data.partitions import Dirichlet
 from cfl.engines import EngineOptions
@@ -251,6 +251,11 @@ def test_others_are_never_told_of_one() -> None:
 def test_classes_seen_would_tell_where_tasks_end() -> None:
     with pytest.raises(ConfigError, match=r"data\.class_loss = 'seen' .* all with data.exposure: asynchronous"):
         asynchronous(scenario="class", class_loss="seen")
+
+
+def test_portions_of_whoever_has_too_few_samples() -> None:
+    with pytest.raises(ConfigError, match=r"data\.partition = '1 samples of client 0 over 2 portions'"):
+        portions([{0: np.arange(1)}, {0: np.zeros(0, dtype=np.int64)}], 0, None)
 
 
 @pytest.mark.parametrize("options", [{"portion": 5}, {"portion": 0, "exposure": "asynchronous"}])

@@ -607,6 +607,19 @@ def test_arrays_sizes_come_from_the_header_before_loading(tmp_path, monkeypatch,
     assert (relative.shape, relative.num_classes) == ((3, 6, 5), 4)
 
 
+def test_arrays_of_another_folder_do_not_say_how_many_classes(tmp_path, monkeypatch):
+    """The number of outputs is asked for before the option data.root is known."""
+    for folder, classes in (("here", 7), ("there", 4)):
+        (tmp_path / folder).mkdir()
+        arrays_file(tmp_path / folder / "a.npz", classes=classes)
+    monkeypatch.setenv("CFL_DATA_ROOT", str(tmp_path / "here"))
+    source = Arrays("a.npz")
+    assert source.num_classes == 7
+    with pytest.raises(ConfigError, match=r"source\.num_classes = 7 .*valid: 4, as .*there"):
+        source.load(tmp_path / "there")
+    assert len(Arrays("a.npz", num_classes=7).load(tmp_path / "there")[0]) > 0, "said on purpose"
+
+
 def test_arrays_sizes_of_an_absent_file_must_be_given(tmp_path, monkeypatch, no_network):
     monkeypatch.setenv("CFL_DATA_ROOT", str(tmp_path))
     source = Arrays("absent.npz")

@@ -56,7 +56,7 @@ def test_every_client_keeps_the_rest_of_its_own_samples(share: float) -> None:
 
 
 def test_the_choice_is_random_and_keyed_by_seed_task_and_client() -> None:
-    dealt = [{client: np.arange(100 * client, 100 * client + 40) for client in range(6)} for _ in range(3)]
+    dealt = [{client: np.arange(100 * client, 100 * client + 40) + 1000 * t for client in range(6)} for t in range(3)]
     _, aside = set_aside(dealt, 0.25, 1)
     _, fewer = set_aside([dealt[0], {2: dealt[1][2], 5: dealt[1][5]}], 0.25, 1)
     assert fewer[1][5].tolist() == aside[1][5].tolist(), "whoever else there is"
@@ -65,6 +65,18 @@ def test_the_choice_is_random_and_keyed_by_seed_task_and_client() -> None:
     assert set_aside(dealt, 0.25, 2)[1][0][0].tolist() != aside[0][0].tolist()
     counts = np.bincount(np.concatenate([set_aside(dealt, 0.25, s)[1][0][0] for s in range(400)]), minlength=40)
     assert (np.abs(counts - 100) < 5 * np.sqrt(400 * 0.25 * 0.75)).all(), "every sample alike"
+
+
+def test_images_of_several_tasks_are_set_aside_in_all_of_them() -> None:
+    """Rotated or permuted images that are dealt once: what validates one task is trained on in no other."""
+    data = tiny_data(permuted(3), validation=0.25, repartition=False, partition=Dirichlet(0.5, 3))
+    train, aside = ([np.concatenate([*own.values()]) for own in part] for part in (data.dealt, data.validation_dealt))
+    for one in range(3):
+        assert len(aside[one]) >= 15
+        for other in range(3):
+            assert not np.intersect1d(aside[one], train[other]).size
+    anew = tiny_data(permuted(3), validation=0.25)
+    assert len({tuple(of_task[0]) for of_task in anew.validation_dealt}) == 3, "dealt anew, chosen anew"
 
 
 def test_a_single_sample_is_trained_on() -> None:

@@ -381,7 +381,9 @@ def test_what_is_left_out_is_not_sent(options: dict[str, bool], absent: set[str]
     assert not same(federation, whole)
     if options == {"use_mask": False}:
         assert federation.channel.uplink_bytes["base"] == 6 * 2 * BASE * 8
-    assert method.summary()["model_bytes"] <= whole.methods["fedweit"].summary()["model_bytes"] * 1.1
+    size = method.summary()["model_bytes"]
+    assert 3 * BASE * 8 <= size <= whole.methods["fedweit"].summary()["model_bytes"] * 1.1
+    assert (size == 3 * BASE * 8) == (options == {"use_adaptive": False})
 
 
 def test_the_size_is_that_of_what_is_not_zero() -> None:

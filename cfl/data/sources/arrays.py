@@ -146,6 +146,7 @@ class Arrays(StandardSource):
         self.path, self.channels, self.scale = path, channels, scale
         self.name = Path(path).stem
         self._given = shape is not None and num_classes is not None
+        self._counted_as_given = num_classes is not None
         if shape is not None:
             self.shape = check_shape(shape)
         if num_classes is not None:
@@ -195,6 +196,9 @@ class Arrays(StandardSource):
             self.num_classes = needed
         if list(self.shape) != found:
             raise ConfigError(f"{KEY}.shape", list(self.shape), f"{found}, the shape stored in {file}")
+        if needed != self.num_classes and not self._counted_as_given:
+            valid = f"{needed}, as {file} has labels; another told how many before data.root was known"
+            raise ConfigError(f"{KEY}.num_classes", self.num_classes, valid)
         if needed > self.num_classes:
             raise ConfigError(f"{KEY}.num_classes", self.num_classes, f"at least {needed}, see the labels in {file}")
         return train, test
