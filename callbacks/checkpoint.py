@@ -13,8 +13,8 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
+from callbacks.access import federation_of
 from callbacks.checkpoint_file import StreamedCheckpoints
-from callbacks.federated import _federation
 from callbacks.record import LAST_CHECKPOINT, RunRecord
 from cfl import processes
 from cfl.errors import ConfigError
@@ -52,7 +52,7 @@ class RoundCheckpoint(Checkpoint):
         self._signal = None
         folder = record_of(trainer).folder
         if folder.is_dir() and os.access(folder, os.W_OK):
-            _federation(pl_module).clients.folder = folder
+            federation_of(pl_module).clients.folder = folder
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # a plugin of the user's own stays
             trainer.strategy.checkpoint_io = StreamedCheckpoints()
 
@@ -81,7 +81,7 @@ class RoundCheckpoint(Checkpoint):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The round is closed and evaluated: save if it is time."""
-        federation = _federation(pl_module)
+        federation = federation_of(pl_module)
         plan = federation.schedule.round(federation.round - 1)
         everyones = processes.gather((self._signal, self._due()))
         agreed = next((number for number, _ in everyones if number is not None), None)

@@ -12,8 +12,9 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from callbacks.access import federation_of
 from callbacks.checkpoint import record_of
-from callbacks.federated import _federation, mean_matrix
+from callbacks.federated import mean_matrix
 from cfl.experiment import flatten, method_name, setting_hash
 from cfl.federation import Federation
 from cfl.figures import accuracy_curve, accuracy_heatmap, learning_curves
@@ -44,7 +45,7 @@ class DashboardLog(Callback):
         if not trainer.is_global_zero:
             return
         record = record_of(trainer)
-        federation = _federation(pl_module)
+        federation = federation_of(pl_module)
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 define_axes(logger, federation)
@@ -69,7 +70,7 @@ class DashboardLog(Callback):
         """Log the round that has just been recorded."""
         if not (trainer.loggers and trainer.is_global_zero):
             return
-        federation = _federation(pl_module)
+        federation = federation_of(pl_module)
         plan = federation.schedule.round(federation.round - 1)
         row = record_of(trainer).last_row
         figures: dict[str, float] = {

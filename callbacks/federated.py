@@ -20,6 +20,7 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 
+from callbacks.access import client_of, data_of, federation_of
 from cfl import processes
 from cfl.channel import Channel
 from cfl.client import Client
@@ -101,7 +102,7 @@ class FederatedOrchestrator(Callback):
         Raises:
             ConfigError: if the Trainer is set so that rounds could not run.
         """
-        client, data = _client(pl_module), _data(trainer)
+        client, data = client_of(pl_module), data_of(trainer)
         if stage == "fit":
             check_trainer(trainer, data)
         else:
@@ -148,7 +149,7 @@ class FederatedOrchestrator(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Point the data at the next round (the first, or the one after the checkpoint's)."""
-        federation = _federation(pl_module)
+        federation = federation_of(pl_module)
         # A device move replaces buffers, not parameters; the server must hold the network's current ones.
         federation.server.parameters = dict(federation.network.named_parameters())
         federation.server.buffers = dict(federation.network.named_buffers())
@@ -159,11 +160,11 @@ class FederatedOrchestrator(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Announce the round and send the global model to its clients."""
         self._started = time.perf_counter()
-        federation = _federation(pl_module)
+        federation = federation_of(pl_module)
         if federation.round != trainer.current_epoch:
             raise RuntimeError(f"round {federation.round} of the federation is epoch {trainer.current_epoch}")
         self.plan = federation.schedule.round(federation.round)
-        _client(pl_module).reset_loss()
+        client_of(pl_module).reset_loss()
         federation.channel.enter_round(self.plan.task, self.plan.round)
         for part in self.plan.parts:
             if part.round_in_task == 0:
@@ -184,11 +185,11 @@ class FederatedOrchestrator(Callback):
                 self._open(trainer, pl_module, batch)
 
     def _open(self, trainer: Trainer, pl_module: LightningModule, batch: CohortBatch) -> None:
-        client, federation, plan = _client(pl_module), _federation(pl_module), self._plan
+        client, federation, plan = client_of(pl_module), federation_of(pl_module), self._plan
         # Named by a client, because every process has a cohort number 0.
         seed_device(client.device, seed_for(federation.data.seed, "dropout", plan.round, batch.clients[0]))
         tensors = federation.encode(batch.task, federation.state_tensors())
-        client._cohort.open(
+        client.require_cohort().open(
             batch.clients,
             batch.sizes,
             batch.task,
@@ -200,9 +201,9 @@ class FederatedOrchestrator(Callback):
         )
         for optimizer in trainer.optimizers:
             optimizer.state.clear()
-            client._cohort.lr = float(optimizer.param_groups[0]["lr"])
+            client.require_cohort().lr = float(optimizer.param_groups[0]["lr"])
         if federation.buffer is not None:
-            federation.buffer.open(client._cohort)
+            federation.buffer.open(client.require_cohort())
         for method in federation.methods.values():
             method.open_cohort(client.shown(method))
 
@@ -213,14 +214,14 @@ class FederatedOrchestrator(Callback):
         if batch.closes:
             closing = [batch.clients[position] for position in batch.closes]
             with full_precision(), Located(f"collecting from clients {closing}", self._plan):
-                self._collect(_client(pl_module), batch.closes)
+                self._collect(client_of(pl_module), batch.closes)
         if batch.last_of_round:
             with full_precision(), Located("closing the round", self._plan):
-                self._close_round(_client(pl_module))
+                self._close_round(client_of(pl_module))
 
     @torch.no_grad()
     def _collect(self, client: Client, positions: tuple[int, ...]) -> None:
-        cohort, federation = client._cohort, _federation(client)
+        cohort, federation = client.require_cohort(), federation_of(client)
         if federation.buffer is not None:
             federation.buffer.close(cohort, positions)
         for method in federation.methods.values():
@@ -244,7 +245,7 @@ class FederatedOrchestrator(Callback):
             federation.channel.uplink("update", message, weights, clients)
 
     def _close_round(self, client: Client) -> None:
-        federation, plan = _federation(client), self._plan
+        federation, plan = federation_of(client), self._plan
         federation.clients.synchronise()  # what follows may need any client's
         self._hear_others(client)
         if federation.shared_parameters or federation.shared_buffers:
@@ -273,8 +274,8 @@ class FederatedOrchestrator(Callback):
         if processes.count() == 1:
             return
         used = self._used_outputs
-        heard = processes.gather((client._loss.tolist(), None if used is None else used.cpu()))
-        client._loss.copy_(torch.tensor([loss for loss, _ in heard]).sum(0))
+        heard = processes.gather((client.loss_sums.tolist(), None if used is None else used.cpu()))
+        client.loss_sums.copy_(torch.tensor([loss for loss, _ in heard]).sum(0))
         masks = [mask for _, mask in heard if mask is not None]
         self._used_outputs = torch.stack(masks).any(0) if masks else None
 
@@ -296,7 +297,7 @@ class FederatedOrchestrator(Callback):
         Raises:
             RuntimeError: the epoch ended before the round was closed; nothing of it is kept.
         """
-        federation, plan = _federation(pl_module), self._plan
+        federation, plan = federation_of(pl_module), self._plan
         if federation.round != plan.round + 1:
             raise RuntimeError(f"the Trainer ended round {plan.round} before its clients had trained")
         # As the summary has it: where clients hold different tasks, the mean matrix would give another figure.
@@ -311,7 +312,7 @@ class FederatedOrchestrator(Callback):
         Raises:
             RuntimeError: a StopIteration somewhere makes Lightning end a fit without a word.
         """
-        federation = _federation(pl_module)
+        federation = federation_of(pl_module)
         if not federation.finished and not trainer.should_stop:
             raise RuntimeError(f"the fit ended after {federation.round} of {federation.schedule.num_rounds} rounds")
 
@@ -319,11 +320,11 @@ class FederatedOrchestrator(Callback):
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A new evaluation replaces what its row of the matrix held."""
-        _client(pl_module).scoring.begin(trainer.sanity_checking, everyone=trainer.state.fn != "fit")
+        client_of(pl_module).scoring.begin(trainer.sanity_checking, everyone=trainer.state.fn != "fit")
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The row is complete when the processes have added up their shares."""
-        _client(pl_module).scoring.finish()
+        client_of(pl_module).scoring.finish()
 
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """As for validation."""
@@ -415,18 +416,29 @@ def _check_settings(trainer: Trainer, wanted: list[tuple[str, Any, Any, str]]) -
 def check_same_model(federation: Federation) -> None:
     """Refuse to go on with processes that have drifted apart: a method used what only one of them knows.
 
+    Compared are two numbers per tensor: its norm, and its product with a fixed vector, which tells signs and orders of
+    entries apart as well.
+
     Raises:
         RuntimeError: naming the first process whose global model is not that of process 0, rounding aside.
     """
     if processes.count() == 1:
         return
-    everyones = processes.gather([t.detach().double().norm().item() for t in federation.shared_tensors().values()])
-    for process, norms in enumerate(everyones):
-        if any(abs(theirs - first) > 1e-3 * first for theirs, first in zip(norms, everyones[0], strict=True)):
+    everyones = processes.gather([_digest(t.detach()) for t in federation.shared_tensors().values()])
+    for process, digests in enumerate(everyones):
+        pairs = zip(digests, everyones[0], strict=True)
+        if any(abs(a - b) > 1e-3 * first[0] for theirs, first in pairs for a, b in zip(theirs, first, strict=True)):
             raise RuntimeError(
                 f"process {process} has another global model than process 0: a method changed it by what one process "
                 "alone knows, other than the channel's sums"
             )
+
+
+def _digest(tensor: torch.Tensor) -> tuple[float, float]:
+    """Norm, and product with a vector of norm 1."""
+    values = tensor.double().flatten()
+    direction = torch.arange(1, len(values) + 1, dtype=values.dtype, device=values.device).sqrt().mul_(1e3).sin_()
+    return values.norm().item(), (values @ direction / direction.norm().clamp(min=1e-300)).item()
 
 
 def mean_matrix(federation: Federation) -> torch.Tensor:
@@ -459,20 +471,3 @@ class Located:
         if isinstance(error, Exception) and not isinstance(error, BadUpdate | ConfigError | ProcessFailed):
             where = f"{self.what} failed in round {self.plan.round} (task {self.plan.task})"
             raise RuntimeError(f"{where}: {type(error).__name__}: {error}") from error
-
-
-def _client(module: LightningModule) -> Client:
-    if not isinstance(module, Client):
-        raise TypeError(f"FederatedOrchestrator trains cfl.client.Client, got {type(module).__name__}")
-    return module
-
-
-def _federation(module: LightningModule) -> Federation:
-    return _client(module)._federation
-
-
-def _data(trainer: Trainer) -> FederatedDataModule:
-    data = getattr(trainer, "datamodule", None)
-    if not isinstance(data, FederatedDataModule):
-        raise TypeError(f"FederatedOrchestrator needs a FederatedDataModule, got {type(data).__name__}")
-    return data

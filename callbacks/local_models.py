@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.func import functional_call
 
-from callbacks.federated import _client, _data, _federation
+from callbacks.access import client_of, data_of, federation_of
 from cfl import processes
 from cfl.client import Client
 from cfl.data.cohorts import CohortBatch
@@ -46,7 +46,7 @@ class LocalModels(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse runs without likelihoods."""
-        scenario = _data(trainer).scenario
+        scenario = data_of(trainer).scenario
         if self.evaluate and scenario != "density":
             raise ConfigError("local_models.evaluate", True, f"false with data.scenario: {scenario}")
 
@@ -57,8 +57,8 @@ class LocalModels(Callback):
         """Score the clients that have just finished the last round of their task."""
         if not (self.evaluate and batch.closes):
             return
-        client, federation = _client(pl_module), _federation(pl_module)
-        ended, cohort = _ended(federation.schedule.round(federation.round)), client._cohort
+        client, federation = client_of(pl_module), federation_of(pl_module)
+        ended, cohort = _ended(federation.schedule.round(federation.round)), client.require_cohort()
         for position in batch.closes:
             owner = cohort.clients[position]
             if owner in ended:
@@ -66,7 +66,7 @@ class LocalModels(Callback):
 
     @staticmethod
     def _score(client: Client, position: int, owner: int, task: int) -> float:
-        data, cohort = client._federation.data, client._cohort
+        data, cohort = client.require_federation().data, client.require_cohort()
         tensors = {**cohort.parameters, **cohort.buffers}
         model = {f"network.{name}": tensor[position].detach() for name, tensor in tensors.items()}
         stream_task = data.stream_task(task, owner)
@@ -83,7 +83,7 @@ class LocalModels(Callback):
         """Drop the scores of clients that were left out of the round; let all processes know all others."""
         if not self.evaluate:
             return
-        self._leave_out(_federation(pl_module))
+        self._leave_out(federation_of(pl_module))
         if processes.count() == 1:
             return
         for theirs in processes.gather(self.scores):

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from callbacks.federated import _client, _federation
+from callbacks.access import client_of, federation_of
 from cfl.data.cohorts import CohortBatch
 from cfl.errors import ConfigError
 from cfl.schedule import RoundPlan
@@ -54,14 +54,14 @@ class RoundProgress(Callback):
         if not (self.enabled and trainer.is_global_zero):
             return
         self._started = self._shown_at = time.perf_counter()
-        self._first_round = _federation(pl_module).round
+        self._first_round = federation_of(pl_module).round
         if self.console.is_terminal:
             self._live = Live(console=self.console, auto_refresh=False, transient=True)
             self._live.start()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """No client of the round is done yet."""
-        federation = _federation(pl_module)
+        federation = federation_of(pl_module)
         self._plan = federation.schedule.round(federation.round)
         self._done, self._clients = 0, len(federation.own_clients(self._plan.task, self._plan.clients))
 
@@ -77,7 +77,7 @@ class RoundProgress(Callback):
         """Show the round's end if it is time, a task's end always."""
         if not (self.enabled and trainer.is_global_zero):
             return
-        federation, plan = _federation(pl_module), self._plan
+        federation, plan = federation_of(pl_module), self._plan
         if plan is None:
             return
         self._done = self._clients = len(plan.clients)
@@ -90,7 +90,7 @@ class RoundProgress(Callback):
 
     def line(self, pl_module: LightningModule) -> str:
         """The line as text."""
-        client, federation = _client(pl_module), _federation(pl_module)
+        client, federation = client_of(pl_module), federation_of(pl_module)
         plan = self._plan
         if plan is None:
             return "no round has started"

@@ -20,7 +20,8 @@ import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from callbacks import folder_lock
-from callbacks.federated import _client, _data, _federation, mean_matrix
+from callbacks.access import client_of, data_of, federation_of
+from callbacks.federated import mean_matrix
 from callbacks.local_models import LocalModels
 from callbacks.targets import AccuracyTargets, rounds_in_words
 from cfl import __version__, processes
@@ -220,11 +221,11 @@ class RunRecord(Callback):
         if not trainer.is_global_zero:
             return
         self._begin()
-        data = _data(trainer)
+        data = data_of(trainer)
         # Who takes part; by the stream's tasks where those of clients differ.
         held = data.indices if data.order is None else data.dealt
         save_partition_report(self.folder, data.tasks, held, f"{self.name_of(data)}, {data.partition.name}")
-        done = _federation(pl_module).round
+        done = federation_of(pl_module).round
         # Of a run that goes on in another folder, what was before lies beside its checkpoint.
         before = Path(trainer.ckpt_path).parent if trainer.ckpt_path else self.folder
         if done and (before / ROUNDS).exists():
@@ -238,20 +239,20 @@ class RunRecord(Callback):
         """Add the round's row; after an evaluation, write the matrix as well."""
         if not trainer.is_global_zero:
             return
-        federation = _federation(pl_module)
+        federation = federation_of(pl_module)
         plan = federation.schedule.round(federation.round - 1)
         evaluated = federation.schedule.evaluates_after(plan)
-        self.last_row = self._row(_client(pl_module), plan, federation.schedule.row_is_whole(plan))
+        self.last_row = self._row(client_of(pl_module), plan, federation.schedule.row_is_whole(plan))
         self._append_round(self.last_row)
         if evaluated:
             self.write_matrices(federation)
             for name, method in federation.methods.items():
                 _write_csv(self.folder / f"{name}.csv", method.task_rows())
         if federation.finished:
-            self._finish(_client(pl_module))
+            self._finish(client_of(pl_module))
 
     def _row(self, client: Client, plan: RoundPlan, evaluated: bool) -> dict[str, Any]:
-        federation = client._federation
+        federation = client.require_federation()
         channel = federation.channel
         row: dict[str, Any] = {
             "round": plan.round,
@@ -337,7 +338,7 @@ class RunRecord(Callback):
         return figures | methods_figures(federation.methods)
 
     def _finish(self, client: Client) -> None:
-        federation = client._federation
+        federation = client.require_federation()
         figures, matrix = self.summary(federation), mean_matrix(federation)
         title = f"{figures['method']} on {figures['benchmark']}"
         measure, name = federation.measure, federation.measure.name
@@ -357,7 +358,7 @@ class RunRecord(Callback):
         drawn = draw_images(client, self.samples)
         if drawn is None:
             return None
-        federation = client._federation
+        federation = client.require_federation()
         on = f"{method_name(federation.methods)} on {self.name_of(federation.data)}"
         picture = sample_grid(drawn.images, f"{on}: samples of {drawn.whose}", drawn.row_names)
         return save_figure(picture, self.folder / "samples.png")
@@ -376,7 +377,7 @@ class RunRecord(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the matrix and the figures of a finished run."""
-        federation = _federation(pl_module)
+        federation = federation_of(pl_module)
         if federation.finished and trainer.is_global_zero:
             self.show(federation)
             print(f"run folder: {self.folder}", flush=True)
@@ -384,9 +385,9 @@ class RunRecord(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """After ``cfl validate``, print what the end of a fit prints."""
         if trainer.state.fn == "validate" and trainer.is_global_zero:
-            self.show(_federation(pl_module))
+            self.show(federation_of(pl_module))
             try:
-                picture = self._draw_samples(_client(pl_module))
+                picture = self._draw_samples(client_of(pl_module))
             except OSError as error:  # a folder that may only be read; the figures are out
                 print(f"samples: not written ({error})", flush=True)
                 return
@@ -396,7 +397,7 @@ class RunRecord(Callback):
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """After ``cfl test``, likewise."""
         if trainer.is_global_zero:
-            self.show(_federation(pl_module))
+            self.show(federation_of(pl_module))
 
     def show(self, federation: Federation) -> None:
         """Print accuracy matrix, ACC, FGT, BWT and FWT, the bytes of all clients together and the time."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from callbacks.federated import _data, _federation
+from callbacks.access import data_of, federation_of
 from cfl.compare.run_folder import rounds_to
 from cfl.errors import ConfigError
 from cfl.schedule import Schedule
@@ -72,14 +72,14 @@ class AccuracyTargets(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """As :meth:`check`; a density's network has no accuracies."""
         if stage == "fit":
-            data = _data(trainer)
+            data = data_of(trainer)
             self.check(data.schedule, data.num_tasks)
             if self.accuracies and data.scenario == "density":
                 raise ConfigError("targets.accuracies", list(self.accuracies), "[] where a density is estimated")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A run that had stopped is not continued."""
-        federation = _federation(pl_module)
+        federation = federation_of(pl_module)
         if federation.stopped:
             trainer.should_stop = True
             if trainer.is_global_zero:
@@ -87,7 +87,7 @@ class AccuracyTargets(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop if it is time. ACC is the same in all processes, hence so is the answer."""
-        federation = _federation(pl_module)
+        federation = federation_of(pl_module)
         met = bool(self.accuracies) and None not in self.rounds(federation.curve).values()
         if self.stop and met:
             trainer.should_stop = True

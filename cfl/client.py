@@ -61,6 +61,7 @@ class Client(LightningModule):
         buffer: the clients' buffers, for methods that replay (in YAML the top-level key ``buffer``).
 
     Attributes:
+        loss_sums: ``[2]``, sum of the losses of local steps since :meth:`reset_loss`, and how many they are.
         frozen: names of the network's parameters that require no gradient: nobody trains or sends them.
         engine_choice: what computes local steps, and how many clients side by side; known once training has started.
         engine_trials: what was measured to find that out, if anything.
@@ -116,7 +117,7 @@ class Client(LightningModule):
         self._frozen: frozenset[str] = frozenset()
         self._observers: tuple[Method, ...] = ()
         self.local_step = 0
-        self._loss = torch.zeros(2)
+        self.loss_sums = torch.zeros(2)
         self._scoring: Scoring | None = None
 
     # Training: one cohort's local steps.
@@ -127,19 +128,19 @@ class Client(LightningModule):
         Raises:
             ConfigError: if the optimizer would mix clients, or a method does not allow it or how gradients are clipped.
         """
-        data = self._federation.data
+        data = self.require_federation().data
         self._check_optimizer(self._optimizer_of([torch.nn.Parameter(torch.zeros(1))]))
         self._check_clipping()
         torch.set_float32_matmul_precision(self.engine_options.matmul_precision)
         choice = self.engine_choice = self._choose_engine()
         data.schedule.settle_width(choice.width, choice.most_padding)
         trials = {str(trial.choice): trial.seconds_per_client_step for trial in self.engine_trials}
-        self._federation.engine = {**choice.to_dict(), "seconds_per_client_step_in_trials": trials}
+        self.require_federation().engine = {**choice.to_dict(), "seconds_per_client_step_in_trials": trials}
         self.engine = build_engine(choice, self.network, self.input_shape, self.engine_options)
         self.cohort = Cohort(self.network, choice.width, data.outputs, self.engine.channels_last)
         self.cohort.gradients_on = self._gradients_on
         self._sealed = sealed_cohort(self.cohort)
-        self._loss = torch.zeros(2, device=self.device)
+        self.loss_sums = torch.zeros(2, device=self.device)
         return self._optimizer_of(self.cohort.parameters.values())
 
     def _check_optimizer(self, optimizer: Optimizer) -> None:
@@ -170,7 +171,7 @@ class Client(LightningModule):
 
     def _choose_engine(self) -> EngineChoice:
         """What the settings say, the checkpoint's choice, or the fastest in a short trial on the next round's data."""
-        data = self._federation.data
+        data = self.require_federation().data
         width = data.schedule.cohort_width
         open_choices = candidates(
             self.engine_options,
@@ -186,7 +187,7 @@ class Client(LightningModule):
         everyones = processes.gather(settled)
         if everyones[0] is not None and None not in everyones:
             return everyones[0]
-        next_round = min(self._federation.round, data.num_rounds - 1)
+        next_round = min(self.require_federation().round, data.num_rounds - 1)
         trials = Trials(
             data, next_round, self.network, self.input_shape, self.engine_options, self._optimizer_of, self._at_once
         )
@@ -226,14 +227,22 @@ class Client(LightningModule):
     def _alone_changes_gradients(self, method: Method) -> bool:
         return not any(other.changes_gradients for other in self.methods.values() if other is not method)
 
-    @property
-    def _federation(self) -> Federation:
+    def require_federation(self) -> Federation:
+        """:attr:`federation`, which must be there.
+
+        Raises:
+            RuntimeError: it is not.
+        """
         if self.federation is None:
             raise RuntimeError("no federation: add callbacks.FederatedOrchestrator to the Trainer")
         return self.federation
 
-    @property
-    def _cohort(self) -> Cohort:
+    def require_cohort(self) -> Cohort:
+        """:attr:`cohort`, which must be there.
+
+        Raises:
+            RuntimeError: it is not.
+        """
         if self.cohort is None:
             raise RuntimeError("no cohort: configure_optimizers has not run")
         return self.cohort
@@ -244,7 +253,7 @@ class Client(LightningModule):
         Raises:
             RuntimeError: naming round, task, clients and step, with the failure as its cause.
         """
-        cohort = self._cohort
+        cohort, buffer = self.require_cohort(), self.require_federation().buffer
         self.local_step, cohort.steps = batch.step, batch.step + 1
         if batch.opens:
             optimizer = cast(Optimizer, self.optimizers(use_pl_optimizer=False))
@@ -257,7 +266,6 @@ class Client(LightningModule):
             self._multiplier = next((m for m in self.methods.values() if self._multiplied_by_engine(m)), None)
             factors = {} if self._multiplier is None else cast(RightMultiplication, self._multiplier).right_factors
             self._observers = tuple(m for m in self._objective.observers if m.observes)
-            buffer = self._federation.buffer
             keeps_logits = bool(self._observers) or (buffer is not None and buffer.wants_logits)
             pulls: Steps = {}
             puller = next((m for m in self.methods.values() if self._pulled_by_engine(m)), None)
@@ -282,8 +290,8 @@ class Client(LightningModule):
                 for method in self._observers:
                     shown = batch.sealed() if method.task_free else batch
                     method.observe(self.shown(method), shown, logits)
-            if self._federation.buffer is not None:
-                self._federation.buffer.offer(cohort, batch, logits)
+            if buffer is not None:
+                buffer.offer(cohort, batch, logits)
             for method in self.methods.values():
                 penalty = method.penalty(self.shown(method))
                 if penalty is not None:
@@ -296,22 +304,22 @@ class Client(LightningModule):
 
     def shown(self, method: Method) -> Cohort:
         """The cohort as a method may see it."""
-        return self._sealed if method.task_free else self._cohort
+        return self._sealed if method.task_free else self.require_cohort()
 
     def _gradients_on(self, batch: CohortBatch, purpose: str) -> dict[str, Tensor]:
         context = StepContext(self.seed, objective=self._plain_objective, purpose=purpose)
-        found = self._engine.gradients(self._cohort, batch.opened(), context)
+        found = self._engine.gradients(self.require_cohort(), batch.opened(), context)
         return {name: gradient for name, gradient in found.items() if name not in self._frozen}
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Gradients of the last :meth:`training_step`, by the engine; none of parameters that are frozen."""
         try:
-            self._engine.backward(loss, self._cohort)
+            self._engine.backward(loss, self.require_cohort())
         except Exception as error:
             raise self._failure(error) from error
         for name in self._frozen:
             # Not zero: optimizers leave alone what has no gradient, and apply weight decay to what has one.
-            self._cohort.parameters[name].grad = None
+            self.require_cohort().parameters[name].grad = None
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         """As any module's; then clients that learn at another rate take back, or add, what that makes of their step."""
@@ -343,7 +351,7 @@ class Client(LightningModule):
 
     def _failure(self, error: Exception) -> RuntimeError:
         """What to raise instead of ``error``; a StopIteration, say, would end the epoch without a word."""
-        cohort = self._cohort
+        cohort = self.require_cohort()
         return RuntimeError(
             f"local step {self.local_step} of clients {list(cohort.clients)} failed in round {cohort.round} "
             f"(task {cohort.task}): {type(error).__name__}: {error}"
@@ -352,16 +360,16 @@ class Client(LightningModule):
     def _record(self, losses: Tensor, batch: CohortBatch) -> None:
         """Add up losses and how many they are, on the device: nobody waits for them before the round is over."""
         training = torch.any(batch.mask, dim=1) if batch.padded else torch.ones_like(losses)
-        self._loss += torch.stack([(losses * training).sum(), training.sum().to(losses.dtype)])
+        self.loss_sums += torch.stack([(losses * training).sum(), training.sum().to(losses.dtype)])
 
     def reset_loss(self) -> None:
         """Start a new mean for :attr:`mean_loss`."""
-        self._loss.zero_()
+        self.loss_sums.zero_()
 
     @property
     def mean_loss(self) -> float:
         """Mean training loss over the local steps of the round so far, every client's step counting once."""
-        total, count = self._loss.tolist()
+        total, count = self.loss_sums.tolist()
         return total / max(count, 1.0)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
@@ -375,7 +383,7 @@ class Client(LightningModule):
                 if method is not self._multiplier:
                     method.adjust_gradients(self.shown(method))
             if self._scaled_steps is not None:
-                self._scaled_steps.remember(self._cohort.parameters)
+                self._scaled_steps.remember(self.require_cohort().parameters)
         except (BadUpdate, ConfigError):
             raise
         except Exception as error:
@@ -390,7 +398,7 @@ class Client(LightningModule):
         """Clip every client's gradient by itself: by its own norm, or by value."""
         if not gradient_clip_val:
             return
-        gradients = list(self._cohort.gradients.values())
+        gradients = list(self.require_cohort().gradients.values())
         if gradient_clip_algorithm == "value":
             for gradient in gradients:
                 gradient.clamp_(-gradient_clip_val, gradient_clip_val)
@@ -413,15 +421,15 @@ class Client(LightningModule):
     @property
     def scoring(self) -> Scoring:
         """What evaluates the federation's models."""
-        if self._scoring is None or self._scoring.federation is not self._federation:
-            self._scoring = Scoring(self._federation)
+        if self._scoring is None or self._scoring.federation is not self.require_federation():
+            self._scoring = Scoring(self.require_federation())
         return self._scoring
 
     # Checkpoints: the network's state dict is the global model; the rest lies under one key.
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the federation; drop the optimizer's state, which no client keeps between rounds."""
-        checkpoint["federation"] = self._federation.state_dict()
+        checkpoint["federation"] = self.require_federation().state_dict()
         checkpoint["engine"] = None if self.engine_choice is None else self.engine_choice.to_dict()
         checkpoint["optimizer_states"] = []
 
@@ -433,7 +441,7 @@ class Client(LightningModule):
         """
         if "federation" not in checkpoint:
             raise ConfigError("ckpt_path", "a checkpoint without a federation", "a last.ckpt written by cfl fit")
-        self._federation.load_state_dict(checkpoint["federation"])
+        self.require_federation().load_state_dict(checkpoint["federation"])
         self._resumed_choice = checkpoint.get("engine")
 
 

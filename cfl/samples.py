@@ -49,7 +49,7 @@ def draw_images(client: Client, count: int) -> DrawnImages | None:
         None where there is nothing to look at: no density, samples that are no images (a single row or column), a
         number of channels other than 1 or 3, or outputs that depend on themselves (MADE's ``stale_output_mask``).
     """
-    federation, network = client._federation, client.network
+    federation, network = client.require_federation(), client.network
     channels, height, width = client.input_shape
     no_density = not is_density(network) or getattr(network, "stale_output_mask", False)
     if count < 1 or no_density or min(height, width) < 2 or channels not in (1, 3):

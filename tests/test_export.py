@@ -56,7 +56,7 @@ def trained(
 @torch.no_grad()
 def scores(client: Client, x: Tensor, owner: int | None = None, task: int = 0) -> Tensor:
     """What the run's own tests compute, by functional calls on the network as it was trained."""
-    federation = client._federation
+    federation = client.require_federation()
     model = federation.state_tensors() if owner is None else federation.model_of(owner, task)
     batch = EvaluationBatch(task, 0, len(x), x, torch.zeros(len(x), dtype=torch.int64))
     return client.scoring.answers(batch, federation.encode(task, model), False)
@@ -261,7 +261,7 @@ def test_batch_statistics_are_no_model() -> None:
     client = trained(norm_net, federated={"batchnorm": "local"})
     with pytest.raises(ConfigError, match=r"or --client 0\.\.3"):
         answer_of(client, Choice())
-    own = client._federation.own_tensors((2,))
+    own = client.require_federation().own_tensors((2,))
     found = answer_of(client, Choice(client=2)).network.state_dict()
     assert own
     for name, values in own.items():
@@ -376,11 +376,11 @@ def test_the_card_of_tasks_with_outputs_of_their_own(tmp_path: Path) -> None:
     client = trained(methods={"fedweit": FedWeIT()})
     choice = Choice(client=1, task=1)
     path = tmp_path / "card.md"
-    write_card(path, Path("m.onnx"), answer_of(client, choice), choice, client._federation, "a: 1", tmp_path)
+    write_card(path, Path("m.onnx"), answer_of(client, choice), choice, client.require_federation(), "a: 1", tmp_path)
     card = path.read_text()
     assert "The model of client 1 for its task 1 (from 0)" in card
     assert "| 0 | 0 to 1 | 0 1 |\n| 1 | 2 to 3 | 2 3 |" in card
-    accuracy = client._federation.measured.summary(after=1)["acc"]
+    accuracy = client.require_federation().measured.summary(after=1)["acc"]
     assert f"| acc | {accuracy:.6g} |" in card
     assert "Every task has outputs of its own; which task" in card
 

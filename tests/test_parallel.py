@@ -530,6 +530,14 @@ class Lonely(Method):
             self.federation.server.parameters["head.bias"] += rank()
 
 
+class Mirrored(Method):
+    """Turns the sign of a tensor in one process; its norm is the same."""
+
+    def end_round(self, plan: RoundPlan) -> None:
+        with torch.no_grad():
+            self.federation.server.parameters["layers.0.weight"] *= 1 - 2 * rank()
+
+
 class Loud(Method):
     """An extra round in which every process lets all clients send."""
 
@@ -546,7 +554,11 @@ def misuse(method: type[Method], size: int) -> None:
 
 @pytest.mark.parametrize(
     ("method", "message"),
-    [(Lonely, "process 1 has another global model than process 0"), (Loud, "client 0 sent from two processes")],
+    [
+        (Lonely, "process 1 has another global model than process 0"),
+        (Mirrored, "process 1 has another global model than process 0"),
+        (Loud, "client 0 sent from two processes"),
+    ],
 )
 def test_methods_that_ignore_the_other_processes_are_found_out(method: type[Method], message: str) -> None:
     crew = Crew(2)

@@ -91,7 +91,7 @@ def answer_of(client: Client, choice: Choice) -> Answer:
         ConfigError: there is no such client or task, models differ by client or task and none was named, one was named
             and makes no difference, or no file could hold what the tests compute.
     """
-    federation = client._federation
+    federation = client.require_federation()
     _check_client(federation, choice.client)
     _check_statistics(federation, choice.client)
     classifiers = [m for m in federation.methods.values() if _overrides(m, "classify")]
@@ -103,7 +103,7 @@ def answer_of(client: Client, choice: Choice) -> Answer:
 
 
 def _answer(client: Client, choice: Choice, classifiers: list[Method]) -> Answer:
-    federation, owner, task = client._federation, choice.client, choice.task
+    federation, owner, task = client.require_federation(), choice.client, choice.task
     model = federation.state_tensors() if owner is None else federation.model_of(owner, task)
     stream_task = (task or 0) if owner is None else federation.data.stream_task(task or 0, owner)
     network = plain_network(federation.network, federation.encode(stream_task, model))
@@ -153,7 +153,7 @@ def _encodes_by_task(federation: Federation) -> str | None:
 
 def _classifies_by_task(client: Client, owner: int | None, classifiers: list[Method]) -> str | None:
     """The method whose scores depend on the task, or None: tried out, as one may be told the task and not use it."""
-    federation = client._federation
+    federation = client.require_federation()
     answer = _answer(client, Choice(owner), classifiers)
     some = next(answer.network.parameters())
     x = torch.linspace(-1, 1, 2 * torch.Size(federation.data.input_shape).numel(), dtype=some.dtype)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cfl.data.datamodule import FederatedDataModule
+from cfl.experiment import method_name
 from cfl.export.answer import Answer, Choice
 from cfl.federation import Federation
 
@@ -75,7 +76,7 @@ def _figures(federation: Federation, run: Path) -> dict[str, Any]:
         summary: dict[str, Any] = json.loads(path.read_text())
         return {key: value for key, value in summary.items() if not isinstance(value, dict | list)}
     # Not of the task in progress, whose row may be empty still.
-    return {"method": "+".join(federation.methods) or "fedavg", **federation.measured.summary()}
+    return {"method": method_name(federation.methods), **federation.measured.summary()}
 
 
 def _heading(choice: Choice, federation: Federation, summary: Mapping[str, Any]) -> str:

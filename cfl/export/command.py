@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cfl.cli import restored
+from cfl.experiment import method_name
 from cfl.export.answer import Choice, answer_of
 from cfl.export.card import write_card
 from cfl.export.formats import PACKAGES, check_format, write
@@ -58,8 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         client, config, checkpoint = restored(["--ckpt_path", options.ckpt_path, *others])
         choice = Choice(options.client, options.task)
         answer = answer_of(client, choice)
-        federation = client._federation
-        metadata = {"method": "+".join(federation.methods) or "fedavg", "stream": federation.data.stream.name}
+        federation = client.require_federation()
+        metadata = {"method": method_name(federation.methods), "stream": federation.data.stream.name}
         difference = write(options.out, answer, federation.data.input_shape, metadata)
         card, run = options.out.with_name(f"{options.out.name}.md"), checkpoint.parent
         if (run / "config.yaml").is_file():  # as it was run, not as it has been restored

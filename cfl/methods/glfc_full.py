@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -136,6 +136,9 @@ class GLFC(Method):
     def setup(self, federation: Federation) -> None:
         """Give every client an empty memory, and make the encoder."""
         super().setup(federation)
+        if not isinstance(federation.network, Network):
+            valid = f"a subclass of cfl.models.base.Network, whose features are looked at, with methods.{self.name}"
+            raise ConfigError("model.network", type(federation.network).__name__, valid)
         if federation.has_personal_models:
             raise ConfigError(f"methods.{self.name}", "with parameters kept local", "one model for all clients")
         data = federation.data
@@ -155,9 +158,7 @@ class GLFC(Method):
 
     @property
     def _network(self) -> Network:
-        network = self.federation.network
-        assert isinstance(network, Network)
-        return network
+        return cast(Network, self.federation.network)
 
     @property
     def _device(self) -> torch.device:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -103,7 +103,10 @@ class ICaRL(Method):
             ConfigError: if clients' models differ, so that there are no common features, or ``size`` is too small.
         """
         super().setup(federation)
-        if any(name in federation.personal for name, _ in federation.network.named_parameters()):
+        if not isinstance(federation.network, Network):
+            valid = f"a subclass of cfl.models.base.Network, whose features are looked at, with methods.{self.name}"
+            raise ConfigError("model.network", type(federation.network).__name__, valid)
+        if federation.has_personal_models:
             raise ConfigError(f"methods.{self.name}", "with parameters kept local", "one model for all clients")
         if self.size < federation.data.num_outputs:
             self._check_size()
@@ -115,9 +118,7 @@ class ICaRL(Method):
 
     @property
     def _network(self) -> Network:
-        network = self.federation.network
-        assert isinstance(network, Network)
-        return network
+        return cast(Network, self.federation.network)
 
     def _seen(self, task: int) -> Tensor:
         """``[O]`` bool: outputs of the tasks up to this one."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cfl.compare.statistics import Spread
 from cfl.errors import ConfigError
 from cfl.experiment import config_hash
 from cfl.papers.definition import SCALE, Figure, Table
@@ -21,32 +21,6 @@ from cfl.papers.resolving import Resolver
 from cfl.papers.results import Result, Results
 from cfl.papers.rough import rough
 from cfl.papers.running import Job
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Mean and deviation over runs.
-
-    Attributes:
-        mean: over the runs.
-        std: with n - 1 in the denominator; None for a single run.
-        count: number of runs.
-    """
-
-    mean: float
-    std: float | None
-    count: int
-
-    @classmethod
-    def over(cls, values: Sequence[float]) -> Spread | None:
-        """Of these values; None where there are none."""
-        if not values:
-            return None
-        mean = math.fsum(values) / len(values)
-        if len(values) == 1:
-            return cls(mean, None, 1)
-        return cls(mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1)), len(values))
-
 
 DIVERGED = "values left the finite numbers"
 
@@ -115,7 +89,7 @@ class Cell:
     @property
     def ours(self) -> Spread | None:
         """Our number; None without a run, for a curve and for a grid."""
-        return Spread.over([value for value in self.seeds.values() if isinstance(value, int | float)])
+        return Spread.of([value for value in self.seeds.values() if isinstance(value, int | float)])
 
     @property
     def grid(self) -> Grid | None:

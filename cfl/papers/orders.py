@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cfl.papers.cells import Cell, Spread
+from cfl.compare.statistics import Spread
+from cfl.papers.cells import Cell
 from cfl.papers.definition import Table
 
 
@@ -94,7 +95,7 @@ def compare_orders(table: Table, cells: Sequence[Cell]) -> list[OrderComparison]
         common = set.intersection(*(set(cell.seeds) for cell, _ in group.values()))
         ours = {}
         for value, (cell, _) in group.items():
-            spread = Spread.over([cell.seeds[seed] for seed in sorted(common or cell.seeds)])
+            spread = Spread.of([cell.seeds[seed] for seed in sorted(common or cell.seeds)])
             assert spread is not None
             ours[value] = spread.mean
         found.append(

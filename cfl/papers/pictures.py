@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from cfl.compare.statistics import Spread
 from cfl.figures import _MARKERS, _PALETTE, attention_bound, attention_scale, draw_attention, save
-from cfl.papers.cells import Cell, Spread
+from cfl.papers.cells import Cell
 from cfl.papers.definition import SCALE, Over, Table
 
 _COLUMNS = 4
@@ -30,12 +31,12 @@ def spreads(cell: Cell) -> list[tuple[int | str | None, Spread | None]]:
     if cell.grid:
         of_seeds = [dict(value.entries()) for value in cell.seeds.values()]
         places = [place for place, _ in cell.grid.entries()]
-        return [(" / ".join(place), Spread.over([of[place] for of in of_seeds if place in of])) for place in places]
+        return [(" / ".join(place), Spread.of([of[place] for of in of_seeds if place in of])) for place in places]
     curves = [values for values in cell.seeds.values() if isinstance(values, list)]
     if not curves:
         return [(None, cell.ours)]
     return [
-        (t + 1, Spread.over([value for value in values if value is not None]))
+        (t + 1, Spread.of([value for value in values if value is not None]))
         for t, values in enumerate(zip(*curves, strict=cell.table.over == "tasks"))
         if any(value is not None for value in values)
     ]

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cfl.papers.cells import Cell, Experiments, Spread
+from cfl.compare.statistics import Spread
+from cfl.papers.cells import Cell, Experiments
 from cfl.papers.definition import Table
 from cfl.papers.orders import OrderComparison, compare_orders
 from cfl.papers.pictures import spreads, table_picture

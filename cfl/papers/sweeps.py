@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import yaml
 
+from cfl.compare.statistics import Spread
 from cfl.errors import ConfigError
 from cfl.experiment import config_hash
 from cfl.papers import expressions
-from cfl.papers.cells import Spread
 from cfl.papers.definition import SCALE, Paper, papers
 from cfl.papers.expressions import Undefined, Unrecorded
 from cfl.papers.folders import begun
@@ -355,7 +355,7 @@ class SweepState:
         if len(values) < self.sweep.seeds:
             return None
         numbers = [value for value in values if not isinstance(value, str)]
-        spread = Spread.over(numbers)
+        spread = Spread.of(numbers)
         return spread.mean if spread and len(numbers) == len(values) else math.nan
 
     def jobs(self, root: Path) -> list[Job]:
@@ -414,7 +414,7 @@ class SweepState:
         """The mean over seeds, or why there is none; both where they differ."""
         found = self.values(candidate).values()
         reasons = dict.fromkeys(value for value in found if isinstance(value, str))
-        spread = Spread.over([value for value in found if not isinstance(value, str)])
+        spread = Spread.of([value for value in found if not isinstance(value, str)])
         return "; ".join([*([shown(spread, 2)] if spread or not reasons else []), *reasons])
 
     @property

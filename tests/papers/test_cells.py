@@ -13,7 +13,8 @@ import pytest
 import yaml
 from fabricated import MATRIX, fot, point, resolver, write_run
 
-from cfl.papers.cells import Cell, Experiments, Spread
+from cfl.compare.statistics import Spread
+from cfl.papers.cells import Cell, Experiments
 from cfl.papers.definition import NoTarget
 from cfl.papers.missing_data import MissingData
 from cfl.papers.published import Published
@@ -40,12 +41,12 @@ def cell(seeds: dict[int, float], paper: tuple[float, float | None], scale: str 
 
 def test_spread_is_that_of_the_standard_library() -> None:
     values = [85.1, 86.4, 85.9]
-    spread = Spread.over(values)
+    spread = Spread.of(values)
     assert spread is not None
     assert spread.mean == pytest.approx(statistics.fmean(values))
     assert spread.std == pytest.approx(statistics.stdev(values))
-    assert Spread.over([1.5]) == Spread(1.5, None, 1)
-    assert Spread.over([]) is None
+    assert Spread.of([1.5]) == Spread(1.5, None, 1)
+    assert Spread.of([]) is None
 
 
 @pytest.mark.parametrize(
