@@ -20,7 +20,7 @@ HEAD = """# Reproducibility
 Written by `python -m cfl.papers reproducibility` from the kept runs in `cfl/papers/*/results`; do not edit. Every cell
 of the papers' tables has a row, and one more for runs at another scale. A run of the published protocol is `matched` if
 the difference is at most the sum of both deviations or the tolerance stated below the table, otherwise `off by` it, and
-`not compared` where the published number is no target; how many seeds that is over, one often, the column `seeds` says.
+`not compared` where the published number is no target. Over how many seeds that is, often one, the column `seeds` says.
 Runs at a reduced scale are never held against published numbers, but for what is the same at every scale, such as
 sizes: only the order of the methods is compared, below the tables that name one. [tables.md](tables.md) says how to
 make the runs.
