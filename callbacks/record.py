@@ -121,7 +121,7 @@ class RunRecord(Callback):
         samples: how many images are drawn from a density for ``samples.png``; 0: none.
 
     Raises:
-        ConfigError: a number of samples below 0.
+        ConfigError: a number of samples below 0, an empty folder, or a benchmark's name that is no folder's.
     """
 
     def __init__(
@@ -129,6 +129,10 @@ class RunRecord(Callback):
     ) -> None:
         if samples < 0:
             raise ConfigError("run.samples", samples, "0 (none) or more")
+        if dir is not None and not dir.strip():
+            raise ConfigError("run.dir", dir, "a folder, or null for one of the run's own under runs/")
+        if benchmark is not None and not re.fullmatch(r"[^/\\\s.][^/\\]*", benchmark):
+            raise ConfigError("run.benchmark", benchmark, "a name that can be a folder's, or null")
         self.dir, self.benchmark, self.overwrite, self.samples = dir, benchmark, overwrite, samples
         self.config_yaml: str | None = None
         self.wandb_id: str | None = None

@@ -32,16 +32,16 @@ from callbacks import (
     RunRecord,
     folder_lock,
 )
-from callbacks.federated import check_trainer
+from callbacks.federated import check_evaluation, check_trainer
 from callbacks.record import LAST_CHECKPOINT, WANDB_ID, check_method_names
 from cfl.client import Client
 from cfl.data.datamodule import FederatedDataModule
 from cfl.engines import EngineOptions
 from cfl.errors import ConfigError
 from cfl.experiment import benchmark_name, completed, config_hash, differences, experiment_of, method_name
+from cfl.method_keys import keys_as_typed
 from cfl.methods import Method
 from cfl.metrics import FORMULAS
-from cfl.parallel import check_strategy
 from cfl.parsing import FOLLOWING, Parser, debugging, reason_for_user
 from cfl.processes import cause_elsewhere
 from cfl.replay_buffer import ReplayBuffer
@@ -138,7 +138,8 @@ class FederatedCLI(LightningCLI):
         self.experiment = experiment_of(plain)
         self.config_hash = config_hash(self.experiment)
         check_method_names(plain["methods"])
-        benchmark = settings.run.benchmark or benchmark_name(plain)
+        self._methods = {name: str(method["class_path"]) for name, method in plain["methods"].items()}
+        benchmark = benchmark_name(plain) if settings.run.benchmark is None else settings.run.benchmark
         method, seed = method_name(plain["methods"]), plain["seed_everything"]
         settings.run.benchmark = benchmark
         if settings.run.dir is None:
@@ -159,6 +160,15 @@ class FederatedCLI(LightningCLI):
                     own["id"] = self.wandb_id = self._wandb_id(Path(settings.run.dir), bool(settings.ckpt_path))
 
     wandb_id: str | None = None
+
+    def instantiate_classes(self) -> None:
+        """As Lightning; errors about methods name them as they were typed."""
+        with keys_as_typed(self._methods):
+            super().instantiate_classes()
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        with keys_as_typed(self._methods):
+            super()._run_subcommand(subcommand)
 
     @staticmethod
     def _wandb_id(folder: Path, resuming: bool) -> str:
@@ -212,7 +222,7 @@ class FederatedCLI(LightningCLI):
         if self.subcommand == "fit":
             check_trainer(self.trainer, self.datamodule)
         else:
-            check_strategy(self.trainer)
+            check_evaluation(self.trainer)
 
     def _checkpoint(self, record: RunRecord) -> str | None:
         """Resolve and check ``ckpt_path``; None starts from the beginning."""
@@ -227,7 +237,9 @@ class FederatedCLI(LightningCLI):
                 print(f"no checkpoint in {record.folder} yet: starting from the first round", flush=True)
             self.config_init[self.subcommand]["ckpt_path"] = None
             return None
-        check_checkpoint(path, self.experiment)
+        rounds = check_checkpoint(path, self.experiment)
+        if self.subcommand == "fit" and rounds >= self.datamodule.num_rounds and is_first_process():
+            print(f"{path} is of a finished run: nothing is left to train", flush=True)
         self.config_init[self.subcommand]["ckpt_path"] = str(path)
         return str(path)
 
@@ -262,12 +274,15 @@ def kept_config(config: Mapping[str, Any], folder: str, benchmark: str) -> str:
     return yaml.safe_dump({**config, "run": run, "ckpt_path": None}, sort_keys=False)
 
 
-def check_checkpoint(path: Path, experiment: Mapping[str, Any]) -> None:
+def check_checkpoint(path: Path, experiment: Mapping[str, Any]) -> int:
     """Refuse a file that is no checkpoint, or one of another experiment.
 
     Args:
         path: the file.
         experiment: the experiment about to run, as :func:`cfl.experiment.experiment_of` gives it.
+
+    Returns:
+        How many rounds of it have been run.
 
     Raises:
         ConfigError: naming the keys that differ.
@@ -287,6 +302,7 @@ def check_checkpoint(path: Path, experiment: Mapping[str, Any]) -> None:
     if found:
         shown = "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
         raise ConfigError("ckpt_path", str(path), f"a checkpoint of this configuration; they differ in {shown}")
+    return int(checkpoint["federation"]["round"])
 
 
 def with_run_config(arguments: Sequence[str]) -> list[str]:

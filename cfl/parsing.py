@@ -211,6 +211,8 @@ def one_line(message: str, options: list[str]) -> str:
     if value := re.search(r"(?:Got|Given) value: (.*?)(?:\. Got value: .*)?$", message, re.M):
         expected = re.findall(r"Expected a (?:<class '([\w.]+)'>|typing\.Literal\[([^\]]*)\])", message)
         valid = [_TYPES.get(plain, f"a {plain}") if plain else literal for plain, literal in expected]
+        if key == "seed_everything":  # Lightning's type allows true, for a seed that nobody knows
+            valid = ["an integer from 0 to 4294967295"]
         if valid:
             return str(ConfigError(key, value[1], " or ".join(valid)))
     return " ".join(message.split())

@@ -72,7 +72,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("model.optimizer.lr = 'abc'", "a number"),
     ),
     "number for a list": (("--targets.accuracies", "50"), ("targets.accuracies = '50'", "a list")),
-    "random seed": (("--seed_everything", "true"), ("seed_everything = 'True'", "an integer")),
+    "random seed": (("--seed_everything", "true"), ("seed_everything = 'True'", "an integer from 0 to 4294967295")),
     # Values.
     "seed below zero": (("--seed_everything", "-1"), ("seed_everything = -1", "0 to 4294967295")),
     "seed too large": (("--seed_everything", "4294967296"), ("seed_everything = 4294967296", "0 to 4294967295")),
@@ -120,6 +120,19 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "no statistics": (("--federated.batchnorm", "drop"), ("federated.batchnorm = 'drop'", "no statistics")),
     "checkpoint share": (("--checkpoint.share", "0"), ("checkpoint.share = 0.0", "(0, 1]")),
     "dropout": (("--model.network.dropout", "1"), ("model.network.dropout = 1", "[0, 1)")),
+    # Methods under names of the user's own.
+    "option of a method with a name of its own": (
+        ("--methods.mine", "FedProx", "--methods.mine.mu", "-1"),
+        ("methods.mine.mu = -1.0", "at least 0"),
+    ),
+    "layers of a method with a name of its own": (
+        ("--methods.mine", "FOT", "--methods.mine.layers", "[nothing]"),
+        ("methods.mine.layers",),
+    ),
+    # Places.
+    "benchmark that is a path": (("--run.benchmark", "../up"), ("run.benchmark = '../up'", "a folder's")),
+    "benchmark without a name": (("--run.benchmark", ""), ("run.benchmark = ''", "a folder's")),
+    "folder without a name": (("--run.dir", "", "--run.overwrite", "true"), ("run.dir = ''", "null")),
     # Names of methods, which are names of files.
     "method named like a table": (("--methods.rounds", "FOT"), ("methods.rounds = 'rounds'", "rounds.csv")),
     "method named like a matrix": (

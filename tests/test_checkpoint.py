@@ -112,7 +112,10 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path, capsys: pytest.
     before, first = tiny_cli.results(tmp_path), capsys.readouterr().out
     assert tiny_cli.fit(tmp_path, *VARIANTS["fot"], "--ckpt_path", "last") == 0
     tiny_cli.assert_same(tiny_cli.results(tmp_path), before)
-    assert capsys.readouterr().out[-500:] == first[-500:]  # the figures are shown again
+    said = capsys.readouterr().out
+    assert said[-500:] == first[-500:]  # the figures are shown again
+    assert f"{tmp_path / 'last.ckpt'} is of a finished run: nothing is left to train" in said
+    assert "nothing is left" not in first
 
 
 def test_run_folder_may_be_moved_before_resuming(tmp_path: Path) -> None:

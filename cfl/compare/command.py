@@ -135,6 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.out is not None and is_run(options.out):
             valid = f"a folder of the comparison's own, e.g. {options.out / 'report'}: this one is a run's"
             raise ConfigError("--out", str(options.out), valid)
+        if options.out is not None and options.out.exists() and not options.out.is_dir():
+            raise ConfigError("--out", str(options.out), "a folder, which is made where there is none: this is a file")
         folders, nothing = find_runs(options.runs)
         readings, left_out, warnings = read_all(folders)
         left_out = [*nothing, *left_out]
@@ -148,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 2
         compared = with_baselines(compare(readings, keys), options.baseline)
         for k, table in enumerate(tables := text_tables(compared)):
-            print_table(terminal_table(table, caption() if k == len(tables) - 1 else ""))
+            print_table(terminal_table(table, caption(tables) if k == len(tables) - 1 else ""))
         if options.out is not None:
             write_report(options.out, compared, left_out, warnings, options.pictures)
             print(options.out / "report.html")

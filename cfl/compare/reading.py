@@ -74,7 +74,7 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[Path], list[LeftOut]]:
     nothing = []
     for path in paths:
         if not path.is_dir():
-            nothing.append(LeftOut(path, "no such folder"))
+            nothing.append(LeftOut(path, "a file, not a folder" if path.exists() else "no such folder"))
             continue
         folders = [path] if is_run(path) else sorted(_below(path))
         if not folders:

@@ -29,8 +29,10 @@ class TextTable:
     rows: Sequence[Sequence[str]]
 
 
-def caption(figures: Sequence[Figure] = PRINTED) -> str:
-    """What columns mean."""
+def caption(tables: Sequence[TextTable] | None = None) -> str:
+    """What the columns of tables mean, or of any table there may be."""
+    shown = None if tables is None else {heading for table in tables for heading in table.headings}
+    figures = [figure for figure in PRINTED if shown is None or figure.heading in shown]
     said = "; ".join(f"{figure.heading}: {figure.meaning}" for figure in figures)
     return f"Mean over seeds, ± sample standard deviation. {said}."
 

@@ -82,7 +82,7 @@ def markdown_report(
     tables: Sequence[TextTable], left_out: Sequence[LeftOut], warnings: Sequence[str], pictures: Sequence[str] = ()
 ) -> str:
     """All tables with their explanation, what is left out, and pictures by file names relative to the text."""
-    parts = ["# Comparison of runs\n", *map(markdown_table, tables), caption() + "\n"]
+    parts = ["# Comparison of runs\n", *map(markdown_table, tables), caption(tables) + "\n"]
     told = [f"- {one.folder}: {one.reason}" for one in left_out] + [f"- {warning}" for warning in warnings]
     if told:
         parts.append("\n".join(["## Not compared", "", *told]) + "\n")

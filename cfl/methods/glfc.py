@@ -51,7 +51,7 @@ class GradientCompensation(ER):
         weighting: Weighting = "appended",
     ) -> None:
         if loss not in ("ce", "bce"):
-            raise ConfigError("methods.glfc.loss", loss, "ce or bce")
+            raise ConfigError("methods.gradient_compensation.loss", loss, "ce or bce")
         super().__init__(size, per_task, update, batch_size, weight, weighting)
         self.loss = loss
         self.reweighs_added_only = loss == "ce"

@@ -76,9 +76,9 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if options.dry_run:
         for job in lacks.jobs:
             console.print(shown_command(job), highlight=False, markup=False, soft_wrap=True)
-        console.print(f"{len(lacks.jobs)} runs to make, {lacks.finished} finished")
+        console.print(f"{_runs(len(lacks.jobs))} to make, {lacks.finished} finished")
         return status
-    console.print(f"{table.full_name}, {options.scale}: {len(lacks.jobs)} runs to make, {lacks.finished} finished")
+    console.print(f"{table.full_name}, {options.scale}: {_runs(len(lacks.jobs))} to make, {lacks.finished} finished")
     outcomes = runner.run(lacks.jobs)
     written = write_report(experiments_in(options.runs), table, options.scale, chosen, options.runs, seeds)
     console.print(written.short, highlight=False, markup=False, soft_wrap=True)
@@ -87,9 +87,18 @@ def run(options: argparse.Namespace, console: Console) -> int:
     return max(status, exit_status(outcomes, runner.interrupted_by))
 
 
+def _runs(count: int) -> str:
+    return f"{count} run{'' if count == 1 else 's'}"
+
+
 def _check_seeds(options: argparse.Namespace) -> None:
     if options.seeds is not None and options.seeds < 1:
         raise ConfigError("--seeds", options.seeds, "an integer of at least 1")
+
+
+def _check_runs(options: argparse.Namespace) -> None:
+    if not options.runs.is_dir():
+        raise ConfigError("--runs", str(options.runs), "a folder in which runs lie")
 
 
 def shown_command(job: Job) -> str:
@@ -101,6 +110,7 @@ def report(options: argparse.Namespace, console: Console) -> int:
     """Write the report of what there is."""
     table, chosen = table_named(options.table), chosen_values(options)
     _check_seeds(options)
+    _check_runs(options)
     written = write_report(experiments_in(options.runs), table, options.scale, chosen, options.runs, options.seeds)
     console.print(written.text, highlight=False, markup=False, soft_wrap=True)
     for path in written.files:
@@ -122,6 +132,7 @@ def list_tables(options: argparse.Namespace, console: Console) -> int:
 
 def keep_runs(options: argparse.Namespace, console: Console) -> int:
     """Write a small file for every finished run."""
+    _check_runs(options)
     for paper in papers():
         kept = keep(paper, options.runs, options.scale.split(","))
         for path in kept.written:

@@ -140,13 +140,23 @@ def test_what_cannot_be_compared_is_named_and_the_rest_compared(runs: Path, caps
     assert "not finished: 12 rounds done" in (runs.parent / "out" / "comparison.md").read_text()
 
 
+def test_only_the_columns_that_are_shown_are_explained(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(runs)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "mean accuracy" in out
+    assert "NLL" not in out
+
+
 def test_it_fails_with_one_line_where_nothing_can_be_compared(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (runs.parent / "file").write_text("")
     for arguments, said in [
         ([runs.parent / "nowhere"], "there is no finished run to compare"),
         ([runs, "--baseline", "gpm"], "--baseline = 'gpm' cannot work; valid: one of fedavg, fot"),
         ([runs, "--group-by", "methods.fot.threshhold"], "--group-by = 'methods.fot.threshhold' cannot work; valid: "),
-        ([runs, "--out", runs.parent / "file"], str(runs.parent / "file")),
+        (
+            [runs, "--out", runs.parent / "file"],
+            "file' cannot work; valid: a folder, which is made where",
+        ),
     ]:
         assert main([str(argument) for argument in arguments]) == 2
         errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]

@@ -329,7 +329,7 @@ def test_bad_options_are_named(options: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         ER(**options)
     assert caught.value.key == key
-    with pytest.raises(ConfigError, match=r"methods\.glfc\.loss"):
+    with pytest.raises(ConfigError, match=r"methods\.gradient_compensation\.loss"):
         GradientCompensation("mse")  # type: ignore[arg-type]
 
 

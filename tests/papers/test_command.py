@@ -29,7 +29,7 @@ def test_a_smoke_table_from_nothing_to_report(tmp_path: Path, capsys: pytest.Cap
     assert "0 runs to make, 2 finished" in capsys.readouterr().out
     assert main(["run", "fot-table1", *ONE, "--seeds", "3", "--dry-run", *runs]) == 0
     said = capsys.readouterr().out
-    assert "1 runs to make, 2 finished" in said
+    assert "1 run to make, 2 finished" in said
     assert "cfl fit --config=configs/benchmarks/five-datasets.yaml" in said
     assert main(["report", "fot-table1", *ONE, *runs]) == 0
     assert row in capsys.readouterr().out
@@ -48,7 +48,9 @@ def test_a_smoke_table_from_nothing_to_report(tmp_path: Path, capsys: pytest.Cap
         (["run", "fot-table12", "--only", "threshold"], "--only = 'threshold' cannot work"),
         (["run", "fot-table12", "--only", "threshold=0.5"], "--only threshold = '0.5' cannot work"),
         (["run", "fot-table12", "--methods", "fot"], "valid: for fot-table12: threshold"),
-        (["report", "fot-table1", "--partition", "iid,x"], "--partition = 'x'"),
+        (["run", "fot-table1", "--partition", "iid,x"], "--partition = 'x'"),
+        (["report", "fot-table1"], "runs' cannot work; valid: a folder in which runs lie"),
+        (["keep"], "runs' cannot work; valid: a folder in which runs lie"),
         (["sweep", "none.yaml"], "sweep = 'none.yaml' cannot work"),
     ],
 )
