@@ -23,6 +23,7 @@ from cfl.data.types import PixelTransform
 from cfl.errors import ConfigError
 from cfl.federation import Federation
 from cfl.layer_inputs.of_clients import client_model, evaluating, evaluating_global
+from cfl.lent_model import LentModel
 from cfl.methods.base import Method
 from cfl.randomness import numpy_generator
 from cfl.schedule import RoundPlan
@@ -106,8 +107,7 @@ class CFeD(Method):
         self.server_distillation, self.server_lr = server_distillation, server_lr
         self.individual_uplinks = server_distillation > 0  # type: ignore[misc]
         self.server_seconds = 0.0
-        self._old: dict[str, Tensor] = {}
-        self._received: set[int] = set()
+        self._old = LentModel()
         self._orders: dict[int, Tensor] = {}
         self._taken: dict[int, int] = {}
         self._models: dict[int, dict[str, Tensor]] = {}
@@ -167,9 +167,7 @@ class CFeD(Method):
     def begin_task(self, plan: RoundPlan) -> None:
         """The model that is about to be sent out is the old one from now on."""
         if plan.task > 0 and self.share > 0:
-            shared = self.federation.shared_tensors()
-            self._old = {name: tensor.detach().clone() for name, tensor in shared.items()}
-            self._received = set(plan.clients)
+            self._old.keep(self.federation.shared_tensors(), plan.clients)
 
     def open_cohort(self, cohort: Cohort) -> None:
         """Clients that review find their shards; who has not got the old model gets it."""
@@ -181,10 +179,8 @@ class CFeD(Method):
         if not rows:
             return
         device = next(federation.network.parameters()).device
-        self._old = {name: tensor.to(device) for name, tensor in self._old.items()}
-        late = [row for row in rows if cohort.clients[row] not in self._received]
-        federation.channel.downlink(f"{self.name} old model", self._old, len(late))
-        old = federation.encode(cohort.task, self._old)
+        lent = self._old.lend(federation, f"{self.name} old model", [cohort.clients[row] for row in rows], device)
+        old = federation.encode(cohort.task, lent)
         for row in rows:
             client = cohort.clients[row]
             count = cohort.sizes[row] * data.schedule.local_epochs
@@ -290,7 +286,7 @@ class CFeD(Method):
     def end_round(self, plan: RoundPlan) -> None:
         """Note who has the old model; let the server distil."""
         if self._old:
-            self._received |= self._reviewing(plan)
+            self._old.note(self._reviewing(plan))
         self._orders, self._models = {}, {}
         if self.server_distillation:
             started = time.perf_counter()
@@ -345,9 +341,9 @@ class CFeD(Method):
 
     def state_dict(self) -> dict[str, Any]:
         """The old model, and who has it."""
-        return {"old": dict(self._old), "received": sorted(self._received), "seconds": self.server_seconds}
+        return {**self._old.state_dict(), "seconds": self.server_seconds}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
-        self._old, self._received = dict(state["old"]), set(state["received"])
+        self._old.load_state_dict(state)
         self.server_seconds = state["seconds"]

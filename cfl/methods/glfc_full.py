@@ -19,23 +19,20 @@ from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Added, Samples
 from cfl.data.scenarios import Scenario
 from cfl.errors import ConfigError
+from cfl.exemplars import Table, joining, no_exemplars, with_classes
 from cfl.federation import Federation
 from cfl.gradient_inversion import GradientEncoder, encoder_gradient, invert_gradient, recovered_label
-from cfl.herding import herd
 from cfl.layer_inputs.of_clients import client_model, evaluating, evaluating_global
-from cfl.memory_share import memory_share
-from cfl.methods.base import Method
 from cfl.methods.glfc_proxy import KeptModel, ProxyServer
+from cfl.methods.own_loss import OwnLoss
 from cfl.models.base import Network
 from cfl.models.features import unit_features
-from cfl.randomness import seed_for, torch_generator
+from cfl.randomness import torch_generator
 from cfl.schedule import RoundPlan
 from cfl.sealed import TaskRef
 
-Table = dict[str, Tensor]
 
-
-class GLFC(Method):
+class GLFC(OwnLoss):
     """Clients notice new data by themselves, replay, compensate gradients, and distil from a model the server picks.
 
     **Task detection.** When a round begins, a client computes the mean entropy of the received model's predictions on
@@ -98,7 +95,6 @@ class GLFC(Method):
     individual_uplinks: ClassVar[bool] = True
     crosses_tasks: ClassVar[bool] = True
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"class"})
-    replaces_own_loss = True
     task_free = True
     # Not with clocks of clients' own: the server's two slots, the best model of this task and of the one before, mean
     # something where nearly all clients send images of new classes at about the same time.
@@ -146,9 +142,7 @@ class GLFC(Method):
         generator = torch_generator(data.seed, f"{self.name} encoder")
         self._encoder = GradientEncoder(data.input_shape, data.num_outputs, generator)
         self._empty = {
-            "place": torch.full((self.size,), -1, dtype=torch.int64),
-            "output": torch.full((self.size,), -1, dtype=torch.int64),
-            "rank": torch.zeros(self.size, dtype=torch.int64),
+            **no_exemplars(self.size),
             "learned": torch.zeros(data.num_outputs, dtype=torch.bool),
             "entropy": torch.zeros((), dtype=torch.float64),
             "last": torch.full((data.most_trained_on,), -1, dtype=torch.int64),
@@ -210,24 +204,11 @@ class GLFC(Method):
             places: of the data that it trained on before.
         """
         features, labels = self._features(model, places)
-        found = labels.unique().tolist()
         learned = before["learned"].clone()
-        learned[found] = True
+        learned[labels.unique().cpu()] = True
         each = max(1, self.size // int(learned.sum()))
-        stays = (before["place"] >= 0) & (before["rank"] < each) & ~torch.isin(before["output"], torch.tensor(found))
-        kept = [[before[name][stays]] for name in ("place", "output", "rank")]
-        for output in found:
-            rows = (labels == output).nonzero().squeeze(1)
-            picked = rows[herd(features[rows], each)].cpu()
-            for parts, values in zip(
-                kept, (places[picked], torch.full((len(picked),), output), torch.arange(len(picked))), strict=True
-            ):
-                parts.append(values)
-        table = {name: values.clone() for name, values in self._empty.items()} | {"learned": learned}
-        for name, parts in zip(("place", "output", "rank"), kept, strict=True):
-            held = torch.cat(parts)[-self.size :]  # the latest classes, where there are more than slots
-            table[name][: len(held)] = held
-        return table
+        exemplars = with_classes(before, each, features, labels, places)
+        return {name: values.clone() for name, values in self._empty.items()} | exemplars | {"learned": learned}
 
     # Local training.
 
@@ -304,33 +285,17 @@ class GLFC(Method):
         return {f"{self.name} group": group, f"{self.name} distils": distils, f"{self.name} old": target}
 
     def _replayed(self, cohort: Cohort, batch: CohortBatch) -> Added | None:
-        held = self._table["place"] >= 0
-        seed = self.federation.data.seed
-        keys = [seed_for(seed, f"{self.name} draw", client, cohort.round, batch.step) for client in cohort.clients]
-        drawn = memory_share(held, cohort.sizes, batch.mask.cpu(), self.batch_size, keys)
-        if drawn is None:
+        seed, purpose = self.federation.data.seed, f"{self.name} draw"
+        some = joining(self._table, cohort, batch, self.batch_size, seed, purpose)
+        if some is None:
             return None
-        slots, mask = drawn
-        places, device = self._table["place"].gather(1, slots), batch.index.device
-        filled = torch.where(mask, places, places[mask][0]).to(device)
-        x, y, tasks = self.federation.data.samples_at(filled, (cohort.round, batch.step))
-        mask = mask.to(device)
-        own, kept = batch.mask.sum(1), mask.sum(1)
-        total = (own + kept).clamp(min=1)
-        extras = _stacked([self._known(row, x[row], y[row], mask[row]) for row in range(len(cohort.clients))])
-        weights = mask.double() / total.unsqueeze(1)
-        return Added(x, y, tasks, mask, weights, self.source, extras, own_factor=own.double() / total)
-
-    def weigh(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
-        """No cross-entropy of the step's own samples and of the memory's."""
-        return torch.where(self._ours(samples), torch.zeros_like(weights), weights)
-
-    def _ours(self, samples: Samples) -> Tensor:
-        return (samples.source == 0) | (samples.source == self.source)
+        x, y, tasks = self.federation.data.samples_at(some.places, (cohort.round, batch.step))
+        extras = _stacked([self._known(row, x[row], y[row], some.mask[row]) for row in range(len(cohort.clients))])
+        return Added(x, y, tasks, some.mask, some.weights, self.source, extras, own_factor=some.own_factor)
 
     def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
         """Gradient compensation and relation distillation."""
-        ours = samples.mask & self._ours(samples)
+        ours = samples.mask & self.ours(samples)
         extras = samples.extras
         truth = F.one_hot(samples.y, logits.shape[-1]).to(logits.dtype)
         allowed = torch.ones_like(truth, dtype=torch.bool) if samples.allowed is None else samples.allowed

@@ -16,20 +16,17 @@ from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Added, Samples
 from cfl.data.scenarios import Scenario
 from cfl.errors import ConfigError
+from cfl.exemplars import Table, joining, no_exemplars, with_classes
 from cfl.federation import Federation
-from cfl.herding import herd
 from cfl.layer_inputs.of_clients import client_model, evaluating
-from cfl.memory_share import memory_share
-from cfl.methods.base import Method
+from cfl.lent_model import LentModel
+from cfl.methods.own_loss import OwnLoss
 from cfl.models.base import Network
 from cfl.models.features import unit_features
-from cfl.randomness import seed_for
 from cfl.schedule import RoundPlan
 
-Table = dict[str, Tensor]
 
-
-class ICaRL(Method):
+class ICaRL(OwnLoss):
     """Exemplars, distillation of the model of the task before, and classification by the nearest class mean.
 
     **Loss** (eq 1): binary cross-entropy with logits, mean over the classes seen so far and over the samples of the
@@ -70,7 +67,6 @@ class ICaRL(Method):
 
     crosses_tasks: ClassVar[bool] = True
     looks_back: ClassVar[bool] = True
-    replaces_own_loss = True
     common_order: ClassVar[bool] = True
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"class"})
 
@@ -90,8 +86,7 @@ class ICaRL(Method):
         self.classifier, self.mirrored = classifier, mirrored
         self.means: Tensor | None = None
         self.known = torch.zeros(0, dtype=torch.bool)
-        self._old: dict[str, Tensor] = {}
-        self._received: set[int] = set()
+        self._old = LentModel()
         self._table: Table = {}
         self._models: list[dict[str, Tensor]] = []
         self._complete = False
@@ -110,11 +105,7 @@ class ICaRL(Method):
             raise ConfigError(f"methods.{self.name}", "with parameters kept local", "one model for all clients")
         if self.size < federation.data.num_outputs:
             self._check_size()
-        self._empty = {
-            "place": torch.full((self.size,), -1, dtype=torch.int64),
-            "output": torch.full((self.size,), -1, dtype=torch.int64),
-            "rank": torch.zeros(self.size, dtype=torch.int64),
-        }
+        self._empty = no_exemplars(self.size)
 
     @property
     def _network(self) -> Network:
@@ -143,9 +134,9 @@ class ICaRL(Method):
     def begin_task(self, plan: RoundPlan) -> None:
         """The model that is about to be sent out is the old one from now on."""
         if plan.task > 0:
-            self._old = {n: t.detach().clone() for n, t in self.federation.shared_tensors().items()}
             # Who held the task before has been sent that model to choose exemplars with it.
-            self._received = set(self.federation.data.members[plan.task - 1].tolist()) | set(plan.clients)
+            before = self.federation.data.members[plan.task - 1].tolist()
+            self._old.keep(self.federation.shared_tensors(), {*before, *plan.clients})
 
     def open_cohort(self, cohort: Cohort) -> None:
         """Look into the clients' exemplars; who has not got the old model gets it."""
@@ -154,11 +145,9 @@ class ICaRL(Method):
         self._models = []
         if not self._old:
             return
-        late = [client for client in cohort.clients if client not in self._received]
-        federation.channel.downlink("old model", self._old, len(late))
         device = next(federation.network.parameters()).device
-        self._old = {name: tensor.to(device) for name, tensor in self._old.items()}
-        old = federation.encode(cohort.task, self._old)
+        lent = self._old.lend(federation, "old model", cohort.clients, device)
+        old = federation.encode(cohort.task, lent)
         self._models = [{**client_model(federation, cohort.task, client), **old} for client in cohort.clients]
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
@@ -169,22 +158,13 @@ class ICaRL(Method):
         return batch if added is None else batch.with_added(added)
 
     def _exemplars(self, cohort: Cohort, batch: CohortBatch) -> Added | None:
-        held = self._table["place"] >= 0
-        seed = self.federation.data.seed
-        keys = [seed_for(seed, f"{self.name} draw", client, cohort.round, batch.step) for client in cohort.clients]
-        drawn = memory_share(held, cohort.sizes, batch.mask.cpu(), self.batch_size, keys)
-        if drawn is None:
+        seed, purpose = self.federation.data.seed, f"{self.name} draw"
+        some = joining(self._table, cohort, batch, self.batch_size, seed, purpose)
+        if some is None:
             return None
-        slots, mask = drawn
-        places, device = self._table["place"].gather(1, slots), batch.index.device
-        some = places[mask][0]
-        x, y, tasks = self._samples(torch.where(mask, places, some).to(device), (cohort.round, batch.step))
-        mask = mask.to(device)
-        own, kept = batch.mask.sum(1), mask.sum(1)
-        total = (own + kept).clamp(min=1)
-        extras = {f"{self.name} old": self._outputs(x, mask)} if self._models else {}
-        weights = mask.double() / total.unsqueeze(1)
-        return Added(x, y, tasks, mask, weights, self.source, extras, own_factor=own.double() / total)
+        x, y, tasks = self._samples(some.places, (cohort.round, batch.step))
+        extras = {f"{self.name} old": self._outputs(x, some.mask)} if self._models else {}
+        return Added(x, y, tasks, some.mask, some.weights, self.source, extras, own_factor=some.own_factor)
 
     def _samples(self, places: Tensor, moment: tuple[int, int] | None = None) -> tuple[Tensor, Tensor, Tensor]:
         data = self.federation.data
@@ -206,13 +186,6 @@ class ICaRL(Method):
                     found[row, own] = logits.sigmoid()
         return found
 
-    def weigh(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
-        """No cross-entropy of the step's own samples and of exemplars."""
-        return torch.where(self._ours(samples), torch.zeros_like(weights), weights)
-
-    def _ours(self, samples: Samples) -> Tensor:
-        return (samples.source == 0) | (samples.source == self.source)
-
     def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
         """Binary cross-entropy over the classes seen, with the old model's outputs as targets for earlier ones."""
         task = self.federation.schedule.task_of(self.federation.round)
@@ -224,11 +197,11 @@ class ICaRL(Method):
         seen = self._seen(task).to(logits.device)
         losses = torch.where(seen, each, torch.zeros_like(each)).sum(-1) / seen.sum()
         factors = samples.weights.to(losses.dtype)
-        return torch.where(samples.mask & self._ours(samples), factors * losses, torch.zeros_like(losses)).sum()
+        return torch.where(samples.mask & self.ours(samples), factors * losses, torch.zeros_like(losses)).sum()
 
     def end_round(self, plan: RoundPlan) -> None:
         """Note who has the old model."""
-        self._received.update(plan.clients)
+        self._old.note(plan.clients)
 
     # After a task: exemplars and class means.
 
@@ -263,21 +236,8 @@ class ICaRL(Method):
         """A client's exemplars from now on: the first ones of what it had, and ``each`` of every class of the task."""
         data = self.federation.data
         before = {n: v[0] for n, v in self.federation.clients.gather(self.name, [client], self._empty).items()}
-        stays = (before["place"] >= 0) & (before["rank"] < each)
-        places, outputs, ranks = ([before[name][stays]] for name in ("place", "output", "rank"))
-        features, labels = self._features(task, client, model)
         own = torch.from_numpy(data.places.of(task, data.indices[task][client]))
-        for output in labels.unique().tolist():
-            rows = (labels == output).nonzero().squeeze(1)
-            picked = rows[herd(features[rows], each)].cpu()
-            places.append(own[picked])
-            outputs.append(torch.full((len(picked),), output))
-            ranks.append(torch.arange(len(picked)))
-        table = {name: values.clone() for name, values in self._empty.items()}
-        for name, parts in (("place", places), ("output", outputs), ("rank", ranks)):
-            held = torch.cat(parts)
-            table[name][: len(held)] = held
-        return table
+        return with_classes(before, each, *self._features(task, client, model), own)
 
     def _features(self, task: int, client: int, model: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         data, device = self.federation.data, next(self.federation.network.parameters()).device
@@ -331,12 +291,11 @@ class ICaRL(Method):
         return {
             "means": self.means,
             "known": self.known,
-            "old": dict(self._old),
-            "received": sorted(self._received),
+            **self._old.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
         self.means, self.known = state["means"], state["known"]
         self._complete = self.means is not None and bool(self.known.all())
-        self._old, self._received = dict(state["old"]), set(state["received"])
+        self._old.load_state_dict(state)

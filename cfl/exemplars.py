@@ -1,0 +1,94 @@
+"""Exemplars: samples that clients keep of the classes they have learned, chosen by herding (iCaRL, GLFC)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cfl.cohort import Cohort
+from cfl.data.cohorts import CohortBatch
+from cfl.herding import herd
+from cfl.memory_share import memory_share
+from cfl.randomness import seed_for
+
+Table = dict[str, Tensor]
+"""``place``, ``output`` and ``rank`` ``[S]`` int64 of a client's exemplars: where the sample is, its class, and how
+many of the class were chosen before it; place -1 in free slots. Stacked for a cohort ``[K, S]``."""
+
+
+def no_exemplars(size: int) -> Table:
+    """The table of a client with ``size`` free slots."""
+    free = torch.full((size,), -1, dtype=torch.int64)
+    return {"place": free, "output": free.clone(), "rank": torch.zeros(size, dtype=torch.int64)}
+
+
+def with_classes(before: Table, each: int, features: Tensor, labels: Tensor, places: Tensor) -> Table:
+    """A client's exemplars when it learns classes: iCaRL's Algorithms 4 and 5.
+
+    Args:
+        before: its table; other entries are not looked at.
+        each: exemplars of every class, of classes that it has already the first ones.
+        features: ``[n, d]`` of the samples to choose from.
+        labels: ``[n]`` int64, their classes; exemplars that it has of these classes are chosen anew.
+        places: ``[n]`` int64, where they are.
+
+    Returns:
+        The new table. Where there are more exemplars than slots, those of the latest classes stay.
+    """
+    found = labels.unique().tolist()
+    stays = (before["place"] >= 0) & (before["rank"] < each) & ~torch.isin(before["output"], torch.tensor(found))
+    parts = {name: [before[name][stays]] for name in ("place", "output", "rank")}
+    for output in found:
+        rows = (labels == output).nonzero().squeeze(1)
+        picked = rows[herd(features[rows], each)].cpu()
+        parts["place"].append(places[picked])
+        parts["output"].append(torch.full((len(picked),), output))
+        parts["rank"].append(torch.arange(len(picked)))
+    table = no_exemplars(size := len(before["place"]))
+    for name, values in parts.items():
+        held = torch.cat(values)[-size:]
+        table[name][: len(held)] = held
+    return table
+
+
+class Joining(NamedTuple):
+    """Exemplars that join a local step, as if they were in the clients' training sets.
+
+    Attributes:
+        places: ``[K, M]`` int64, valid everywhere; anybody's where a client takes fewer than M.
+        mask: ``[K, M]`` bool, False there.
+        weights: ``[K, M]`` float64, so that own samples and exemplars of a client have one mean together.
+        own_factor: ``[K]`` float64, what the mean over own samples has to be multiplied with for that.
+    """
+
+    places: Tensor
+    mask: Tensor
+    weights: Tensor
+    own_factor: Tensor
+
+
+def joining(
+    table: Table, cohort: Cohort, batch: CohortBatch, batch_size: int | None, seed: int, purpose: str
+) -> Joining | None:
+    """Which exemplars join a step, see :func:`cfl.memory_share.memory_share`; None for no sample at all.
+
+    Args:
+        table: the cohort's, ``[K, S]``.
+        cohort: its clients.
+        batch: the step.
+        batch_size: exemplars per client; None for their proportion.
+        seed: the run's.
+        purpose: name of the draw.
+    """
+    keys = [seed_for(seed, purpose, client, cohort.round, batch.step) for client in cohort.clients]
+    drawn = memory_share(table["place"] >= 0, cohort.sizes, batch.mask.cpu(), batch_size, keys)
+    if drawn is None:
+        return None
+    slots, taken = drawn
+    places, device = table["place"].gather(1, slots), batch.index.device
+    filled, mask = torch.where(taken, places, places[taken][0]).to(device), taken.to(device)
+    own = batch.mask.sum(1)
+    total = (own + mask.sum(1)).clamp(min=1)
+    return Joining(filled, mask, mask.double() / total.unsqueeze(1), own.double() / total)
