@@ -256,32 +256,9 @@ class Client(LightningModule):
         cohort, buffer = self.require_cohort(), self.require_federation().buffer
         self.local_step, cohort.steps = batch.step, batch.step + 1
         if batch.opens:
-            optimizer = cast(Optimizer, self.optimizers(use_pl_optimizer=False))
-            rates = [method.step_factors(self.shown(method)) for method in self.methods.values()]
-            self._scaled_steps = ScaledSteps.of(rates, cohort.buffers)
-            frozen = (method.frozen_parameters(self.shown(method)) for method in self.methods.values())
-            self._frozen = self.frozen.union(*frozen)
-            steps_at_once = self._engine.steps_at_once and self._scaled_steps is None and not self._frozen
-            at_once = self._at_once(optimizer) if steps_at_once else None
-            self._multiplier = next((m for m in self.methods.values() if self._multiplied_by_engine(m)), None)
-            factors = {} if self._multiplier is None else cast(RightMultiplication, self._multiplier).right_factors
-            self._observers = tuple(m for m in self._objective.observers if m.observes)
-            keeps_logits = bool(self._observers) or (buffer is not None and buffer.wants_logits)
-            pulls: Steps = {}
-            puller = next((m for m in self.methods.values() if self._pulled_by_engine(m)), None)
-            if at_once is not None and puller is not None:
-                pulls = {name: pull.step(*at_once) for name, pull in cast(Pulling, puller).pulls.items()}
-            self._step_context = StepContext(self.seed, at_once, self._objective, factors, pulls, keeps_logits)
+            self._begin_cohort()
         try:
-            for method in self.methods.values():
-                if not method.task_free:
-                    batch = method.extend_batch(cohort, batch)
-                elif type(method).extend_batch is not Method.extend_batch:  # who leaves a step alone needs none sealed
-                    batch = method.extend_batch(self.shown(method), batch.sealed()).unsealed(batch)
-            if batch.tasks_of_own is not None:
-                cohort.use_outputs(batch.task_ids, batch.mask)
-            for added in batch.added:
-                cohort.use_outputs(added.tasks, added.mask)
+            batch = self._extended(batch)
             losses = self._engine.losses(cohort, batch, self._step_context)
             self._record(losses.detach(), batch)
             logits = None
@@ -301,6 +278,39 @@ class Client(LightningModule):
         except Exception as error:
             raise self._failure(error) from error
         return losses.sum()
+
+    def _begin_cohort(self) -> None:
+        """What holds for all steps of the clients that have just been opened."""
+        methods, buffer = self.methods.values(), self.require_federation().buffer
+        optimizer = cast(Optimizer, self.optimizers(use_pl_optimizer=False))
+        rates = [method.step_factors(self.shown(method)) for method in methods]
+        self._scaled_steps = ScaledSteps.of(rates, self.require_cohort().buffers)
+        self._frozen = self.frozen.union(*(method.frozen_parameters(self.shown(method)) for method in methods))
+        steps_at_once = self._engine.steps_at_once and self._scaled_steps is None and not self._frozen
+        at_once = self._at_once(optimizer) if steps_at_once else None
+        self._multiplier = next((m for m in methods if self._multiplied_by_engine(m)), None)
+        factors = {} if self._multiplier is None else cast(RightMultiplication, self._multiplier).right_factors
+        self._observers = tuple(m for m in self._objective.observers if m.observes)
+        keeps_logits = bool(self._observers) or (buffer is not None and buffer.wants_logits)
+        pulls: Steps = {}
+        puller = next((m for m in methods if self._pulled_by_engine(m)), None)
+        if at_once is not None and puller is not None:
+            pulls = {name: pull.step(*at_once) for name, pull in cast(Pulling, puller).pulls.items()}
+        self._step_context = StepContext(self.seed, at_once, self._objective, factors, pulls, keeps_logits)
+
+    def _extended(self, batch: CohortBatch) -> CohortBatch:
+        """The step with what methods add to it; the cohort knows which outputs have a part in it."""
+        cohort = self.require_cohort()
+        for method in self.methods.values():
+            if not method.task_free:
+                batch = method.extend_batch(cohort, batch)
+            elif type(method).extend_batch is not Method.extend_batch:  # who leaves a step alone needs none sealed
+                batch = method.extend_batch(self.shown(method), batch.sealed()).unsealed(batch)
+        if batch.tasks_of_own is not None:
+            cohort.use_outputs(batch.task_ids, batch.mask)
+        for added in batch.added:
+            cohort.use_outputs(added.tasks, added.mask)
+        return batch
 
     def shown(self, method: Method) -> Cohort:
         """The cohort as a method may see it."""

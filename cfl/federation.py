@@ -47,6 +47,36 @@ def state_buffers(network: nn.Module) -> list[str]:
     return list(buffers)
 
 
+def check_methods(methods: Mapping[str, Method], data: FederatedDataModule) -> None:
+    """Refuse methods that the data's scenario, order, clocks or exposure leave nothing to stand on.
+
+    Raises:
+        ConfigError: naming the setting, and the method that it does not go with.
+    """
+    exposure, spread = data.exposure, data.schedule.clock_spread
+    for name, method in methods.items():
+        who = f"methods.{name} ({type(method).__name__})"
+        needs_steps = f"null: {who} needs clients to learn the same tasks in step"
+        needs_clock = f"0: {who} needs clients to change tasks together"
+        needs_ends = f"another exposure while {who} needs to know where tasks end"
+        needs_past = f"another exposure while {who} looks back to tasks that ended"
+        known = f"one of {sorted(method.scenarios)} while {who} is used"
+        for refused, key, value, valid in (
+            (data.scenario not in method.scenarios, "data.scenario", data.scenario, known),
+            (
+                data.order is not None and method.common_order,
+                "data.sequences",
+                type(data.sequences).__name__,
+                needs_steps,
+            ),
+            (data.rounds.own_clocks and not method.own_clocks, "schedule.clock_spread", spread, needs_clock),
+            (exposure == "asynchronous" and not method.task_free, "data.exposure", exposure, needs_ends),
+            (exposure == "joint" and method.looks_back, "data.exposure", exposure, needs_past),
+        ):
+            if refused:
+                raise ConfigError(key, value, valid)
+
+
 class Federation:
     """Server, clients, methods and what has been measured so far.
 
@@ -101,27 +131,7 @@ class Federation:
         self.curve: list[float | None] = []
         self.stopped = False
         self.engine: dict[str, Any] | None = None
-        for name, method in self.methods.items():
-            if data.scenario not in method.scenarios:
-                raise ConfigError(
-                    "data.scenario",
-                    data.scenario,
-                    f"one of {sorted(method.scenarios)} while methods.{name} ({type(method).__name__}) is used",
-                )
-            if data.order is not None and method.common_order:
-                valid = f"null: methods.{name} ({type(method).__name__}) needs clients to learn the same tasks in step"
-                raise ConfigError("data.sequences", type(data.sequences).__name__, valid)
-            if data.rounds.own_clocks and not method.own_clocks:
-                valid = f"0: methods.{name} ({type(method).__name__}) needs clients to change tasks together"
-                raise ConfigError("schedule.clock_spread", data.schedule.clock_spread, valid)
-            if data.exposure == "asynchronous" and not method.task_free:
-                valid = f"another exposure while methods.{name} ({type(method).__name__}) needs to know where tasks end"
-                raise ConfigError("data.exposure", data.exposure, valid)
-            if data.exposure == "joint" and method.looks_back:
-                valid = (
-                    f"another exposure while methods.{name} ({type(method).__name__}) looks back to tasks that ended"
-                )
-                raise ConfigError("data.exposure", data.exposure, valid)
+        check_methods(self.methods, data)
         check_objective(network, data.scenario)
         parameters = [n for n, _ in network.named_parameters()]
         buffers = state_buffers(network)
