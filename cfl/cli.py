@@ -387,6 +387,7 @@ def _build(kind: type[FederatedCLI], arguments: Sequence[str]) -> FederatedCLI:
         save_config_callback=None,
         parser_class=Parser,
         parser_kwargs={
+            "prog": "cfl",
             "description": "Train and compare methods of continual federated learning.",
             "epilog": "Further commands, each with --help: cfl compare RUN... makes tables and a page of charts of "
             "finished runs, cfl export a file of a run's model, cfl dashboard panels at wandb.",

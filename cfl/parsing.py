@@ -59,6 +59,7 @@ _TYPES = {
     "dict": "a mapping",
 }
 _LOGGER = "--trainer.logger CSVLogger --trainer.logger.save_dir . (the run folder)"
+_ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):`~?([^`]+)`")
 _read: list[tuple[str, Mapping[str, Any]]] = []
 """The configuration files of the command line that is being parsed, each with what it holds."""
 
@@ -136,6 +137,10 @@ class Parser(LightningArgumentParser):
         """As ever, remembering no file of an earlier command line."""
         _read.clear()
         return super().parse_args(*args, **kwargs)
+
+    def format_help(self) -> str:
+        """As ever, without the roles that docstrings mark names with."""
+        return _ROLE.sub(r"\1", super().format_help())
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print what is wrong and exit with 2; with JSONARGPARSE_DEBUG=true, raise with the whole trace."""

@@ -159,6 +159,15 @@ def test_default_run_folder_is_named_after_benchmark_method_seed_and_hash(
     assert folder.name == f"fot-seed5-{tiny_cli.summary(folder)['config_hash'][:8]}"
 
 
+def test_help_reads_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        tiny_cli.run("fit", "--help")
+    said = capsys.readouterr().out
+    assert said.startswith("usage: cfl [options] fit ")
+    assert "--schedule.clock_spread" in said
+    assert not re.search(r":[a-z]+:`", said)
+
+
 # Scoring a checkpoint.
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
+from close import assert_close
+from naive_fisher import Before, fisher_by_loop
 from tiny import (
     NetworkFactory,
     SaveAfter,
@@ -27,7 +28,6 @@ from tiny import (
 )
 from tiny_parallel import Crew, several
 from torch import Tensor
-from torch.func import functional_call
 
 from cfl.cohort import Cohort
 from cfl.curvature.fisher import diagonal_fisher
@@ -62,41 +62,13 @@ def run(
     return fit(tiny_client(data, double(network), optimizer, methods), data, **options)
 
 
-def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], atol: float = 1e-12) -> None:
-    assert set(found) == set(expected)
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-9, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
-
-
 # The quadratic, written out.
 
 
-def fisher_by_loop(federation: Federation, task: int, client: int, model: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The empirical Fisher of one client's samples of a task at ``model``, one autograd call per sample."""
-    names = [n for n, _ in federation.network.named_parameters()]
-    mask = federation.data.outputs.train
-    total = {n: torch.zeros_like(model[n]) for n in names}
-    count = 0
-    federation.network.eval()
-    for x, y in federation.data.client_batches(task, client, 1, torch.device("cpu")):
-        leaves = {n: model[n].detach().clone().requires_grad_() for n in names}
-        with torch.enable_grad():
-            logits = functional_call(federation.network, {**model, **leaves}, (x,))
-            if mask is not None:
-                logits = logits.masked_fill(~mask[task], -torch.inf)
-            gradients = torch.autograd.grad(F.cross_entropy(logits, y), list(leaves.values()))
-        for name, gradient in zip(names, gradients, strict=True):
-            total[name] += gradient**2
-        count += 1
-    federation.network.train()
+def fisher_of(federation: Federation, task: int, client: int, model: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The mean over a client's samples."""
+    total, count = fisher_by_loop(federation, task, client, model)
     return {n: value / count for n, value in total.items()}
-
-
-class Before(Method):
-    """Stands before EWC: what the gradients were."""
-
-    def adjust_gradients(self, cohort: Cohort) -> None:
-        self.gradients = {n: g.clone() for n, g in cohort.gradients.items()}
 
 
 class After(Method):
@@ -121,7 +93,7 @@ class After(Method):
             kept = {n: v[0] for n, v in federation.own_tensors((client,)).items()}
             models[client] = {n: t.detach().clone() for n, t in {**federation.state_tensors(), **kept}.items()}
             encoded = federation.encode(plan.task, models[client])
-            fishers[client] = federation.decode(plan.task, fisher_by_loop(federation, plan.task, client, encoded))
+            fishers[client] = federation.decode(plan.task, fisher_of(federation, plan.task, client, encoded))
         mean = {n: sum(fishers[c][n] for c in clients) / len(clients) for n, _ in federation.network.named_parameters()}
         for client in range(federation.data.num_clients):
             fisher = dict(fishers.get(client, {}))
@@ -282,7 +254,7 @@ def test_one_client_walks_down_the_quadratic(scope: Any, limit: float | None) ->
 
     federation = run({"constant": ConstantGradients(), "ewc": ewc, "copy": Copy()}, data)
     steps = 4 * -(-len(data.indices[1][0]) // 8)
-    fisher = fisher_by_loop(federation, 0, 0, anchors)
+    fisher = fisher_of(federation, 0, 0, anchors)
     found = weights(federation)
     moved, curvature, limited = [], [], 0
     most = math.inf if limit is None else limit / lr

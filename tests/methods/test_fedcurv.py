@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
+from close import assert_close
+from naive_fisher import Before, fisher_by_loop
 from tiny import (
     ConvNet,
     NetworkFactory,
@@ -28,7 +29,6 @@ from tiny import (
     weights,
 )
 from torch import Tensor
-from torch.func import functional_call
 
 from cfl.client import Client
 from cfl.cohort import Cohort
@@ -69,43 +69,15 @@ def run(
     return fit(tiny_client(data, double(network), optimizer, methods), data, **options)
 
 
-def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], atol: float = 1e-12) -> None:
-    assert set(found) == set(expected)
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-9, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
-
-
 # Eq 3, written out.
 
 
-def fisher_by_loop(
+def fisher_of(
     federation: Federation, task: int, client: int, model: Mapping[str, Tensor], reduction: str
 ) -> dict[str, Tensor]:
-    """The empirical Fisher of one client's samples of a task at ``model``, one autograd call per sample."""
-    names = federation.shared_parameters
-    mask = federation.data.outputs.train
-    total = {n: torch.zeros_like(model[n]) for n in names}
-    count = 0
-    federation.network.eval()
-    for x, y in federation.data.client_batches(task, client, 1, torch.device("cpu")):
-        leaves = {n: model[n].detach().clone().requires_grad_() for n in names}
-        with torch.enable_grad():
-            logits = functional_call(federation.network, {**model, **leaves}, (x,))
-            if mask is not None:
-                logits = logits.masked_fill(~mask[task], -torch.inf)
-            gradients = torch.autograd.grad(F.cross_entropy(logits, y), list(leaves.values()))
-        for name, gradient in zip(names, gradients, strict=True):
-            total[name] += gradient**2
-        count += 1
-    federation.network.train()
+    """The mean or the sum over a client's samples, of what goes through the server."""
+    total, count = fisher_by_loop(federation, task, client, model, federation.shared_parameters)
     return {n: value / count if reduction == "mean" else value for n, value in total.items()}
-
-
-class Before(Method):
-    """Stands before FedCurv: what the gradients were."""
-
-    def adjust_gradients(self, cohort: Cohort) -> None:
-        self.gradients = {n: g.clone() for n, g in cohort.gradients.items()}
 
 
 class After(Method):
@@ -127,7 +99,7 @@ class After(Method):
         cohort.put_back_unused_outputs(positions, ends)
         for row, position in enumerate(positions):
             client, end = cohort.clients[position], {n: t[row] for n, t in ends.items()}
-            fisher = fisher_by_loop(federation, cohort.task, client, end, self.fedcurv.reduction)
+            fisher = fisher_of(federation, cohort.task, client, end, self.fedcurv.reduction)
             shared = {n: end[n] for n in federation.shared_parameters}
             share = federation.decode(cohort.task, fisher), federation.decode(cohort.task, shared)
             self.shares.setdefault(cohort.round, {})[client] = share

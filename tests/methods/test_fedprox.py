@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from close import assert_close, farthest
 from naive import Hook, federated_averaging, plain_network
-from test_ewc import After, Before, ConstantGradients, Flip
+from naive_fisher import Before
+from test_ewc import After, ConstantGradients, Flip
 from tiny import NetworkFactory, double, fit, mlp, norm_net, permuted, sgd, split, tiny_client, tiny_data, weights
 from torch import Tensor, nn
 
@@ -63,16 +65,6 @@ def naive_run(
     return federated_averaging(plain_network(data, double(network), start), data, optimizer, **options)[0]
 
 
-def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], atol: float = 1e-11) -> None:
-    assert set(found) == set(expected)
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
-
-
-def way(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    return max(float((a[n] - b[n]).abs().max()) for n in b)
-
-
 # The term.
 
 
@@ -81,7 +73,7 @@ def way(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
 def test_it_is_averaging_of_clients_that_minimise_the_loss_with_the_term(optimizer: Any, width: int) -> None:
     expected = naive_run(data_of(), optimizer=optimizer, penalty=proximal_term(3.0))
     assert_close(weights(run({"prox": FedProx(3.0)}, data_of(width), optimizer=optimizer)), expected)
-    assert way(naive_run(data_of(), optimizer=optimizer), expected) > 1e-2
+    assert farthest(naive_run(data_of(), optimizer=optimizer), expected) > 1e-2
 
 
 @pytest.mark.parametrize("engine", ["vmap", "workers"])
@@ -122,7 +114,7 @@ def test_it_comes_before_clipping() -> None:
 
     expected = naive_run(data_of(), penalty=proximal_term(3.0), change_gradients=clip)
     assert_close(weights(run({"prox": FedProx(3.0)}, gradient_clip_val=0.4)), expected, 1e-6)  # its 1e-6 in the norm
-    assert way(naive_run(data_of(), penalty=proximal_term(3.0)), expected) > 1e-3
+    assert farthest(naive_run(data_of(), penalty=proximal_term(3.0)), expected) > 1e-3
 
 
 class AfterBoth(After):
@@ -192,7 +184,7 @@ def test_without_mu_it_is_federated_averaging_bit_for_bit(engine: EngineOptions)
         client = tiny_client(data, mlp, sgd, methods, engine)
         models.append(weights(fit(client, data)))
         at_once.append(client._step_context.at_once)
-    assert way(models[0], models[1]) == 0
+    assert farthest(models[0], models[1]) == 0
     assert at_once[0] == at_once[1] == (None if engine.kind == "vmap" else (0.1, 0.0))
 
 

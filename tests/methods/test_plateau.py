@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from close import assert_close
 from naive import plain_network, task_loss, train_client, used_outputs
 from tiny import (
     NetworkFactory,
@@ -42,7 +43,8 @@ from cfl.errors import ConfigError
 from cfl.federation import Federation
 from cfl.methods import SCAFFOLD, FedProx, FedWeIT, LearningRateDecay, Method, PersonalLayers
 from cfl.models import MADE
-from cfl.validation_loss import evaluating, validation_loss
+from cfl.models.evaluation import evaluation_mode
+from cfl.validation_loss import validation_loss
 
 OPTIMIZERS: dict[str, tuple[Any, float]] = {
     "sgd": (torch.optim.SGD, 0.4),
@@ -223,12 +225,6 @@ def loop(data: FederatedDataModule, network: NetworkFactory, optimizer: str, flo
     return Loop(data, plain_network(data, double(network), start), make, lr, floor)
 
 
-def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], atol: float = 1e-10) -> None:
-    assert set(found) == set(expected)
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
-
-
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_it_is_averaging_of_clients_with_optimizers_of_their_own(optimizer: str, width: int) -> None:
@@ -372,7 +368,7 @@ def test_a_density_is_validated_by_its_likelihood() -> None:
     made = partial(MADE, hidden=[6], order_agnostic=True, num_masks=2, eval_orders=2)
     found = run({"decay": LearningRateDecay(patience=1)}, data, made)
     batches = list(data.validation_batches(1, 2, 3, torch.device("cpu")))
-    with evaluating(found.network):
+    with evaluation_mode(found.network):
         loss = validation_loss(found.network, weights(found), batches)
         expected = -found.network.log_likelihood(torch.cat([x for x, _ in batches])).mean()  # type: ignore[operator]
     assert loss == pytest.approx(expected.item(), rel=1e-12)
@@ -394,7 +390,7 @@ def test_batches_of_any_size_give_one_mean() -> None:
 def test_evaluating_leaves_every_module_in_its_mode() -> None:
     network = nn.Sequential(nn.Linear(2, 2), nn.Dropout(), nn.BatchNorm1d(2))
     network[2].eval()
-    with evaluating(network):
+    with evaluation_mode(network):
         assert not any(module.training for module in network.modules())
     assert [module.training for module in network] == [True, True, False]
 

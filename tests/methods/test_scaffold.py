@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from close import assert_close, farthest
 from naive import local_batches, plain_network, task_loss, used_outputs
 from tiny import (
     NetworkFactory,
@@ -77,16 +78,6 @@ def variates(federation: Federation) -> dict[int, Tensors]:
 def server_variate(federation: Federation) -> Tensors:
     (method,) = (m for m in federation.methods.values() if isinstance(m, SCAFFOLD))
     return method.variate
-
-
-def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], atol: float = 1e-10) -> None:
-    assert set(found) == set(expected)
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
-
-
-def way(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    return max(float((a[n] - b[n]).abs().max()) for n in b)
 
 
 # The algorithm, written out.
@@ -249,7 +240,7 @@ def test_it_is_the_algorithm_written_out(width: int, variant: Any) -> None:
     data = data_of()
     federation = check(Naive(variant), {"scaffold": SCAFFOLD(variant)}, {"width": width})
     assert len({len(own) for own in data.indices[0].values()}) > 2
-    assert way(weights(run({})), weights(federation)) > 1e-2
+    assert farthest(weights(run({})), weights(federation)) > 1e-2
 
 
 @both
@@ -317,7 +308,7 @@ def test_the_mean_of_variates_is_uniform_whatever_clients_weigh(variant: Any) ->
 def test_the_correction_comes_before_clipping() -> None:
     plain, clipped = Naive().run(data_of()), Naive(clip=0.3)
     check(clipped, {"scaffold": SCAFFOLD()}, gradient_clip_val=0.3)
-    assert way(plain.global_model, clipped.global_model) > 1e-2
+    assert farthest(plain.global_model, clipped.global_model) > 1e-2
 
 
 def test_option_two_takes_in_what_other_methods_add() -> None:
@@ -331,7 +322,7 @@ def test_variates_may_be_reset_at_a_task_switch(variant: Any) -> None:
     of_data = {"stream": permuted(3), "schedule": {"rounds_per_task": 2, "clients_per_round": 2}}
     check(Naive(variant, reset=True), {"scaffold": SCAFFOLD(variant, "reset")}, of_data)
     kept, reset = (Naive(variant, reset=reset).run(data_of(**of_data)) for reset in (False, True))
-    assert way(kept.global_model, reset.global_model) > 1e-3
+    assert farthest(kept.global_model, reset.global_model) > 1e-3
     assert len(reset.c_i) < len(kept.c_i)
 
 
@@ -429,7 +420,7 @@ def test_clients_that_drift_apart_still_end_at_the_common_optimum(variant: Any) 
     optimum = dict(network.state_dict())
     decayed = partial(torch.optim.SGD, lr=LR, weight_decay=decay)
     averaging, scaffold = (
-        way(weights(run(methods, data_of(**of_data), Logistic, decayed)), optimum)
+        farthest(weights(run(methods, data_of(**of_data), Logistic, decayed)), optimum)
         for methods in ({}, {"scaffold": SCAFFOLD(variant)})
     )
     assert averaging > 0.02
@@ -525,7 +516,7 @@ def test_the_first_round_is_federated_averaging_at_full_speed() -> None:
         engine = EngineOptions("workers", 2, stack=1)
         client = tiny_client(data, mlp, sgd, methods, engine)  # type: ignore[arg-type]
         fit(client, data, callbacks=[models[name]])
-    first, second = (way(a, b) for a, b in zip(*(watched.models for watched in models.values()), strict=True))
+    first, second = (farthest(a, b) for a, b in zip(*(watched.models for watched in models.values()), strict=True))
     assert first == 0
     assert second > 1e-3
     assert left == [False, True]
@@ -586,7 +577,7 @@ def test_option_one_has_dropout_masks_of_its_own() -> None:
         variates(run({"scaffold": SCAFFOLD("I")}, data_of(schedule=once, stream=permuted(2)), dropping(rate)))
         for rate in (0.0, 0.5)
     ]
-    assert all(way(kept[0][client], kept[1][client]) > 1e-3 for client in kept[0])
+    assert all(farthest(kept[0][client], kept[1][client]) > 1e-3 for client in kept[0])
 
 
 def test_option_one_is_right_on_average_over_dropout_masks() -> None:

@@ -29,6 +29,18 @@ ROOT = PAPERS.parent.parent
 PAPER = fot()["table1"].paper
 
 
+@pytest.fixture(autouse=True)
+def the_projects_own_stay() -> Iterator[None]:
+    """Nothing here may write where the project keeps its runs."""
+
+    def state() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in PAPERS.rglob("results/*")}
+
+    before = state()
+    yield
+    assert state() == before
+
+
 def arguments(scale: str = "paper", **axes: str) -> tuple[str, ...]:
     return fot()["table1"].recipe(point(scale, **axes)).arguments
 

@@ -1,0 +1,20 @@
+"""Comparing two models, or whatever else is a tensor per name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], atol: float = 1e-11) -> None:
+    """The same names, and values that agree to float64's rounding, unless another tolerance is given."""
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-9, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def farthest(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    """The greatest difference between entries, over the names of ``b``."""
+    return max(float((a[name] - b[name]).abs().max()) for name in b)
