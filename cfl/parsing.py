@@ -59,7 +59,7 @@ _TYPES = {
     "dict": "a mapping",
 }
 _LOGGER = "--trainer.logger CSVLogger --trainer.logger.save_dir . (the run folder)"
-_ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):`~?([^`]+)`")
+_ROLE = re.compile(r":[a-z]+:`(~?)([^`]+)`")
 _read: list[tuple[str, Mapping[str, Any]]] = []
 """The configuration files of the command line that is being parsed, each with what it holds."""
 
@@ -138,9 +138,14 @@ class Parser(LightningArgumentParser):
         _read.clear()
         return super().parse_args(*args, **kwargs)
 
-    def format_help(self) -> str:
+    def format_help(self, *args: Any, **kwargs: Any) -> str:
         """As ever, without the roles that docstrings mark names with."""
-        return _ROLE.sub(r"\1", super().format_help())
+        for action in self._actions:
+            action.help = _without_roles(action.help)
+        for group in self._action_groups:
+            group.title, group.description = _without_roles(group.title), _without_roles(group.description)
+        text: str = super().format_help(*args, **kwargs)
+        return text
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print what is wrong and exit with 2; with JSONARGPARSE_DEBUG=true, raise with the whole trace."""
@@ -156,6 +161,11 @@ class Parser(LightningArgumentParser):
         file = next((f" (in {name})" for name, content in reversed(_read) if unknown and _holds(content, unknown)), "")
         print(f"error: {reason_for_user(ex) or one_line(message, options)}{file}", file=sys.stderr)
         raise SystemExit(2)
+
+
+def _without_roles(text: str | None) -> str | None:
+    """Docstring markup as words: a path after a tilde is shown by its last part."""
+    return text and _ROLE.sub(lambda found: found[2].rpartition(".")[2] if found[1] else found[2], text)
 
 
 def _holds(content: Mapping[str, Any], key: str) -> bool:
