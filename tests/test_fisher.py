@@ -276,6 +276,22 @@ def test_memory_with_the_channels_last_changes_nothing(name: str) -> None:
         assert all(value.is_contiguous() for value in found.values())
 
 
+def test_on_a_cpu_maps_have_their_channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the network can take them; what it is given otherwise gives the same."""
+    network = made("convolutions")
+    x, y = samples()
+    orders: list[bool] = []
+    layer = next(m for m in network.modules() if isinstance(m, nn.Conv2d))
+    handle = layer.register_forward_hook(lambda module, inputs, output: orders.append(output.stride(1) == 1))
+    found = diagonal_fisher(network, {}, [(x, y)])
+    assert orders[-1]
+    monkeypatch.setattr("cfl.curvature.fisher.gains_by_channels_last", lambda *_: False)
+    expected = diagonal_fisher(network, {}, [(x, y)])
+    assert not orders[-1]
+    handle.remove()
+    assert_close(found, expected)
+
+
 def channels_last(tensor: Tensor) -> Tensor:
     return tensor.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
