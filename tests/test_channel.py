@@ -70,7 +70,9 @@ def test_counts_are_averaged_as_numbers() -> None:
     """BatchNorm's counter of batches is an integer; summed as such with weights it would be cut."""
     channel = Channel()
     channel.uplink("update", {"batches": torch.tensor([3, 4, 6])}, [1.0, 1.0, 2.5], [0, 1, 2])
-    torch.testing.assert_close(channel.mean("update")["batches"], torch.tensor((3 + 4 + 15) / 4.5))
+    torch.testing.assert_close(channel.mean("update")["batches"].item(), (3 + 4 + 15) / 4.5, rtol=1e-12, atol=0)
+    channel.uplink("update", {"batches": torch.tensor([2**40 + 1] * 3)}, [1.0] * 3, [0, 1, 2])
+    assert channel.mean("update")["batches"].item() == 2**40 + 1, "more than float32 can count"
 
 
 @pytest.mark.parametrize(

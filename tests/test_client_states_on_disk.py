@@ -187,7 +187,7 @@ def test_a_plugin_of_the_users_own_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [-1, float("nan")])
 def test_a_negative_limit_is_refused(value: float) -> None:
     data = tiny_data()
-    with pytest.raises(ConfigError, match=r"federated\.client_state_memory_mb = .*0 or more, or null"):
+    with pytest.raises(ConfigError, match=r"federated\.client_state_memory_mb = .*at least 0, or null"):
         fit(tiny_client(data), data, {"client_state_memory_mb": value})
 
 

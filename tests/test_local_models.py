@@ -136,7 +136,7 @@ class Breaks(Callback):
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: CohortBatch, batch_idx: int
     ) -> None:
-        cohort = pl_module._cohort
+        cohort = pl_module.require_cohort()
         for position in batch.closes:
             if pl_module.federation.round == self.round and cohort.clients[position] in self.victims:
                 with torch.no_grad():
