@@ -28,7 +28,7 @@ from cfl.client_states import ClientStates
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
 from cfl.errors import BadUpdate, ConfigError
-from cfl.federation import Federation
+from cfl.federation import Federation, state_buffers
 from cfl.full_precision import full_precision
 from cfl.parallel import check_strategy
 from cfl.processes import ProcessFailed
@@ -108,7 +108,7 @@ class FederatedOrchestrator(Callback):
         else:
             check_evaluation(trainer)
         if client.federation is None:
-            if self.batchnorm != "average" and not any(True for _ in client.network.buffers()):
+            if self.batchnorm != "average" and not state_buffers(client.network):
                 valid = "average: the network keeps no statistics that could be treated otherwise"
                 raise ConfigError("federated.batchnorm", self.batchnorm, valid)
             limit = None if self.client_state_memory_mb is None else int(1e6 * self.client_state_memory_mb)

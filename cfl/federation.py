@@ -20,7 +20,7 @@ from cfl.metrics import AccuracyMatrix
 from cfl.models.density import is_density
 from cfl.replay_buffer import TOPIC as BUFFER_TOPIC
 from cfl.replay_buffer import ReplayBuffer
-from cfl.schedule import BoundSchedule
+from cfl.schedule import BoundSchedule, RoundPlan
 from cfl.sealed import TaskRef, opened, sealed_federation
 from cfl.server import Server
 
@@ -226,6 +226,20 @@ class Federation:
             clients: the same in all processes.
         """
         return self.data.own_clients(opened(task), clients)
+
+    def is_last(self, task: int) -> bool:
+        """Whether no task follows."""
+        return task + 1 >= self.data.num_tasks
+
+    def asked(self, plan: RoundPlan, whom: str) -> list[int]:
+        """Clients of an extra round: those ``sampled`` in the round that has ended, or ``all`` that hold its task."""
+        return list(plan.clients) if whom == "sampled" else self.members(plan.task)
+
+    def call_back(self, task: int, clients: Sequence[int]) -> list[int]:
+        """Send clients the new global model for an extra round; those of them that fall to this process, ascending."""
+        own = self.own_clients(task, clients)
+        self.channel.downlink("model", self.shared_tensors(), len(own))
+        return own
 
     def synchronise(self) -> None:
         """Let all processes, which must all call it, know what each other's clients have sent, received and kept."""

@@ -202,3 +202,17 @@ def test_infinities_in_what_is_exchanged_are_refused() -> None:
     client = tiny_client(data, lambda shape, outputs: Constants(shape, outputs, persistent=True))
     with pytest.raises(ConfigError, match=re.escape("model.network = 'Constants, whose buffer mask has others'")):
         fit(client, data)
+
+
+class Masked(Constants):
+    """Constants alone."""
+
+    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
+        super().__init__(input_shape, num_outputs)
+        del self.counts
+
+
+def test_constants_are_no_statistics_to_be_dropped() -> None:
+    data = tiny_data()
+    with pytest.raises(ConfigError, match=r"federated\.batchnorm = 'drop' .*keeps no statistics"):
+        fit(tiny_client(data, Masked), data, {"batchnorm": "drop"})

@@ -366,7 +366,7 @@ class APD(Method):
     def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """Clients that have begun the task remember that, and what their earlier ones are held to."""
         beginners = [position for position in positions if position in self._beginners]
-        follows = self.consolidation > 0 and cohort.task + 1 < self.federation.data.num_tasks
+        follows = self.consolidation > 0 and not self.federation.is_last(cohort.task)
         keeping = positions if self._shares_base and follows else beginners
         if not keeping:
             return

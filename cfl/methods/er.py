@@ -169,9 +169,9 @@ class ER(Method):
     def end_task(self, plan: RoundPlan) -> None:
         """Every client that holds the task chooses what to keep of it."""
         data = self.federation.data
-        if self.update != "task" or plan.task + 1 >= data.num_tasks:
+        if self.update != "task" or self.federation.is_last(plan.task):
             return
-        clients = self.federation.own_clients(plan.task, data.members[plan.task].tolist())
+        clients = self.federation.own_clients(plan.task, self.federation.members(plan.task))
         if not clients:
             return
         held = [data.indices[plan.task][client] for client in clients]

@@ -172,13 +172,12 @@ class EWC(Pulling):
     def end_task(self, plan: RoundPlan) -> None:
         """Clients compute the Fisher of the task's data at the new global model, which becomes an anchor."""
         federation = self.federation
-        if self.strength == 0 or plan.task + 1 == federation.data.num_tasks:
+        if self.strength == 0 or federation.is_last(plan.task):
             return
         started = time.perf_counter()
         self._holders = None
-        clients = plan.clients if self.fisher_clients == "sampled" else federation.data.members[plan.task].tolist()
-        own = federation.own_clients(plan.task, clients)
-        federation.channel.downlink("model", federation.shared_tensors(), len(own))
+        clients = federation.asked(plan, self.fisher_clients)
+        own = federation.call_back(plan.task, clients)
         entries, total, most = 0, 0.0, 0.0
         for client in own:
             fisher, model = self._fisher(plan.task, client)

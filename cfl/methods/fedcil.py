@@ -386,7 +386,7 @@ class FedCIL(Method):
     def end_task(self, plan: RoundPlan) -> None:
         """The global generator becomes the next task's replay generator."""
         self._receivers = set()
-        if plan.task + 1 < self.federation.data.num_tasks:
+        if not self.federation.is_last(plan.task):
             tensors = self.federation.state_tensors()
             self._replay = {name: tensors[name].detach().clone() for name in self._network.generator_names}
             self._replayed_task = plan.task

@@ -301,7 +301,7 @@ class FedWeIT(APD):
     def end_task(self, plan: RoundPlan) -> None:
         """The clients of the last round send what they have learned, for the next task."""
         federation = self.federation
-        if self.borrows and not federation.schedule.own_clocks and plan.task + 1 < federation.data.num_tasks:
+        if self.borrows and not federation.schedule.own_clocks and not federation.is_last(plan.task):
             self._hear(dict.fromkeys(federation.own_clients(plan.task, plan.clients), plan.task), plan)
 
     def _hear_beginners(self, plan: RoundPlan) -> None:

@@ -252,16 +252,14 @@ class FOT(Method):
             return
         started = self._started or time.perf_counter()
         if self.gpse_model == "global":
-            data = self.federation.data
-            clients = list(plan.clients) if self.gpse_clients == "sampled" else data.members[plan.task].tolist()
-            own = self.federation.own_clients(plan.task, clients)
-            self.federation.channel.downlink("model", self.federation.shared_tensors(), len(own))
+            clients = self.federation.asked(plan, self.gpse_clients)
+            own = self.federation.call_back(plan.task, clients)
             self._send_sketches(plan, own, sorted(clients))
         self._grow(plan.task, started)
         self._started = 0.0
 
     def _extracts_after(self, task: int) -> bool:
-        return task + 1 < self.federation.data.num_tasks and bool(self._protected)
+        return not self.federation.is_last(task) and bool(self._protected)
 
     def _send_sketches(
         self,

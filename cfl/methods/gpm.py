@@ -204,13 +204,11 @@ class GPM(RightMultiplication):
     def end_task(self, plan: RoundPlan) -> None:
         """Let clients add what their samples of the task need to their memories."""
         federation = self.federation
-        if plan.task + 1 >= federation.data.num_tasks or not self._protected:
+        if federation.is_last(plan.task) or not self._protected:
             return
         started = time.perf_counter()
-        sampled = self.memory_clients == "sampled"
-        clients = list(plan.clients) if sampled else federation.data.members[plan.task].tolist()
-        own = federation.own_clients(plan.task, clients)
-        federation.channel.downlink("model", federation.shared_tensors(), len(own))
+        clients = federation.asked(plan, self.memory_clients)
+        own = federation.call_back(plan.task, clients)
         with evaluating(federation):
             grown = {client: self._grow(plan.task, client) for client in own}
         everyones = {client: found for part in processes.gather(grown) for client, found in part.items()}

@@ -208,13 +208,11 @@ class ICaRL(OwnLoss):
     @torch.no_grad()
     def end_task(self, plan: RoundPlan) -> None:
         """Clients choose exemplars of the task, forget some of the earlier ones, and send class means."""
-        federation, data = self.federation, self.federation.data
+        federation = self.federation
         device = next(federation.network.parameters()).device
         seen = self._seen(plan.task)
         each = max(1, self.size // int(seen.sum()))
-        own = federation.own_clients(plan.task, data.members[plan.task].tolist())
-        federation.channel.downlink("model", federation.shared_tensors(), len(own))
-        for client in own:
+        for client in federation.call_back(plan.task, federation.members(plan.task)):
             model = client_model(federation, plan.task, client)
             with evaluating(federation):
                 table = self._chosen(plan.task, client, model, each)

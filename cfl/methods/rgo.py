@@ -216,13 +216,11 @@ class RGO(RightMultiplication):
         """Let the clients of the share take the task's curvature into their ``P``."""
         federation = self.federation
         keepers = self.keepers(plan.task)
-        if plan.task + 1 >= federation.data.num_tasks or not self._dims or not keepers:
+        if federation.is_last(plan.task) or not self._dims or not keepers:
             return
         started = time.perf_counter()
-        sampled = self.memory_clients == "sampled"
-        clients = plan.clients if sampled else federation.data.members[plan.task].tolist()
-        own = federation.own_clients(plan.task, [client for client in clients if client in keepers])
-        federation.channel.downlink("model", federation.shared_tensors(), len(own))
+        clients = federation.asked(plan, self.memory_clients)
+        own = federation.call_back(plan.task, [client for client in clients if client in keepers])
         with evaluating(federation):
             found = {client: self._update(plan.task, client) for client in own}
         everyones = {client: figures for part in processes.gather(found) for client, figures in part.items()}
