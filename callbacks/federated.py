@@ -186,10 +186,11 @@ class FederatedOrchestrator(Callback):
 
     def _open(self, trainer: Trainer, pl_module: LightningModule, batch: CohortBatch) -> None:
         client, federation, plan = client_of(pl_module), federation_of(pl_module), self._plan
+        cohort = client.require_cohort()
         # Named by a client, because every process has a cohort number 0.
         seed_device(client.device, seed_for(federation.data.seed, "dropout", plan.round, batch.clients[0]))
         tensors = federation.encode(batch.task, federation.state_tensors())
-        client.require_cohort().open(
+        cohort.open(
             batch.clients,
             batch.sizes,
             batch.task,
@@ -201,9 +202,9 @@ class FederatedOrchestrator(Callback):
         )
         for optimizer in trainer.optimizers:
             optimizer.state.clear()
-            client.require_cohort().lr = float(optimizer.param_groups[0]["lr"])
+            cohort.lr = float(optimizer.param_groups[0]["lr"])
         if federation.buffer is not None:
-            federation.buffer.open(client.require_cohort())
+            federation.buffer.open(cohort)
         for method in federation.methods.values():
             method.open_cohort(client.shown(method))
 

@@ -90,14 +90,14 @@ class Client(LightningModule):
             self.network = convert_dropout(convert_batchnorm(network(input_shape, num_outputs)))
             if not is_density(self.network):
                 require_head(self.network)
-            before = _frozen(self.network)
+            before = _frozen_parameters(self.network)
             for method in self.methods.values():
                 torch.manual_seed(seed_for(seed, f"extend network, {type(method).__name__}"))
                 method.extend_network(self.network)
         mixing = unmaskable_layers(self.network)
         if mixing:
             raise ConfigError("model.network", mixing, "a network whose batch statistics can leave out padded samples")
-        self.frozen = _frozen(self.network)
+        self.frozen = _frozen_parameters(self.network)
         if thawed := before - self.frozen:
             valid = "a network without frozen parameters in layers that the methods replace"
             raise ConfigError("model.network", sorted(thawed), valid)
@@ -114,7 +114,7 @@ class Client(LightningModule):
         self._step_context = StepContext(seed, objective=self._objective)
         self._multiplier: Method | None = None
         self._scaled_steps: ScaledSteps | None = None
-        self._frozen: frozenset[str] = frozenset()
+        self._frozen_in_cohort: frozenset[str] = frozenset()
         self._observers: tuple[Method, ...] = ()
         self.local_step = 0
         self.loss_sums = torch.zeros(2)
@@ -285,8 +285,10 @@ class Client(LightningModule):
         optimizer = cast(Optimizer, self.optimizers(use_pl_optimizer=False))
         rates = [method.step_factors(self.shown(method)) for method in methods]
         self._scaled_steps = ScaledSteps.of(rates, self.require_cohort().buffers)
-        self._frozen = self.frozen.union(*(method.frozen_parameters(self.shown(method)) for method in methods))
-        steps_at_once = self._engine.steps_at_once and self._scaled_steps is None and not self._frozen
+        self._frozen_in_cohort = self.frozen.union(
+            *(method.frozen_parameters(self.shown(method)) for method in methods)
+        )
+        steps_at_once = self._engine.steps_at_once and self._scaled_steps is None and not self._frozen_in_cohort
         at_once = self._at_once(optimizer) if steps_at_once else None
         self._multiplier = next((m for m in methods if self._multiplied_by_engine(m)), None)
         factors = {} if self._multiplier is None else cast(RightMultiplication, self._multiplier).right_factors
@@ -319,7 +321,7 @@ class Client(LightningModule):
     def _gradients_on(self, batch: CohortBatch, purpose: str) -> dict[str, Tensor]:
         context = StepContext(self.seed, objective=self._plain_objective, purpose=purpose)
         found = self._engine.gradients(self.require_cohort(), batch.opened(), context)
-        return {name: gradient for name, gradient in found.items() if name not in self._frozen}
+        return {name: gradient for name, gradient in found.items() if name not in self._frozen_in_cohort}
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Gradients of the last :meth:`training_step`, by the engine; none of parameters that are frozen."""
@@ -327,7 +329,7 @@ class Client(LightningModule):
             self._engine.backward(loss, self.require_cohort())
         except Exception as error:
             raise self._failure(error) from error
-        for name in self._frozen:
+        for name in self._frozen_in_cohort:
             # Not zero: optimizers leave alone what has no gradient, and apply weight decay to what has one.
             self.require_cohort().parameters[name].grad = None
 
@@ -455,7 +457,7 @@ class Client(LightningModule):
         self._resumed_choice = checkpoint.get("engine")
 
 
-def _frozen(network: Network) -> frozenset[str]:
+def _frozen_parameters(network: Network) -> frozenset[str]:
     """Names of the parameters that do not ask for a gradient.
 
     Raises:

@@ -53,7 +53,7 @@ def with_classes(before: Table, each: int, features: Tensor, labels: Tensor, pla
     return table
 
 
-class Joining(NamedTuple):
+class Replayed(NamedTuple):
     """Exemplars that join a local step, as if they were in the clients' training sets.
 
     Attributes:
@@ -69,9 +69,9 @@ class Joining(NamedTuple):
     own_factor: Tensor
 
 
-def joining(
+def replayed(
     table: Table, cohort: Cohort, batch: CohortBatch, batch_size: int | None, seed: int, purpose: str
-) -> Joining | None:
+) -> Replayed | None:
     """Which exemplars join a step, see :func:`cfl.memory_share.memory_share`; None for no sample at all.
 
     Args:
@@ -91,4 +91,4 @@ def joining(
     filled, mask = torch.where(taken, places, places[taken][0]).to(device), taken.to(device)
     own = batch.mask.sum(1)
     total = (own + mask.sum(1)).clamp(min=1)
-    return Joining(filled, mask, mask.double() / total.unsqueeze(1), own.double() / total)
+    return Replayed(filled, mask, mask.double() / total.unsqueeze(1), own.double() / total)

@@ -19,7 +19,7 @@ from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Added, Samples
 from cfl.data.scenarios import Scenario
 from cfl.errors import ConfigError
-from cfl.exemplars import Table, joining, no_exemplars, with_classes
+from cfl.exemplars import Table, no_exemplars, replayed, with_classes
 from cfl.federation import Federation
 from cfl.gradient_inversion import GradientEncoder, encoder_gradient, invert_gradient, recovered_label
 from cfl.layer_inputs.of_clients import client_model, evaluating, evaluating_global
@@ -286,7 +286,7 @@ class GLFC(OwnLoss):
 
     def _replayed(self, cohort: Cohort, batch: CohortBatch) -> Added | None:
         seed, purpose = self.federation.data.seed, f"{self.name} draw"
-        some = joining(self._table, cohort, batch, self.batch_size, seed, purpose)
+        some = replayed(self._table, cohort, batch, self.batch_size, seed, purpose)
         if some is None:
             return None
         x, y, tasks = self.federation.data.samples_at(some.places, (cohort.round, batch.step))

@@ -16,7 +16,7 @@ from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Added, Samples
 from cfl.data.scenarios import Scenario
 from cfl.errors import ConfigError
-from cfl.exemplars import Table, joining, no_exemplars, with_classes
+from cfl.exemplars import Table, no_exemplars, replayed, with_classes
 from cfl.federation import Federation
 from cfl.layer_inputs.of_clients import client_model, evaluating
 from cfl.lent_model import LentModel
@@ -159,7 +159,7 @@ class ICaRL(OwnLoss):
 
     def _exemplars(self, cohort: Cohort, batch: CohortBatch) -> Added | None:
         seed, purpose = self.federation.data.seed, f"{self.name} draw"
-        some = joining(self._table, cohort, batch, self.batch_size, seed, purpose)
+        some = replayed(self._table, cohort, batch, self.batch_size, seed, purpose)
         if some is None:
             return None
         x, y, tasks = self._samples(some.places, (cohort.round, batch.step))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,7 +166,7 @@ def read_result(folder: Path) -> Result:
         matrix = [[None if math.isnan(x) else x for x in row] for row in run.matrix.tolist()]
         reading = "summary.json"
         summary = json.loads((folder / reading).read_text(encoding="utf-8"))
-        space: dict[str, dict[str, list[float]]] = {}
+        space: dict[tuple[str, str], list[float]] = {}
         attention: dict[str, dict[int, Attention]] = {}
         for name in methods:
             reading = f"{name}.csv"
@@ -173,10 +174,10 @@ def read_result(folder: Path) -> Result:
             attention |= read_attention(of_method)
             for row in of_method:
                 if SPACE in row and "layer" in row:
-                    space.setdefault(row["layer"], {}).setdefault(name, []).append(float(row[SPACE]))
-            for layer, of_methods in space.items():
-                if (rows := len(of_methods.get(name, matrix[1:]))) != len(matrix) - 1:
-                    raise ValueError(f"{rows} rows for {layer} and {len(matrix)} tasks")
+                    space.setdefault((row["layer"], name), []).append(float(row[SPACE]))
+            for (layer, _), used in space.items():
+                if len(used) != len(matrix) - 1:
+                    raise ValueError(f"{len(used)} rows for {layer} and {len(matrix)} tasks")
         reading = "rounds.csv"
         rounds = _rows(folder / reading)
         if (folder / reading).is_file() and len(rounds) != int(summary["rounds"]):
@@ -194,11 +195,8 @@ def read_result(folder: Path) -> Result:
         raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError, csv.Error) as error:
         raise RunFolderError(f"{folder / reading}: not what a finished run leaves ({error})") from None
-    of_layers = {
-        layer if len(of_methods) == 1 else f"{name}.{layer}": used
-        for layer, of_methods in space.items()
-        for name, used in of_methods.items()
-    }
+    methods_of = Counter(layer for layer, _ in space)
+    of_layers = {layer if methods_of[layer] == 1 else f"{name}.{layer}": used for (layer, name), used in space.items()}
     return Result(experiment, summary, matrix, of_layers, epochs, folder, curve, task_il, attention)
 
 

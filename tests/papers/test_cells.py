@@ -13,6 +13,7 @@ import pytest
 import yaml
 from fabricated import MATRIX, fot, point, resolver, write_run
 
+from cfl.compare.matrix_file import RunFolderError
 from cfl.compare.statistics import Spread
 from cfl.papers.cells import Cell, Experiments
 from cfl.papers.definition import NoTarget
@@ -277,6 +278,19 @@ def test_unfinished_and_broken_folders_are_no_runs(tmp_path: Path) -> None:
     assert read_results(tmp_path).all == []
     left_out = read_results(tmp_path).left_out
     assert all(str(tmp_path / name) in said for name, said in zip("ab", left_out, strict=True))
+
+
+def test_two_methods_may_measure_a_layer(tmp_path: Path) -> None:
+    """Layers that one of them alone measures have their own names; a short table of either is a damaged run."""
+    config = resolver().config(arguments(method="fot"))
+    methods = {**config["methods"], "gpm": {"class_path": "GPM"}}
+    folder = write_run(tmp_path / "a", (), config={**config, "methods": methods})
+    gpm = folder / "gpm.csv"
+    gpm.write_text("task,layer,used_space\n0,b,1.0\n1,b,2.0\n0,c,3.0\n1,c,4.0\n")
+    assert read_result(folder).space == {"a": [10.0, 20.0], "fot.b": [11.0, 21.0], "gpm.b": [1.0, 2.0], "c": [3.0, 4.0]}
+    gpm.write_text("task,layer,used_space\n0,b,1.0\n")
+    with pytest.raises(RunFolderError, match=r"gpm\.csv: .*1 rows for b and 3 tasks"):
+        read_result(folder)
 
 
 @pytest.mark.parametrize(
