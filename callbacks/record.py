@@ -31,7 +31,6 @@ from cfl.compare.matrix_file import write_matrix_csv
 from cfl.compare.matrix_table import matrix_table
 from cfl.compare.printing import print_table
 from cfl.data.report import save as save_partition_report
-from cfl.density_metrics import NLLMatrix
 from cfl.errors import ConfigError
 from cfl.experiment import method_name
 from cfl.federation import Federation
@@ -39,10 +38,10 @@ from cfl.figures import accuracy_curve, accuracy_heatmap, learning_curves, sampl
 from cfl.figures import save as save_figure
 from cfl.measure import ACCURACY, NLL
 from cfl.methods import Method
-from cfl.metrics import AccuracyMatrix
 from cfl.samples import draw_images
 from cfl.schedule import RoundPlan
 from cfl.source_digest import source_digest
+from cfl.task_matrix import TaskMatrix
 
 _log = logging.getLogger(__name__)
 
@@ -440,13 +439,13 @@ def mean_initial(federation: Federation) -> torch.Tensor:
     return _means(federation, federation.measured)[1]
 
 
-def known_tasks(federation: Federation) -> dict[str, AccuracyMatrix | NLLMatrix]:
+def known_tasks(federation: Federation) -> dict[str, TaskMatrix]:
     """Ending of names in files -> the matrix of tests in which it is known whose task a sample is, if there is one."""
     found = {"_task_il": federation.accuracy_task_il, "_task_aware": federation.nll_task_aware}
     return {suffix: matrix for suffix, matrix in found.items() if matrix is not None}
 
 
-def _means(federation: Federation, matrix: AccuracyMatrix | NLLMatrix) -> tuple[torch.Tensor, torch.Tensor]:
+def _means(federation: Federation, matrix: TaskMatrix) -> tuple[torch.Tensor, torch.Tensor]:
     """A matrix ``[T, T]`` and its row before training ``[T]``, the mean over clients where each has its own."""
     values = matrix.compute(), matrix.initial()
     return (values[0].nanmean(0), values[1].nanmean(0)) if federation.measures_clients else values

@@ -22,15 +22,12 @@ Worked by hand for three tasks and ``n = [[70, 90, 95], [85, 60, 88], [80, 75, 5
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from cfl import processes
-from cfl.errors import ConfigError
 from cfl.metrics import average_accuracy, last_evaluated, mean_over, own_tasks
+from cfl.task_matrix import TaskMatrix
 
 NLL_FORMULAS: dict[str, str] = {
     "nll": "mean over i <= t of n[t, i], in nats (lower is better)",
@@ -62,12 +59,10 @@ def nll_forgetting(n: Tensor, after: int | None = None) -> Tensor:
     return mean_over((n[..., t, :t] - best).clamp(min=0), own_tasks(n)[..., :t])  # clamp leaves NaN alone
 
 
-class NLLMatrix:
-    """Sums of negative log-likelihoods, from which the NLL matrix of a run is computed.
+class NLLMatrix(TaskMatrix):
+    """Sums of negative log-likelihoods, from which the NLL matrix of a run is computed, in nats per sample.
 
-    Sums are in float64 and additive: batches may arrive in any order, over any number of processes, before or after a
-    checkpoint was loaded, and give the same matrix up to that precision. With several processes each counts a share of
-    a row, from a cleared row on; :meth:`add_up` then makes it the same in all of them.
+    Sums are in float64, hence the same up to that precision in whichever order and over however many processes.
 
     Args:
         num_tasks: number of tasks T, at least 1.
@@ -77,16 +72,10 @@ class NLLMatrix:
         cfl.errors.ConfigError: a number below 1.
     """
 
+    higher_is_better = False
+
     def __init__(self, num_tasks: int, num_clients: int | None = None) -> None:
-        if num_tasks < 1:
-            raise ConfigError("num_tasks", num_tasks, "an integer of at least 1")
-        if num_clients is not None and num_clients < 1:
-            raise ConfigError("num_clients", num_clients, "an integer of at least 1, or null for one global model")
-        self.num_tasks, self.num_clients = num_tasks, num_clients
-        leading = () if num_clients is None else (num_clients,)
-        # Row T is the model before any training.
-        self._sums = torch.zeros((*leading, num_tasks + 1, num_tasks), dtype=torch.float64)
-        self._counts = torch.zeros((*leading, num_tasks + 1, num_tasks), dtype=torch.int64)
+        super().__init__(num_tasks, num_clients, torch.float64)
 
     def update(self, row: int, task: int, total: Tensor | float, count: int, client: int | None = None) -> None:
         """Add one batch or one whole test set.
@@ -102,53 +91,12 @@ class NLLMatrix:
             ValueError: an index out of range, a client where none belongs or none where one does, or a sum that is not
                 finite.
         """
-        row = self._row(row)
-        if not 0 <= task < self.num_tasks:
-            raise ValueError(f"task = {task} cannot be; valid: 0 .. {self.num_tasks - 1}")
-        if (client is None) != (self.num_clients is None) or not 0 <= (client or 0) < (self.num_clients or 1):
-            valid = "None (one global model)" if self.num_clients is None else f"0 .. {self.num_clients - 1}"
-            raise ValueError(f"client = {client} cannot be; valid: {valid}")
+        place = self._place(row, task, client)
         total = float(total)
         if not math.isfinite(total) or count < 0:
             raise ValueError(f"{count} samples of task {task} have a negative log-likelihood of {total}")
-        place = (row, task) if client is None else (client, row, task)
-        self._sums[place] += total
-        self._counts[place] += count
-
-    def _row(self, row: int) -> int:
-        if not -1 <= row < self.num_tasks:
-            raise ValueError(f"row = {row} cannot be; valid: 0 .. {self.num_tasks - 1}, or -1 for before training")
-        return row if row >= 0 else self.num_tasks
-
-    def clear_row(self, row: int, clients: Sequence[int] | None = None) -> None:
-        """Forget one row (-1: before training), so that evaluating again replaces it; of these clients' matrices, or
-        all."""
-        place = self._place(row, clients)
-        self._sums[place] = 0
-        self._counts[place] = 0
-
-    def add_up(self, row: int, clients: Sequence[int] | None = None) -> None:
-        """Add what all processes have counted in one row (-1: before training) since it was cleared in all of them.
-
-        All processes must call it, once, with the arguments with which the row was cleared.
-        """
-        place = self._place(row, clients)
-        added = processes.add_up({"sums": self._sums[place].clone(), "counts": self._counts[place].clone()})
-        self._sums[place], self._counts[place] = added["sums"], added["counts"]
-
-    def _place(self, row: int, clients: Sequence[int] | None) -> tuple[Any, ...]:
-        return (..., self._row(row), slice(None)) if clients is None else (list(clients), self._row(row))
-
-    def compute(self) -> Tensor:
-        """``[T, T]``, or ``[C, T, T]`` for clients: nats per sample, float64, NaN where nothing was counted."""
-        return self._means()[..., :-1, :]
-
-    def initial(self) -> Tensor:
-        """Before any training, ``[T]`` or ``[C, T]``, otherwise as :meth:`compute`."""
-        return self._means()[..., -1, :]
-
-    def _means(self) -> Tensor:
-        return (self._sums / self._counts).masked_fill(self._counts == 0, math.nan)
+        self.sums[place] += total
+        self.counts[place] += count
 
     def summary(self, after: int | None = None) -> dict[str, float | None]:
         """The figures of :data:`NLL_FORMULAS`, ready for JSON; each the mean over the clients for which it is defined.
@@ -171,19 +119,3 @@ class NLLMatrix:
         if self.num_clients is not None:
             summary["clients_evaluated"] = int((~torch.isnan(figures["nll"])).sum())
         return summary
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Sums and counts."""
-        return {"sums": self._sums.clone(), "counts": self._counts.clone()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`.
-
-        Raises:
-            ValueError: it is of other tasks or clients.
-        """
-        for name, own in (("sums", self._sums), ("counts", self._counts)):
-            if state[name].shape != own.shape:
-                found, wanted = list(state[name].shape), list(own.shape)
-                raise ValueError(f"{name} is {found} in the checkpoint, {wanted} here: other tasks or clients")
-            own.copy_(state[name])

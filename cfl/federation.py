@@ -23,6 +23,7 @@ from cfl.replay_buffer import ReplayBuffer
 from cfl.schedule import BoundSchedule, RoundPlan
 from cfl.sealed import TaskRef, opened, sealed_federation
 from cfl.server import Server
+from cfl.task_matrix import TaskMatrix
 
 if TYPE_CHECKING:
     from cfl.methods.base import Method
@@ -149,12 +150,9 @@ class Federation:
             method.setup(sealed_federation(self, own) if method.task_free else self)
         owners = data.num_clients if self.measures_clients else None
         self.measure: Measure = NLL if data.scenario == "density" else ACCURACY
-        self.measured: AccuracyMatrix | NLLMatrix
-        if data.scenario == "density":
-            self.measured = NLLMatrix(data.num_tasks, owners)
-        else:
-            self.measured = AccuracyMatrix(data.num_tasks, num_clients=owners)
-        self.accuracy_task_il = AccuracyMatrix(data.num_tasks, num_clients=owners) if data.scenario == "class" else None
+        kind = NLLMatrix if data.scenario == "density" else AccuracyMatrix
+        self.measured: TaskMatrix = kind(data.num_tasks, owners)
+        self.accuracy_task_il = AccuracyMatrix(data.num_tasks, owners) if data.scenario == "class" else None
         apart = self.has_personal_models and any(method.tells_tasks_apart for method in self.methods.values())
         self.nll_task_aware = NLLMatrix(data.num_tasks, owners) if data.scenario == "density" and apart else None
         self._initial = {n: t.detach().clone() for n, t in self.state_tensors().items() if n in self.personal}
@@ -167,7 +165,7 @@ class Federation:
         return self.measured
 
     @property
-    def matrices(self) -> list[AccuracyMatrix | NLLMatrix]:
+    def matrices(self) -> list[TaskMatrix]:
         """All matrices that an evaluation counts into."""
         return [m for m in (self.measured, self.accuracy_task_il, self.nll_task_aware) if m is not None]
 

@@ -36,16 +36,11 @@ With a matrix per client, tasks on which a client was never evaluated are not it
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
-from cfl import processes
-from cfl.errors import ConfigError
+from cfl.task_matrix import TaskMatrix
 
 FORMULAS: dict[str, str] = {
     "acc": "mean over i <= t of a[t, i], in percent (higher is better)",
@@ -185,13 +180,11 @@ def forward_transfer(a: Tensor, initial: Tensor, after: int | None = None) -> Te
     return mean_over(before_learning - initial.to(a)[..., 1 : t + 1], own_tasks(a)[..., 1 : t + 1])
 
 
-class AccuracyMatrix(Metric):
-    """Counts of correct answers, from which the accuracy matrix of a run is computed exactly.
+class AccuracyMatrix(TaskMatrix):
+    """Counts of correct answers, from which the accuracy matrix of a run is computed exactly, in percent.
 
-    Counting is in int64 and additive: batches may arrive in any order, over any number of processes, before or after
-    a checkpoint was loaded, and give the same matrix to the last bit. The counts are part of ``state_dict()`` and lie
-    where the first answers lay, so that counting waits for no accelerator. With several processes each counts a share
-    of a row, from a cleared row on; :meth:`add_up` then makes it the same in all of them.
+    Counting is in int64, hence the same to the last bit in whichever order and over however many processes. The counts
+    lie where the first answers lay, so that counting waits for no accelerator.
 
     Args:
         num_tasks: number of tasks T of the stream, at least 1.
@@ -202,33 +195,11 @@ class AccuracyMatrix(Metric):
         cfl.errors.ConfigError: a number below 1.
     """
 
-    is_differentiable = False
     higher_is_better = True
-    full_state_update = False
-    correct: Tensor
-    total: Tensor
-    initial_correct: Tensor
-    initial_total: Tensor
+    scale = 100.0
 
     def __init__(self, num_tasks: int, num_clients: int | None = None) -> None:
-        # Without a cache: clear_row, merge_state and load_state_dict change the counts behind torchmetrics' back.
-        # Without its reduction over processes, which would add up what add_up has added up already.
-        super().__init__(compute_with_cache=False, sync_on_compute=False)
-        if num_tasks < 1:
-            raise ConfigError("num_tasks", num_tasks, "an integer of at least 1")
-        if num_clients is not None and num_clients < 1:
-            raise ConfigError("num_clients", num_clients, "an integer of at least 1, or null for one global model")
-        self.num_tasks, self.num_clients = num_tasks, num_clients
-        clients = () if num_clients is None else (num_clients,)
-        for name in ("correct", "total"):
-            for prefix, shape in (("", (num_tasks, num_tasks)), ("initial_", (num_tasks,))):
-                zeros = torch.zeros(clients + shape, dtype=torch.int64)
-                self.add_state(prefix + name, zeros, dist_reduce_fx="sum", persistent=True)
-
-    @property
-    def update_called(self) -> bool:
-        """Whether anything was counted, also before a checkpoint that was loaded."""
-        return super().update_called or bool(self.total.any() or self.initial_total.any())
+        super().__init__(num_tasks, num_clients, torch.int64)
 
     def update(self, row: int, task: int, correct: Tensor | int, total: int, client: int | None = None) -> None:
         """Add the answers of one batch or one whole test set.
@@ -245,83 +216,24 @@ class AccuracyMatrix(Metric):
                 no test can give.
             TypeError: ``correct`` is a floating point tensor.
         """
-        if not -1 <= row < self.num_tasks:
-            raise ValueError(f"row = {row} cannot be; valid: 0 .. {self.num_tasks - 1}, or -1 for before training")
-        if not 0 <= task < self.num_tasks:
-            raise ValueError(f"task = {task} cannot be; valid: 0 .. {self.num_tasks - 1}")
-        if (client is None) != (self.num_clients is None) or not 0 <= (client or 0) < (self.num_clients or 1):
-            valid = "None (one global model)" if self.num_clients is None else f"0 .. {self.num_clients - 1}"
-            raise ValueError(f"client = {client} cannot be; valid: {valid}")
+        place = self._place(row, task, client)
         if isinstance(correct, Tensor):
             if correct.is_floating_point() or correct.numel() != 1:
                 raise TypeError(f"correct must be one integer, got {correct.dtype} {list(correct.shape)}")
-            if correct.device != self.correct.device:
+            if correct.device != self.sums.device:
                 self.to(correct.device)
             correct = correct.detach().to(torch.int64).reshape(())
         elif not 0 <= correct <= total:  # of a tensor only compute() asks, an accelerator would have to wait here
             raise ValueError(f"{correct} correct answers out of {total} cannot be")
         if total < 0:
             raise ValueError(f"total = {total} cannot be; valid: 0 or more")
-        index = ((client,) if client is not None else ()) + ((row, task) if row >= 0 else (task,))
-        counts = (self.correct, self.total) if row >= 0 else (self.initial_correct, self.initial_total)
-        counts[0][index] += correct
-        counts[1][index] += total
+        self.sums[place] += correct
+        self.counts[place] += total
 
-    def clear_row(self, row: int, clients: Sequence[int] | None = None) -> None:
-        """Forget one row (-1: before training), so that evaluating again replaces it.
-
-        Args:
-            row: the row.
-            clients: of whose matrices; None for every client's, or that of the one global model.
-
-        Raises:
-            ValueError: ``row`` is not -1 .. T-1.
-        """
-        if not -1 <= row < self.num_tasks:
-            raise ValueError(f"row = {row} cannot be; valid: 0 .. {self.num_tasks - 1}, or -1 for before training")
-        for counts in (self.correct, self.total) if row >= 0 else (self.initial_correct, self.initial_total):
-            of_row = counts[..., row, :] if row >= 0 else counts
-            of_row[_chosen(clients)] = 0
-
-    def add_up(self, row: int, clients: Sequence[int] | None = None) -> None:
-        """Add what all processes have counted in one row (-1: before training) since it was cleared in all of them.
-
-        All processes must call it, once, with the same arguments: those with which the row was cleared.
-
-        Raises:
-            ValueError: ``row`` is not -1 .. T-1.
-        """
-        if not -1 <= row < self.num_tasks:
-            raise ValueError(f"row = {row} cannot be; valid: 0 .. {self.num_tasks - 1}, or -1 for before training")
-        counts = {
-            "correct": self.correct[..., row, :] if row >= 0 else self.initial_correct,
-            "total": self.total[..., row, :] if row >= 0 else self.initial_total,
-        }
-        # From the CPU: a process without a share may not have counted on its accelerator yet.
-        own = _chosen(clients)
-        sums = processes.add_up({name: values[own].cpu() for name, values in counts.items()})
-        for name, values in counts.items():
-            values[own] = sums[name].to(values.device)
-
-    def compute(self) -> Tensor:
-        """The accuracy matrix.
-
-        Returns:
-            ``[T, T]``, or ``[C, T, T]`` for personal models: percent, float64, on the CPU; NaN where nothing was
-            counted.
-
-        Raises:
-            ValueError: more correct answers than answers were counted somewhere.
-        """
-        return _percent(self.correct, self.total)
-
-    def _wrap_compute(self, compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        wrapped = super()._wrap_compute(compute)  # makes a scalar of the matrix of a single task
-        return wraps(compute)(lambda: wrapped().reshape(self.total.shape))
-
-    def initial(self) -> Tensor:
-        """Accuracies before any training, ``[T]`` or ``[C, T]``, otherwise as :meth:`compute`."""
-        return _percent(self.initial_correct, self.initial_total)
+    def _means(self) -> Tensor:
+        if bool((self.sums > self.counts).any()) or bool((self.sums < 0).any()):
+            raise ValueError("more correct answers than answers were counted, or fewer than none")
+        return super()._means()
 
     def summary(self, after: int | None = None) -> dict[str, float | None]:
         """The figures of :data:`FORMULAS`, ready for JSON.
@@ -358,44 +270,6 @@ class AccuracyMatrix(Metric):
             summary["acc_worst_client"] = per_client.min().item() if known else None
             summary["clients_evaluated"] = len(per_client)
         return summary
-
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        # torchmetrics would take a state of any shape, keep it where the checkpoint lay, share its memory, and
-        # say nothing of a state that is missing.
-        for name, default in self._defaults.items():
-            key = prefix + name
-            if key not in state_dict:
-                missing_keys.append(key)
-            elif state_dict[key].shape != default.shape:  # type: ignore[union-attr]
-                found, wanted = list(state_dict.pop(key).shape), list(default.shape)  # type: ignore[union-attr]
-                error_msgs.append(f"{key} is {found} in the checkpoint, {wanted} here: other tasks or clients")
-            else:
-                state_dict[key] = state_dict[key].to(self.device, torch.int64, copy=True)
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
-
-
-def _chosen(clients: Sequence[int] | None) -> Any:
-    """An index for the rows of these clients, or for everything."""
-    return ... if clients is None else list(clients)
-
-
-def _percent(correct: Tensor, total: Tensor) -> Tensor:
-    # On the CPU: some accelerators have no float64, and the readers are tables and pictures.
-    correct, total = correct.cpu(), total.cpu()
-    if bool((correct > total).any()) or bool((correct < 0).any()):
-        raise ValueError("more correct answers than answers were counted, or fewer than none")
-    return (100.0 * correct.double() / total.double()).masked_fill(total == 0, math.nan)
 
 
 def _defined(value: Tensor) -> float | None:

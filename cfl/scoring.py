@@ -13,9 +13,9 @@ from cfl import processes
 from cfl.answering import answering_alike
 from cfl.data.evaluation import EvaluationBatch
 from cfl.density_metrics import NLLMatrix
-from cfl.metrics import AccuracyMatrix
 from cfl.models.density import LogLikelihood, is_density
 from cfl.models.memory_format import channels_last, gains_by_channels_last
+from cfl.task_matrix import TaskMatrix
 
 if TYPE_CHECKING:
     from cfl.federation import Federation
@@ -50,7 +50,7 @@ class Scoring:
         """Add up what the processes have counted since :meth:`begin`."""
         self._for_rows(lambda matrix, row, owners: matrix.add_up(row, owners))
 
-    def _for_rows(self, act: Callable[[AccuracyMatrix | NLLMatrix, int, list[int] | None], None]) -> None:
+    def _for_rows(self, act: Callable[[TaskMatrix, int, list[int] | None], None]) -> None:
         for row in sorted(set(self._rows.values())):
             owners = [owner for owner, theirs in self._rows.items() if theirs == row and owner is not None]
             for matrix in self.federation.matrices:

@@ -278,7 +278,7 @@ def test_validate_scores_every_client_whatever_task_it_is_at(tmp_path: Path) -> 
     client = tiny_client(again, double(mlp))
     tiny_trainer(again).validate(client, datamodule=again, ckpt_path=path, verbose=False, weights_only=True)
     assert client.federation is not None
-    total = client.federation.accuracy.total
+    total = client.federation.accuracy.counts
     for owner, task in tasks.items():
         assert total[owner, task].tolist() == [len(t.test) for t in again.tasks]
 

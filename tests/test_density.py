@@ -315,7 +315,7 @@ def test_rows_are_cleared_and_kept() -> None:
     assert bool(torch.isnan(matrix.initial()).all())
     torch.testing.assert_close(other.compute(), WORKED)
     assert float(other.initial()[2]) == 100
-    with pytest.raises(ValueError, match="other tasks or clients"):
+    with pytest.raises(RuntimeError, match="other tasks or clients"):
         NLLMatrix(2).load_state_dict(other.state_dict())
 
 

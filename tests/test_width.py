@@ -66,9 +66,9 @@ def assert_widths_agree(
         assert set(found) == set(reference)
         for name, value in reference.items():
             torch.testing.assert_close(found[name], value, rtol=0, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
-        assert torch.equal(other.accuracy.total, alone.accuracy.total)
+        assert torch.equal(other.accuracy.counts, alone.accuracy.counts)
         if tolerance < 1e-8:
-            assert torch.equal(other.accuracy.correct, alone.accuracy.correct)
+            assert torch.equal(other.accuracy.sums, alone.accuracy.sums)
         assert other.channel.uplink_bytes == alone.channel.uplink_bytes
         assert other.channel.downlink_bytes == alone.channel.downlink_bytes
 

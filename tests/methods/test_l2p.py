@@ -109,7 +109,7 @@ def assert_same(found: Federation, expected: Federation, tolerance: float = 1e-9
     reference = weights(expected)
     for name, value in weights(found).items():
         torch.testing.assert_close(value, reference[name], rtol=0, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
-    assert torch.equal(found.accuracy.correct, expected.accuracy.correct)
+    assert torch.equal(found.accuracy.sums, expected.accuracy.sums)
 
 
 METHODS = {
@@ -193,7 +193,7 @@ def test_a_checkpoint_finds_its_transformer_again_by_the_seed(tmp_path: Path) ->
     whole = run(unequal(), {"l2p": L2P()}, as_double=False, callbacks=[SaveAfter(1, tmp_path / "1.ckpt"), watch])
     resumed = run(unequal(), {"l2p": L2P()}, as_double=False, ckpt_path=tmp_path / "1.ckpt")
     assert all(torch.equal(value, weights(whole)[name]) for name, value in weights(resumed).items())
-    assert torch.equal(whole.accuracy.correct, resumed.accuracy.correct)
+    assert torch.equal(whole.accuracy.sums, resumed.accuracy.sums)
     other = tiny_client(unequal(seed=1), prompted).network.backbone.vit.state_dict()  # type: ignore[union-attr]
     ours = whole.network.backbone.vit.state_dict()  # type: ignore[union-attr]
     assert not torch.equal(other["encoder.pos_embedding"], ours["encoder.pos_embedding"])
@@ -208,8 +208,8 @@ def test_masked_logits_train_as_if_tasks_were_known() -> None:
     )
     assert all(torch.equal(value, weights(known)[name]) for name, value in weights(masked).items())
     assert not torch.allclose(weights(masked)["head.weight"], weights(competing)["head.weight"])
-    assert torch.equal(masked.accuracy_task_il.correct, known.accuracy.correct)  # type: ignore[union-attr]
-    assert (masked.accuracy.correct <= known.accuracy.correct).all()
+    assert torch.equal(masked.accuracy_task_il.sums, known.accuracy.sums)  # type: ignore[union-attr]
+    assert (masked.accuracy.sums <= known.accuracy.sums).all()
 
 
 def test_masked_outputs_stay_where_they_are() -> None:
