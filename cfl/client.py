@@ -136,7 +136,9 @@ class Client(LightningModule):
         data.schedule.settle_width(choice.width, choice.most_padding)
         trials = {str(trial.choice): trial.seconds_per_client_step for trial in self.engine_trials}
         self.require_federation().engine = {**choice.to_dict(), "seconds_per_client_step_in_trials": trials}
-        self.engine = build_engine(choice, self.network, self.input_shape, self.engine_options)
+        self.engine = build_engine(
+            choice, self.network, self.input_shape, self.engine_options, by_hand=self._objective.of_logits
+        )
         self.cohort = Cohort(self.network, choice.width, data.outputs, self.engine.channels_last)
         self.cohort.gradients_on = self._gradients_on
         self._sealed = sealed_cohort(self.cohort)
@@ -181,6 +183,7 @@ class Client(LightningModule):
             self.input_shape,
             str(self.trainer.precision),
             data.schedule.batch_size,
+            self._objective.of_logits,
         )
         settled = open_choices[0] if len(open_choices) == 1 else from_dict(self._resumed_choice, open_choices)
         # What is open depends on a process's math threads: if one needs a trial, the others must be in it.
@@ -189,7 +192,14 @@ class Client(LightningModule):
             return everyones[0]
         next_round = min(self.require_federation().round, data.num_rounds - 1)
         trials = Trials(
-            data, next_round, self.network, self.input_shape, self.engine_options, self._optimizer_of, self._at_once
+            data,
+            next_round,
+            self.network,
+            self.input_shape,
+            self.engine_options,
+            self._optimizer_of,
+            self._at_once,
+            self._objective.of_logits,
         )
         self.engine_trials = probe(open_choices, trials.of, trials.client_steps_of_run)
         return processes.from_first(self.engine_trials[0].choice)

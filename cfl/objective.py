@@ -33,6 +33,7 @@ class Objective:
 
     Attributes:
         plain: whether the loss is the weighted cross-entropy alone, with weights that do not depend on logits.
+        of_logits: whether the loss is a function of the logits, so that who has its gradient by them needs no more.
         observers: methods that want to see a step's logits.
 
     Raises:
@@ -64,7 +65,8 @@ class Objective:
             raise ConfigError("methods", names, "no method that keeps logits beside one that replaces the local loss")
         self._whole = whole[0] if whole else None
         self._passing = passing[0] if passing else None
-        self.plain = not (self.weighers or self.terms or whole or passing or density)
+        self.of_logits = not (whole or passing or density)
+        self.plain = self.of_logits and not (self.weighers or self.terms)
 
     def of_network(self, network: nn.Module, x: Tensor, samples: Samples) -> Tensor:
         """One client's loss ``[]`` under a network that holds its parameters.
@@ -123,7 +125,9 @@ class Objective:
         return loss
 
     def with_gradient(self, logits: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
-        """The loss and its gradient by the logits; written out where it is the weighted cross-entropy alone.
+        """The loss, which must be one :attr:`of_logits`, and its gradient by them.
+
+        Written out where it is the weighted cross-entropy alone.
 
         Args:
             logits: ``[N, O]`` of one client, or ``[m, N, O]`` of several; may be changed.

@@ -159,7 +159,9 @@ def test_trials_of_long_runs_record_at_once(monkeypatch: pytest.MonkeyPatch) -> 
         asked = []
         monkeypatch.setattr(trials, "LONG_RUN", long)
         build = trials.build_engine
-        monkeypatch.setattr(trials, "build_engine", lambda *a, b=build, asked=asked: asked.append(a[-1]) or b(*a))
+        monkeypatch.setattr(
+            trials, "build_engine", lambda *a, b=build, asked=asked, **k: asked.append(a[-1]) or b(*a, **k)
+        )
         data = tiny_data(schedule={"cohort_width": "auto"})
         fit(tiny_client(data, engine=EngineOptions("workers", 1)), data)
         assert asked

@@ -149,8 +149,41 @@ def test_logits_of_an_earlier_round_are_not_shown_again(engine: EngineOptions) -
 
 class Whole(Method):
     def local_loss(self, network: Any, x: Tensor, samples: Samples) -> Tensor:
-        loss: Tensor = network(x).square().mean()
+        own = samples.mask.to(x.dtype)  # not what is padded
+        loss: Tensor = (own * (network(x) - 1).square().mean(1)).sum() / own.sum().clamp(min=1)
         return loss
+
+
+class Passing(Method):
+    """Adds what the loss of logits does not see."""
+
+    passes_forward = True
+
+    def forward_pass(self, network: Any, x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+        logits: Tensor = network(x)
+        return logits, 0.1 * network.head.weight.square().sum()
+
+
+@pytest.mark.parametrize("method", [Whole(), Passing()], ids=["loss", "forward pass"])
+@pytest.mark.parametrize(
+    ("engine", "network"),
+    [*((e, n) for e in (VMAP, WORKERS) for n in NETWORKS), (EngineOptions("auto"), "mlp")],
+)
+def test_who_replaces_loss_or_pass_is_obeyed_by_every_engine(
+    engine: EngineOptions, network: str, method: Method
+) -> None:
+    """Also with networks whose steps are otherwise written by hand."""
+    kind = NETWORKS[network]
+    plain, reference = run({}, VMAP, kind), run({"whole": method}, VMAP, kind)
+    assert all(not torch.allclose(plain[name], reference[name]) for name in plain if "weight" in name)
+    for name, value in run({"whole": method}, engine, kind).items():
+        assert_close(value, reference[name])
+
+
+@pytest.mark.parametrize("engine", [STACKS, BATCH_LAST], ids=["stacks", "batch last"])
+def test_engines_that_cannot_obey_are_refused(engine: EngineOptions) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.(stack|batch_last) = .*logits"):
+        run({"whole": Whole()}, engine, mlp if engine is STACKS else ConvNet)
 
 
 def test_logits_of_a_replaced_loss_are_refused() -> None:

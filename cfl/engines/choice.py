@@ -75,10 +75,11 @@ def build_engine(
     input_shape: tuple[int, int, int],
     options: EngineOptions,
     eager: bool = False,
+    by_hand: bool = True,
 ) -> Engine:
-    """The engine of a choice; ``eager``: see :class:`~cfl.engines.recorded.RecordedSteps`."""
+    """The engine of a choice; ``eager`` and ``by_hand``: see :class:`~cfl.engines.workers.WorkerEngine`."""
     if choice.kind == "workers":
-        return WorkerEngine(network, input_shape, choice.threads, choice.stack, choice.batch_last, eager)
+        return WorkerEngine(network, input_shape, choice.threads, choice.stack, choice.batch_last, eager, by_hand)
     return VmapEngine(network, input_shape, options.compile)
 
 
@@ -90,6 +91,7 @@ def candidates(
     input_shape: tuple[int, int, int],
     precision: str,
     batch_size: int,
+    by_hand: bool = True,
 ) -> list[EngineChoice]:
     """The choices that a user's settings leave open, the most promising first; one if nothing is open.
 
@@ -101,6 +103,7 @@ def candidates(
         input_shape: ``(C, H, W)``.
         precision: the Trainer's.
         batch_size: samples per local step.
+        by_hand: whether the loss allows hand-written steps, see :class:`~cfl.engines.workers.WorkerEngine`.
 
     Raises:
         ConfigError: ``engine.kind`` is workers where they cannot work, or ``engine.stack`` or ``engine.batch_last`` is
@@ -111,12 +114,13 @@ def candidates(
     if options.kind == "workers" and refused is not None:
         raise ConfigError("engine.kind", "workers", f"vmap or auto: {refused}")
     found: list[EngineChoice] = []
+    chain = Chain.of(network) if by_hand else None
     if options.kind != "vmap" and refused is None:
         threads = options.workers or torch.get_num_threads()
-        layouts = _layouts(options, network, input_shape, threads * batch_size)
-        found += _worker_choices(options, width, most_clients, network, device, threads, layouts)
+        layouts = _layouts(options, chain, network, input_shape, threads * batch_size)
+        found += _worker_choices(options, width, most_clients, network, chain, device, threads, layouts)
     small = sum(p.numel() for p in network.parameters()) <= SMALL
-    if options.kind == "vmap" or not found or (options.kind == "auto" and (small or Chain.of(network) is None)):
+    if options.kind == "vmap" or not found or (options.kind == "auto" and (small or chain is None)):
         widths = [16, 1, 4, 64, 256] if width is None else [width]
         found += [EngineChoice("vmap", k) for k in _sensible(widths, most_clients, network, device, width, "vmap")]
     return list(dict.fromkeys(found))
@@ -127,14 +131,16 @@ def _worker_choices(
     width: int | None,
     most_clients: int,
     network: nn.Module,
+    chain: Chain | None,
     device: torch.device,
     threads: int,
     layouts: Sequence[bool],
 ) -> list[EngineChoice]:
-    chain = Chain.of(network)
     stackable = chain is not None and chain.stackable
     if options.stack is not None and options.stack > 1 and not stackable:
-        raise ConfigError("engine.stack", options.stack, "1 or null: the network is not a chain of linear layers")
+        raise ConfigError(
+            "engine.stack", options.stack, "1 or null: no chain of linear layers with a loss of its logits"
+        )
     found = []
 
     def threads_for(jobs: int) -> list[int]:
@@ -161,13 +167,14 @@ def _worker_choices(
     return found
 
 
-def _layouts(options: EngineOptions, network: nn.Module, input_shape: tuple[int, int, int], samples: int) -> list[bool]:
+def _layouts(
+    options: EngineOptions, chain: Chain | None, network: nn.Module, input_shape: tuple[int, int, int], samples: int
+) -> list[bool]:
     """Whether the batch may be last in memory, the more promising first, with so many samples on all threads."""
-    chain = Chain.of(network)
     if chain is None or not chain.has_convolutions or BatchLastChain.of_chain(chain) is None:
         if options.batch_last:
-            valid = "false or null: the network is no chain of convolutions, unpadded max-pooling and linear layers"
-            raise ConfigError("engine.batch_last", True, valid)
+            chains = "chain of convolutions, unpadded max-pooling and linear layers with a loss of its logits"
+            raise ConfigError("engine.batch_last", True, f"false or null: no {chains}")
         return [False]
     if options.batch_last is not None:
         return [options.batch_last]

@@ -35,6 +35,7 @@ class Trials:
         options: how engines are built.
         optimizer_of: the clients' optimizer for a cohort's parameters.
         at_once: see :class:`cfl.engines.base.StepContext`.
+        by_hand: see :class:`cfl.engines.workers.WorkerEngine`.
     """
 
     def __init__(
@@ -46,11 +47,12 @@ class Trials:
         options: EngineOptions,
         optimizer_of: Callable[[Iterable[nn.Parameter]], Optimizer],
         at_once: Callable[[Optimizer], tuple[float, float] | None],
+        by_hand: bool = True,
     ) -> None:
         self.data, self.network, self.input_shape, self.options = data, network, input_shape, options
         plan = data.rounds.round(round)
         self.plan = max(plan.parts, key=lambda part: len(part.clients))
-        self._optimizer_of, self._at_once = optimizer_of, at_once
+        self._optimizer_of, self._at_once, self._by_hand = optimizer_of, at_once, by_hand
         sizes = {client: len(data.trained_on(self.plan.task)[client]) for client in self.plan.clients}
         self._largest = sorted(sizes, key=lambda client: (-sizes[client], client))
         held = data.trained_in(plan)
@@ -63,7 +65,7 @@ class Trials:
         clients = tuple(self._largest[: choice.width])
         # A run's steps are recorded after some twenty of them; those of a trial that is shorter must be like them.
         eager = self.client_steps_of_run >= LONG_RUN
-        engine = build_engine(choice, self.network, self.input_shape, self.options, eager)
+        engine = build_engine(choice, self.network, self.input_shape, self.options, eager, by_hand=self._by_hand)
         cohort = Cohort(self.network, len(clients), data.outputs, engine.channels_last)
         optimizer = self._optimizer_of(cohort.parameters.values())
         context = StepContext(data.seed, self._at_once(optimizer), Objective(density=is_density(self.network)))

@@ -45,6 +45,7 @@ class WorkerEngine(Engine):
         batch_last: hold images and maps with the batch last in memory, for chains with convolutions
             (:class:`~cfl.engines.batch_last.BatchLastChain`); of no effect where that is not possible.
         eager: see :class:`~cfl.engines.recorded.RecordedSteps`.
+        by_hand: whether steps of chains are hand-written; not possible where a loss is no function of the logits.
     """
 
     kind = "workers"
@@ -59,9 +60,10 @@ class WorkerEngine(Engine):
         stack: int = 1,
         batch_last: bool = False,
         eager: bool = False,
+        by_hand: bool = True,
     ) -> None:
         keep_freed_memory()
-        self.chain = Chain.of(network)
+        self.chain = Chain.of(network) if by_hand else None
         turned = BatchLastChain.of_chain(self.chain) if batch_last and self.chain is not None else None
         self.chain = turned or self.chain
         self.channels_last = turned is None and any(isinstance(m, nn.Conv2d) for m in network.modules())

@@ -180,8 +180,7 @@ class Method:
         """Logits ``[N, O]`` of one client's step, and a term ``[]`` of its loss that the same pass gives.
 
         For losses that depend on more of the network than its logits; these go on to all other terms as always. Only
-        where :attr:`passes_forward` says so, and for networks that are no chain of simple layers. Runs under
-        ``torch.func.vmap``; arguments as for :meth:`local_loss`.
+        where :attr:`passes_forward` says so. Runs under ``torch.func.vmap``; arguments as for :meth:`local_loss`.
         """
         raise NotImplementedError
 
