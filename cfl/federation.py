@@ -26,6 +26,7 @@ from cfl.server import Server
 from cfl.task_matrix import TaskMatrix
 
 if TYPE_CHECKING:
+    from cfl.cohort import Cohort
     from cfl.methods.base import Method
 
 
@@ -261,6 +262,13 @@ class Federation:
     def state_tensors(self) -> dict[str, Tensor]:
         """The global model's parameters and buffers by name (not copied)."""
         return {**dict(self.network.named_parameters()), **dict(self.network.named_buffers())}
+
+    def trained_tensors(self, cohort: Cohort, positions: Sequence[int]) -> dict[str, Tensor]:
+        """What these clients of a cohort send or keep of their models, name -> ``[k, ...]``; a client in whose tensors
+        there is NaN or infinity is left out, with all that it has (:meth:`cfl.channel.Channel.usable`)."""
+        names = (*self.shared_parameters, *self.shared_buffers, *self.personal)
+        tensors = {**cohort.parameters, **cohort.buffers}
+        return cohort.rows(positions, {name: tensors[name] for name in names})
 
     def own_tensors(self, clients: tuple[int, ...]) -> dict[str, Tensor]:
         """What these clients keep to themselves: name -> ``[k, ...]``; untrained clients have the initial values."""

@@ -187,7 +187,7 @@ class SealedData(_View):
     """
 
     _SETTINGS = frozenset({"seed", "scenario", "exposure", "eval_batch_size"})
-    _SHAPES = frozenset({"input_shape", "num_outputs", "num_clients", "outputs", "most_trained_on"})
+    _SHAPES = frozenset({"input_shape", "num_outputs", "num_clients", "most_trained_on"})
     _SHOWN = _SETTINGS | _SHAPES
     _WHOSE = "the data"
 
@@ -259,6 +259,15 @@ class SealedStates(_View):
         return of_own
 
 
+class SealedChannel(_View):
+    """Messages between clients and server; not in which task a client was left out, nor what others send."""
+
+    _SHOWN = frozenset(
+        {"downlink", "uplink", "sum", "mean", "uplink_individually", "collect_individually", "usable", "on_bad_update"}
+    )
+    _WHOSE = "the channel"
+
+
 class SealedFederation(_View):
     """The federation, without what says which task clients are at.
 
@@ -268,8 +277,8 @@ class SealedFederation(_View):
     """
 
     _MODEL = frozenset({"network", "batchnorm", "shared_parameters", "shared_buffers", "personal"})
-    _TENSORS = frozenset({"state_tensors", "own_tensors", "shared_tensors", "evaluation_statistics"})
-    _RUN = frozenset({"round", "finished", "methods", "channel", "has_personal_models"})
+    _TENSORS = frozenset({"state_tensors", "own_tensors", "shared_tensors", "trained_tensors", "evaluation_statistics"})
+    _RUN = frozenset({"round", "finished", "methods", "has_personal_models"})
     _SHOWN = _MODEL | _TENSORS | _RUN
     _WHOSE = "the federation"
 
@@ -281,6 +290,11 @@ class SealedFederation(_View):
     def clients(self) -> SealedStates:
         """What clients keep of the method's own."""
         return SealedStates(self._behind.clients, self._topics)
+
+    @property
+    def channel(self) -> SealedChannel:
+        """What clients and server send each other."""
+        return SealedChannel(self._behind.channel)
 
     @property
     def data(self) -> SealedData:

@@ -15,7 +15,20 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.engines import EngineOptions
 from cfl.errors import ConfigError
 from cfl.federation import Federation
-from cfl.methods import APD, DER, EWC, FOT, GPM, SCAFFOLD, FedAGEM, FedCurv, FedProx
+from cfl.methods import (
+    APD,
+    DER,
+    EWC,
+    FOT,
+    GPM,
+    SCAFFOLD,
+    FedAGEM,
+    FedCurv,
+    FedProx,
+    LearningRateDecay,
+    Method,
+    SingleTask,
+)
 from cfl.models import Network
 
 ENGINES = ["vmap", "workers"]
@@ -195,6 +208,20 @@ def test_constants_are_left_alone(batchnorm: str, engine: Any) -> None:
     counts = {"average": ("counts",), "local": (), "drop": ()}[batchnorm]
     assert federation.shared_buffers == counts
     assert federation.personal == (frozenset({"counts"}) if batchnorm == "local" else frozenset())
+
+
+@pytest.mark.parametrize("batchnorm", ["average", "local", "drop"])
+@pytest.mark.parametrize(
+    "method",
+    [LearningRateDecay(patience=1), APD(), SCAFFOLD("I"), FedCurv(0.5), SingleTask()],
+    ids=lambda method: type(method).__name__,
+)
+def test_constants_are_no_sign_of_bad_training(method: Method, batchnorm: str) -> None:
+    """Methods that keep something of clients which have trained well look at what is trained."""
+    data = tiny_data(validation=0.2)
+    federation = fit(tiny_client(data, Constants, methods={"some": method}), data, {"batchnorm": batchnorm})
+    assert federation.finished
+    assert federation.channel.skipped == []
 
 
 def test_infinities_in_what_is_exchanged_are_refused() -> None:

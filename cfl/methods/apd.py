@@ -372,7 +372,7 @@ class APD(Method):
             return
         # Who trains to NaN stays where it was: then it begins the task once more.
         clients = [cohort.clients[position] for position in keeping]
-        usable = self.federation.channel.usable(cohort.rows(keeping, {**cohort.parameters, **cohort.buffers}), clients)
+        usable = self.federation.channel.usable(self.federation.trained_tensors(cohort, keeping), clients)
         sound = {position for position, good in zip(keeping, usable, strict=True) if good}
         started = [position for position in beginners if position in sound]
         states = self.federation.clients

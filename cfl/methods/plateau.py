@@ -171,7 +171,7 @@ class LearningRateDecay(Method):
             "waited": torch.where(falls | ~training, 0, waited),
         }
         # Who trains to NaN and is left out stays where it was.
-        usable = self.federation.channel.usable(trained, clients)
+        usable = self.federation.channel.usable(self.federation.trained_tensors(cohort, positions), clients)
         self.federation.clients.scatter(TOPIC, clients, kept, usable)
 
     def _losses(

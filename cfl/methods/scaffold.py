@@ -201,9 +201,8 @@ class SCAFFOLD(Method):
         message = federation.decode(cohort.task, change)
         kept = federation.decode(cohort.task, {n: value + change[n] for n, value in own.items()})
         # A client whose update will be refused, for whichever of its tensors, is left out here too.
-        names = (*federation.shared_parameters, *federation.shared_buffers, *federation.personal)
-        trained = cohort.rows(positions, {**cohort.parameters, **cohort.buffers})
-        judged = {**message, **{f"trained {n}": trained[n] for n in names}}
+        trained = federation.trained_tensors(cohort, positions)
+        judged = {**message, **{f"trained {n}": values for n, values in trained.items()}}
         usable = federation.channel.usable(judged, clients)
         federation.clients.scatter(_TOPIC, clients, kept, usable)
         federation.channel.uplink(_TOPIC, message, [float(good) for good in usable], clients)

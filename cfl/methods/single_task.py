@@ -83,9 +83,8 @@ class SingleTask(Method):
         if not beginners:
             return
         clients = [cohort.clients[position] for position in beginners]
-        trained = cohort.rows(beginners, {**cohort.parameters, **cohort.buffers})
-        own = {name: trained[name] for name in self.federation.personal}
-        self._tasks.begin(clients, cohort.task, self.federation.channel.usable(own, clients))
+        trained = self.federation.trained_tensors(cohort, beginners)
+        self._tasks.begin(clients, cohort.task, self.federation.channel.usable(trained, clients))
 
     def recall(self, client: int, task: int | None, model: dict[str, Tensor]) -> dict[str, Tensor]:
         """With what the client had for the task."""
