@@ -15,6 +15,7 @@ from cfl.data.cohorts import CohortBatch
 from cfl.data.evaluation import EvaluationBatch
 from cfl.errors import ConfigError
 from cfl.federation import Federation
+from cfl.full_precision import full_precision
 from cfl.models.density import LogLikelihood
 from cfl.models.evaluation import evaluation_mode
 from cfl.schedule import RoundPlan
@@ -71,7 +72,7 @@ class LocalModels(Callback):
         model = {f"network.{name}": tensor[position].detach() for name, tensor in tensors.items()}
         stream_task = data.stream_task(task, owner)
         size, total = len(data.evaluated[stream_task].test), 0.0
-        with evaluation_mode(client.network):
+        with evaluation_mode(client.network), full_precision():
             likelihood = LogLikelihood(client.network, (owner,))
             for start in range(0, size, data.eval_batch_size):
                 part = EvaluationBatch(stream_task, start, min(start + data.eval_batch_size, size))

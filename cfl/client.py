@@ -24,6 +24,7 @@ from cfl.engines.trials import Trials
 from cfl.engines.updates import plain_sgd
 from cfl.errors import BadUpdate, ConfigError
 from cfl.federation import Federation
+from cfl.full_precision import full_precision, matmul_precision
 from cfl.methods.base import Method
 from cfl.methods.pulling import Pulling
 from cfl.methods.right_factors import RightMultiplication
@@ -131,7 +132,6 @@ class Client(LightningModule):
         data = self.require_federation().data
         self._check_optimizer(self._optimizer_of([torch.nn.Parameter(torch.zeros(1))]))
         self._check_clipping()
-        torch.set_float32_matmul_precision(self.engine_options.matmul_precision)
         choice = self.engine_choice = self._choose_engine()
         data.schedule.settle_width(choice.width, choice.most_padding)
         trials = {str(trial.choice): trial.seconds_per_client_step for trial in self.engine_trials}
@@ -268,8 +268,9 @@ class Client(LightningModule):
         if batch.opens:
             self._begin_cohort()
         try:
-            batch = self._extended(batch)
-            losses = self._engine.losses(cohort, batch, self._step_context)
+            with matmul_precision(self.engine_options.matmul_precision):
+                batch = self._extended(batch)
+                losses = self._engine.losses(cohort, batch, self._step_context)
             self._record(losses.detach(), batch)
             logits = None
             if self._step_context.keeps_logits and self._engine.logits is not None:
@@ -336,7 +337,8 @@ class Client(LightningModule):
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Gradients of the last :meth:`training_step`, by the engine; none of parameters that are frozen."""
         try:
-            self._engine.backward(loss, self.require_cohort())
+            with matmul_precision(self.engine_options.matmul_precision):
+                self._engine.backward(loss, self.require_cohort())
         except Exception as error:
             raise self._failure(error) from error
         for name in self._frozen_in_cohort:
@@ -434,7 +436,8 @@ class Client(LightningModule):
 
     def validation_step(self, batch: EvaluationBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Count correct predictions of one task's test batch into the accuracy matrix, or add up its likelihoods."""
-        self.scoring.score(batch)
+        with full_precision():
+            self.scoring.score(batch)
 
     def test_step(self, batch: EvaluationBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """As :meth:`validation_step`."""

@@ -39,7 +39,7 @@ class EngineOptions:
             Steps of cohorts of one client, and steps whose loss is not the plain mean cross-entropy of a client's own
             samples (replayed ones, weights or terms of methods, densities), are not compiled.
         matmul_precision: torch's float32 matmul precision in local steps; ``high`` allows TF32 on GPUs that have it.
-            Between local steps (bases, sketches, aggregation) products are float32 all the same.
+            Elsewhere (tests, bases, sketches, aggregation) products are float32 all the same.
 
     Raises:
         ConfigError: a value other than these, or one that does not go with ``kind``.

@@ -16,6 +16,7 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.engines.base import EngineOptions, StepContext
 from cfl.engines.choice import EngineChoice, build_engine
 from cfl.engines.probe import Trial
+from cfl.full_precision import matmul_precision
 from cfl.models.density import is_density
 from cfl.objective import Objective
 
@@ -85,14 +86,15 @@ class Trials:
             """Seconds per step of as many clients as the choice is wide."""
             _wait(device)
             started = time.perf_counter()
-            for step in range(steps):
-                # A batch keeps its samples once they are fetched; fetching is part of a step.
-                batch = replace(batches[step % len(batches)])
-                losses = engine.losses(cohort, batch, context)
-                optimizer.zero_grad()
-                engine.backward(losses.sum(), cohort)
-                optimizer.step()
-            _wait(device)
+            with matmul_precision(self.options.matmul_precision):
+                for step in range(steps):
+                    # A batch keeps its samples once they are fetched; fetching is part of a step.
+                    batch = replace(batches[step % len(batches)])
+                    losses = engine.losses(cohort, batch, context)
+                    optimizer.zero_grad()
+                    engine.backward(losses.sum(), cohort)
+                    optimizer.step()
+                _wait(device)
             return (time.perf_counter() - started) / steps * choice.width / len(clients)
 
         return trial
