@@ -9,9 +9,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-_DECIDES_RESULTS = ("seed_everything", "model", "data", "methods", "schedule", "federated")
-_TRAINER_DECIDES = ("precision", "gradient_clip_val", "gradient_clip_algorithm")
-_ONLY_WHERE_OR_HOW_FAST = (
+DECIDES_RESULTS = ("seed_everything", "model", "data", "methods", "schedule", "federated")
+TRAINER_DECIDES = ("precision", "gradient_clip_val", "gradient_clip_algorithm")
+ONLY_WHERE_OR_HOW_FAST = (
     ("data", "root"),
     ("schedule", "cohort_width"),
     ("model", "engine"),
@@ -20,6 +20,22 @@ _ONLY_WHERE_OR_HOW_FAST = (
 )
 _EXACT = "highest"
 """torch's own precision of float32 products."""
+
+
+def matmul_precision_of(config: Mapping[str, Any]) -> str:
+    """The precision of float32 products in a configuration's local steps: all else of ``engine`` changes rounding at
+    most."""
+    precision: str = (config.get("engine") or {}).get("matmul_precision", _EXACT)
+    return precision
+
+
+def targets_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A configuration's ``targets`` where they may end the run, in one form whatever was written: 85 or 85.0, in any
+    order. Others just say what is recorded."""
+    targets = config.get("targets") or {}
+    if not (targets.get("accuracies") and targets.get("stop")):
+        return None
+    return {**targets, "accuracies": sorted(float(accuracy) for accuracy in targets["accuracies"])}
 
 
 def experiment_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,15 +49,13 @@ def experiment_of(config: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         config: a subcommand's configuration as plain dictionaries, lists and values.
     """
-    experiment = {key: json.loads(json.dumps(config.get(key))) for key in _DECIDES_RESULTS}
+    experiment = {key: json.loads(json.dumps(config.get(key))) for key in DECIDES_RESULTS}
     trainer = config.get("trainer") or {}
-    experiment["trainer"] = {key: trainer.get(key) for key in _TRAINER_DECIDES}
-    targets = config.get("targets") or {}
-    if targets.get("accuracies") and targets.get("stop"):
-        # In one form, whatever was written: 85 or 85.0, in any order.
-        experiment["targets"] = {**targets, "accuracies": sorted(float(a) for a in targets["accuracies"])}
-    precision = (config.get("engine") or {}).get("matmul_precision", _EXACT)
-    if precision != _EXACT:  # all else of the engine changes rounding at most
+    experiment["trainer"] = {key: trainer.get(key) for key in TRAINER_DECIDES}
+    targets, precision = targets_of(config), matmul_precision_of(config)
+    if targets is not None:
+        experiment["targets"] = targets
+    if precision != _EXACT:
         experiment["matmul_precision"] = precision
     methods = config.get("methods") or {}
     if len(methods) > 1:  # each takes what the one before leaves
@@ -49,7 +63,7 @@ def experiment_of(config: Mapping[str, Any]) -> dict[str, Any]:
     named = [_named_class(method) for method in methods.values()]
     if any(getattr(method, "replays", False) for method in named):
         experiment["buffer"] = json.loads(json.dumps(config.get("buffer") or {}))
-    for section, key in _ONLY_WHERE_OR_HOW_FAST:
+    for section, key in ONLY_WHERE_OR_HOW_FAST:
         if isinstance(experiment[section], dict):
             experiment[section].pop(key, None)
     return experiment

@@ -6,10 +6,16 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-_SECTIONS = ("model", "data", "methods", "buffer", "schedule", "federated")
-_OF_THE_TRAINER = ("precision", "gradient_clip_val", "gradient_clip_algorithm")
-# Where a run lay and how fast it was.
-_NO_CAUSE = ("data.root", "schedule.cohort_width", "federated.client_state_memory_mb", "model.engine", "model.buffer")
+from cfl.experiment import (
+    DECIDES_RESULTS,
+    ONLY_WHERE_OR_HOW_FAST,
+    TRAINER_DECIDES,
+    matmul_precision_of,
+    targets_of,
+)
+
+_SECTIONS = (*(section for section in DECIDES_RESULTS if section != "seed_everything"), "buffer")
+_NO_CAUSE = tuple(".".join(place) for place in ONLY_WHERE_OR_HOW_FAST)
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,12 +33,13 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     for section in _SECTIONS:
         if section in config:
             _flatten(section, config[section], flat)
-    targets = config.get("targets")
-    if isinstance(targets, Mapping) and targets.get("accuracies") and targets.get("stop"):  # else they just look on
+    targets = targets_of(config)
+    if targets is not None:
         _flatten("targets", targets, flat)
     trainer = config.get("trainer")
     if isinstance(trainer, Mapping):
-        flat |= {f"trainer.{key}": trainer.get(key) for key in _OF_THE_TRAINER}
+        flat |= {f"trainer.{key}": trainer.get(key) for key in TRAINER_DECIDES}
+    flat["engine.matmul_precision"] = matmul_precision_of(config)
     return {key: value for key, value in flat.items() if not _within(key, _NO_CAUSE)}
 
 

@@ -35,13 +35,18 @@ def test_keys_are_those_of_the_command_line() -> None:
         "methods.fot.layers": None,
         "schedule.batch_size": 16,
         "federated.server_lr": 1.0,
+        "engine.matmul_precision": "highest",
     }
-    assert settings_of({"methods": {}}) == {"methods": {}}
-    assert settings_of({"targets": {"accuracies": [90], "stop": False}}) == {}
+    exact = {"engine.matmul_precision": "highest"}
+    assert settings_of({"methods": {}}) == {"methods": {}, **exact}
+    assert settings_of({"targets": {"accuracies": [90], "stop": False}}) == exact
     assert settings_of({"targets": {"accuracies": [90], "stop": True}}) == {
         "targets.accuracies": [90],
         "targets.stop": True,
+        **exact,
     }
+    reduced = settings_of({"engine": {"kind": "vmap", "matmul_precision": "high"}})
+    assert differing([exact, reduced]) == {"engine.matmul_precision": ["highest", "high"]}
 
 
 def test_they_are_what_decides_an_experiment_the_seed_apart(tmp_path: Path) -> None:
@@ -50,7 +55,7 @@ def test_they_are_what_decides_an_experiment_the_seed_apart(tmp_path: Path) -> N
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     experiment = flatten(experiment_of(config))
     expected = {key.replace(".init_args", "").replace(".class_path", "") for key in experiment} - {"seed_everything"}
-    assert set(settings_of(config)) == expected
+    assert set(settings_of(config)) == expected | {"engine.matmul_precision"}  # not in hashes where it is the highest
 
 
 def test_only_what_both_have_can_differ() -> None:
