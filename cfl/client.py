@@ -174,11 +174,13 @@ class Client(LightningModule):
     def _choose_engine(self) -> EngineChoice:
         """What the settings say, the checkpoint's choice, or the fastest in a short trial on the next round's data."""
         data = self.require_federation().data
-        width = data.schedule.cohort_width
+        width, most = data.schedule.cohort_width, data.rounds.most_clients
+        if not isinstance(width, int):
+            most = -(-most // processes.count())  # of clients with alike samples: who has fewer may have more of them
         open_choices = candidates(
             self.engine_options,
             width if isinstance(width, int) else None,
-            data.rounds.most_clients,
+            most,
             self.network,
             self.input_shape,
             str(self.trainer.precision),
@@ -317,7 +319,7 @@ class Client(LightningModule):
         for method in self.methods.values():
             if not method.task_free:
                 batch = method.extend_batch(cohort, batch)
-            elif type(method).extend_batch is not Method.extend_batch:  # who leaves a step alone needs none sealed
+            elif method.overrides("extend_batch"):  # who leaves a step alone needs none sealed
                 batch = method.extend_batch(self.shown(method), batch.sealed()).unsealed(batch)
         if batch.tasks_of_own is not None:
             cohort.use_outputs(batch.task_ids, batch.mask)

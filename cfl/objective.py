@@ -44,9 +44,9 @@ class Objective:
     def __init__(self, methods: Iterable[Method] = (), density: bool = False) -> None:
         methods = tuple(methods)
         self.density = density
-        self.weighers = tuple(m for m in methods if _overrides(m, "weigh"))
-        self.terms = tuple(m for m in methods if _overrides(m, "sample_loss"))
-        whole = [m for m in methods if _overrides(m, "local_loss")]
+        self.weighers = tuple(m for m in methods if m.overrides("weigh"))
+        self.terms = tuple(m for m in methods if m.overrides("sample_loss"))
+        whole = [m for m in methods if m.overrides("local_loss")]
         if len(whole) > 1:
             names = " and ".join(type(m).__name__ for m in whole)
             raise ConfigError("methods", names, "at most one method that replaces the whole local loss")
@@ -58,7 +58,7 @@ class Objective:
         if len(whole) + len(passing) > 1:
             names = " and ".join(type(m).__name__ for m in (*whole, *passing))
             raise ConfigError("methods", names, "at most one method that takes the forward pass into its own hands")
-        self.observers = tuple(m for m in methods if _overrides(m, "observe"))
+        self.observers = tuple(m for m in methods if m.overrides("observe"))
         seeing = [*self.observers, *(m for m in methods if m.replays_logits)]
         if whole and seeing:
             names = " and ".join(type(m).__name__ for m in (*whole, *seeing))
@@ -175,8 +175,3 @@ def weighted_cross_entropy_with_gradient(logits: Tensor, samples: Samples) -> tu
 
 def _shown(method: Method, samples: Samples) -> Samples:
     return samples.without_tasks() if method.task_free else samples
-
-
-def _overrides(method: Method, hook: str) -> bool:
-    """Whether a method defines the hook itself, rather than inherit the one that does nothing."""
-    return bool(getattr(type(method), hook).__module__ != "cfl.methods.base")

@@ -10,7 +10,7 @@ import pytest
 import cfl.methods
 from cfl.errors import ConfigError
 from cfl.method_keys import keys_as_typed, typed_key
-from cfl.methods import Method
+from cfl.methods import GradientCompensation, Method
 
 KINDS = [kind for kind in vars(cfl.methods).values() if inspect.isclass(kind) and issubclass(kind, Method)]
 
@@ -22,6 +22,17 @@ def test_methods_call_themselves_by_their_class(kind: type[Method]) -> None:
         return
     for own in re.findall(r'f?"methods\.(\w+)\.', inspect.getsource(kind)):
         assert typed_key(f"methods.{own}.option", {"mine": f"cfl.methods.x.{kind.__name__}"}) == "methods.mine.option"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not Method], ids=lambda kind: kind.__name__)
+def test_a_method_that_has_no_name_yet_is_found_by_its_class(kind: type[Method]) -> None:
+    key = object.__new__(kind).key
+    assert typed_key(f"{key}.option", {"mine": f"cfl.methods.x.{kind.__name__}"}) == "methods.mine.option"
+
+
+def test_what_is_inherited_is_named_after_the_heir() -> None:
+    with pytest.raises(ConfigError, match=r"methods\.gradient_compensation\.size = 0"):
+        GradientCompensation(size=0)
 
 
 def test_keys() -> None:

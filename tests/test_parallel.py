@@ -478,6 +478,21 @@ def test_processes_with_unequal_threads_agree_on_an_engine(crew: Crew, threads: 
     assert len(set(crew.run(unequal_processes, threads))) == 1
 
 
+def chosen_width(size: int) -> int:
+    """How many clients an engine is built for whose width is open, in a round of eight."""
+    data = tiny_data(permuted(2), num_clients=8, schedule={"cohort_width": "auto", "rounds_per_task": 1})
+    client = tiny_client(data, engine=EngineOptions("workers", 1, stack=8))
+    fit(client, data, **several(size))
+    assert client.engine_choice is not None
+    return client.engine_choice.width
+
+
+def test_no_process_makes_room_for_the_clients_of_others(crew: Crew) -> None:
+    assert chosen_width(1) == 8
+    size = len(crew.pipes)
+    assert crew.run(chosen_width, size) == [8 // size] * size
+
+
 def test_nothing_is_exchanged_during_local_training(crew: Crew) -> None:
     """Lightning would broadcast before every training step whether there was a signal."""
     few, many = (set(crew.run(messages, batch_size, len(crew.pipes))) for batch_size in (20, 2))

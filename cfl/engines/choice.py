@@ -98,7 +98,7 @@ def candidates(
     Args:
         options: what the user asked for.
         width: cohort width K if fixed by the user, None for any.
-        most_clients: greatest number of clients in a round (of this process).
+        most_clients: greatest number of clients to be computed side by side: those of a round, or a process's share.
         network: on the device that it is trained on.
         input_shape: ``(C, H, W)``.
         precision: the Trainer's.

@@ -94,7 +94,7 @@ def answer_of(client: Client, choice: Choice) -> Answer:
     federation = client.require_federation()
     _check_client(federation, choice.client)
     _check_statistics(federation, choice.client)
-    classifiers = [m for m in federation.methods.values() if _overrides(m, "classify")]
+    classifiers = [m for m in federation.methods.values() if m.overrides("classify")]
     by_task = _encodes_by_task(federation)
     if by_task is None and classifiers:
         by_task = _classifies_by_task(client, choice.client, classifiers)
@@ -135,15 +135,11 @@ def plain_network(network: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Modul
     return copied.cpu()
 
 
-def _overrides(method: Method, hook: str) -> bool:
-    return getattr(type(method), hook) is not getattr(Method, hook)
-
-
 def _encodes_by_task(federation: Federation) -> str | None:
     """The method that gives tasks coordinates of their own, or None."""
     server = federation.state_tensors()
     for name, method in federation.methods.items():
-        if _overrides(method, "encode"):
+        if method.overrides("encode"):
             for task in range(federation.data.stream.num_tasks):
                 encoded = method.encode(task, server)
                 if not all(torch.equal(encoded[key], tensor) for key, tensor in server.items()):
@@ -183,7 +179,7 @@ def _check_client(federation: Federation, client: int | None) -> None:
 
 
 def _check_task(federation: Federation, choice: Choice, by_task: str | None) -> None:
-    recalled = choice.client is not None and any(_overrides(m, "recall") for m in federation.methods.values())
+    recalled = choice.client is not None and any(m.overrides("recall") for m in federation.methods.values())
     tasks = federation.data.stream.num_tasks if choice.client is None else federation.data.num_tasks
     if choice.task is None:
         if by_task is not None:

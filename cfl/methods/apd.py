@@ -151,7 +151,7 @@ class APD(Method):
         """Give the network the first task's set, and remember what later ones start from."""
         super().setup(federation)
         data, network = federation.data, federation.network
-        permuting = [name for name, method in federation.methods.items() if type(method).encode is not Method.encode]
+        permuting = [name for name, method in federation.methods.items() if method.overrides("encode")]
         if permuting:
             raise ConfigError("methods", permuting, f"no method that permutes weights beside {type(self).__name__}")
         # All but bases change with the task: they would be held to, or trained on, what belongs to another one.

@@ -26,6 +26,7 @@ One round, as a method sees it::
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -79,7 +80,7 @@ class Method:
     """
 
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain"})
-    individual_uplinks: ClassVar[bool] = False
+    individual_uplinks: bool = False
     optimizers: ClassVar[frozenset[str] | None] = None
     clipping_by_value: ClassVar[bool] = True
     common_order: ClassVar[bool] = False
@@ -113,6 +114,20 @@ class Method:
         for number, (name, method) in enumerate(federation.methods.items(), 1):
             if method is self:
                 self.name, self.source = name, number
+
+    @classmethod
+    def overrides(cls, *hooks: str) -> bool:
+        """Whether the class has one of these hooks of its own, not the one that does nothing."""
+        return any(getattr(cls, hook) is not getattr(Method, hook) for hook in hooks)
+
+    @property
+    def key(self) -> str:
+        """Where its options stand in a configuration: under the name it was given, before :meth:`setup` its class's."""
+        return f"methods.{self.name or re.sub('(?<=[a-z])(?=[A-Z])', '_', type(self).__name__).lower()}"
+
+    def ours(self, samples: Samples) -> Tensor:
+        """Bool, which samples of a step are a client's own or added by this method, padding included."""
+        return (samples.source == 0) | (samples.source == self.source)
 
     def refuse_twins(self, kind: type[Method], instead: str) -> None:
         """Raise ConfigError if two methods of this kind are used, which would share their clients' state.
@@ -289,7 +304,7 @@ class Method:
     @property
     def tells_tasks_apart(self) -> bool:
         """Whether :meth:`recall` may answer one task otherwise than another."""
-        return type(self).recall is not Method.recall
+        return self.overrides("recall")
 
     @property
     def changes_gradients(self) -> bool:
@@ -298,13 +313,12 @@ class Method:
         Asked when a cohort has opened. A method that has nothing to add at the moment says no, so that the engine may
         take plain SGD's step at once.
         """
-        hooks = ("penalty", "adjust_gradients")
-        return any(getattr(type(self), hook) is not getattr(Method, hook) for hook in hooks)
+        return self.overrides("penalty", "adjust_gradients")
 
     @property
     def refines_gradients(self) -> bool:
         """Whether :meth:`adjust_gradients` may leave other gradients than it was given."""
-        return type(self).adjust_gradients is not Method.adjust_gradients
+        return self.overrides("adjust_gradients")
 
     @property
     def computes_locally(self) -> bool:
@@ -313,8 +327,7 @@ class Method:
         A method whose options can switch its hooks off says so.
         """
         added = ("extend_batch", "forward_pass", "weigh", "sample_loss", "local_loss", "penalty")
-        hooks = (*added, "adjust_gradients", "step_factors")
-        return any(getattr(type(self), hook) is not getattr(Method, hook) for hook in hooks)
+        return self.overrides(*added, "adjust_gradients", "step_factors")
 
     def task_rows(self) -> list[dict[str, Any]]:
         """Rows for the method's own table in the run folder, all tasks so far."""

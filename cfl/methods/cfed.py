@@ -105,7 +105,7 @@ class CFeD(Method):
             raise ConfigError("methods.cfed.server_distillation", server_distillation, "an integer of at least 0")
         self.surrogate, self.share, self.temperature, self.weight = surrogate, share, temperature, weight
         self.server_distillation, self.server_lr = server_distillation, server_lr
-        self.individual_uplinks = server_distillation > 0  # type: ignore[misc]
+        self.individual_uplinks = server_distillation > 0
         self.server_seconds = 0.0
         self._old = LentModel()
         self._orders: dict[int, Tensor] = {}
@@ -120,7 +120,7 @@ class CFeD(Method):
         data, key = federation.data, f"methods.{self.name}"
         if federation.has_personal_models:
             raise ConfigError(key, "with parameters kept local", "one model for all clients")
-        replaced = [n for n, m in federation.methods.items() if type(m).local_loss is not Method.local_loss]
+        replaced = [n for n, m in federation.methods.items() if m.overrides("local_loss")]
         if replaced:
             raise ConfigError(
                 "methods", [self.name, *replaced], f"{self.name} without one that replaces the local loss"

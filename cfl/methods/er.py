@@ -68,7 +68,7 @@ class ER(Method):
         weight: float = 1.0,
         weighting: Weighting = "equal",
     ) -> None:
-        key = f"methods.{self._source_name}"
+        key = self.key
         for name, number in (("size", size), ("batch_size", batch_size)):
             if number is not None and number < 1:
                 raise ConfigError(f"{key}.{name}", number, "an integer of at least 1")
@@ -154,7 +154,7 @@ class ER(Method):
     @property
     def computes_locally(self) -> bool:
         """Not where the memory has no weight, is not filled in local steps, and own samples are weighed as ever."""
-        reweighs = type(self).weigh is not Method.weigh and not self.reweighs_added_only
+        reweighs = self.overrides("weigh") and not self.reweighs_added_only
         return self.weight > 0 or self.update == "step" or reweighs
 
     def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:

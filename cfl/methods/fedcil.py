@@ -113,7 +113,7 @@ class FedCIL(Method):
         self.consistency = consistency
         self.consolidation_steps, self.consolidation_source = consolidation_steps, consolidation_source
         self.consolidation_batch_size, self.consolidation_lr = consolidation_batch_size, consolidation_lr
-        self.individual_uplinks = consolidation_steps > 0 and consolidation_source == "clients"  # type: ignore[misc]
+        self.individual_uplinks = consolidation_steps > 0 and consolidation_source == "clients"
         self._replay: dict[str, Tensor] = {}
         self._replayed_task = -1
         self._receivers: set[int] = set()
@@ -215,7 +215,7 @@ class FedCIL(Method):
         weights = torch.where(samples.mask, samples.weights, torch.zeros_like(samples.weights)).to(dtype)
         # An image is generated against every real or replayed one; where other methods have added samples too, these
         # images stand against all.
-        ours = torch.where((samples.source == 0) | (samples.source == self.source), weights, torch.zeros_like(weights))
+        ours = torch.where(self.ours(samples), weights, torch.zeros_like(weights))
         against = ours * (weights.sum() / ours.sum().clamp(min=torch.finfo(dtype).tiny))
         loss = acgan_loss(network, x, samples.y, weights, noise, against, samples.allowed)
         if self._of_own in samples.extras:

@@ -66,8 +66,6 @@ class FedWeIT(APD):
         ConfigError: for values other than these; otherwise as :class:`APD`.
     """
 
-    individual_uplinks = True
-
     def __init__(
         self,
         sparsity: float = 1e-3,
@@ -103,7 +101,7 @@ class FedWeIT(APD):
             raise ConfigError(f"{self._key}.attention", attention, "random, uniform or zeros")
         self.keep, self.top_kappa = keep if use_mask else 1.0, top_kappa
         self.send_base = send_base
-        self.borrows = send_adaptive and use_adaptive
+        self.borrows = self.individual_uplinks = send_adaptive and use_adaptive
         self.use_adaptive, self.use_mask = use_adaptive, use_mask
         self.attention = attention
         self._sent: Tensors = {}

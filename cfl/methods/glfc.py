@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cfl.binary_cross_entropy import mean_bce
 from cfl.data.samples import Samples
 from cfl.errors import ConfigError
 from cfl.methods.er import ER, Weighting
@@ -51,7 +53,7 @@ class GradientCompensation(ER):
         weighting: Weighting = "appended",
     ) -> None:
         if loss not in ("ce", "bce"):
-            raise ConfigError("methods.gradient_compensation.loss", loss, "ce or bce")
+            raise ConfigError(f"{self.key}.loss", loss, "ce or bce")
         super().__init__(size, per_task, update, batch_size, weight, weighting)
         self.loss = loss
         self.reweighs_added_only = loss == "ce"
@@ -60,7 +62,7 @@ class GradientCompensation(ER):
     def weigh(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
         """The compensated factors; 0 with ``bce``, whose term :meth:`sample_loss` is."""
         if self.loss == "bce":
-            return torch.where(self._ours(samples), torch.zeros_like(weights), weights)
+            return torch.where(self.ours(samples), torch.zeros_like(weights), weights)
         return weights * self._compensation(logits, samples)
 
     def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
@@ -68,15 +70,9 @@ class GradientCompensation(ER):
         if self.loss == "ce":
             return logits.new_zeros(())
         target = F.one_hot(samples.y, logits.shape[-1]).to(logits.dtype)
-        each = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
-        allowed = torch.ones_like(each) if samples.allowed is None else samples.allowed.to(each.dtype)
-        losses = (each * allowed).sum(-1) / allowed.sum(-1)
+        losses = mean_bce(logits, target, samples.allowed)
         factors = samples.weights.to(losses.dtype) * self._compensation(logits, samples)
-        return torch.where(self._ours(samples), factors * losses, torch.zeros_like(losses)).sum()
-
-    def _ours(self, samples: Samples) -> Tensor:
-        """``[N]`` bool: samples of the step's own and of this memory."""
-        return samples.mask & ((samples.source == 0) | (samples.source == self.source))
+        return torch.where(samples.mask & self.ours(samples), factors * losses, torch.zeros_like(losses)).sum()
 
     def _compensation(self, logits: Tensor, samples: Samples) -> Tensor:
         """``[N]`` g over its group's mean; 1 for other methods' samples, and for all while the memory is empty."""
@@ -87,8 +83,19 @@ class GradientCompensation(ER):
             p = (logits if samples.allowed is None else logits.masked_fill(~samples.allowed, -torch.inf)).softmax(-1)
         g = 1.0 - p.gather(-1, samples.y.unsqueeze(-1)).squeeze(-1)
         remembered = samples.mask & (samples.source == self.source)
-        factors = torch.ones_like(g)
-        for group in (samples.mask & (samples.source == 0), remembered):
-            mean = torch.where(group, g, torch.zeros_like(g)).sum() / group.sum().clamp(min=1)
-            factors = torch.where(group, g / mean.clamp(min=torch.finfo(g.dtype).tiny), factors)
+        factors = over_group_means(g, (samples.mask & (samples.source == 0), remembered))
         return torch.where(remembered.any(), factors, torch.ones_like(g))
+
+
+def over_group_means(g: Tensor, groups: Iterable[Tensor]) -> Tensor:
+    """``[N]`` each ``g_i`` over the mean of g in i's group, as Dong et al., 2022, compensate gradients; 1 outside.
+
+    Args:
+        g: ``[N]``, at least 0.
+        groups: each ``[N]`` bool, without common members.
+    """
+    factors = torch.ones_like(g)
+    for group in groups:
+        mean = torch.where(group, g, torch.zeros_like(g)).sum() / group.sum().clamp(min=1)
+        factors = torch.where(group, g / mean.clamp(min=torch.finfo(g.dtype).tiny), factors)
+    return factors

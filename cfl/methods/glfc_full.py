@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from cfl import processes
+from cfl.binary_cross_entropy import mean_bce
 from cfl.channel import payload_bytes
 from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
@@ -23,6 +24,7 @@ from cfl.exemplars import Table, no_exemplars, replayed, with_classes
 from cfl.federation import Federation
 from cfl.gradient_inversion import GradientEncoder, encoder_gradient, invert_gradient, recovered_label
 from cfl.layer_inputs.of_clients import client_model, evaluating, evaluating_global
+from cfl.methods.glfc import over_group_means
 from cfl.methods.glfc_proxy import KeptModel, ProxyServer
 from cfl.methods.own_loss import OwnLoss
 from cfl.models.base import Network
@@ -92,7 +94,7 @@ class GLFC(OwnLoss):
         ConfigError: a value other than these; or, before training, that clients' models differ.
     """
 
-    individual_uplinks: ClassVar[bool] = True
+    individual_uplinks = True
     crosses_tasks: ClassVar[bool] = True
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"class"})
     task_free = True
@@ -298,12 +300,11 @@ class GLFC(OwnLoss):
         ours = samples.mask & self.ours(samples)
         extras = samples.extras
         truth = F.one_hot(samples.y, logits.shape[-1]).to(logits.dtype)
-        allowed = torch.ones_like(truth, dtype=torch.bool) if samples.allowed is None else samples.allowed
         factors = compensation(logits.detach(), samples.y, ours, extras[f"{self.name} group"])
         old = extras[f"{self.name} old"].to(logits.dtype)
         distils = extras[f"{self.name} distils"].bool()
-        compensated = factors * _mean_bce(logits, truth, allowed)
-        related = _mean_bce(logits, torch.where(old >= 0, old, truth), allowed)
+        compensated = factors * mean_bce(logits, truth, samples.allowed)
+        related = mean_bce(logits, torch.where(old >= 0, old, truth), samples.allowed)
         losses = torch.where(distils, 0.5 * compensated + 0.5 * related, compensated)
         return torch.where(ours, samples.weights.to(losses.dtype) * losses, torch.zeros_like(losses)).sum()
 
@@ -335,14 +336,13 @@ class GLFC(OwnLoss):
             nearest.append(rows[(features[rows] - features[rows].mean(0)).norm(dim=1).argmin()])
         x, y, _ = self.federation.data.samples_at(places[torch.stack(nearest).cpu()].to(self._device))
         allowed = federation.data.outputs_in_loss(cohort.task, client)
-        outputs = torch.ones(federation.data.num_outputs, dtype=torch.bool) if allowed is None else allowed
         image = x.clone().requires_grad_()
         optimizer = torch.optim.SGD([image], lr=cohort.lr / 10, weight_decay=1e-5)
         with torch.enable_grad(), evaluating(federation):
             for _ in range(self.perturbation_steps):
                 logits = functional_call(federation.network, dict(model), (image,))
                 truth = F.one_hot(y, logits.shape[1]).to(logits.dtype)
-                loss = _mean_bce(logits, truth, outputs.to(y.device).expand_as(truth)).sum()
+                loss = mean_bce(logits, truth, allowed).sum()
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -441,23 +441,12 @@ def compensation(logits: Tensor, y: Tensor, ours: Tensor, group: Tensor) -> Tens
         group: ``[N]`` int64: 2 for classes learned before, 1 for others, 0 where the client has learned none before.
     """
     g = 1.0 - logits.sigmoid().gather(-1, y.unsqueeze(-1)).squeeze(-1)
-    factors = torch.ones_like(g)
-    for number in (1, 2):
-        members = ours & (group == number)
-        mean = torch.where(members, g, torch.zeros_like(g)).sum() / members.sum().clamp(min=1)
-        factors = torch.where(members, g / mean.clamp(min=torch.finfo(g.dtype).tiny), factors)
-    return factors
+    return over_group_means(g, (ours & (group == number) for number in (1, 2)))
 
 
 def _held(places: Tensor) -> Tensor:
     """Without the padding behind them."""
     return places[places >= 0]
-
-
-def _mean_bce(logits: Tensor, target: Tensor, allowed: Tensor) -> Tensor:
-    """``[N]`` binary cross-entropies with logits, mean over the allowed outputs."""
-    each = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
-    return torch.where(allowed, each, torch.zeros_like(each)).sum(-1) / allowed.sum(-1)
 
 
 def _stacked(known: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:

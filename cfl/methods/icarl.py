@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
+from cfl.binary_cross_entropy import mean_bce
 from cfl.channel import payload_bytes
 from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
@@ -193,9 +194,7 @@ class ICaRL(OwnLoss):
         old = samples.extras.get(f"{self.name} old")
         if old is not None:
             target = torch.where(self._seen(task - 1).to(logits.device), old.to(logits.dtype), target)
-        each = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
-        seen = self._seen(task).to(logits.device)
-        losses = torch.where(seen, each, torch.zeros_like(each)).sum(-1) / seen.sum()
+        losses = mean_bce(logits, target, self._seen(task))
         factors = samples.weights.to(losses.dtype)
         return torch.where(samples.mask & self.ours(samples), factors * losses, torch.zeros_like(losses)).sum()
 

@@ -23,7 +23,3 @@ class OwnLoss(Method, ABC):
     def weigh(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
         """No cross-entropy of the step's own samples and of the memory's."""
         return torch.where(self.ours(samples), torch.zeros_like(weights), weights)
-
-    def ours(self, samples: Samples) -> Tensor:
-        """Bool, which samples the loss is over: the step's own ones and those that this method has added."""
-        return (samples.source == 0) | (samples.source == self.source)

@@ -37,10 +37,10 @@ class PersonalLayers(Method):
         names = list(federation.state_tensors())
         for pattern in self.layers:
             if not any(fnmatchcase(name, pattern) for name in names):
-                raise ConfigError("methods.<name>.layers", pattern, f"patterns that match one of {names}")
+                raise ConfigError(f"{self.key}.layers", pattern, f"patterns that match one of {names}")
         if self.layers and not any(self.keeps_local(name) for name, _ in federation.network.named_parameters()):
             raise ConfigError(
-                "methods.<name>.layers",
+                f"{self.key}.layers",
                 self.layers,
                 "patterns that match a parameter; federated.batchnorm=local keeps running statistics alone",
             )

@@ -85,7 +85,7 @@ class LearningRateDecay(Method):
         threshold: float = 0.0,
         batch_size: int = 250,
     ) -> None:
-        key = "methods.<name>"
+        key = self.key
         if not 1 <= factor < math.inf:
             raise ConfigError(f"{key}.factor", factor, "a number of at least 1")
         if patience < 1:
@@ -127,7 +127,7 @@ class LearningRateDecay(Method):
         """The floor must be below the learning rate."""
         lr = float(optimizer.param_groups[0]["lr"])
         if self.factor > 1 and not self.floor < lr:
-            raise ConfigError("methods.<name>.floor", self.floor, f"a number below the learning rate, {lr:g}")
+            raise ConfigError(f"{self.key}.floor", self.floor, f"a number below the learning rate, {lr:g}")
 
     # Local steps.
 

@@ -34,6 +34,11 @@ class RightMultiplication(Method, ABC):
         """Look the clients' factors up."""
         self.right_factors = self.factors_of(cohort)
 
+    @property
+    def changes_gradients(self) -> bool:
+        """Not before there are factors."""
+        return bool(self.right_factors)
+
     def adjust_gradients(self, cohort: Cohort) -> None:
         """Multiply."""
         multiply_gradients(cohort.gradients, self.right_factors)

@@ -410,7 +410,7 @@ def test_evaluating_leaves_every_module_in_its_mode() -> None:
     ],
 )
 def test_bad_options(options: Any, key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"methods\.<name>\.{key}"):
+    with pytest.raises(ConfigError, match=rf"methods\.learning_rate_decay\.{key}"):
         LearningRateDecay(**options)
 
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import StridedNet, fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
+from lightning.pytorch import Callback
+from tiny import StridedNet, double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
 from torch import Tensor
 
 from cfl.engines import EngineOptions
 from cfl.engines.layers import Pass
-from cfl.methods import GPM, RGO, Method
+from cfl.methods import GPM, RGO, FedProx, Method
 from cfl.methods.right_factors import RightMultiplication
 
 CASES: dict[str, Any] = {
@@ -69,6 +70,26 @@ def _unexpected(method: Any) -> Any:
 
     refuse.__module__ = method.__module__
     return refuse
+
+
+class Steps(Callback):
+    """Notes whether the engine takes the optimizer's steps at once, by task."""
+
+    def __init__(self) -> None:
+        self.at_once: dict[int, set[bool]] = {}
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        taken = pl_module._step_context.at_once is not None
+        self.at_once.setdefault(pl_module.cohort.task, set()).add(taken)
+
+
+@pytest.mark.parametrize("network", [mlp, double(mlp)], ids=["hand-written", "by autograd"])
+def test_steps_are_taken_at_once_while_nothing_is_multiplied(network: Any) -> None:
+    """Also by networks for which the engine does not multiply; a penalty beside it is pulled by the engine."""
+    steps, data = Steps(), tiny_data(permuted(2), schedule={"rounds_per_task": 2})
+    methods: dict[str, Method] = {"gpm": GPM(threshold=0.9, freeze_affine=False), "prox": FedProx(0.1)}
+    fit(tiny_client(data, network, sgd, methods, EngineOptions("workers", 1)), data, callbacks=[steps])
+    assert steps.at_once == {0: {True}, 1: {False}}
 
 
 class Halved(Method):

@@ -1,0 +1,22 @@
+"""The loss of classifiers whose outputs are one yes or no each."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def mean_bce(logits: Tensor, target: Tensor, allowed: Tensor | None) -> Tensor:
+    """``[..., N]`` binary cross-entropies with logits, of each sample the mean over the allowed outputs.
+
+    Args:
+        logits: ``[..., N, O]``.
+        target: ``[..., N, O]`` in [0, 1].
+        allowed: bool, of a shape that goes with these, or None for all outputs.
+    """
+    each = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+    if allowed is None:
+        return each.mean(-1)
+    allowed = allowed.to(each.device).expand_as(each)
+    return torch.where(allowed, each, torch.zeros_like(each)).sum(-1) / allowed.sum(-1)
