@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from cfl.cohort import Cohort
     from cfl.methods.base import Method
 
+FORMAT = 2
+"""Of what a checkpoint holds of a federation: a higher one whenever files of the last one no longer do."""
+
 
 def state_buffers(network: nn.Module) -> list[str]:
     """Names of the buffers that are part of a model, as its state dict has them.
@@ -327,6 +330,7 @@ class Federation:
     def state_dict(self) -> dict[str, Any]:
         """Everything but the global model, which the network's own state dict holds."""
         return {
+            "format": FORMAT,
             "round": self.round,
             "seconds": self.seconds,
             "curve": list(self.curve),
@@ -343,11 +347,16 @@ class Federation:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
+        """Restore :meth:`state_dict`.
+
+        Raises:
+            ConfigError: it was written in another format, by an earlier or later state of the code.
+        """
+        if state.get("format") != FORMAT:
+            valid = f"{FORMAT}: other states of the code wrote it, and the run is to be finished or tested with these"
+            raise ConfigError("ckpt_path", f"a checkpoint of format {state.get('format', 1)}", valid)
         self.round, self.seconds = state["round"], state["seconds"]
-        # Not in files from before there were such figures.
-        self.curve = list(state.get("curve", [None] * self.round))
-        self.stopped = state.get("stopped", False)
+        self.curve, self.stopped = list(state["curve"]), state["stopped"]
         self.server.load_state_dict(state["server"])
         self.channel.load_state_dict(state["channel"])
         self.clients.load_state_dict(state["clients"])

@@ -260,6 +260,26 @@ def test_other_torch_files_are_refused(tmp_path: Path, content: Any, capsys: pyt
     assert "written by cfl fit" in refused(capsys, tmp_path / "other.ckpt", tmp_path / "run")
 
 
+@pytest.mark.parametrize("command", ["fit", "validate"])
+@pytest.mark.parametrize("held", [None, 1, 99])
+def test_a_checkpoint_in_another_format_is_refused(
+    tmp_path: Path, held: int | None, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tiny_cli.die_at("training", 1, signal.SIGTERM):
+        tiny_cli.fit(tmp_path)
+    path = tmp_path / "last.ckpt"
+    checkpoint = torch.load(path, weights_only=True)
+    del checkpoint["federation"]["format"]
+    if held is not None:
+        checkpoint["federation"]["format"] = held
+    torch.save(checkpoint, path)
+    before = path.read_bytes()
+    capsys.readouterr()
+    assert tiny_cli.run(command, "--ckpt_path", str(path)) == 2
+    assert f"ckpt_path = 'a checkpoint of format {held or 1}' cannot work; valid: 2" in capsys.readouterr().err
+    assert path.read_bytes() == before
+
+
 def test_missing_checkpoint_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "an existing checkpoint file" in refused(capsys, tmp_path / "none.ckpt", tmp_path / "run")
 

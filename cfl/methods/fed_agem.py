@@ -311,6 +311,5 @@ class FedAGEM(Method):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
-        # Not in files from before it was noted; then everybody is sent the reference once more.
-        self.reference, self._have = dict(state["reference"]), set(state.get("have", ()))
+        self.reference, self._have = dict(state["reference"]), set(state["have"])
         self.seconds, self._steps, self._refined = state["seconds"], state["steps"], state["refined"]

@@ -426,13 +426,8 @@ class FedWeIT(APD):
         super().load_state_dict(state)
         self._sent = dict(state["sent"])
         self._bytes = [list(of_task) for of_task in state["bytes"]]
-        began = self.federation.schedule.began
         self._knowledge = [
-            {
-                "round": began(held["task"], 0),  # of files from before there were clients with clocks of their own
-                **held,
-                "layers": {name: SparseRows(**rows) for name, rows in held["layers"].items()},
-            }
+            {**held, "layers": {name: SparseRows(**rows) for name, rows in held["layers"].items()}}
             for held in state["knowledge"]
         ]
         self._lends = None
