@@ -28,8 +28,8 @@ def memory_share(
     """
     wanted = torch.full((len(held),), batch_size or 0)
     if batch_size is None:
-        shares = held.sum(1) / torch.tensor(sizes).clamp(min=1)
-        wanted = (shares * mask.sum(1)).ceil().long()
+        samples = torch.tensor(sizes).clamp(min=1)
+        wanted = (held.sum(1) * mask.sum(1) + samples - 1) // samples  # rounded up, in integers
     wanted = wanted.minimum(held.sum(1)) * mask.any(1)
     if not int(wanted.max()):
         return None

@@ -379,6 +379,8 @@ class FedWeIT(APD):
     # Reports and checkpoints.
 
     def _row(self, task: int, client: int, layer: DecomposedLayer, model: Mapping[str, Tensor]) -> dict[str, Any]:
+        """As for APD, with the clients whose knowledge could be borrowed, the tasks in which they learned it, and the
+        attention to each (Figure 5b)."""
         row = super()._row(task, client, layer, model)
         held = self._borrowed(client, task) if self.borrows else []
         entries = [(owner, part["task"] - 1) for part in held for owner in part["clients"]]
@@ -390,11 +392,6 @@ class FedWeIT(APD):
             "source_tasks": " ".join(str(entries[number][1]) for number in others),
             "attention": " ".join(f"{attention[number]:.6g}" for number in others),
         }
-
-    def task_rows(self) -> list[dict[str, Any]]:
-        """As for APD, with the clients whose knowledge could be borrowed, the tasks in which they learned it, and the
-        attention to each (Figure 5b)."""
-        return super().task_rows()
 
     def client_storage(self) -> int:
         """As for APD, and every knowledge base."""
