@@ -27,11 +27,11 @@ from cfl.client import Client
 from cfl.client_states import ClientStates
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
-from cfl.errors import BadUpdate, ConfigError
+from cfl.errors import ConfigError
 from cfl.federation import Federation, state_buffers
 from cfl.full_precision import full_precision
+from cfl.located import Located
 from cfl.parallel import check_strategy
-from cfl.processes import ProcessFailed
 from cfl.randomness import seed_device, seed_for
 from cfl.schedule import RoundPlan
 from cfl.sealed import sealed_plan
@@ -168,7 +168,7 @@ class FederatedOrchestrator(Callback):
         federation.channel.enter_round(self.plan.task, self.plan.round)
         for part in self.plan.parts:
             if part.round_in_task == 0:
-                with Located(f"beginning task {part.task}", self.plan):
+                with _located(f"beginning task {part.task}", self.plan):
                     for method in federation.methods.values():
                         if not method.task_free:
                             method.begin_task(part)
@@ -181,7 +181,7 @@ class FederatedOrchestrator(Callback):
     ) -> None:
         """Open a cohort: its clients start from the global model and with a fresh optimizer."""
         if batch.opens:
-            with full_precision(), Located(f"opening clients {list(batch.clients)}", self._plan):
+            with full_precision(), _located(f"opening clients {list(batch.clients)}", self._plan):
                 self._open(trainer, pl_module, batch)
 
     def _open(self, trainer: Trainer, pl_module: LightningModule, batch: CohortBatch) -> None:
@@ -214,10 +214,10 @@ class FederatedOrchestrator(Callback):
         """Collect from clients that have finished; with the last of them, close the round."""
         if batch.closes:
             closing = [batch.clients[position] for position in batch.closes]
-            with full_precision(), Located(f"collecting from clients {closing}", self._plan):
+            with full_precision(), _located(f"collecting from clients {closing}", self._plan):
                 self._collect(client_of(pl_module), batch.closes)
         if batch.last_of_round:
-            with full_precision(), Located("closing the round", self._plan):
+            with full_precision(), _located("closing the round", self._plan):
                 self._close_round(client_of(pl_module))
 
     @torch.no_grad()
@@ -448,27 +448,5 @@ def mean_matrix(federation: Federation) -> torch.Tensor:
     return matrix.nanmean(0) if federation.measures_clients else matrix
 
 
-class Located:
-    """Say where a failure happened; a StopIteration, say, would end the fit without a word.
-
-    Not a ``contextlib.contextmanager``, which hands a StopIteration on as it came. Errors whose message already says
-    where they come from pass unchanged.
-
-    Args:
-        what: what is being done.
-        plan: the round it is done in.
-
-    Raises:
-        RuntimeError: naming what was done, round and task, with the failure as its cause.
-    """
-
-    def __init__(self, what: str, plan: RoundPlan) -> None:
-        self.what, self.plan = what, plan
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, BadUpdate | ConfigError | ProcessFailed):
-            where = f"{self.what} failed in round {self.plan.round} (task {self.plan.task})"
-            raise RuntimeError(f"{where}: {type(error).__name__}: {error}") from error
+def _located(what: str, plan: RoundPlan) -> Located:
+    return Located(lambda: f"{what} failed in round {plan.round} (task {plan.task})")

@@ -22,9 +22,10 @@ from cfl.engines.probe import Measured, probe
 from cfl.engines.scaled_steps import ScaledSteps
 from cfl.engines.trials import Trials
 from cfl.engines.updates import plain_sgd
-from cfl.errors import BadUpdate, ConfigError
+from cfl.errors import ConfigError
 from cfl.federation import Federation
 from cfl.full_precision import full_precision, matmul_precision
+from cfl.located import Located
 from cfl.methods.base import Method
 from cfl.methods.pulling import Pulling
 from cfl.methods.right_factors import RightMultiplication
@@ -118,6 +119,7 @@ class Client(LightningModule):
         self._frozen_in_cohort: frozenset[str] = frozenset()
         self._observers: tuple[Method, ...] = ()
         self.local_step = 0
+        self._located = Located(self._step_that_failed)
         self.loss_sums = torch.zeros(2)
         self._scoring: Scoring | None = None
 
@@ -269,7 +271,7 @@ class Client(LightningModule):
         self.local_step, cohort.steps = batch.step, batch.step + 1
         if batch.opens:
             self._begin_cohort()
-        try:
+        with self._located:
             with matmul_precision(self.engine_options.matmul_precision):
                 batch = self._extended(batch)
                 losses = self._engine.losses(cohort, batch, self._step_context)
@@ -286,10 +288,6 @@ class Client(LightningModule):
                 penalty = method.penalty(self.shown(method))
                 if penalty is not None:
                     losses = losses + penalty
-        except (BadUpdate, ConfigError):
-            raise
-        except Exception as error:
-            raise self._failure(error) from error
         return losses.sum()
 
     def _begin_cohort(self) -> None:
@@ -338,11 +336,8 @@ class Client(LightningModule):
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Gradients of the last :meth:`training_step`, by the engine; none of parameters that are frozen."""
-        try:
-            with matmul_precision(self.engine_options.matmul_precision):
-                self._engine.backward(loss, self.require_cohort())
-        except Exception as error:
-            raise self._failure(error) from error
+        with self._located, matmul_precision(self.engine_options.matmul_precision):
+            self._engine.backward(loss, self.require_cohort())
         for name in self._frozen_in_cohort:
             # Not zero: optimizers leave alone what has no gradient, and apply weight decay to what has one.
             self.require_cohort().parameters[name].grad = None
@@ -375,13 +370,10 @@ class Client(LightningModule):
             raise RuntimeError("no engine: configure_optimizers has not run")
         return self.engine
 
-    def _failure(self, error: Exception) -> RuntimeError:
-        """What to raise instead of ``error``; a StopIteration, say, would end the epoch without a word."""
+    def _step_that_failed(self) -> str:
         cohort = self.require_cohort()
-        return RuntimeError(
-            f"local step {self.local_step} of clients {list(cohort.clients)} failed in round {cohort.round} "
-            f"(task {cohort.task}): {type(error).__name__}: {error}"
-        )
+        who = f"local step {self.local_step} of clients {list(cohort.clients)}"
+        return f"{who} failed in round {cohort.round} (task {cohort.task})"
 
     def _record(self, losses: Tensor, batch: CohortBatch) -> None:
         """Add up losses and how many they are, on the device: nobody waits for them before the round is over."""
@@ -404,16 +396,12 @@ class Client(LightningModule):
         Raises:
             RuntimeError: as :meth:`training_step`.
         """
-        try:
+        with self._located:
             for method in self.methods.values():
                 if method is not self._multiplier:
                     method.adjust_gradients(self.shown(method))
             if self._scaled_steps is not None:
                 self._scaled_steps.remember(self.require_cohort().parameters)
-        except (BadUpdate, ConfigError):
-            raise
-        except Exception as error:
-            raise self._failure(error) from error
 
     def configure_gradient_clipping(
         self,
@@ -438,7 +426,9 @@ class Client(LightningModule):
 
     def validation_step(self, batch: EvaluationBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Count correct predictions of one task's test batch into the accuracy matrix, or add up its likelihoods."""
-        with full_precision():
+        federation = self.require_federation()
+        where = Located(lambda: f"testing on task {batch.task} failed after {federation.round} rounds")
+        with where, full_precision():
             self.scoring.score(batch)
 
     def test_step(self, batch: EvaluationBatch, batch_idx: int, dataloader_idx: int = 0) -> None:

@@ -527,3 +527,18 @@ def test_a_methods_state_is_part_of_the_checkpoint(tmp_path: Path) -> None:
     for name, value in weights(whole).items():
         assert torch.equal(weights(resumed)[name], value)
     assert resumed.methods["brake"].factor == pytest.approx(0.7**6)
+
+
+class Stumbles(Method):
+    """Fails in the tests after the second task."""
+
+    def classify(self, task: int, model: dict[str, Tensor], x: Tensor) -> Tensor | None:
+        if task == 1 and self.federation.round == 6:
+            raise StopIteration("made up")
+        return None
+
+
+def test_a_failure_in_a_test_says_where() -> None:
+    data = data_of()
+    with pytest.raises(RuntimeError, match=r"testing on task 1 failed after 6 rounds: StopIteration: made up"):
+        fit(tiny_client(data, methods={"stumbles": Stumbles()}), data)
