@@ -43,13 +43,18 @@ def chosen_values(options: argparse.Namespace) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for option, axis in _SHORT.items():
         if getattr(options, option):
-            found[axis] = getattr(options, option).split(",")
+            found[axis] = _parts(getattr(options, option))
     for text in options.only or []:
         axis, equals, values = text.partition("=")
-        if not (axis and equals and values):
+        if not (axis.strip() and equals and values.strip()):
             raise ConfigError("--only", text, "an axis and its values, e.g. threshold=0.87,0.90")
-        found[axis] = values.split(",")
+        found[axis.strip()] = _parts(values)
     return found
+
+
+def _parts(text: str) -> list[str]:
+    """What stands between commas, without blanks around it."""
+    return [part.strip() for part in text.split(",")]
 
 
 def experiments_in(runs: Path) -> Experiments:
@@ -134,7 +139,7 @@ def keep_runs(options: argparse.Namespace, console: Console) -> int:
     """Write a small file for every finished run."""
     _check_runs(options)
     for paper in papers():
-        kept = keep(paper, options.runs, options.scale.split(","))
+        kept = keep(paper, options.runs, _parts(options.scale))
         for path in kept.written:
             console.print(str(path), highlight=False, soft_wrap=True)
         for reason in kept.left_out:
