@@ -77,13 +77,17 @@ def run(options: argparse.Namespace, console: Console) -> int:
         console.print(f"cannot run here ({reason}): {name}", highlight=False, soft_wrap=True)
     for name, reason in lacks.refused:
         console.print(f"failed   {name}: {reason}", highlight=False, markup=False, soft_wrap=True)
+    for name, folder in lacks.diverged:
+        console.print(f"diverged; remove {folder} to run again: {name}", highlight=False, markup=False, soft_wrap=True)
     status = 1 if lacks.refused else 0
+    counted = f"{_runs(len(lacks.jobs))} to make, {lacks.finished} finished"
+    counted += f", {len(lacks.diverged)} diverged" if lacks.diverged else ""
     if options.dry_run:
         for job in lacks.jobs:
             console.print(shown_command(job), highlight=False, markup=False, soft_wrap=True)
-        console.print(f"{_runs(len(lacks.jobs))} to make, {lacks.finished} finished")
+        console.print(counted)
         return status
-    console.print(f"{table.full_name}, {options.scale}: {_runs(len(lacks.jobs))} to make, {lacks.finished} finished")
+    console.print(f"{table.full_name}, {options.scale}: {counted}")
     outcomes = runner.run(lacks.jobs)
     written = write_report(experiments_in(options.runs), table, options.scale, chosen, options.runs, seeds)
     console.print(written.short, highlight=False, markup=False, soft_wrap=True)

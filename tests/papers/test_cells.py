@@ -338,6 +338,19 @@ def test_a_run_that_diverged_is_no_run_that_was_never_made(tmp_path: Path) -> No
     assert not only.seeds
 
 
+def test_a_run_that_diverged_is_not_made_again(tmp_path: Path) -> None:
+    """Wherever it lies; one that another try has finished counts as that."""
+    for name, seed in (("a", 0), ("b", 1), ("c", 1)):
+        folder = write_run(tmp_path / name, arguments(), seed)
+        (folder / "log.txt").write_text("error: client 3 trained to NaN or infinity in round 7\n")
+        if name != "c":
+            (folder / "summary.json").unlink()
+    lacks = experiments(tmp_path).jobs(fot()["table1"], "paper", {**PMNIST, "method": ["fedavg"]}, 3, tmp_path)
+    assert [job.name for job in lacks.jobs] == ["pmnist shards fedavg paper seed 2"]
+    assert lacks.finished == 1
+    assert lacks.diverged == [("pmnist shards fedavg paper seed 0", tmp_path / "a")]
+
+
 def test_runs_on_other_data_are_not_held_against_the_paper(tmp_path: Path) -> None:
     said = "MNIST has 30 training and 30 test samples; the published set has 60000 and 10000"
     write_run(tmp_path / "a", arguments(), 0, 80.06, data_unlike_published=[said])

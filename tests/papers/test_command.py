@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from fabricated import every_table
+from fabricated import every_table, fot, point, write_run
 
 from cfl.papers.command import chosen_values, main
 from cfl.papers.definition import PAPERS
@@ -140,6 +140,18 @@ def test_every_table_has_a_target(name: str) -> None:
 def test_a_report_of_no_seeds_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "fot-table3", "--runs", str(tmp_path), "--seeds", "0"]) == 2
     assert "--seeds = 0" in capsys.readouterr().err
+
+
+def test_a_run_that_diverged_is_named_and_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A second command says how to try again, and starts nothing."""
+    arguments = fot()["table1"].recipe(point("smoke", benchmark="five-datasets")).arguments
+    folder = write_run(tmp_path / "a", arguments)
+    (folder / "summary.json").unlink()
+    (folder / "log.txt").write_text("error: client 3 trained to NaN or infinity in round 7\n")
+    assert main(["run", "fot-table1", *ONE, "--seeds", "1", "--runs", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert f"diverged; remove {folder} to run again: five-datasets shards fedavg smoke seed 0\n" in said
+    assert "0 runs to make, 0 finished, 1 diverged" in said
 
 
 def test_a_damaged_list_of_missing_data_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
