@@ -22,7 +22,7 @@ from cfl.papers.definition import papers, table_named
 from cfl.papers.kept import MISSING, keep
 from cfl.papers.missing_data import MissingData
 from cfl.papers.recipes import NotAvailable, Recipe
-from cfl.papers.report import REPORTS, write_report
+from cfl.papers.report import REPORTS, Report, write_report
 from cfl.papers.reproducibility import page
 from cfl.papers.resolving import Resolver
 from cfl.papers.results import read_results
@@ -90,9 +90,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     console.print(f"{table.full_name}, {options.scale}: {counted}")
     outcomes = runner.run(lacks.jobs)
     written = write_report(experiments_in(options.runs), table, options.scale, chosen, options.runs, seeds)
-    console.print(written.short, highlight=False, markup=False, soft_wrap=True)
-    for path in written.files:
-        console.print(str(path), highlight=False, soft_wrap=True)
+    _show(written, console)
     return max(status, exit_status(outcomes, runner.interrupted_by))
 
 
@@ -121,10 +119,15 @@ def report(options: argparse.Namespace, console: Console) -> int:
     _check_seeds(options)
     _check_runs(options)
     written = write_report(experiments_in(options.runs), table, options.scale, chosen, options.runs, options.seeds)
+    _show(written, console)
+    return 0
+
+
+def _show(written: Report, console: Console) -> None:
+    """Print the part of a table that was asked for, and where all of it is."""
     console.print(written.text, highlight=False, markup=False, soft_wrap=True)
     for path in written.files:
         console.print(str(path), highlight=False, soft_wrap=True)
-    return 0
 
 
 def list_tables(options: argparse.Namespace, console: Console) -> int:

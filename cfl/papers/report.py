@@ -25,12 +25,10 @@ class Report:
 
     Attributes:
         text: the report of what was chosen, Markdown.
-        short: one line per status with the number of cells, of what was chosen.
         files: paths of all that was written, which is over the whole table.
     """
 
     text: str
-    short: str
     files: Sequence[Path]
 
 
@@ -44,8 +42,8 @@ def write_report(
 ) -> Report:
     """Write ``<table>-<scale>.md``, ``.csv`` and ``.png`` into ``<runs>/<paper>/reports``.
 
-    The files are over the whole table, whatever was chosen: a later report of one method leaves the others' rows. They
-    take the place of earlier ones in one step each.
+    The files are over the whole table and all finished seeds, whatever was chosen: a later report of one method or of
+    fewer seeds leaves the others. They take the place of earlier ones in one step each.
 
     Args:
         experiments: the finished runs.
@@ -53,14 +51,13 @@ def write_report(
         scale: which runs.
         chosen: axis -> values, to leave others out of what is returned.
         runs: folder of the runs.
-        seeds: of what is returned, seeds 0 .. seeds - 1 only; None takes whatever there is. The files have at least as
-            many as the table has by default.
+        seeds: of what is returned, seeds 0 .. seeds - 1 only; None takes whatever there is.
 
     Raises:
         ConfigError: an axis, value or scale that the table does not have.
     """
     cells = experiments.cells(table, scale, chosen, seeds)
-    whole = experiments.cells(table, scale, None, None if seeds is None else max(seeds, table.seeds))
+    whole = experiments.cells(table, scale)
     folder = runs / table.paper.name / REPORTS
     folder.mkdir(parents=True, exist_ok=True)
     base = folder / f"{table.name}-{scale}"
@@ -69,7 +66,7 @@ def write_report(
     write_whole(base.with_suffix(".md"), markdown(table, scale, whole, name))
     write_whole(base.with_suffix(".csv"), as_csv(table, whole))
     files = [base.with_suffix(".md"), base.with_suffix(".csv"), *([picture] if picture else [])]
-    return Report(markdown(table, scale, cells, name), counts(cells), files)
+    return Report(markdown(table, scale, cells, name), files)
 
 
 def write_whole(path: Path, text: str) -> None:

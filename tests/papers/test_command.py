@@ -26,6 +26,8 @@ def test_a_smoke_table_from_nothing_to_report(tmp_path: Path, capsys: pytest.Cap
     text = (tmp_path / "fot/reports/table1-smoke.md").read_text()
     (row,) = [line for line in text.splitlines() if line.startswith("| 5-Datasets | non-IID | FL | ACC |")]
     assert row.endswith("| 2 | - | smoke: by order only |")
+    assert row in said
+    assert "| CIFAR-100 |" not in said
     # Again: both are known.
     assert main(["run", "fot-table1", *ONE, "--seeds", "2", *runs]) == 0
     assert "0 runs to make, 2 finished" in capsys.readouterr().out
