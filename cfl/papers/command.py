@@ -110,7 +110,7 @@ def _check_runs(options: argparse.Namespace) -> None:
 
 def shown_command(job: Job) -> str:
     """A job as one could type it."""
-    return shlex.join(["cfl", "fit", *Recipe(tuple(job.arguments)).shown(), f"--run.dir={job.folder}"])
+    return shlex.join(["cfl", "fit", *Recipe(tuple(job.arguments)).shown(), *job.place])
 
 
 def report(options: argparse.Namespace, console: Console) -> int:

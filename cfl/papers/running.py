@@ -54,8 +54,12 @@ class Job:
     @property
     def command(self) -> list[str]:
         """The whole command line."""
-        own = [f"--run.dir={self.folder}", "--ckpt_path=last"]
-        return [sys.executable, "-m", "cfl", "fit", *self.arguments, *own]
+        return [sys.executable, "-m", "cfl", "fit", *self.arguments, *self.place]
+
+    @property
+    def place(self) -> list[str]:
+        """The options of where it runs, and that it goes on with what is there."""
+        return [f"--run.dir={self.folder}", "--ckpt_path=last"]
 
 
 @dataclass
