@@ -410,13 +410,16 @@ class RunRecord(Callback):
             print(f"stopped after {federation.round} of {plan_of.num_rounds} rounds: all targets are met")
         elif federation.round and not plan_of.round(federation.round - 1).last_of_task:
             print(f"task {after} is not finished: {federation.round} of {plan_of.num_rounds} rounds")
-        for name, figures in [
-            ("", federation.measured.summary()),
-            *((" (task known)", matrix.summary()) for matrix in known_tasks(federation).values()),
-        ]:
-            for key, formula in federation.measure.formulas.items():
-                value = figures[key]
-                print(f"{key.upper() + name:<8} {'undefined' if value is None else format(value, '8.3f')}   {formula}")
+        formulas = federation.measure.formulas
+        known = [(" (task known)", matrix.summary()) for matrix in known_tasks(federation).values()]
+        shown = [
+            (key.upper() + ending, figures[key], formula)
+            for ending, figures in [("", federation.measured.summary()), *known]
+            for key, formula in formulas.items()
+        ]
+        width = max(len(name) for name, _, _ in shown)
+        for name, value, formula in shown:
+            print(f"{name:<{width}} {'undefined' if value is None else format(value, '9.3f')}   {formula}")
         for line in rounds_in_words(self.targets.rounds(federation.curve), federation.round):
             print(line)
         up, down = federation.channel.total_uplink_bytes / 1e6, federation.channel.total_downlink_bytes / 1e6

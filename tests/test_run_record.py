@@ -293,7 +293,11 @@ def test_stream_of_one_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert summary["acc"] == read_matrix_csv(tmp_path / "accuracy_matrix.csv")[0].item()
     assert [summary[key] for key in ("fgt", "fgt_max", "bwt", "fwt")] == [None] * 4
     out = capsys.readouterr().out
-    assert "FGT      undefined" in out
+    lines = [line for line in out.splitlines() if "   mean over " in line]
+    assert [line.split()[:2] for line in lines[1:]] == [
+        [name, "undefined"] for name in ("FGT", "FGT_MAX", "FGT_MAX_LAST", "BWT", "FWT")
+    ]
+    assert len({line.index("mean over") for line in lines}) == 1  # in columns, however long a name is
     up, down = (f"{summary[key] / 1e6:,.2f} MB" for key in ("uplink_bytes", "downlink_bytes"))
     assert f"{summary['rounds']} rounds, uplink {up}, downlink {down}, " in out
 
