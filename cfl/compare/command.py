@@ -22,6 +22,7 @@ from cfl.compare.writing import (
     write_runs_csv,
 )
 from cfl.errors import ConfigError
+from cfl.whole_file import write_whole
 
 Compared = Sequence[tuple[Comparison, Row | None]]
 
@@ -60,7 +61,7 @@ def write_report(
         "comparison.tex": "\n".join(map(latex_table, tables)),
     }
     for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        write_whole(folder / name, text)
     write_runs_csv(folder / "runs.csv", [comparison for comparison, _ in compared])
     write_means_csv(folder / "means.csv", [comparison for comparison, _ in compared])
     write_differences_csv(folder / "differences.csv", compared)

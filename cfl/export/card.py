@@ -12,6 +12,7 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.experiment import method_name
 from cfl.export.answer import Answer, Choice
 from cfl.federation import Federation
+from cfl.whole_file import write_whole
 
 _MEANINGS = {
     "domain": "All tasks share the outputs: class k is output k in every task.",
@@ -66,7 +67,7 @@ def write_card(
     if answer.frozen:
         names = ", ".join(f"`{name}.`" for name in answer.frozen)
         sections.insert(2, f"The file also holds frozen weights that were never trained: {names}.")
-    path.write_text("\n\n".join(sections) + "\n", encoding="utf-8")
+    write_whole(path, "\n\n".join(sections) + "\n")
 
 
 def _figures(federation: Federation, run: Path) -> dict[str, Any]:

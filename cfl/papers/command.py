@@ -29,6 +29,7 @@ from cfl.papers.results import read_results
 from cfl.papers.run_log import has_diverged
 from cfl.papers.running import Job, Runner, exit_status
 from cfl.papers.sweeps import SweepState, read_sweep
+from cfl.whole_file import write_whole
 
 RUNS = Path("runs/tables")
 _SHORT = {"bench": "benchmark", "methods": "method", "partition": "partition"}
@@ -156,7 +157,7 @@ def keep_runs(options: argparse.Namespace, console: Console) -> int:
 
 def write_page(options: argparse.Namespace, console: Console) -> int:
     """Write the reproducibility page from the kept runs."""
-    options.out.write_text(page(papers(), Resolver()), encoding="utf-8")
+    write_whole(options.out, page(papers(), Resolver()))
     console.print(str(options.out), highlight=False, soft_wrap=True)
     return 0
 
@@ -201,7 +202,7 @@ def run_sweep(options: argparse.Namespace, console: Console) -> int:
     status = status or (1 if broken else 0)
     path = options.runs / sweep.paper / REPORTS / f"sweep-{sweep.name}.md"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(state.markdown(), encoding="utf-8")
+    write_whole(path, state.markdown())
     console.print(state.markdown(), highlight=False, markup=False, soft_wrap=True)
     console.print(str(path), highlight=False, soft_wrap=True)
     return status

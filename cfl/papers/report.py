@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from cfl.papers.cells import Cell, Experiments
 from cfl.papers.definition import Table
 from cfl.papers.orders import OrderComparison, compare_orders
 from cfl.papers.pictures import spreads, table_picture
+from cfl.whole_file import beside, write_whole
 
 REPORTS = "reports"
 
@@ -69,25 +69,13 @@ def write_report(
     return Report(markdown(table, scale, cells, name), files)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file in one step, so that of two processes one has the last word and nobody reads a part."""
-    temporary = _beside(path)
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
-
-
 def _drawn(table: Table, cells: Sequence[Cell], path: Path) -> Path | None:
-    """The table's picture, likewise; None, and no file, where nothing of it has been run."""
-    temporary = table_picture(table, cells, _beside(path))
+    """The table's picture, in one step as well; None, and no file, where nothing of it has been run."""
+    temporary = table_picture(table, cells, beside(path))
     if temporary is None:
         path.unlink(missing_ok=True)  # of an earlier report
         return None
     return temporary.replace(path)
-
-
-def _beside(path: Path) -> Path:
-    """A name of this process's own in the same folder, with the same suffix."""
-    return path.with_name(f".{os.getpid()}-{path.name}")
 
 
 def _kind(status: str) -> str:

@@ -20,7 +20,7 @@ from cfl.papers.definition import NoTarget
 from cfl.papers.missing_data import MissingData
 from cfl.papers.published import Published
 from cfl.papers.recipes import Rule
-from cfl.papers.report import counts, shown, tolerances, write_report, write_whole
+from cfl.papers.report import counts, shown, tolerances, write_report
 from cfl.papers.results import Results, read_result, read_results
 
 PMNIST = {"benchmark": ["pmnist"], "partition": ["shards"]}
@@ -436,21 +436,6 @@ def test_a_report_of_some_methods_leaves_the_others(tmp_path: Path) -> None:
     assert "| FL | ACC | 80.06 ± 0.43 | 81.50 ± 1.29 | 4 |" in some.files[0].read_text()
     names = {path.name for path in (tmp_path / "fot" / "reports").iterdir()}
     assert names == {"table1-paper.md", "table1-paper.csv", "table1-paper.png"}
-
-
-def test_a_report_that_cannot_be_written_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "report.md"
-    write_whole(path, "before")
-
-    def torn(self: Path, text: str, **_: object) -> int:
-        with self.open("w") as file:
-            file.write(text[:3])
-        raise OSError("disk full")
-
-    monkeypatch.setattr(Path, "write_text", torn)
-    with pytest.raises(OSError, match="disk full"):
-        write_whole(path, "afterwards")
-    assert path.read_text() == "before"
 
 
 def test_a_short_report_compares_by_order_only(tmp_path: Path) -> None:
