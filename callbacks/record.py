@@ -157,6 +157,8 @@ class RunRecord(Callback):
     def prepare(self, resuming: bool, write: bool = True) -> None:
         """See that the folder can be used, or refuse it; nothing in it changes before the fit begins.
 
+        A folder that is made here is removed again if nothing comes of the fit, e.g. as data are missing.
+
         Args:
             resuming: the run of this folder goes on, so what it holds is kept.
             write: whether it is this process that writes into the folder; the others only refuse what it refuses.
@@ -165,13 +167,14 @@ class RunRecord(Callback):
             ConfigError: if the folder cannot be written, if another process is at work in it, or if it holds a run that
                 nobody asked to overwrite.
         """
+        made = write and not self.folder.exists()
         try:
             if write:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 probe = self.folder / ".writable"
                 probe.write_text("")
                 probe.unlink()
-            alone = not write or folder_lock.take(self.folder)
+            alone = not write or folder_lock.take(self.folder, made)
         except OSError as error:
             raise ConfigError("run.dir", str(self.folder), f"a folder that can be written ({error.strerror})") from None
         if not alone:

@@ -277,7 +277,7 @@ def test_missing_data_files_are_named_with_their_place(tmp_path: Path, capsys: p
         assert f"{tmp_path}/MNIST/raw/{file} (missing)" in message
     assert "data.root" in message
     assert "CFL_DATA_ROOT" in message
-    assert not (tmp_path / "run" / "rounds.csv").exists()
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("logger", ["false", "wandb"])

@@ -432,6 +432,18 @@ def test_a_run_that_fails_leaves_its_folder_to_others(refused: tuple[str, ...], 
     assert not (tmp_path / folder_lock.LOCK).exists()
 
 
+def test_a_start_that_fails_leaves_no_empty_folder(tmp_path: Path) -> None:
+    """Of its own making; one that was there stays, and so does what is in one."""
+    there, made = tmp_path / "there", tmp_path / "made"
+    there.mkdir()
+    for folder in (there, made):
+        assert tiny_cli.fit(folder, "--trainer.max_steps", "3") == 2
+    assert there.is_dir()
+    assert not made.exists()
+    assert tiny_cli.fit(made, "--model.optimizer.lr", "1e30") == 2
+    assert (made / "config.yaml").is_file()
+
+
 @pytest.mark.parametrize("options", [(), ("--ckpt_path", "last")])
 def test_rows_of_a_run_without_checkpoint_do_not_mix_with_new_ones(tmp_path: Path, options: tuple[str, ...]) -> None:
     """A run killed before its first checkpoint leaves a row; the next run begins with round 0 again."""
