@@ -134,10 +134,11 @@ def _show(written: Report, console: Console) -> None:
 def list_tables(options: argparse.Namespace, console: Console) -> int:
     """List all tables and what may be asked of them."""
     for paper in papers():
-        lines = [paper.title]
-        for table in paper.tables():
-            lines.append(f"  {table.full_name:<14} {table.title}")
-            lines += [f"  {'':<14}   {axis}: {', '.join(values)}" for axis, values in table.axes.items()]
+        lines, tables = [paper.title], paper.tables()
+        width = max(len(table.full_name) for table in tables)
+        for table in tables:
+            lines.append(f"  {table.full_name:<{width}} {table.title}")
+            lines += [f"  {'':<{width}}   {axis}: {', '.join(values)}" for axis, values in table.axes.items()]
         lines += [f"  scale {scale}: {meaning}" for scale, meaning in paper.scales.items()]
         console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
     return 0

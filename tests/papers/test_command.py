@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from fabricated import every_table, fot, point, write_run
+from fabricated import every_table, fot, point, tables_of, write_run
 
 from cfl.papers.command import chosen_values, main
 from cfl.papers.definition import PAPERS
@@ -74,6 +74,9 @@ def test_the_list_names_every_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     said = capsys.readouterr().out
     assert all(f"  {name} " in said for name in every_table())
+    for name, table in tables_of("fedweit").items():  # titles in a column, however long a name is
+        (line,) = [line for line in said.splitlines() if line.startswith(f"  fedweit-{name} ")]
+        assert line.index(table.title) == len("  fedweit-figure6-middle ")
 
 
 def make_said(*arguments: str) -> subprocess.CompletedProcess[str]:
