@@ -125,10 +125,13 @@ def _short(method: Mapping[str, Any]) -> str:
 
 
 class Parser(LightningArgumentParser):
-    """Lightning's parser, with option names in full only and errors in one line."""
+    """Lightning's parser, with option names in full only and errors in one line.
+
+    jsonargparse makes further ones for the options of single classes, which would have the name of a Python file.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+        super().__init__(*args, **{"allow_abbrev": False, "prog": "cfl", **kwargs})
 
     def add_argument(self, *args: Any, **kwargs: Any) -> Any:
         """As ever; configuration files are those whose methods join."""

@@ -409,6 +409,8 @@ def test_bad_checkpoints_are_refused(content: bytes | None, tmp_path: Path, caps
     error = capsys.readouterr().err
     assert error.startswith("error: ckpt_path = ")
     assert error.count("\n") == 1
+    assert "torch" not in error
+    assert content is None or "this file is not a checkpoint" in error
     assert not (tmp_path / "m.pt2").exists()
 
 
