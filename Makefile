@@ -46,11 +46,24 @@ TABLE_RUNS ?= runs/tables
 tables: $(BIN)/.installed  ## list the papers' tables; make fot-table1 BENCH=pmnist METHODS=fot,fedavg PARTITION=iid SCALE=short SEEDS=3 JOBS=1
 	@$(BIN)/python -m cfl.papers list
 
+# A misspelt name would otherwise be nobody's, and the whole published protocol would begin.
+TABLE_VARIABLES := BENCH METHODS PARTITION ONLY SCALE SEEDS JOBS TABLE_RUNS DRY_RUN VENV PYTHON
+GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name)))
+UNKNOWN := $(sort $(filter-out $(TABLE_VARIABLES),$(GIVEN)))
+ifneq ($(and $(UNKNOWN),$(filter $(TABLES),$(MAKECMDGOALS))),)
+$(error no variable of $(firstword $(filter $(TABLES),$(MAKECMDGOALS))): $(UNKNOWN); valid: $(TABLE_VARIABLES))
+endif
+
+# An option with its value as one word of the shell, whatever is in it; nothing where there is no value.
+option = $(if $(strip $(2)),$(1) '$(subst ','\'',$(strip $(2)))')
+
 # BENCH has a default that belongs to the target bench: here it counts only if it was given.
 $(TABLES): $(BIN)/.installed
-	@$(BIN)/python -m cfl.papers run $@ --scale $(SCALE) --jobs $(JOBS) --runs $(TABLE_RUNS) $(if $(SEEDS),--seeds $(SEEDS)) \
-		$(if $(filter-out file,$(origin BENCH)),--bench $(BENCH)) $(if $(METHODS),--methods $(METHODS)) \
-		$(if $(PARTITION),--partition $(PARTITION)) $(if $(ONLY),--only $(ONLY)) $(if $(DRY_RUN),--dry-run)
+	@$(BIN)/python -m cfl.papers run $@ $(call option,--scale,$(SCALE)) $(call option,--jobs,$(JOBS)) \
+		$(call option,--runs,$(TABLE_RUNS)) $(call option,--seeds,$(SEEDS)) \
+		$(if $(filter-out file,$(origin BENCH)),$(call option,--bench,$(BENCH))) $(call option,--methods,$(METHODS)) \
+		$(call option,--partition,$(PARTITION)) $(call option,--only,$(ONLY)) \
+		$(if $(filter-out 0 false no,$(DRY_RUN)),--dry-run)
 
 test: lint types tests  ## run lint, types and the test suite
 

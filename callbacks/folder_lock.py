@@ -5,19 +5,22 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
 LOCK = ".fit-lock"
 
 _held: dict[Path, TextIO] = {}
+_made: set[Path] = set()
 
 
-def take(folder: Path) -> bool:
+def take(folder: Path, made: bool = False) -> bool:
     """Keep other processes from fitting in a folder until :func:`release`, or until this process ends in any way.
 
     Args:
         folder: an existing folder.
+        made: whether this process has just made it, so that it is removed if nothing is in it in the end.
 
     Returns:
         Whether no other process is at work there. True as well on file systems that know no locks.
@@ -34,6 +37,8 @@ def take(folder: Path) -> bool:
             return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
         if _is_at(place / LOCK, file):
             _held[place] = file
+            if made:
+                _made.add(place)
             return True
         file.close()  # whoever held it has deleted it since it was opened
 
@@ -46,7 +51,7 @@ def _is_at(path: Path, file: TextIO) -> bool:
 
 
 def release(folder: Path | None = None) -> None:
-    """Let others in again.
+    """Let others in again; a folder that was made for a run which left nothing in it is removed.
 
     Args:
         folder: one that this process holds (nothing happens if it does not); None: all of them.
@@ -55,4 +60,8 @@ def release(folder: Path | None = None) -> None:
         file = _held.pop(place, None)
         if file is not None:
             (place / LOCK).unlink(missing_ok=True)
+            if place in _made:
+                with suppress(OSError):  # something is in it
+                    place.rmdir()
+            _made.discard(place)
             file.close()

@@ -157,6 +157,8 @@ class RunRecord(Callback):
     def prepare(self, resuming: bool, write: bool = True) -> None:
         """See that the folder can be used, or refuse it; nothing in it changes before the fit begins.
 
+        A folder that is made here is removed again if nothing comes of the fit, e.g. as data are missing.
+
         Args:
             resuming: the run of this folder goes on, so what it holds is kept.
             write: whether it is this process that writes into the folder; the others only refuse what it refuses.
@@ -165,13 +167,14 @@ class RunRecord(Callback):
             ConfigError: if the folder cannot be written, if another process is at work in it, or if it holds a run that
                 nobody asked to overwrite.
         """
+        made = write and not self.folder.exists()
         try:
             if write:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 probe = self.folder / ".writable"
                 probe.write_text("")
                 probe.unlink()
-            alone = not write or folder_lock.take(self.folder)
+            alone = not write or folder_lock.take(self.folder, made)
         except OSError as error:
             raise ConfigError("run.dir", str(self.folder), f"a folder that can be written ({error.strerror})") from None
         if not alone:
@@ -410,13 +413,16 @@ class RunRecord(Callback):
             print(f"stopped after {federation.round} of {plan_of.num_rounds} rounds: all targets are met")
         elif federation.round and not plan_of.round(federation.round - 1).last_of_task:
             print(f"task {after} is not finished: {federation.round} of {plan_of.num_rounds} rounds")
-        for name, figures in [
-            ("", federation.measured.summary()),
-            *((" (task known)", matrix.summary()) for matrix in known_tasks(federation).values()),
-        ]:
-            for key, formula in federation.measure.formulas.items():
-                value = figures[key]
-                print(f"{key.upper() + name:<8} {'undefined' if value is None else format(value, '8.3f')}   {formula}")
+        formulas = federation.measure.formulas
+        known = [(" (task known)", matrix.summary()) for matrix in known_tasks(federation).values()]
+        shown = [
+            (key.upper() + ending, figures[key], formula)
+            for ending, figures in [("", federation.measured.summary()), *known]
+            for key, formula in formulas.items()
+        ]
+        width = max(len(name) for name, _, _ in shown)
+        for name, value, formula in shown:
+            print(f"{name:<{width}} {'undefined' if value is None else format(value, '9.3f')}   {formula}")
         for line in rounds_in_words(self.targets.rounds(federation.curve), federation.round):
             print(line)
         up, down = federation.channel.total_uplink_bytes / 1e6, federation.channel.total_downlink_bytes / 1e6

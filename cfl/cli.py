@@ -53,6 +53,14 @@ SUBCOMMANDS = {
     "validate": "Score a checkpoint on the same test sets that a fit scores, and draw samples of a density.",
     "test": "Score a checkpoint, as validate does: nothing is tuned on the test sets during a fit.",
 }
+_RESUMED = {
+    "fit": "a run's checkpoint, RUN/last.ckpt, with which it goes on; last: the one in --run.dir, and a start from the "
+    "beginning where there is none yet.",
+    "validate": "the checkpoint to score, RUN/last.ckpt; last: the one in --run.dir.",
+}
+_RESUMED["test"] = _RESUMED["validate"]
+_ZIP = b"PK\x03\x04"
+"""How files begin that torch.save writes."""
 FORMULAS_HELP = "With a[t, i] the accuracy on task i after task t, b[i] before training: " + "; ".join(
     f"{key.upper()}: {formula}" for key, formula in FORMULAS.items()
 )
@@ -90,6 +98,15 @@ class FederatedCLI(LightningCLI):
         shown = parser._subcommands_action
         for choice in shown._choices_actions if shown is not None else []:
             choice.help = SUBCOMMANDS[choice.dest]
+
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        """As Lightning, saying what a checkpoint is here: Lightning's own words are of keywords that do not work."""
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        text = f"{_RESUMED[subcommand]} The configuration beside it is taken where none is given"
+        for action in parser._actions:
+            if action.dest == "ckpt_path":
+                action.help = text
+        return parser
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the project's own keys and tie together what follows from something else."""
@@ -290,6 +307,10 @@ def check_checkpoint(path: Path, experiment: Mapping[str, Any]) -> int:
     if not path.is_file():
         raise ConfigError("ckpt_path", str(path), "an existing checkpoint file, or last for the run folder's own")
     try:
+        with path.open("rb") as file:
+            begins = file.read(len(_ZIP))
+        if begins != _ZIP:  # of which torch would complain in words about its own options
+            raise ValueError("this file is not a checkpoint")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch raises whatever the broken byte leads it to
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -18,6 +18,7 @@ from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from torch import Tensor, nn
 
 from cfl import processes
+from cfl.cores import usable_cores
 from cfl.data.cohorts import CohortBatch
 from cfl.errors import ConfigError
 
@@ -165,7 +166,7 @@ class ClientParallel(DDPStrategy):
 
 def fair_threads() -> int:
     """Cores that this process may use, divided by the processes that may use the same ones; at least 1."""
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores = usable_cores()
     machine = platform.node()
     sharing = [1 for node, theirs in processes.gather((machine, cores)) if node == machine and cores & theirs]
     return max(1, len(cores) // len(sharing))

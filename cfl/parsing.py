@@ -26,6 +26,7 @@ from cfl.data.sources import Source
 from cfl.data.streams import Stream
 from cfl.errors import BadUpdate, ConfigError, DataFilesMissing
 from cfl.methods import Method
+from cfl.methods_given import NO_CLASS, UNKNOWN, Given, in_file, on_command_line, with_name
 from cfl.models import Network
 
 _PLUGINS: dict[str, type] = {
@@ -62,6 +63,8 @@ _LOGGER = "--trainer.logger CSVLogger --trainer.logger.save_dir . (the run folde
 _ROLE = re.compile(r":[a-z]+:`(~?)([^`]+)`")
 _read: list[tuple[str, Mapping[str, Any]]] = []
 """The configuration files of the command line that is being parsed, each with what it holds."""
+_words: list[str] = []
+"""The words of that command line."""
 
 
 class _ConfigFile(ActionConfigFile):
@@ -122,10 +125,13 @@ def _short(method: Mapping[str, Any]) -> str:
 
 
 class Parser(LightningArgumentParser):
-    """Lightning's parser, with option names in full only and errors in one line."""
+    """Lightning's parser, with option names in full only and errors in one line.
+
+    jsonargparse makes further ones for the options of single classes, which would have the name of a Python file.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+        super().__init__(*args, **{"allow_abbrev": False, "prog": "cfl", **kwargs})
 
     def add_argument(self, *args: Any, **kwargs: Any) -> Any:
         """As ever; configuration files are those whose methods join."""
@@ -134,8 +140,10 @@ class Parser(LightningArgumentParser):
         return super().add_argument(*args, **kwargs)
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
-        """As ever, remembering no file of an earlier command line."""
+        """As ever, remembering nothing of an earlier command line."""
         _read.clear()
+        given = args[0] if args else kwargs.get("args")
+        _words[:] = map(str, sys.argv[1:] if given is None else given)
         return super().parse_args(*args, **kwargs)
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
@@ -159,8 +167,15 @@ class Parser(LightningArgumentParser):
         options = [action.dest for action in parser._actions]
         unknown = _unknown_option(message)
         file = next((f" (in {name})" for name, content in reversed(_read) if unknown and _holds(content, unknown)), "")
-        print(f"error: {reason_for_user(ex) or one_line(message, options)}{file}", file=sys.stderr)
+        reason = reason_for_user(ex) or with_name(one_line(message, options), message, _methods_given())
+        print(f"error: {reason}{file}", file=sys.stderr)
         raise SystemExit(2)
+
+
+def _methods_given() -> list[Given]:
+    """What the command line that is being parsed says of methods, in its files and in its options."""
+    files = [given for _, content in _read for given in in_file(content.get("methods"))]
+    return [*files, *on_command_line(_words)]
 
 
 def _without_roles(text: str | None) -> str | None:
@@ -200,13 +215,13 @@ def one_line(message: str, options: list[str]) -> str:
     key = ".".join(re.findall(r'Parser key "([^"]+)"', message))
     if invalid := re.search(r"argument subcommand: invalid choice: '(.*?)'", message):
         return str(ConfigError("command", invalid[1], f"one of {', '.join(COMMANDS)}"))
-    key = re.sub("^methods", "methods.<name>", FOLLOWING.get(key, key))
-    if key == "methods.<name>" and (given := re.search(r"Expected a <class 'dict'>\. Got value: (.*)", message)):
+    key = re.sub("^methods", UNKNOWN, FOLLOWING.get(key, key))
+    if key == UNKNOWN and (given := re.search(r"Expected a <class 'dict'>\. Got value: (.*)", message)):
         return str(ConfigError("methods", given[1], "names with classes, e.g. --methods.fot FOT"))
     if own := re.search(r"\S+ = .* cannot work; valid: .*", message):  # a ConfigError that lost its type on the way
         return own.group()
     if "class_path 'cfl.methods.Method'" in message:
-        return str(ConfigError(key, "options without a class", "names with classes, e.g. --methods.fot FOT"))
+        return str(ConfigError(key, NO_CLASS, "names with classes, e.g. --methods.fot FOT"))
     if absent := re.search(r"class_path '(\S+)':\s+(.* has no attribute .*)", message):
         return str(ConfigError(key, absent[1], f"a class that is there ({absent[2]})"))
     if other := re.search(r"Expected '(\S+)' to be a subclass of <class '(\w+)'>", message):

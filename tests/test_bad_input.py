@@ -26,7 +26,7 @@ DIRICHLET = ("--data.partition", "Dirichlet")
 # What is given, and what the message must say: the key with the value, then words from what would be valid.
 CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     # Names.
-    "method": (("--methods.fot", "Fott"), ("methods.<name> = 'Fott'", "FOT", "PersonalLayers")),
+    "method": (("--methods.fot", "Fott"), ("methods.fot = 'Fott'", "FOT", "PersonalLayers")),
     "network": (("--model.network", "MPL"), ("model.network = 'MPL'", "LeNet", "MLP")),
     "network path": (("--model.network", "cfl.models.Nope"), ("model.network = 'cfl.models.Nope'", "LeNet", "MLP")),
     "partition": (("--data.partition", "Shrads"), ("data.partition = 'Shrads'", "Dirichlet", "IID", "Shards")),
@@ -50,7 +50,26 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("--data.partition.per_clients", "3"),
         ("data.partition.per_clients is no option", "per_client"),
     ),
-    "option of a method": ((*FOT, "--methods.fot.treshold", "0.5"), ("treshold is no option", "threshold")),
+    "option of a method": (
+        (*FOT, "--methods.fot.treshold", "0.5"),
+        ("methods.fot.treshold is no option", "valid: threshold"),
+    ),
+    "option of the second method": (
+        (*FOT, "--methods.mine", "FedProx", "--methods.mine.mue=0.5"),
+        ("methods.mine.mue is no option", "valid: mu"),
+    ),
+    "option of the first method": (
+        ("--methods", "{mine: FedProx}", *FOT, "--methods.mine.mue", "0.5"),
+        ("methods.mine.mue is no option", "valid: mu"),
+    ),
+    "option that another method has": (
+        ("--methods.mine", "FedProx", "--methods.mine.mu", "1", *FOT, "--methods.fot.init_args.mu", "1"),
+        ("methods.fot.mu is no option", "threshold_increment"),
+    ),
+    "text for a method's number": (
+        ("--methods.mine", "FOT", "--methods.mine.threshold", "0.5", *FOT, "--methods.fot.threshold", "high"),
+        ("methods.fot.threshold = 'high'", "a number"),
+    ),
     "choice": (
         ("--federated.client_weighting", "size"),
         ("federated.client_weighting = 'size'", "'uniform', 'samples'"),
@@ -140,10 +159,14 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("methods.accuracy_matrix", "accuracy_matrix.csv"),
     ),
     "method named like a path": (("--methods", "{a/b: FOT}"), ("methods.a/b = 'a/b'", "letters, digits")),
-    "method without class": (("--methods.fot.threshold", "0.9"), ("methods.<name>", "--methods.fot FOT")),
+    "method without class": (("--methods.fot.threshold", "0.9"), ("methods.fot = ", "--methods.fot FOT")),
+    "misspelt name of a method": (
+        (*FOT, "--methods.fot.threshold", "0.9", "--methods.fto.threshold", "0.8"),
+        ("methods.fto = 'options without a class'", "names with classes"),
+    ),
     "class that is not there": (
         ("--methods.fot", "cfl.methods.fot.Fott"),
-        ("methods.<name> = 'cfl.methods.fot.Fott'", "has no attribute 'Fott'"),
+        ("methods.fot = 'cfl.methods.fot.Fott'", "has no attribute 'Fott'"),
     ),
     "class of another kind": (
         ("--model.network", "torch.nn.Flatten"),
@@ -215,7 +238,11 @@ YAML = {
     "unknown key": ("data: {num_client: 3}", "data.num_client is no option; valid: data.num_clients"),
     "unknown section": ("shedule: {batch_size: 3}", "shedule.batch_size is no option; valid: schedule.batch_size"),
     "unknown class": ("data: {partition: {class_path: Shrads}}", "data.partition = 'Shrads' cannot work"),
-    "class of another kind": ("methods: {fot: {class_path: Digits}}", "methods.<name> = 'Digits' cannot work"),
+    "class of another kind": ("methods: {fot: {class_path: Digits}}", "methods.fot = 'Digits' cannot work"),
+    "option of a method": (
+        "methods: {a: {class_path: FedProx}, fot: {class_path: FOT, init_args: {treshold: 1}}}",
+        "methods.fot.treshold is no option; valid: threshold",
+    ),
     "unknown init_args": (
         "data: {partition: {class_path: Shards, init_args: {per_clients: 2}}}",
         "data.partition.per_clients is no option; valid: per_client",
@@ -250,7 +277,7 @@ def test_missing_data_files_are_named_with_their_place(tmp_path: Path, capsys: p
         assert f"{tmp_path}/MNIST/raw/{file} (missing)" in message
     assert "data.root" in message
     assert "CFL_DATA_ROOT" in message
-    assert not (tmp_path / "run" / "rounds.csv").exists()
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("logger", ["false", "wandb"])

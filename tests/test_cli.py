@@ -159,6 +159,23 @@ def test_default_run_folder_is_named_after_benchmark_method_seed_and_hash(
     assert folder.name == f"fot-seed5-{tiny_cli.summary(folder)['config_hash'][:8]}"
 
 
+@pytest.mark.parametrize(
+    ("command", "said"), [("fit", "a run's checkpoint, RUN/last.ckpt, with which it goes on"), ("validate", "to score")]
+)
+def test_help_says_what_a_checkpoint_is_here(command: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lightning's own text is of keywords that do not work."""
+    assert tiny_cli.run(command, "--help") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert said in text.rpartition("--ckpt_path CKPT_PATH ")[2][:200]
+    assert "hpc" not in text
+
+
+def test_help_on_a_class_is_the_programs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/somewhere/__main__.py"])
+    assert tiny_cli.run("fit", "--data.stream.help", "ClassSplit") == 0
+    assert capsys.readouterr().out.startswith("usage: cfl --data.stream.source SOURCE ")
+
+
 def test_help_reads_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert tiny_cli.run("fit", "--help") == 0
     said = capsys.readouterr().out

@@ -332,7 +332,7 @@ def test_the_command_writes_model_and_card(
     card = (tmp_path / "model.pt2.md").read_text()
     summary = json.loads((run_folder / "summary.json").read_text())
     assert card.startswith("# fedavg on permuted-synthetic\n")
-    assert "global model, a MLP, after 6 of 6 rounds" in card
+    assert "global model, network MLP, after 6 of 6 rounds" in card
     assert 'torch.export.load("model.pt2")' in card
     assert "`[N, 1, 4, 4]`" in card
     assert "| synthetic | 1 x 4 x 4 | 255 | 0.5 | 0.25 |" in card
@@ -369,6 +369,21 @@ def test_the_card_of_a_run_in_the_middle_of_a_task_has_the_figures_so_far(tmp_pa
     assert f"| acc | {float(first['task_0']):.6g} |" in card
 
 
+def test_the_card_of_an_earlier_checkpoint_has_its_own_figures(tmp_path: Path) -> None:
+    """Also in the folder of the run that has finished since."""
+    with tiny_cli.die_at("training", 4, 15):
+        assert tiny_cli.fit(tmp_path) == 143
+    early = tmp_path / "early.ckpt"
+    early.write_bytes((tmp_path / "last.ckpt").read_bytes())
+    assert tiny_cli.fit(tmp_path, "--ckpt_path", "last") == 0
+    assert export("--ckpt_path", str(early), "--out", str(tmp_path / "m.safetensors")) == 0
+    card = (tmp_path / "m.safetensors.md").read_text()
+    first = tiny_cli.rows(tmp_path / "accuracy_matrix.csv")[1]
+    assert "after 5 of 6 rounds; the run is not over" in card
+    assert "| rounds |" not in card
+    assert f"| acc | {float(first['task_0']):.6g} |" in card
+
+
 def test_the_card_of_tasks_with_outputs_of_their_own(tmp_path: Path) -> None:
     """An interrupted run has no summary: the figures are the checkpoint's."""
     from cfl.export.card import write_card
@@ -394,6 +409,8 @@ def test_bad_checkpoints_are_refused(content: bytes | None, tmp_path: Path, caps
     error = capsys.readouterr().err
     assert error.startswith("error: ckpt_path = ")
     assert error.count("\n") == 1
+    assert "torch" not in error
+    assert content is None or "this file is not a checkpoint" in error
     assert not (tmp_path / "m.pt2").exists()
 
 

@@ -293,7 +293,11 @@ def test_stream_of_one_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert summary["acc"] == read_matrix_csv(tmp_path / "accuracy_matrix.csv")[0].item()
     assert [summary[key] for key in ("fgt", "fgt_max", "bwt", "fwt")] == [None] * 4
     out = capsys.readouterr().out
-    assert "FGT      undefined" in out
+    lines = [line for line in out.splitlines() if "   mean over " in line]
+    assert [line.split()[:2] for line in lines[1:]] == [
+        [name, "undefined"] for name in ("FGT", "FGT_MAX", "FGT_MAX_LAST", "BWT", "FWT")
+    ]
+    assert len({line.index("mean over") for line in lines}) == 1  # in columns, however long a name is
     up, down = (f"{summary[key] / 1e6:,.2f} MB" for key in ("uplink_bytes", "downlink_bytes"))
     assert f"{summary['rounds']} rounds, uplink {up}, downlink {down}, " in out
 
@@ -426,6 +430,18 @@ def test_a_folder_is_one_processs_at_a_time(
 def test_a_run_that_fails_leaves_its_folder_to_others(refused: tuple[str, ...], tmp_path: Path) -> None:
     assert tiny_cli.fit(tmp_path, *refused) == 2
     assert not (tmp_path / folder_lock.LOCK).exists()
+
+
+def test_a_start_that_fails_leaves_no_empty_folder(tmp_path: Path) -> None:
+    """Of its own making; one that was there stays, and so does what is in one."""
+    there, made = tmp_path / "there", tmp_path / "made"
+    there.mkdir()
+    for folder in (there, made):
+        assert tiny_cli.fit(folder, "--trainer.max_steps", "3") == 2
+    assert there.is_dir()
+    assert not made.exists()
+    assert tiny_cli.fit(made, "--model.optimizer.lr", "1e30") == 2
+    assert (made / "config.yaml").is_file()
 
 
 @pytest.mark.parametrize("options", [(), ("--ckpt_path", "last")])

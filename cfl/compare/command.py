@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,8 +23,11 @@ from cfl.compare.writing import (
     write_runs_csv,
 )
 from cfl.errors import ConfigError
+from cfl.whole_file import write_whole
 
 Compared = Sequence[tuple[Comparison, Row | None]]
+_PICTURE = re.compile(r"(accuracy|nll)_(curve|heatmaps|rounds)(_[1-9]\d*)?\.png")
+"""Names that :mod:`cfl.compare.pictures` gives its files."""
 
 
 def write_report(
@@ -36,7 +40,7 @@ def write_report(
     """Write ``report.html``, ``comparison.md``, ``comparison.tex``, ``runs.csv``, ``means.csv``, ``differences.csv``.
 
     Args:
-        folder: made if absent; files of an earlier comparison are replaced.
+        folder: made if absent; files of an earlier comparison are replaced, its pictures removed, and no others.
         compared: the tables, each with the row against which differences are taken.
         left_out: folders that are not compared.
         warnings: lines about parts of runs that could not be read.
@@ -49,6 +53,8 @@ def write_report(
     """
     folder.mkdir(parents=True, exist_ok=True)
     tables = text_tables(compared)
+    for old in [path for path in folder.iterdir() if _PICTURE.fullmatch(path.name)]:
+        old.unlink()
     names: Sequence[str] = ()
     if pictures:
         from cfl.compare.pictures import write_pictures  # matplotlib is slow to import
@@ -60,7 +66,7 @@ def write_report(
         "comparison.tex": "\n".join(map(latex_table, tables)),
     }
     for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        write_whole(folder / name, text)
     write_runs_csv(folder / "runs.csv", [comparison for comparison, _ in compared])
     write_means_csv(folder / "means.csv", [comparison for comparison, _ in compared])
     write_differences_csv(folder / "differences.csv", compared)

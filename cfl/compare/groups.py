@@ -169,7 +169,8 @@ def compare(readings: Sequence[Reading], keys: Sequence[str] | None = None) -> l
         first = members[0]
         parts = [shown(setting_of(first, key)) for key in of_table if key in OF_A_TABLE]
         parts = [
-            f"{part}-incremental" if key == "scenario" else part for part, key in zip(parts, of_table, strict=False)
+            f"{part}-incremental" if key == "scenario" and part != "density" else part
+            for part, key in zip(parts, of_table, strict=False)
         ]
         parts += [_counted(setting_of(first, key), key) for key in told]
         rows, pooled = _rows(members, of_row, tell_apart=keys is None)

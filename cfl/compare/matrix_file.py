@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from pathlib import Path
 from typing import IO
 
 import torch
 from torch import Tensor
+
+from cfl.whole_file import write_whole
 
 
 class RunFolderError(ValueError):
@@ -37,11 +40,12 @@ def write_matrix_csv(path: Path, matrix: Tensor, initial: Tensor | None = None) 
     rows += [(str(t), row) for t, row in enumerate(matrix)]
     if any(bool(torch.isinf(row).any()) for _, row in rows):
         raise ValueError("an accuracy is infinite")
-    with Path(path).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["after_task", *(f"task_{i}" for i in range(tasks))])
-        for label, row in rows:
-            writer.writerow([label, *("" if math.isnan(x) else repr(x) for x in row.double().tolist())])
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["after_task", *(f"task_{i}" for i in range(tasks))])
+    for label, row in rows:
+        writer.writerow([label, *("" if math.isnan(x) else repr(x) for x in row.double().tolist())])
+    write_whole(Path(path), file.getvalue())
 
 
 def read_matrix_csv(path: Path) -> tuple[Tensor, Tensor | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from cfl.measure import ACCURACY, NLL, Measure
 
 ROWS_AT_MOST = 24
 """More rows than these make no picture that anybody can read."""
-_OURS = re.compile(r"(accuracy|nll)_(curve|heatmaps|rounds)(_[1-9]\d*)?\.png")
 
 
 def write_pictures(folder: Path, comparisons: Sequence[Comparison]) -> list[str]:
@@ -26,15 +24,12 @@ def write_pictures(folder: Path, comparisons: Sequence[Comparison]) -> list[str]
     Args:
         folder: where ``accuracy_curve.png`` and ``accuracy_heatmaps.png`` go and, of runs that were evaluated between
             task ends, ``accuracy_rounds.png``; of runs that estimate a density ``nll_curve.png`` and so on; beyond the
-            first table with its number, ``accuracy_curve_2.png``. Those of an earlier comparison are removed, and no
-            others.
+            first table with its number, ``accuracy_curve_2.png``.
         comparisons: the tables; of each the first :data:`ROWS_AT_MOST` rows of a measure.
 
     Returns:
         The file names.
     """
-    for old in [path for path in folder.iterdir() if _OURS.fullmatch(path.name)]:
-        old.unlink()
     names = []
     for k, comparison in enumerate(comparisons):
         end = "" if k == 0 else f"_{k + 1}"

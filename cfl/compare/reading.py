@@ -78,7 +78,8 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[Path], list[LeftOut]]:
             continue
         folders = [path] if is_run(path) else sorted(_below(path))
         if not folders:
-            nothing.append(LeftOut(path, "holds no run: there is no summary.json and no config.yaml with rounds.csv"))
+            absent = "no summary.json and no config.yaml with rounds.csv or partition.csv"
+            nothing.append(LeftOut(path, f"holds no run: there is {absent}"))
         for folder in folders:
             found.setdefault(folder.resolve(), folder)
     return list(found.values()), nothing
@@ -90,7 +91,8 @@ def is_run(path: Path) -> bool:
 
 
 def _is_run(names: set[str]) -> bool:
-    return "summary.json" in names or {"config.yaml", "rounds.csv"} <= names
+    # The table of who holds what is written before the first round, and that of rounds after it.
+    return "summary.json" in names or ("config.yaml" in names and not names.isdisjoint(("rounds.csv", "partition.csv")))
 
 
 def _below(path: Path) -> Iterable[Path]:
@@ -115,7 +117,7 @@ def read_all(folders: Iterable[Path]) -> tuple[list[Reading], list[LeftOut], lis
                 left_out.append(_unfinished(folder))
                 continue
             readings.append(read(folder, warnings))
-        except RunFolderError as error:
+        except (RunFolderError, OSError) as error:
             left_out.append(LeftOut(folder, str(error)))
     return readings, left_out, warnings
 
@@ -173,11 +175,19 @@ def read(folder: Path, warnings: list[str]) -> Reading:
     except RunFolderError as error:
         clients = []
         warnings.append(_one_line(folder / "clients", error, "its clients are not compared"))
-    table = folder / "partition.csv"
-    partition = hashlib.blake2b(table.read_bytes(), digest_size=8).hexdigest() if table.is_file() else ""
-    drawn = folder / "samples.png"
-    samples = drawn.read_bytes() if drawn.is_file() else b""
+    table = _bytes(folder / "partition.csv", "its partition is not compared", warnings)
+    partition = hashlib.blake2b(table, digest_size=8).hexdigest() if table else ""
+    samples = _bytes(folder / "samples.png", "its samples are not shown", warnings)
     return Reading(run, settings, matrices, space, [acc for acc in clients if acc is not None], partition, samples)
+
+
+def _bytes(path: Path, consequence: str, warnings: list[str]) -> bytes:
+    """A file's content; nothing where there is none, or, with a warning, where it cannot be read."""
+    try:
+        return path.read_bytes() if path.is_file() else b""
+    except OSError as error:
+        warnings.append(_one_line(path, error, consequence))
+        return b""
 
 
 def _methods(config: Any) -> Sequence[str]:

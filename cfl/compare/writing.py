@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from cfl.compare.reading import LeftOut
 from cfl.compare.run_folder import SUMMARY_KEYS
 from cfl.compare.statistics import Spread, paired_difference
 from cfl.compare.tables import TextTable, caption, figures_of, ranks, targets
+from cfl.whole_file import write_whole
 
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
     character: f"\\{character}" for character in "&%$#_{}"
@@ -143,7 +145,8 @@ def write_differences_csv(path: Path, comparisons: Sequence[tuple[Comparison, Ro
 
 
 def _write(path: Path, header: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows([["" if row[key] is None else row[key] for key in header] for row in rows])
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows([["" if row[key] is None else row[key] for key in header] for row in rows])
+    write_whole(path, file.getvalue())

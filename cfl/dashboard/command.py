@@ -18,7 +18,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cfl dashboard",
         description="Create or update a wandb workspace and a report that compare ACC, FGT and BWT of a project's "
-        "runs, grouped by benchmark and method. Runs that were logged offline appear in them after wandb sync.",
+        "runs, grouped by benchmark, partition, method and setting. Runs that were logged offline appear in them "
+        "after wandb sync.",
         allow_abbrev=False,
     )
     parser.add_argument("--entity", help="user or team; unless given: WANDB_ENTITY, or whoever is logged in")

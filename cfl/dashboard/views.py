@@ -17,7 +17,7 @@ _PINNED = ("summary:final/acc", "summary:final/fgt", "summary:final/bwt")
 
 
 def workspace_of(entity: str, project: str, title: str, benchmarks: Sequence[str] = ()) -> Any:
-    """A workspace: one list of runs, grouped by benchmark and method, and a section of panels for each of ours.
+    """A workspace: one list of runs, grouped by benchmark, partition, method and setting, and our sections of panels.
 
     Args:
         entity: user or team.
@@ -79,7 +79,7 @@ def report_of(entity: str, project: str, title: str, benchmarks: Sequence[str] =
                 made.layout = reports.Layout(x=k % 3 * width, y=k // 3 * _HEIGHT, w=width, h=_HEIGHT)
                 panels.append(made)
             blocks.append(reports.PanelGrid(runsets=[_named(runs, f"{section.name} {name}")], panels=panels))
-    description = "Runs of cfl, grouped by benchmark and method; written by `cfl dashboard`."
+    description = "Runs of cfl, grouped by benchmark, partition, method and setting; written by `cfl dashboard`."
     return reports.Report(entity=entity, project=project, title=title, description=description, blocks=blocks)
 
 

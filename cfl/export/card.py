@@ -12,6 +12,7 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.experiment import method_name
 from cfl.export.answer import Answer, Choice
 from cfl.federation import Federation
+from cfl.whole_file import write_whole
 
 _MEANINGS = {
     "domain": "All tasks share the outputs: class k is output k in every task.",
@@ -50,7 +51,7 @@ def write_card(
         choice: whose model it is.
         federation: as the checkpoint has left it.
         config: the run's configuration as YAML.
-        run: folder of the run; its ``summary.json``, if the run is over, has the figures.
+        run: folder of the run; its ``summary.json`` has the figures, if it is of the round that the checkpoint is at.
     """
     data = federation.data
     summary = _figures(federation, run)
@@ -66,15 +67,16 @@ def write_card(
     if answer.frozen:
         names = ", ".join(f"`{name}.`" for name in answer.frozen)
         sections.insert(2, f"The file also holds frozen weights that were never trained: {names}.")
-    path.write_text("\n\n".join(sections) + "\n", encoding="utf-8")
+    write_whole(path, "\n\n".join(sections) + "\n")
 
 
 def _figures(federation: Federation, run: Path) -> dict[str, Any]:
-    """What ``summary.json`` says, else what the checkpoint has measured so far."""
+    """What ``summary.json`` says of this round, else what the checkpoint has measured so far."""
     path = run / "summary.json"
     if path.is_file():
-        summary: dict[str, Any] = json.loads(path.read_text())
-        return {key: value for key, value in summary.items() if not isinstance(value, dict | list)}
+        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if summary.get("rounds") == federation.round:  # else an earlier checkpoint lies in the finished run's folder
+            return {key: value for key, value in summary.items() if not isinstance(value, dict | list)}
     # Not of the task in progress, whose row may be empty still.
     return {"method": method_name(federation.methods), **federation.measured.summary()}
 
@@ -90,7 +92,7 @@ def _heading(choice: Choice, federation: Federation, summary: Mapping[str, Any])
         whose += ", as it answers the task that it is at"
     rounds = f"after {federation.round} of {federation.schedule.num_rounds} rounds"
     done = "" if federation.finished else "; the run is not over"
-    text = f"{whose}, a {network}, {rounds}{done}. Seed {data.seed}, {data.num_clients} clients."
+    text = f"{whose}, network {network}, {rounds}{done}. Seed {data.seed}, {data.num_clients} clients."
     if choice.client is not None and not federation.has_personal_models:
         text += " Weights are the global model's, statistics of normalisation layers the client's own."
     return f"{title}\n\n{text}"

@@ -144,12 +144,14 @@ class Missing:
     Attributes:
         jobs: the runs to be made, each once, seed by seed.
         finished: how many runs there are already.
+        diverged: of runs that came to no end as their values left the finite numbers, and would again: name, folder.
         cannot: of what cannot be run: name, reason.
         refused: of cells whose configuration is refused: name, message.
     """
 
     jobs: list[Job]
     finished: int
+    diverged: list[tuple[str, Path]]
     cannot: list[tuple[str, str]]
     refused: list[tuple[str, str]]
 
@@ -158,7 +160,7 @@ class _Found(NamedTuple):
     """A recipe's finished runs by seed, the seeds that diverged, and why there can be none, e.g. missing data sets."""
 
     runs: dict[int, Result]
-    diverged: set[int]
+    diverged: dict[int, Path]
     absent: str | None
 
 
@@ -250,15 +252,15 @@ class Experiments:
         if arguments not in self._found:
             look = rough(arguments)
             # Resolving takes a tenth of a second, and a page has hundreds of cells that were never run.
-            made = (*(result.experiment for result in self.results.all), *self.results.diverged)
-            found = _Found({}, set(), self.missing.reason(look.words))
+            made = (*(result.experiment for result in self.results.all), *self.results.diverged.values())
+            found = _Found({}, {}, self.missing.reason(look.words))
             if any(look.may_be(experiment) for experiment in made):
                 try:
                     experiment = self.resolver.experiment(arguments)
                     of_it, diverged = self.results.of(experiment), self.results.diverged_seeds(experiment)
                     found = found._replace(runs=of_it, diverged=diverged)
                 except ConfigError as error:  # what runs were made with once may be refused by now
-                    found = _Found({}, set(), f"its configuration is refused: {' '.join(str(error).split())}")
+                    found = _Found({}, {}, f"its configuration is refused: {' '.join(str(error).split())}")
             self._found[arguments] = found
         return self._found[arguments]
 
@@ -296,14 +298,18 @@ class Experiments:
                     refused[name] = str(error)
                     continue
                 wanted.setdefault(config_hash(experiment), (dict(part), recipe, experiment))
-        jobs, finished = [], 0
+        jobs, finished, diverged = [], 0, []
+        ended = {key: self.results.diverged_seeds(experiment) for key, (_, _, experiment) in wanted.items()}
         for seed in range(seeds):
-            for described, recipe, experiment in wanted.values():
+            for key, (described, recipe, experiment) in wanted.items():
                 if seed in self.results.of(experiment):
                     finished += 1
-                    continue
-                jobs.append(self._job(table, described, recipe, {**experiment, "seed_everything": seed}, seed, root))
-        return Missing(jobs, finished, list(cannot.items()), list(refused.items()))
+                elif seed in ended[key]:
+                    diverged.append((_named(described, seed), ended[key][seed]))
+                else:
+                    own = {**experiment, "seed_everything": seed}
+                    jobs.append(self._job(table, described, recipe, own, seed, root))
+        return Missing(jobs, finished, diverged, list(cannot.items()), list(refused.items()))
 
     def _job(
         self,
@@ -315,12 +321,17 @@ class Experiments:
         root: Path,
     ) -> Job:
         return Job(
-            name=f"{' '.join(point[axis] for axis in point)} seed {seed}",
+            name=_named(point, seed),
             arguments=[*recipe.arguments, f"--seed_everything={seed}"],
             folder=begun(root / run_folder(table, point, seed, experiment), experiment),
             config=self.resolver.config(recipe.arguments),
             experiment=experiment,
         )
+
+
+def _named(point: Mapping[str, str], seed: int) -> str:
+    """A run for the user: ``pmnist shards fedavg paper seed 0``."""
+    return f"{' '.join(point.values())} seed {seed}"
 
 
 def each_recipe(table: Table, scale: str) -> Iterator[tuple[dict[str, str], Recipe]]:

@@ -22,13 +22,14 @@ from cfl.papers.definition import papers, table_named
 from cfl.papers.kept import MISSING, keep
 from cfl.papers.missing_data import MissingData
 from cfl.papers.recipes import NotAvailable, Recipe
-from cfl.papers.report import REPORTS, write_report
+from cfl.papers.report import REPORTS, Report, write_report
 from cfl.papers.reproducibility import page
 from cfl.papers.resolving import Resolver
 from cfl.papers.results import read_results
 from cfl.papers.run_log import has_diverged
 from cfl.papers.running import Job, Runner, exit_status
 from cfl.papers.sweeps import SweepState, read_sweep
+from cfl.whole_file import write_whole
 
 RUNS = Path("runs/tables")
 _SHORT = {"bench": "benchmark", "methods": "method", "partition": "partition"}
@@ -43,13 +44,18 @@ def chosen_values(options: argparse.Namespace) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for option, axis in _SHORT.items():
         if getattr(options, option):
-            found[axis] = getattr(options, option).split(",")
+            found[axis] = _parts(getattr(options, option))
     for text in options.only or []:
         axis, equals, values = text.partition("=")
-        if not (axis and equals and values):
+        if not (axis.strip() and equals and values.strip()):
             raise ConfigError("--only", text, "an axis and its values, e.g. threshold=0.87,0.90")
-        found[axis] = values.split(",")
+        found[axis.strip()] = _parts(values)
     return found
+
+
+def _parts(text: str) -> list[str]:
+    """What stands between commas, without blanks around it."""
+    return [part.strip() for part in text.split(",")]
 
 
 def experiments_in(runs: Path) -> Experiments:
@@ -72,18 +78,20 @@ def run(options: argparse.Namespace, console: Console) -> int:
         console.print(f"cannot run here ({reason}): {name}", highlight=False, soft_wrap=True)
     for name, reason in lacks.refused:
         console.print(f"failed   {name}: {reason}", highlight=False, markup=False, soft_wrap=True)
+    for name, folder in lacks.diverged:
+        console.print(f"diverged; remove {folder} to run again: {name}", highlight=False, markup=False, soft_wrap=True)
     status = 1 if lacks.refused else 0
+    counted = f"{_runs(len(lacks.jobs))} to make, {lacks.finished} finished"
+    counted += f", {len(lacks.diverged)} diverged" if lacks.diverged else ""
     if options.dry_run:
         for job in lacks.jobs:
             console.print(shown_command(job), highlight=False, markup=False, soft_wrap=True)
-        console.print(f"{_runs(len(lacks.jobs))} to make, {lacks.finished} finished")
+        console.print(counted)
         return status
-    console.print(f"{table.full_name}, {options.scale}: {_runs(len(lacks.jobs))} to make, {lacks.finished} finished")
+    console.print(f"{table.full_name}, {options.scale}: {counted}")
     outcomes = runner.run(lacks.jobs)
     written = write_report(experiments_in(options.runs), table, options.scale, chosen, options.runs, seeds)
-    console.print(written.short, highlight=False, markup=False, soft_wrap=True)
-    for path in written.files:
-        console.print(str(path), highlight=False, soft_wrap=True)
+    _show(written, console)
     return max(status, exit_status(outcomes, runner.interrupted_by))
 
 
@@ -103,7 +111,7 @@ def _check_runs(options: argparse.Namespace) -> None:
 
 def shown_command(job: Job) -> str:
     """A job as one could type it."""
-    return shlex.join(["cfl", "fit", *Recipe(tuple(job.arguments)).shown(), f"--run.dir={job.folder}"])
+    return shlex.join(["cfl", "fit", *Recipe(tuple(job.arguments)).shown(), *job.place])
 
 
 def report(options: argparse.Namespace, console: Console) -> int:
@@ -112,19 +120,25 @@ def report(options: argparse.Namespace, console: Console) -> int:
     _check_seeds(options)
     _check_runs(options)
     written = write_report(experiments_in(options.runs), table, options.scale, chosen, options.runs, options.seeds)
+    _show(written, console)
+    return 0
+
+
+def _show(written: Report, console: Console) -> None:
+    """Print the part of a table that was asked for, and where all of it is."""
     console.print(written.text, highlight=False, markup=False, soft_wrap=True)
     for path in written.files:
         console.print(str(path), highlight=False, soft_wrap=True)
-    return 0
 
 
 def list_tables(options: argparse.Namespace, console: Console) -> int:
     """List all tables and what may be asked of them."""
     for paper in papers():
-        lines = [paper.title]
-        for table in paper.tables():
-            lines.append(f"  {table.full_name:<14} {table.title}")
-            lines += [f"  {'':<14}   {axis}: {', '.join(values)}" for axis, values in table.axes.items()]
+        lines, tables = [paper.title], paper.tables()
+        width = max(len(table.full_name) for table in tables)
+        for table in tables:
+            lines.append(f"  {table.full_name:<{width}} {table.title}")
+            lines += [f"  {'':<{width}}   {axis}: {', '.join(values)}" for axis, values in table.axes.items()]
         lines += [f"  scale {scale}: {meaning}" for scale, meaning in paper.scales.items()]
         console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
     return 0
@@ -134,7 +148,7 @@ def keep_runs(options: argparse.Namespace, console: Console) -> int:
     """Write a small file for every finished run."""
     _check_runs(options)
     for paper in papers():
-        kept = keep(paper, options.runs, options.scale.split(","))
+        kept = keep(paper, options.runs, _parts(options.scale))
         for path in kept.written:
             console.print(str(path), highlight=False, soft_wrap=True)
         for reason in kept.left_out:
@@ -144,7 +158,7 @@ def keep_runs(options: argparse.Namespace, console: Console) -> int:
 
 def write_page(options: argparse.Namespace, console: Console) -> int:
     """Write the reproducibility page from the kept runs."""
-    options.out.write_text(page(papers(), Resolver()), encoding="utf-8")
+    write_whole(options.out, page(papers(), Resolver()))
     console.print(str(options.out), highlight=False, soft_wrap=True)
     return 0
 
@@ -189,7 +203,7 @@ def run_sweep(options: argparse.Namespace, console: Console) -> int:
     status = status or (1 if broken else 0)
     path = options.runs / sweep.paper / REPORTS / f"sweep-{sweep.name}.md"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(state.markdown(), encoding="utf-8")
+    write_whole(path, state.markdown())
     console.print(state.markdown(), highlight=False, markup=False, soft_wrap=True)
     console.print(str(path), highlight=False, soft_wrap=True)
     return status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -320,9 +321,10 @@ class Paper:
         return [read_table(self, path) for path in sorted(files, key=lambda path: _natural(path.stem))]
 
 
-def _natural(name: str) -> tuple[bool, str, int]:
-    word = name.rstrip("0123456789")
-    return not word.startswith("table"), word, int(name[len(word) :] or 0)
+def _natural(name: str) -> tuple[bool, bool, int, str]:
+    """What tables are sorted by: tables before figures, those of other data last, then numbers as numbers."""
+    number = re.search(r"\d+", name)
+    return not name.startswith("table"), name.endswith("-present"), int(number[0]) if number else 0, name
 
 
 def papers(folder: Path = PAPERS) -> list[Paper]:

@@ -16,6 +16,7 @@ from cfl.papers.definition import Paper
 from cfl.papers.missing_data import MissingData
 from cfl.papers.results import Result, read_result
 from cfl.papers.rough import rough
+from cfl.whole_file import write_whole
 
 RESULTS, MISSING = "results", "missing-data.json"
 MOST_ATTENTION = 1000
@@ -68,7 +69,7 @@ def keep(paper: Paper, runs: Path, scales: Sequence[str], folder: Path | None = 
             continue
         where = path.parent.relative_to(runs / paper.name)
         written.append(target / f"{'-'.join(where.parts)}.json")
-        written[-1].write_text(as_text(result, name["scale"]), encoding="utf-8")
+        write_whole(written[-1], as_text(result, name["scale"]))
     if (runs / MISSING).is_file():
         words = _words(paper)
         known = {name: said for name, said in MissingData(runs / MISSING).known.items() if name in words}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from cfl.papers.cells import Cell, Experiments
 from cfl.papers.definition import Table
 from cfl.papers.orders import OrderComparison, compare_orders
 from cfl.papers.pictures import spreads, table_picture
+from cfl.whole_file import beside, write_whole
 
 REPORTS = "reports"
 
@@ -25,12 +25,10 @@ class Report:
 
     Attributes:
         text: the report of what was chosen, Markdown.
-        short: one line per status with the number of cells, of what was chosen.
         files: paths of all that was written, which is over the whole table.
     """
 
     text: str
-    short: str
     files: Sequence[Path]
 
 
@@ -44,8 +42,8 @@ def write_report(
 ) -> Report:
     """Write ``<table>-<scale>.md``, ``.csv`` and ``.png`` into ``<runs>/<paper>/reports``.
 
-    The files are over the whole table, whatever was chosen: a later report of one method leaves the others' rows. They
-    take the place of earlier ones in one step each.
+    The files are over the whole table and all finished seeds, whatever was chosen: a later report of one method or of
+    fewer seeds leaves the others. They take the place of earlier ones in one step each.
 
     Args:
         experiments: the finished runs.
@@ -53,14 +51,13 @@ def write_report(
         scale: which runs.
         chosen: axis -> values, to leave others out of what is returned.
         runs: folder of the runs.
-        seeds: of what is returned, seeds 0 .. seeds - 1 only; None takes whatever there is. The files have at least as
-            many as the table has by default.
+        seeds: of what is returned, seeds 0 .. seeds - 1 only; None takes whatever there is.
 
     Raises:
         ConfigError: an axis, value or scale that the table does not have.
     """
     cells = experiments.cells(table, scale, chosen, seeds)
-    whole = experiments.cells(table, scale, None, None if seeds is None else max(seeds, table.seeds))
+    whole = experiments.cells(table, scale)
     folder = runs / table.paper.name / REPORTS
     folder.mkdir(parents=True, exist_ok=True)
     base = folder / f"{table.name}-{scale}"
@@ -69,28 +66,16 @@ def write_report(
     write_whole(base.with_suffix(".md"), markdown(table, scale, whole, name))
     write_whole(base.with_suffix(".csv"), as_csv(table, whole))
     files = [base.with_suffix(".md"), base.with_suffix(".csv"), *([picture] if picture else [])]
-    return Report(markdown(table, scale, cells, name), counts(cells), files)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file in one step, so that of two processes one has the last word and nobody reads a part."""
-    temporary = _beside(path)
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    return Report(markdown(table, scale, cells, name), files)
 
 
 def _drawn(table: Table, cells: Sequence[Cell], path: Path) -> Path | None:
-    """The table's picture, likewise; None, and no file, where nothing of it has been run."""
-    temporary = table_picture(table, cells, _beside(path))
+    """The table's picture, in one step as well; None, and no file, where nothing of it has been run."""
+    temporary = table_picture(table, cells, beside(path))
     if temporary is None:
         path.unlink(missing_ok=True)  # of an earlier report
         return None
     return temporary.replace(path)
-
-
-def _beside(path: Path) -> Path:
-    """A name of this process's own in the same folder, with the same suffix."""
-    return path.with_name(f".{os.getpid()}-{path.name}")
 
 
 def _kind(status: str) -> str:

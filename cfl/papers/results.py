@@ -223,16 +223,16 @@ class Results:
     Args:
         results: in order of preference, where two are of one experiment and seed.
         left_out: what is wrong with folders that could not be read, a line each.
-        diverged: the experiments of runs that have no end because their values left the finite numbers.
+        diverged: folder -> experiment, of runs that have no end because their values left the finite numbers.
     """
 
     def __init__(
         self,
         results: Iterable[Result],
         left_out: Sequence[str] = (),
-        diverged: Iterable[Mapping[str, Any]] = (),
+        diverged: Mapping[Path, Mapping[str, Any]] | None = None,
     ) -> None:
-        self.all, self.left_out, self.diverged = list(results), list(left_out), list(diverged)
+        self.all, self.left_out, self.diverged = list(results), list(left_out), dict(diverged or {})
         self._by_hash: dict[str, list[Result]] = {}
         for result in self.all:
             self._by_hash.setdefault(seedless_hash(result.experiment), []).append(result)
@@ -248,22 +248,27 @@ class Results:
                     found.setdefault(result.seed, result)
         return dict(sorted(found.items()))
 
-    def diverged_seeds(self, experiment: Mapping[str, Any]) -> set[int]:
-        """Seeds with which an experiment's values left the finite numbers, and that have no finished run."""
-        seeds = {int(found["seed_everything"]) for found in self.diverged if same_experiment(experiment, found)}
-        return seeds - set(self.of(experiment)) if seeds else seeds
+    def diverged_seeds(self, experiment: Mapping[str, Any]) -> dict[int, Path]:
+        """Seed -> run folder, of seeds with which an experiment's values left the finite numbers and none finished."""
+        seeds = {
+            int(found["seed_everything"]): folder
+            for folder, found in self.diverged.items()
+            if same_experiment(experiment, found)
+        }
+        finished = self.of(experiment) if seeds else {}
+        return {seed: folder for seed, folder in seeds.items() if seed not in finished}
 
 
 def read_results(root: Path) -> Results:
     """All finished runs below a folder; what is not readable is left out, with the reason."""
-    found, left_out, diverged = [], [], []
+    found, left_out = [], []
+    diverged: dict[Path, Mapping[str, Any]] = {}
     for path in sorted(root.rglob("summary.json")):
         try:
             found.append(read_result(path.parent))
         except RunFolderError as error:
             left_out.append(str(error))
     for path in sorted(root.rglob(LOG)):
-        if has_diverged(path.parent):
-            experiment = read_experiment(path.parent)
-            diverged += [experiment] if experiment else []
+        if has_diverged(path.parent) and (experiment := read_experiment(path.parent)):
+            diverged[path.parent] = experiment
     return Results(found, left_out, diverged)

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from cfl.compare.matrix_file import RunFolderError
+from cfl.cores import usable_cores
 from cfl.errors import ConfigError
 from cfl.papers.missing_data import MissingData, find_missing, needs_of
 from cfl.papers.resolving import num_rounds
@@ -53,8 +54,12 @@ class Job:
     @property
     def command(self) -> list[str]:
         """The whole command line."""
-        own = [f"--run.dir={self.folder}", "--ckpt_path=last"]
-        return [sys.executable, "-m", "cfl", "fit", *self.arguments, *own]
+        return [sys.executable, "-m", "cfl", "fit", *self.arguments, *self.place]
+
+    @property
+    def place(self) -> list[str]:
+        """The options of where it runs, and that it goes on with what is there."""
+        return [f"--run.dir={self.folder}", "--ckpt_path=last"]
 
 
 @dataclass
@@ -196,7 +201,7 @@ class Runner:
                 return Outcome(job, "runs elsewhere", f"another process is at work in {job.folder}")
             if (job.folder / SUMMARY).exists() and self.damage(job.folder) is None:  # another process was quicker
                 return Outcome(job, "finished", "by another process")
-            threads = max(1, len(os.sched_getaffinity(0)) // self.jobs)
+            threads = max(1, len(usable_cores()) // self.jobs)
             device = self._device()
             process = subprocess.Popen(
                 job.command,

@@ -64,6 +64,8 @@ def test_pictures_are_drawn_where_asked_for(runs: Path) -> None:
         assert f"]({name})" in (out / "comparison.md").read_text()
     assert main([str(runs / "fot0"), "--out", str(out), "--pictures"]) == 0
     assert {path.name for path in out.iterdir()} == {*FILES, *PICTURES}, "of another comparison"
+    assert main([str(runs / "fot0"), "--out", str(out)]) == 0
+    assert {path.name for path in out.iterdir()} == set(FILES), "of one with pictures"
 
 
 def test_pictures_show_what_runs_measure(runs: Path) -> None:

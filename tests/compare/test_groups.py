@@ -45,6 +45,7 @@ def test_seeds_are_averaged_and_benchmarks_kept_apart(tmp_path: Path) -> None:
         {"method": "fot", "partition": "iid"},
         {"method": "fot", "scenario": "class"},
         {"method": "fot", "tasks": 4},
+        {"method": "fot", "scenario": "density"},
     )
     found = compare(runs)
     assert shape(found) == {
@@ -53,6 +54,7 @@ def test_seeds_are_averaged_and_benchmarks_kept_apart(tmp_path: Path) -> None:
         "digits, iid, domain-incremental, 3 tasks": {"fot": [0]},
         "digits, shards-2, class-incremental, 3 tasks": {"fot": [0]},
         "digits, shards-2, domain-incremental, 4 tasks": {"fot": [0]},
+        "digits, shards-2, density, 3 tasks": {"fot": [0]},
     }
     assert list(found[0].rows[0].figure(ACC).items()) == [(0, runs[1].run.acc), (1, runs[0].run.acc)]
     (note,) = found[0].notes

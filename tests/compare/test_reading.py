@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny_cli
 from made_up import make_run
 
+from cfl.compare import reading
 from cfl.compare.groups import compare, figure_of
 from cfl.compare.matrix_file import RunFolderError
 from cfl.compare.page_data import page_data
 from cfl.compare.partition_file import read_partition
 from cfl.compare.reading import find_runs, read, read_all, read_space
+from cfl.compare.run_folder import Run
 from cfl.compare.tables import figures_of
 
 
@@ -101,6 +105,61 @@ def test_broken_and_unfinished_runs_are_left_out_by_name(tmp_path: Path) -> None
     assert "accuracy_matrix.csv, line 2: 'abc' is neither" in left_out[0].reason
     assert left_out[1].reason.endswith("summary.json: missing seed, acc")
     assert left_out[2].reason == "not finished: 7 rounds done, 1 of 3 tasks begun"
+
+
+def test_a_run_that_died_in_its_first_round_is_named(tmp_path: Path) -> None:
+    """Its configuration and partition are there, and no table of rounds yet."""
+    good, dead = make_run(tmp_path / "good"), tmp_path / "dead"
+    assert tiny_cli.fit(dead, "--model.optimizer.lr", "1e30") == 2
+    assert not (dead / "rounds.csv").exists()
+    folders, nothing = find_runs([tmp_path])
+    assert (folders, nothing) == ([dead, good], [])
+    _, left_out, _ = read_all(folders)
+    assert [(one.folder, one.reason, one.unfinished) for one in left_out] == [
+        (dead, "not finished: 0 rounds done, no task yet", True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("partition.csv", "its partition is not compared"), ("samples.png", "its samples are not shown")],
+)
+def test_a_file_that_cannot_be_read_is_its_own_runs_loss(
+    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, damaged = make_run(tmp_path / "good"), make_run(tmp_path / "damaged")
+    (damaged / name).touch()
+    read_bytes = Path.read_bytes
+
+    def failing(path: Path) -> bytes:
+        if path == damaged / name:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    readings, left_out, warnings = read_all([good, damaged])
+    assert [one.run.folder for one in readings] == [good, damaged]
+    assert left_out == []
+    (warning,) = warnings
+    assert str(damaged / name) in warning
+    assert said in warning
+
+
+def test_a_run_whose_figures_cannot_be_read_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a file opens and then fails."""
+    good, damaged = make_run(tmp_path / "good"), make_run(tmp_path / "damaged")
+    read_run = reading.read_run
+
+    def failing(folder: Path) -> Run:
+        if folder == damaged:
+            raise OSError(errno.EIO, "Input/output error", str(folder / "summary.json"))
+        return read_run(folder)
+
+    monkeypatch.setattr(reading, "read_run", failing)
+    readings, left_out, _ = read_all([damaged, good])
+    assert [one.run.folder for one in readings] == [good]
+    assert [one.folder for one in left_out] == [damaged]
+    assert "Input/output error" in left_out[0].reason
 
 
 def test_a_table_without_space_has_none(tmp_path: Path) -> None:

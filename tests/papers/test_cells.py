@@ -20,7 +20,7 @@ from cfl.papers.definition import NoTarget
 from cfl.papers.missing_data import MissingData
 from cfl.papers.published import Published
 from cfl.papers.recipes import Rule
-from cfl.papers.report import counts, shown, tolerances, write_report, write_whole
+from cfl.papers.report import counts, shown, tolerances, write_report
 from cfl.papers.results import Results, read_result, read_results
 
 PMNIST = {"benchmark": ["pmnist"], "partition": ["shards"]}
@@ -338,6 +338,19 @@ def test_a_run_that_diverged_is_no_run_that_was_never_made(tmp_path: Path) -> No
     assert not only.seeds
 
 
+def test_a_run_that_diverged_is_not_made_again(tmp_path: Path) -> None:
+    """Wherever it lies; one that another try has finished counts as that."""
+    for name, seed in (("a", 0), ("b", 1), ("c", 1)):
+        folder = write_run(tmp_path / name, arguments(), seed)
+        (folder / "log.txt").write_text("error: client 3 trained to NaN or infinity in round 7\n")
+        if name != "c":
+            (folder / "summary.json").unlink()
+    lacks = experiments(tmp_path).jobs(fot()["table1"], "paper", {**PMNIST, "method": ["fedavg"]}, 3, tmp_path)
+    assert [job.name for job in lacks.jobs] == ["pmnist shards fedavg paper seed 2"]
+    assert lacks.finished == 1
+    assert lacks.diverged == [("pmnist shards fedavg paper seed 0", tmp_path / "a")]
+
+
 def test_runs_on_other_data_are_not_held_against_the_paper(tmp_path: Path) -> None:
     said = "MNIST has 30 training and 30 test samples; the published set has 60000 and 10000"
     write_run(tmp_path / "a", arguments(), 0, 80.06, data_unlike_published=[said])
@@ -406,7 +419,7 @@ def test_report_text_csv_and_picture(tmp_path: Path) -> None:
 
 
 def test_a_report_of_some_methods_leaves_the_others(tmp_path: Path) -> None:
-    """In its files; what is printed, and counted, is what was asked for. Seeds likewise."""
+    """In its files, which have all seeds; what is printed, and counted, is what was asked for."""
     for seed in range(4):
         write_run(tmp_path / f"a{seed}", arguments(), seed, 80.0 + seed)
     write_run(tmp_path / "b", arguments(method="fot"), 0, 87.0)
@@ -415,28 +428,14 @@ def test_a_report_of_some_methods_leaves_the_others(tmp_path: Path) -> None:
     before = [path.read_bytes() for path in whole.files]
     some = write_report(known, table, "paper", {**PMNIST, "method": ["fot"]}, tmp_path, 1)
     assert [path.read_bytes() for path in some.files] == before
-    assert "| FL | ACC | 80.06 ± 0.43 | 81.00 ± 1.00 | 3 |" in some.files[0].read_text()
+    assert "| FL | ACC | 80.06 ± 0.43 | 81.50 ± 1.29 | 4 |" in some.files[0].read_text()
     assert "| FL | ACC" not in some.text
-    assert some.short == counts(known.cells(table, "paper", {**PMNIST, "method": ["fot"]}, 1))
+    asked = counts(known.cells(table, "paper", {**PMNIST, "method": ["fot"]}, 1))
+    assert f"\nCells: {asked}.\n" in some.text
     write_report(known, table, "paper", {"method": ["fot"]}, tmp_path, 4)
     assert "| FL | ACC | 80.06 ± 0.43 | 81.50 ± 1.29 | 4 |" in some.files[0].read_text()
     names = {path.name for path in (tmp_path / "fot" / "reports").iterdir()}
     assert names == {"table1-paper.md", "table1-paper.csv", "table1-paper.png"}
-
-
-def test_a_report_that_cannot_be_written_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "report.md"
-    write_whole(path, "before")
-
-    def torn(self: Path, text: str, **_: object) -> int:
-        with self.open("w") as file:
-            file.write(text[:3])
-        raise OSError("disk full")
-
-    monkeypatch.setattr(Path, "write_text", torn)
-    with pytest.raises(OSError, match="disk full"):
-        write_whole(path, "afterwards")
-    assert path.read_text() == "before"
 
 
 def test_a_short_report_compares_by_order_only(tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
-from fabricated import every_table
+from fabricated import every_table, fot, point, tables_of, write_run
 
-from cfl.papers.command import main
+from cfl.papers.command import chosen_values, main
 from cfl.papers.definition import PAPERS
 
 ROOT = PAPERS.parent.parent
@@ -24,13 +26,17 @@ def test_a_smoke_table_from_nothing_to_report(tmp_path: Path, capsys: pytest.Cap
     text = (tmp_path / "fot/reports/table1-smoke.md").read_text()
     (row,) = [line for line in text.splitlines() if line.startswith("| 5-Datasets | non-IID | FL | ACC |")]
     assert row.endswith("| 2 | - | smoke: by order only |")
+    assert row in said
+    assert "| CIFAR-100 |" not in said
     # Again: both are known.
     assert main(["run", "fot-table1", *ONE, "--seeds", "2", *runs]) == 0
     assert "0 runs to make, 2 finished" in capsys.readouterr().out
     assert main(["run", "fot-table1", *ONE, "--seeds", "3", "--dry-run", *runs]) == 0
     said = capsys.readouterr().out
     assert "1 run to make, 2 finished" in said
-    assert "cfl fit --config=configs/benchmarks/five-datasets.yaml" in said
+    (command,) = [line for line in said.splitlines() if line.startswith("cfl fit --config=configs/benchmarks/five-")]
+    assert " --seed_everything=2 --run.dir=" in command
+    assert command.endswith(" --ckpt_path=last")  # the same command again goes on, as a run of the table would
     assert main(["report", "fot-table1", *ONE, *runs]) == 0
     assert row in capsys.readouterr().out
     assert main(["keep", "--scale", "short", *runs]) == 0  # smoke runs are none of these
@@ -68,31 +74,91 @@ def test_the_list_names_every_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     said = capsys.readouterr().out
     assert all(f"  {name} " in said for name in every_table())
+    for name, table in tables_of("fedweit").items():  # titles in a column, however long a name is
+        (line,) = [line for line in said.splitlines() if line.startswith(f"  fedweit-{name} ")]
+        assert line.index(table.title) == len("  fedweit-figure6-middle ")
 
 
-def make(*arguments: str) -> str:
-    given = ["make", "-n", "-C", str(ROOT), "VENV=/nowhere", "-o", "/nowhere/.installed", *arguments]
-    found = subprocess.run(given, capture_output=True, text=True, check=True)
-    return " ".join(found.stdout.replace("\\\n", " ").split())
+def make_said(*arguments: str) -> subprocess.CompletedProcess[str]:
+    given = ["make", "-n", "-s", "-C", str(ROOT), "VENV=/nowhere", "-o", "/nowhere/bin/.installed", *arguments]
+    return subprocess.run(given, capture_output=True, text=True)
+
+
+def make(*arguments: str) -> list[str]:
+    """The words of the command that a target runs."""
+    found = make_said(*arguments)
+    assert found.returncode == 0, found.stderr
+    return [word for word in shlex.split(found.stdout) if word.strip()]
+
+
+def options(words: list[str]) -> dict[str, str]:
+    """Option -> what follows it."""
+    return {word: after for word, after in zip(words, [*words[1:], ""], strict=True) if word.startswith("--")}
 
 
 def test_make_hands_its_variables_on() -> None:
     everything = make("fot-table1")
-    assert "cfl.papers run fot-table1 --scale paper --jobs 1 --runs runs/tables" in everything
-    assert not {"--seeds", "--bench", "--methods", "--partition"} & set(everything.split())
+    assert everything[1:5] == ["-m", "cfl.papers", "run", "fot-table1"]
+    assert options(everything) == {"--scale": "paper", "--jobs": "1", "--runs": "runs/tables"}
     some = make("fot-figure4", "BENCH=pmnist", "METHODS=fot,er", "PARTITION=iid", "SCALE=short", "SEEDS=1", "JOBS=2")
-    assert "run fot-figure4 --scale short --jobs 2 --runs runs/tables --seeds 1" in some
-    assert "--bench pmnist --methods fot,er --partition iid" in some
+    assert options(some) == {
+        "--scale": "short",
+        "--jobs": "2",
+        "--runs": "runs/tables",
+        "--seeds": "1",
+        "--bench": "pmnist",
+        "--methods": "fot,er",
+        "--partition": "iid",
+    }
+
+
+def test_make_hands_values_with_blanks_and_quotes_on_as_one() -> None:
+    given = {"METHODS": "fot, fedavg", "ONLY": "threshold=0.87, 0.90", "TABLE_RUNS": 'it\'s $$HOME; "here"'}
+    found = options(make("fot-table12", *(f"{name}={value}" for name, value in given.items())))
+    assert found["--methods"] == given["METHODS"]
+    assert found["--only"] == given["ONLY"]
+    assert found["--runs"] == given["TABLE_RUNS"].replace("$$", "$")
+
+
+@pytest.mark.parametrize(("value", "dry"), [("1", True), ("yes", True), ("0", False), ("no", False), ("", False)])
+def test_a_dry_run_is_one_where_it_was_asked_for(value: str, dry: bool) -> None:
+    assert ("--dry-run" in make("fot-table1", f"DRY_RUN={value}")) is dry
+
+
+def test_make_refuses_variables_that_a_table_has_not() -> None:
+    """Misspelt ones, and those of other targets; before anything is installed."""
+    found = make_said("fot-table1", "METHOD=fot", "SEED=1", "DRYRUN=1", "SCALE=short")
+    assert found.returncode == 2
+    assert "no variable of fot-table1: DRYRUN METHOD SEED; valid: BENCH METHODS PARTITION ONLY SCALE" in found.stderr
+    assert not found.stdout
+    assert make_said("demo", "SEED=1").returncode == 0
+
+
+def test_blanks_around_values_are_nobodys() -> None:
+    asked = argparse.Namespace(bench=None, methods="fot, fedavg ", partition=None, only=[" threshold = 0.87, 0.90"])
+    assert chosen_values(asked) == {"method": ["fot", "fedavg"], "threshold": ["0.87", "0.90"]}
 
 
 @pytest.mark.parametrize("name", list(every_table()))
 def test_every_table_has_a_target(name: str) -> None:
-    assert f"run {name} " in make(name)
+    assert make(name)[3:5] == ["run", name]
 
 
 def test_a_report_of_no_seeds_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "fot-table3", "--runs", str(tmp_path), "--seeds", "0"]) == 2
     assert "--seeds = 0" in capsys.readouterr().err
+
+
+def test_a_run_that_diverged_is_named_and_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A second command says how to try again, and starts nothing."""
+    arguments = fot()["table1"].recipe(point("smoke", benchmark="five-datasets")).arguments
+    folder = write_run(tmp_path / "a", arguments)
+    (folder / "summary.json").unlink()
+    (folder / "log.txt").write_text("error: client 3 trained to NaN or infinity in round 7\n")
+    assert main(["run", "fot-table1", *ONE, "--seeds", "1", "--runs", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert f"diverged; remove {folder} to run again: five-datasets shards fedavg smoke seed 0\n" in said
+    assert "0 runs to make, 0 finished, 1 diverged" in said
 
 
 def test_a_damaged_list_of_missing_data_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from fabricated import every_table, fot, point, resolver
+from fabricated import every_table, fot, point, resolver, tables_of
 
 from cfl.errors import ConfigError
 from cfl.papers.cells import each_recipe
@@ -131,6 +131,18 @@ def test_unknown_scale_and_table() -> None:
     with pytest.raises(ConfigError, match=r"fot-table1, fot-table2, .*fot-table12, .*fot-figure4"):
         table_named("fot-table8")
     assert table_named("fedcurv-table1").paper.name == "fedcurv"
+
+
+def test_tables_come_in_the_papers_order() -> None:
+    """Numbers as numbers, whatever follows them; those of other data last."""
+    assert [name for name in tables_of("fot") if name.startswith("table")] == [
+        *(f"table{number}" for number in (1, 2, 3, 4, 5, 6, 7, 10, 11, 12)),
+        *("table6-present", "table12-present"),
+    ]
+    assert [name for name in tables_of("fedweit") if name.startswith("figure")] == [
+        *("figure4", "figure5a", "figure5b", "figure6-left", "figure6-middle", "figure6-right"),
+        *("figure7", "figure8", "figure9", "figure10"),
+    ]
 
 
 def test_selection_keeps_the_tables_order() -> None:

@@ -21,6 +21,7 @@ import tiny_cli
 from fabricated import fot, point, resolver, write_run
 from rich.console import Console
 
+from cfl.cores import usable_cores
 from cfl.errors import ConfigError
 from cfl.papers.missing_data import MissingData, needs_of
 from cfl.papers.running import Job, Runner, exit_status, rounds_done
@@ -148,8 +149,21 @@ def test_math_threads_are_shared_out(
     script = HEAD + "(folder / 'threads').write_text(os.environ['OMP_NUM_THREADS'])\n" + FINISH
     used, _ = runner(tmp_path, jobs)
     used.run([job(tmp_path / "a", script)])
-    cores = len(os.sched_getaffinity(0))
+    cores = len(usable_cores())
     assert (tmp_path / "a" / "threads").read_text() == (expected or str(max(1, cores // jobs)))
+
+
+def test_all_cores_count_where_the_system_binds_no_process_to_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As macOS, where Python has no ``sched_getaffinity``."""
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    script = HEAD + "(folder / 'threads').write_text(os.environ['OMP_NUM_THREADS'])\n" + FINISH
+    used, _ = runner(tmp_path, jobs=2)
+    assert [o.state for o in used.run([job(tmp_path / "a", script)])] == ["finished"]
+    assert (tmp_path / "a" / "threads").read_text() == "3"
 
 
 @pytest.mark.parametrize(
