@@ -17,6 +17,7 @@ from naive_replay import (
     SCENARIOS,
     Settings,
     assert_is_the_loop,
+    filled_buffers,
     flat,
     held,
     inputs,
@@ -81,6 +82,13 @@ PARAMETERS = 16 * 8 + 8 + 8 * 4 + 4
 def test_a_run_is_what_the_algorithm_says(scenario: str) -> None:
     loop = assert_is_the_loop(SCENARIOS[scenario](), {"fed_agem": FedAGEM(3)}, Settings(fed=3))
     assert 0 < loop.refined < loop.steps
+
+
+def test_clients_count_alike_whatever_they_draw() -> None:
+    """The server's average is not weighted, though who has more samples draws more."""
+    data = replay_data()
+    assert_is_the_loop(data, {"fed_agem": FedAGEM(50)}, Settings(fed=50), size=40)
+    assert len({len(buffer.slots) for buffer in filled_buffers(data, 40)}) > 3
 
 
 def test_on_top_of_agem() -> None:
