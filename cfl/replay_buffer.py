@@ -250,6 +250,10 @@ class ReplayBuffer:
         """``[k]`` int64, how many samples these clients hold, between rounds."""
         return (self.states.gather(TOPIC, clients, self._empty)["place"] >= 0).sum(1)
 
+    def holders(self) -> list[int]:
+        """The clients that hold a sample, ascending, between rounds; the same in all processes."""
+        return self.states.holders(TOPIC)  # nobody trains without a sample, and none that was put in is ever gone
+
     def _keys(self, purpose: str, clients: Sequence[int], *indices: int) -> Tensor:
         seeds = [seed_for(self.data.seed, f"buffer {purpose}", client, *indices) for client in clients]
         return torch.tensor(seeds, dtype=torch.int64)

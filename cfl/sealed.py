@@ -175,7 +175,7 @@ class SealedSettings(_View):
 class SealedBuffer(_View):
     """The clients' buffers, to draw from."""
 
-    _SHOWN = frozenset({"draw", "draw_between_rounds", "fill", "size", "keeps_logits"})
+    _SHOWN = frozenset({"draw", "draw_between_rounds", "fill", "holders", "size", "keeps_logits"})
     _WHOSE = "the buffer"
 
 

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -209,7 +209,7 @@ class Settings:
     beta: float = 0.0
     fed: int | None = None
     every: int = 1
-    everyone: bool = False
+    asked: Literal["sampled", "all", "holders"] = "sampled"
     refinement: Callable[[Tensor, Tensor], Tensor] = projected
 
 
@@ -319,7 +319,9 @@ class Training:
         if (plan.round + 1) % settings.every:
             return
         assert settings.fed is not None
-        for client in self.data.members[plan.task].tolist() if settings.everyone else plan.clients:
+        present = self.data.members[plan.task].tolist()
+        asked = {"sampled": plan.clients, "all": present, "holders": range(self.data.num_clients)}
+        for client in asked[settings.asked]:
             drawn = self.buffers[client].draw(settings.fed, "reference", plan.round)
             if drawn:
                 network = plain_network(self.data, self.make, self.state).train()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cfl.gradient_refinement import REFINEMENTS, Gradients, Refinement, inner, refine
+from cfl.gradient_refinement import REFINEMENTS, Gradients, Refinement, conflicts, inner, refine
 
 SHAPES = {"conv.weight": (3, 2, 2, 2), "conv.bias": (3,), "scale": (), "head.weight": (4, 3)}
 SIZE = 24 + 3 + 1 + 12
@@ -80,6 +80,22 @@ def test_inner_products_and_conflicts() -> None:
     assert (inner(split(g), split(r)) < 0).unique().tolist() == [False, True]
     assert not (inner(split(g), split(torch.zeros_like(g))) < 0).any()
     assert inner(split(g.float()), split(r.float())).dtype == torch.float64
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 7.6294e-6), (torch.float64, 1.4211e-14)])
+def test_a_gradient_conflicts_from_64_times_rounding_on(dtype: torch.dtype, bound: float, scale: float) -> None:
+    """``g . r < -64 eps |r|^2``: how small g is against r along r, whatever the length of r and of g across r."""
+    r, across = torch.zeros(1, SIZE, dtype=torch.float64), torch.zeros(1, SIZE, dtype=torch.float64)
+    r[0, 3], r[0, 30], across[0, 20] = 0.6 * scale, -0.8 * scale, scale
+    for shares, expected in (
+        ([-1.0, -1e-2, -1.01 * bound], True),
+        ([-0.99 * bound, -0.01 * bound, 0.0, 0.01 * bound, 1.0], False),
+    ):
+        for aside in (0.0, bound, 1.0, 1e3):
+            g, of = (torch.tensor(shares)[:, None].double() * r + aside * across).to(dtype), r.to(dtype)
+            found = conflicts(inner(split(g), split(of)), inner(split(of), split(of)), dtype)
+            assert found.tolist() == [expected] * len(shares)
 
 
 def test_projection_of_conflicts_solves_the_constrained_least_squares_problem() -> None:

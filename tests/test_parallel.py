@@ -224,6 +224,18 @@ VARIANTS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
         {"schedule": {"clients_per_round": 3}, "buffer": {"size": 4, "keeps": "raw"}, "augmentation": CropFlip(1)},
         {},
     ),
+    "fed-a-gem where clients hold some tasks": (
+        mlp,
+        lambda: {"own": PersonalLayers(["head.*"]), "fed_agem": FedAGEM(3, clients="holders")},
+        {
+            "stream": permuted(3),
+            "participation": Holders(),
+            "partition": SKEWED,
+            "schedule": {"clients_per_round": 2},
+            "buffer": {"size": 4},
+        },
+        {},
+    ),
     "l2p": (
         prompted_net,
         lambda: {"l2p": L2P(0.5)},

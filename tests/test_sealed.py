@@ -14,7 +14,20 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from tiny import double, fit, mlp, permuted, sgd, source, split, tiny_client, tiny_data, weights
+from tiny import (
+    NetworkFactory,
+    double,
+    fit,
+    mlp,
+    permuted,
+    prompted_net,
+    sgd,
+    source,
+    split,
+    tiny_client,
+    tiny_data,
+    weights,
+)
 from torch import Tensor
 
 import cfl.methods
@@ -25,7 +38,7 @@ from cfl.data.sequences import RandomTasks
 from cfl.data.streams import Permuted
 from cfl.errors import ConfigError
 from cfl.federation import Federation
-from cfl.methods import AGEM, DER, ER, EWC, GLFC, SCAFFOLD, FedAGEM, FedCurv, FedProx, Method, PersonalLayers
+from cfl.methods import AGEM, DER, ER, EWC, GLFC, L2P, SCAFFOLD, FedAGEM, FedCurv, FedProx, Method, PersonalLayers
 from cfl.replay_buffer import ReplayBuffer
 from cfl.schedule import RoundPlan
 from cfl.sealed import (
@@ -52,6 +65,7 @@ FREE: dict[str, Callable[[], dict[str, Method]]] = {
     "der": lambda: {"der": DER(0.5, 0.5, 8)},
     "fed_agem": lambda: {"fed_agem": FedAGEM(8)},
     "fed_agem-all": lambda: {"fed_agem": FedAGEM(8, clients="all")},
+    "fed_agem-holders": lambda: {"fed_agem": FedAGEM(8, clients="holders")},
     "agem+fed_agem": lambda: {"agem": AGEM(8), "fed_agem": FedAGEM(8)},
     "fedprox": lambda: {"fedprox": FedProx(0.1)},
     "fedcurv": lambda: {"fedcurv": FedCurv(0.5)},
@@ -60,18 +74,21 @@ FREE: dict[str, Callable[[], dict[str, Method]]] = {
     "personal": lambda: {"personal": PersonalLayers(["head.*"])},
     "glfc": lambda: {"glfc": GLFC(12, None, 0.0, perturbation_steps=2, inversion_steps=1, images=1)},
     "glfc+fed_agem": lambda: {**FREE["glfc"](), "fed_agem": FedAGEM(8)},
+    "l2p": lambda: {"l2p": L2P(0.5, mask_logits=False)},
+    "l2p-class": lambda: FREE["l2p"](),
+    "l2p-class+fed_agem": lambda: {**FREE["l2p"](), "fed_agem": FedAGEM(8)},
 }
-CLASS_INCREMENTAL = [name for name in FREE if "glfc" in name]
+CLASS_INCREMENTAL = [name for name in FREE if "glfc" in name or "class" in name]
 
 
 def test_all_free_methods_are_tried() -> None:
-    """Those whose defaults say so."""
+    """Those whose defaults say so, and L2P, which is free without masked logits."""
     kinds = [getattr(cfl.methods, name) for name in cfl.methods.__all__]
     methods = [kind for kind in kinds if inspect.isclass(kind) and issubclass(kind, Method) and kind is not Method]
     assert len(methods) > 20
     tried = {type(method) for make in FREE.values() for method in make().values()}
     made = [kind if _needs_options(kind) else kind() for kind in methods]
-    assert tried == {kind for kind, method in zip(methods, made, strict=True) if method.task_free}
+    assert tried == {L2P} | {kind for kind, method in zip(methods, made, strict=True) if method.task_free}
 
 
 def _needs_options(kind: type[Method]) -> bool:
@@ -234,7 +251,7 @@ def test_what_is_shown_of_a_run_is_this_and_no_more() -> None:
         "steps use_outputs used_outputs used_rows",
         SealedSchedule: "num_rounds present",
         SealedSettings: "batch_size drop_last local_epochs",
-        SealedBuffer: "draw draw_between_rounds fill keeps_logits size",
+        SealedBuffer: "draw draw_between_rounds fill holders keeps_logits size",
         SealedData: "eval_batch_size exposure input_shape most_trained_on num_clients num_outputs scenario seed",
         SealedStates: "forget gather get holders scatter",
         SealedChannel: "collect_individually downlink mean on_bad_update sum uplink uplink_individually usable",
@@ -533,7 +550,11 @@ def _free_run(name: str, methods: dict[str, Method], scramble: bool, **options: 
         places.split = lambda at: (tasks(at), at - torch.from_numpy(places.starts)[tasks(at)])  # type: ignore[method-assign]
         places.tasks = lambda at: (tasks(at) + 1) % 3  # type: ignore[method-assign]
         data.samples_at = scrambled_at  # type: ignore[method-assign]
-    return fit(tiny_client(data, double(mlp), sgd, methods), data)
+    return fit(tiny_client(data, _network(name), sgd, methods), data)
+
+
+def _network(name: str) -> NetworkFactory:
+    return double(prompted_net if "l2p" in name else mlp)
 
 
 class Cheats(Method):
@@ -564,11 +585,15 @@ class CheatsByPlaces(Cheats):
 CHEATS = {"a cheat": Cheats, "a cheat by places": CheatsByPlaces}
 
 
-# FedCurv looks back to a task's data, and SCAFFOLD-I to a round's, which do not run with clocks of clients' own.
-@pytest.mark.parametrize("name", [n for n in FREE if n not in ("scaffold-I", "fedcurv")] + list(CHEATS))
-def test_scrambled_task_ids_and_places_change_nothing(name: str) -> None:
+# FedCurv looks back to a task's data, and SCAFFOLD-I to a round's, which do not run with exposure: asynchronous.
+SCRAMBLED = [(name, "sequential") for name in [*FREE, *CHEATS]]
+SCRAMBLED += [(name, "asynchronous") for name, _ in SCRAMBLED if name not in ("scaffold-I", "fedcurv")]
+
+
+@pytest.mark.parametrize(("name", "exposure"), SCRAMBLED)
+def test_scrambled_task_ids_and_places_change_nothing(name: str, exposure: str) -> None:
     make = FREE.get(name, lambda: {"cheat": CHEATS[name]()})
-    runs = [_free_run(name, make(), scramble, exposure="asynchronous") for scramble in (False, True)]
+    runs = [_free_run(name, make(), scramble, exposure=exposure) for scramble in (False, True)]
     same = [torch.equal(weights(runs[1])[key], value) for key, value in weights(runs[0]).items()]
     assert any(same) != (name in CHEATS)
     assert all(same) or name in CHEATS
@@ -578,14 +603,15 @@ def test_scrambled_task_ids_and_places_change_nothing(name: str) -> None:
         assert all(table is not None and (table["place"] >= 0).any() for table in kept)
 
 
-# GLFC's clients look at which samples they have: here the same ones, but of a data set that is there several times.
+# Where tasks add classes, boundaries show in the data. GLFC's clients look at which samples they have besides: here the
+# same ones, but of a data set that is there several times.
 @pytest.mark.parametrize("name", [n for n in FREE if n not in CLASS_INCREMENTAL])
 def test_boundaries_put_elsewhere_change_nothing(name: str) -> None:
     """The same rounds of one data set, called one task, or three: free methods cannot tell."""
     models = []
     for rounds in ([6], [2, 3, 1]):
         data = tiny_data(Repeated(source(), len(rounds)), repartition=False, schedule={"rounds_per_task": rounds})
-        client = tiny_client(data, double(mlp), sgd, FREE[name]())
+        client = tiny_client(data, _network(name), sgd, FREE[name]())
         client.buffer = ReplayBuffer(20, offered="every_step")  # "once" tells the tasks' samples apart
         models.append(weights(fit(client, data)))
     for key, value in models[0].items():

@@ -238,7 +238,7 @@ class FederatedDataModule(Holdings, LightningDataModule):
     def own_clients(self, task: int, clients: Sequence[int]) -> list[int]:
         """Those of these clients that fall to this process, ascending; all of them where there is only one.
 
-        The clients of a round fall to the process that trains them.
+        The clients of a round fall to the process that trains them. One that does not hold the task counts as a step.
 
         Args:
             task: whose data they are about to use.
@@ -247,7 +247,7 @@ class FederatedDataModule(Holdings, LightningDataModule):
         if processes.count() == 1:
             return sorted(clients)
         held = self.trained_on(task)
-        steps = {client: local_steps(len(held[client]), self.schedule) for client in clients}
+        steps = {client: local_steps(len(held[client]), self.schedule) if client in held else 1 for client in clients}
         return deal_clients(steps, processes.count())[processes.rank()]
 
     def train_dataloader(self) -> RoundLoader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, ClassVar, Literal
 
@@ -43,14 +44,16 @@ class FedAGEM(Method):
     distils then, FedCIL's consolidates.
 
     Differs from the paper: in what buffers keep by default, each sample of a task at most once, as in its code
-    (:class:`cfl.replay_buffer.ReplayBuffer`); in nothing else. Its variants are options: how a gradient is changed
+    (:class:`cfl.replay_buffer.ReplayBuffer`); and a gradient that is opposed to the reference by no more than rounding,
+    ``g . g_ref >= -64 eps g_ref . g_ref`` with eps the precision of the gradients, is left as it is
+    (:func:`cfl.gradient_refinement.conflicts`). In nothing else. Its variants are options: how a gradient is changed
     (section 5.3.1, Table 9), which share of the conflicts (Table 10), how often the reference is renewed. Table 3's
     "local weights between synchronisations" is ``schedule.local_epochs`` with fewer rounds. Parameters that stay on
     their clients are neither in the reference nor changed. What it adds is a part of the reference, so that behind a
     method that forbids clients some directions, as GPM does, or freezes parameters, they leave these a little where the
-    two conflict (FOT's are kept: there the server projects). A client without a sample of a task, which the authors'
-    code would skip, is refused before training, as in every run, or with ``data.participation: Holders`` takes no part
-    in that task, its buffer neither.
+    two conflict (FOT's are kept: there the server projects). A client without a sample of a task is refused before
+    training, as in every run, or with ``data.participation: Holders`` does not train in that task. Its buffer has a
+    part in the reference with ``clients: holders`` alone; in the authors' code, which does not train it either, always.
 
     Sends: up a gradient (a tensor per parameter) whenever the reference is renewed, as a sum; down the reference with
     the model, once to every client that trains while it holds. The new global model goes down once more to those who
@@ -66,8 +69,9 @@ class FedAGEM(Method):
         refinement: what becomes of a gradient (:func:`cfl.gradient_refinement.refine`).
         when: on ``conflict``, at more than a right angle, or ``always``.
         share: of these cases, drawn at random, in (0, 1].
-        clients: whose buffers: of those ``sampled`` in the round, or of ``all`` that hold its task and, where they have
-            clocks of their own, are not through with theirs.
+        clients: whose buffers: of those ``sampled`` in the round; of ``all`` that hold its task and, where they have
+            clocks of their own, are not through with theirs; or of all ``holders`` of a sample, whatever they train
+            now, if anything.
         mode: the network computes the reference in mode ``train``, as the authors' code does: with dropout, and
             BatchNorm normalises by the drawn samples, whose statistics nobody keeps; or in mode ``eval``.
 
@@ -91,7 +95,7 @@ class FedAGEM(Method):
         refinement: Refinement = "project",
         when: Literal["conflict", "always"] = "conflict",
         share: float = 1.0,
-        clients: Literal["sampled", "all"] = "sampled",
+        clients: Literal["sampled", "all", "holders"] = "sampled",
         mode: Literal["train", "eval"] = "train",
     ) -> None:
         for key, number in (("samples", samples), ("every", every)):
@@ -100,7 +104,7 @@ class FedAGEM(Method):
         for key, value, valid in (
             ("refinement", refinement, REFINEMENTS),
             ("when", when, ("conflict", "always")),
-            ("clients", clients, ("sampled", "all")),
+            ("clients", clients, ("sampled", "all", "holders")),
             ("mode", mode, ("train", "eval")),
         ):
             if value not in valid:
@@ -229,8 +233,7 @@ class FedAGEM(Method):
         if federation.finished or (plan.round + 1) % self.every:
             return
         started = time.perf_counter()
-        members = federation.schedule.present(plan.round).tolist() if self.clients == "all" else plan.clients
-        own = federation.own_clients(plan.task, members)
+        own = federation.own_clients(plan.task, self._asked(plan))
         following = set(federation.schedule.round(plan.round + 1).clients)
         waiting = [client for client in own if client not in following]
         federation.channel.downlink("model", federation.shared_tensors(), len(waiting))
@@ -238,6 +241,16 @@ class FedAGEM(Method):
         if sum(processes.gather(sent)):
             self._renew()
         self.seconds += time.perf_counter() - started
+
+    def _asked(self, plan: RoundPlan) -> Sequence[int]:
+        """Whose buffers have a part in the reference, in all processes the same."""
+        if self.clients == "sampled":
+            return plan.clients
+        if self.clients == "all":
+            present: list[int] = self.federation.schedule.present(plan.round).tolist()
+            return present
+        assert self.federation.buffer is not None
+        return self.federation.buffer.holders()
 
     def _renew(self) -> None:
         """The server averages; where nobody's gradient is usable, the last reference holds, if there is one."""

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from lightning.pytorch import Callback, Trainer
 from naive import plain_network
 from naive_augmentation import augmented
 from tiny import Rounds, double, fit, mlp, norm_net, split, tiny_client, tiny_data, weights
-from torch import Tensor
+from torch import Tensor, nn
 
+from cfl.client import Client
 from cfl.cohort import Cohort
 from cfl.data.augmentation import CropFlip
 from cfl.data.cohorts import CohortBatch
@@ -29,7 +31,7 @@ from cfl.gradient_inversion import GradientEncoder
 from cfl.methods import GLFC, FedAGEM, Method, PersonalLayers
 from cfl.methods.glfc_full import compensation
 from cfl.methods.glfc_proxy import ProxyServer
-from cfl.models import MLP
+from cfl.models import MLP, Network
 from cfl.randomness import torch_generator
 from cfl.sealed import opened
 
@@ -158,6 +160,52 @@ def test_memories_follow_from_entropies(width: int) -> None:
         assert {o: set(kept) for o, kept in found.items()} == {o: set(kept) for o, kept in memory.exemplars.items()}
     assert sum(len(m.exemplars) > 2 for m in memories) >= 2
     assert [row["clients"] for row in method.task_rows()] == [n for n in signals.values() if n]
+
+
+class Entropies(Callback):
+    """What clients have noted, after every round."""
+
+    def __init__(self) -> None:
+        self.noted: list[list[float]] = []
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Client) -> None:
+        assert pl_module.federation is not None
+        tables = [pl_module.federation.clients.get("glfc", client) for client in range(3)]
+        self.noted.append([float(table["entropy"]) for table in tables if table is not None])
+
+
+def undecided(input_shape: tuple[int, int, int], num_outputs: int) -> Network:
+    """Gives all outputs the same."""
+    network = mlp(input_shape, num_outputs)
+    for parameter in network.head.parameters():
+        nn.init.zeros_(parameter)
+    return network
+
+
+@pytest.mark.parametrize(
+    ("class_loss", "threshold", "signals"),
+    [("seen", 0.3, {0: 3, 3: 3, 6: 3}), ("seen", 1.2, {0: 3}), ("all", 0.3, {0: 3})],
+)
+def test_entropies_rise_with_the_outputs_of_a_new_task(
+    class_loss: Any, threshold: float, signals: dict[int, int]
+) -> None:
+    """Of a model that never learns: from log 2 by log 2, then by log 3/2. So clients signal wherever the bound is less,
+    if outputs are there from their task on; and otherwise in their first rounds alone."""
+    data = tiny_data(
+        split(3, classes=6, train=120),
+        num_clients=3,
+        scenario="class",
+        class_loss=class_loss,
+        schedule={"rounds_per_task": 3},
+    )
+    method, watch = GLFC(**{**QUICK, "threshold": threshold}), Entropies()  # type: ignore[arg-type]
+    still = partial(torch.optim.SGD, lr=0.0)
+    fit(tiny_client(data, double(undecided), still, {"glfc": method}), data, callbacks=[watch])
+    for number, noted in enumerate(watch.noted):
+        outputs = 6 if class_loss == "all" else 2 * (number // 3 + 1)
+        assert noted == pytest.approx([math.log(outputs)] * 3, rel=0, abs=1e-12)
+    assert len(watch.noted) == 9
+    assert {row["round"]: row["clients"] for row in method.task_rows()} == signals
 
 
 def test_a_memory_smaller_than_the_classes_learned_holds_the_latest() -> None:

@@ -9,14 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from fabricated import resolver, tables_of, write_run
 
+from cfl.compare.matrix_file import write_matrix_csv
 from cfl.data.participation import Joining
 from cfl.data.partitions import Dirichlet
 from cfl.experiment import flatten
 from cfl.methods.fed_agem import FedAGEM
-from cfl.models import ResNet18, SmallCNN
+from cfl.models import MLP, ResNet18, SmallCNN
 from cfl.papers.cells import Experiments, each_recipe
 from cfl.papers.definition import Table
 from cfl.papers.missing_data import MissingData
@@ -174,6 +176,64 @@ def test_the_protocol(benchmark: str) -> None:
             other["data"]["scenario"] = "class"
         other.pop("buffer", None)
         assert other == experiment
+
+
+LARGER = ("table7", "table8")
+"""S-TinyImageNet and S-YahooQA."""
+
+
+def at_larger(table: str, method: str, projection: str, scale: str = "paper") -> dict[str, Any]:
+    if table == "table8":
+        return config(table, method=method, scale=scale, **{"with": projection})
+    return config(table, variant=method if projection == "without" else f"{method}-fedagem", scale=scale)
+
+
+@pytest.mark.parametrize("table", LARGER)
+def test_the_protocol_of_the_larger_data_sets(table: str) -> None:
+    """What the paper says; else as S-CIFAR100, but for one local epoch on texts. Methods differ in themselves alone."""
+    found = at_larger(table, "fl", "without")
+    data, schedule, stream = found["data"], found["schedule"], found["data"]["stream"]["init_args"]
+    tiny = table == "table7"
+    source = stream["source"]["class_path"].rpartition(".")[2]
+    assert (source, stream["num_tasks"]) == (("TinyImageNet", 10) if tiny else ("YahooAnswers", 5))
+    assert (stream["class_order"], stream["classes_per_task"]) == ("natural", None)
+    assert (schedule["rounds_per_task"], schedule["clients_per_round"], schedule["batch_size"]) == (20, 1.0, 32)
+    assert (data["num_clients"], schedule["local_epochs"], schedule["drop_last"]) == (10, 20 if tiny else 1, False)
+    assert data["partition"]["class_path"].endswith(".Dirichlet")
+    assert data["partition"]["init_args"] == {"alpha": 0.3, "min_samples": 10, "max_retries": 100, "balance": True}
+    assert (data["repartition"], data["scenario"], data["class_loss"]) == (True, "class", "all")
+    optimizer = found["model"]["optimizer"]
+    assert optimizer["class_path"] == "torch.optim.SGD"
+    options = optimizer["init_args"]
+    assert (options["lr"], options["momentum"], options["weight_decay"]) == (0.1, 0.0, 0.0)
+    assert (found["federated"]["client_weighting"], found["federated"]["batchnorm"]) == ("uniform", "average")
+    buffer = {"size": 200, "rule": "reservoir", "offered": "once", "keeps": "augmented"}
+    augmentation = {"class_path": "cfl.data.augmentation.CropFlip", "init_args": {"padding": 4, "flip": True}}
+    assert data["augmentation"] == (augmentation if tiny else None)
+    for method in ("fl", "agem", "der"):
+        for projection in ("without", "fedagem"):
+            if (table, method, projection) == ("table7", "der", "fedagem"):  # not in the paper
+                continue
+            other = at_larger(table, method, projection)
+            assert other["buffer"] == buffer
+            assert list(other["methods"]) == [method] * (method != "fl") + ["fed_agem"] * (projection == "fedagem")
+            assert {**other, "methods": {}, "buffer": found["buffer"]} == {**found, "methods": {}}
+    replay = [at_larger(table, method, "without")["methods"][method]["init_args"] for method in ("agem", "der")]
+    assert replay == [{"batch_size": 32}, {"alpha": 1.0, "beta": 0.0, "batch_size": 32}]
+
+
+def test_networks_of_the_larger_data_sets() -> None:
+    """A ResNet-18 that was trained before, at the published width alone; and a linear layer on what is frozen."""
+    of_images, of_texts = (at_larger(table, "fl", "without")["model"]["network"] for table in LARGER)
+    options = dict(of_images["init_args"])
+    assert options.pop("weights") == "resnet18-f37072fd.pth"
+    assert sum(p.numel() for p in ResNet18((3, 64, 64), 200, **options).parameters()) == 11_271_432
+    for scale in ("short", "smoke"):
+        assert at_larger("table7", "agem", "fedagem", scale)["model"]["network"]["init_args"]["weights"] is None
+    assert of_texts["class_path"] == "cfl.models.MLP"
+    linear = MLP((1, 1, 256), 10, **of_texts["init_args"])
+    assert [tuple(p.shape) for p in linear.parameters()] == [(10, 256), (10,)]
+    assert at_larger("table8", "fl", "without", "short")["model"] == at_larger("table8", "fl", "without")["model"]
 
 
 @pytest.mark.parametrize("method", IMPLEMENTED)
@@ -399,4 +459,61 @@ def test_columns_are_the_readings_of_a_run(tmp_path: Path) -> None:
         ("fl", "BWT, Task-IL"): -20.0,
         ("fl", "FWT, Class-IL"): 1.0,
         ("fl", "FWT, Task-IL"): 17.0,
+    }
+
+
+def test_figures_ask_for_what_their_axes_say() -> None:
+    """Figure 3: task 1 for buffer sizes; 4: ACC beside forgetting; 5: the present task, not the average."""
+    figures = {name: fedagem()[name] for name in ("figure3", "figure4", "figure5")}
+    assert {n: {f: c.value for f, c in table.figures.items()} for n, table in figures.items()} == {
+        "figure3": {"task 1": "curves_task_il[0]"},
+        "figure4": {
+            "ACC": "averages",
+            "ACC, Task-IL": "averages_task_il",
+            "FGT": "forgettings",
+            "FGT, Task-IL": "forgettings_task_il",
+        },
+        "figure5": {"current task": "diagonal"},
+    }
+    assert {n: (dict(t.axes), t.lines, t.over) for n, t in figures.items()} == {
+        "figure3": ({"buffer": ["none", "50", "100", "200", "500", "5120"]}, "buffer", "tasks"),
+        "figure4": (
+            {
+                "benchmark": ["rmnist", "pmnist", "cifar10", "cifar100"],
+                "with": ["without", "fedagem"],
+                "method": ["fl", "fedcurv", "fedprox", "agem", "der"],
+            },
+            "method",
+            "tasks",
+        ),
+        "figure5": ({"with": ["without", "fedagem"]}, "with", "tasks"),
+    }
+    of_clients = {"benchmark": "cifar100", "method": "fl"}
+    assert [dict(figures[name].fixed) for name in figures] == [of_clients, {}, of_clients]
+    for size in ("50", "100", "200", "500", "5120"):
+        found = config("figure3", buffer=size)
+        assert (found["buffer"]["size"], list(found["methods"])) == (int(size), ["fed_agem"])
+    assert config("figure3", buffer="none")["methods"] == {}
+
+
+def test_figures_show_the_readings_of_a_run(tmp_path: Path) -> None:
+    """Each curve from hand-made matrices: row t is what is known after task t."""
+    class_il = [[80.0, 1.0, 2.0], [50.0, 90.0, 3.0], [20.0, 60.0, 70.0]]
+    task_il = [[82.0, 40.0, 41.0], [88.0, 92.0, 42.0], [76.0, 84.0, 95.0]]
+    folder = write_run(tmp_path / "fl", fedagem()["table1"].recipe(place("cifar100")).arguments, matrix=class_il)
+    write_matrix_csv(folder / "accuracy_matrix_task_il.csv", torch.tensor(task_il, dtype=torch.float64))
+    known = Experiments(resolver(), read_results(tmp_path), MissingData(tmp_path / "missing.json"))
+    found = {
+        (name, c.figure): c.seeds[0]
+        for name in ("figure3", "figure4", "figure5")
+        for c in known.cells(fedagem()[name], "paper", {"benchmark": ["cifar100"]} if name == "figure4" else None)
+        if c.seeds
+    }
+    assert found == {
+        ("figure3", "task 1"): [82.0, 88.0, 76.0],
+        ("figure4", "ACC"): [80.0, 70.0, 50.0],
+        ("figure4", "ACC, Task-IL"): [82.0, 90.0, 85.0],
+        ("figure4", "FGT"): [None, 30.0, 45.0],
+        ("figure4", "FGT, Task-IL"): [None, 0.0, 10.0],  # what is best last is not forgotten
+        ("figure5", "current task"): [80.0, 90.0, 70.0],
     }
