@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import tiny
 import tiny_cli
-import torch
 from tiny_parallel import Crew
 
 from callbacks import AccuracyTargets, FederatedOrchestrator, RunRecord
@@ -215,18 +214,6 @@ def test_personal_models_are_counted_by_the_mean_over_clients(tmp_path: Path) ->
     found = tiny_cli.summary(tmp_path)["rounds_to_accuracy"]
     assert found == {name: naive(tmp_path, float(name)) for name in ("30", "45.5", "60")}
     assert any(rounds is not None for rounds in found.values())
-
-
-def test_a_checkpoint_from_before_there_were_curves_is_resumed(tmp_path: Path) -> None:
-    with tiny_cli.die_at("training", 3, signal.SIGTERM):
-        assert tiny_cli.fit(tmp_path, *TWO_TASKS) == 143
-    saved = tiny_cli.checkpoint(tmp_path)
-    del saved["federation"]["curve"], saved["federation"]["stopped"]
-    torch.save(saved, tmp_path / "last.ckpt")
-    assert tiny_cli.fit(tmp_path, *TWO_TASKS, "--ckpt_path", "last") == 0
-    curve = tiny_cli.checkpoint(tmp_path)["federation"]["curve"]
-    assert curve == [None] * 4 + read_curve(tmp_path / "rounds.csv")[4:]
-    assert "rounds_to_accuracy" not in tiny_cli.summary(tmp_path)
 
 
 # Several processes.

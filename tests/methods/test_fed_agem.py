@@ -819,17 +819,6 @@ def test_the_reference_is_in_the_servers_coordinates(clients: Any) -> None:
     assert asked is None or not set(data.rounds.round(0).clients) <= set(data.members[1])
 
 
-def test_a_checkpoint_from_before_it_was_noted_who_has_the_reference() -> None:
-    data, method = replay_data(), FedAGEM(4, every=2)
-    fit(replay_client(data, {"fed_agem": method}, mlp), data)
-    state = method.state_dict()
-    assert state.pop("have")
-    again = FedAGEM(4, every=2)
-    again.load_state_dict(state)
-    assert again.state_dict()["have"] == []
-    assert again.reference.keys() == method.reference.keys()
-
-
 @pytest.mark.parametrize(
     "optimizer",
     [partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01), partial(torch.optim.Adam, lr=0.01)],
