@@ -28,7 +28,7 @@ from cfl.client_states import ClientStates
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
 from cfl.errors import ConfigError
-from cfl.federation import Federation, state_buffers
+from cfl.federation import MODEL_TOPIC, Federation, state_buffers
 from cfl.full_precision import full_precision
 from cfl.located import Located
 from cfl.parallel import check_strategy
@@ -241,7 +241,7 @@ class FederatedOrchestrator(Callback):
             own = federation.decode(cohort.task, {n: rows for n, rows in trained.items() if n in federation.personal})
             usable = federation.channel.usable({**message, **own}, clients)  # left out is left out with all it has
             weights = [weight if good else 0.0 for weight, good in zip(weights, usable, strict=True)]
-            federation.clients.scatter("model", clients, own, usable)
+            federation.clients.scatter(MODEL_TOPIC, clients, own, usable)
         if message:
             federation.channel.uplink("update", message, weights, clients)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import logging
 import math
@@ -42,6 +43,7 @@ from cfl.samples import draw_images
 from cfl.schedule import RoundPlan
 from cfl.source_digest import source_digest
 from cfl.task_matrix import TaskMatrix
+from cfl.whole_file import write_whole
 
 _log = logging.getLogger(__name__)
 
@@ -196,12 +198,10 @@ class RunRecord(Callback):
         for path in self._stale:
             path.unlink(missing_ok=True)
         if self.wandb_id is not None:
-            (self.folder / WANDB_ID).write_text(self.wandb_id + "\n")
+            write_whole(self.folder / WANDB_ID, self.wandb_id + "\n")
         if self.config_yaml is not None:
             # In one step: other processes of the run may be reading it to know what to resume.
-            temporary = self.folder / ".config.yaml"
-            temporary.write_text(self.config_yaml)
-            temporary.replace(self.folder / "config.yaml")
+            write_whole(self.folder / "config.yaml", self.config_yaml)
 
     # During a fit.
 
@@ -355,9 +355,7 @@ class RunRecord(Callback):
             save_figure(curves, self.folder / f"{name}_rounds.png")
         self._draw_samples(client)
         # Last, in one piece: a summary says that everything else is there.
-        temporary = self.folder / ".summary.json"
-        temporary.write_text(json.dumps(_finite(figures), indent=2, allow_nan=False) + "\n")
-        temporary.replace(self.folder / "summary.json")
+        write_whole(self.folder / "summary.json", json.dumps(_finite(figures), indent=2, allow_nan=False) + "\n")
 
     def _draw_samples(self, client: Client) -> Path | None:
         """Write ``samples.png`` where there is a density of images to draw from."""
@@ -470,9 +468,8 @@ def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write a table in one step: rows of earlier rounds are nowhere else."""
     if not rows:
         return
-    temporary = path.with_name(f".{path.name}")
-    with temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    temporary.replace(path)
+    file = io.StringIO()
+    writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(path, file.getvalue())

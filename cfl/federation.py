@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 """Of what a checkpoint holds of a federation: a higher one whenever files of the last one no longer do."""
+MODEL_TOPIC = "model"
+"""Under which clients keep their part of the model."""
+OF_ALL = frozenset({MODEL_TOPIC, BUFFER_TOPIC})
+"""Topics of what clients keep that are no method's: methods keep theirs under their names."""
 
 
 def state_buffers(network: nn.Module) -> list[str]:
@@ -53,13 +57,15 @@ def state_buffers(network: nn.Module) -> list[str]:
 
 
 def check_methods(methods: Mapping[str, Method], data: FederatedDataModule) -> None:
-    """Refuse methods that the data's scenario, order, clocks or exposure leave nothing to stand on.
+    """Refuse methods that the data's scenario, order, clocks or exposure leave nothing to stand on, and names in use.
 
     Raises:
         ConfigError: naming the setting, and the method that it does not go with.
     """
     exposure, spread = data.exposure, data.schedule.clock_spread
     for name, method in methods.items():
+        if name in OF_ALL:
+            raise ConfigError(f"methods.{name}", name, "another name: clients keep something else under it")
         who = f"methods.{name} ({type(method).__name__})"
         needs_steps = f"null: {who} needs clients to learn the same tasks in step"
         needs_clock = f"0: {who} needs clients to change tasks together"
@@ -150,7 +156,7 @@ class Federation:
             self.buffer = ReplayBuffer() if buffer is None else buffer
             self.buffer.bind(self.clients, data, any(method.replays_logits for method in self.methods.values()))
         for name, method in self.methods.items():
-            own = frozenset({name, *method.topics}) - {"model", BUFFER_TOPIC}  # whatever it is called
+            own = frozenset({name, *method.topics}) - OF_ALL
             method.setup(sealed_federation(self, own) if method.task_free else self)
         owners = data.num_clients if self.measures_clients else None
         self.measure: Measure = NLL if data.scenario == "density" else ACCURACY
@@ -277,7 +283,7 @@ class Federation:
         """What these clients keep to themselves: name -> ``[k, ...]``; untrained clients have the initial values."""
         tensors = self.state_tensors()  # on the network's device, which may have changed since the initial values
         initial = {name: value.to(tensors[name].device) for name, value in self._initial.items()}
-        return self.clients.gather("model", clients, initial)
+        return self.clients.gather(MODEL_TOPIC, clients, initial)
 
     def model_of(self, client: int, task: int | None) -> dict[str, Tensor]:
         """The model with which a client answers images of its ``task``-th task, or of whichever if that is None, in

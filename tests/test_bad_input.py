@@ -158,6 +158,8 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("--methods.accuracy_matrix", "FOT"),
         ("methods.accuracy_matrix", "accuracy_matrix.csv"),
     ),
+    "method named like the model": (("--methods.model", "GPM"), ("methods.model = 'model'", "another name")),
+    "method named like the buffer": (("--methods.buffer", "ICaRL"), ("methods.buffer = 'buffer'", "another name")),
     "method named like a path": (("--methods", "{a/b: FOT}"), ("methods.a/b = 'a/b'", "letters, digits")),
     "method without class": (("--methods.fot.threshold", "0.9"), ("methods.fot = ", "--methods.fot FOT")),
     "misspelt name of a method": (

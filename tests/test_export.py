@@ -384,6 +384,20 @@ def test_the_card_of_an_earlier_checkpoint_has_its_own_figures(tmp_path: Path) -
     assert f"| acc | {float(first['task_0']):.6g} |" in card
 
 
+@pytest.mark.parametrize("damaged", [b'{"acc": 9', b"[1, 2]", b"\xff"])
+def test_a_damaged_summary_is_named(
+    run_folder: Path, tmp_path: Path, damaged: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("last.ckpt", "config.yaml"):
+        (tmp_path / name).write_bytes((run_folder / name).read_bytes())
+    (tmp_path / "summary.json").write_bytes(damaged)
+    model = tmp_path / "m.safetensors"
+    assert export("--ckpt_path", str(tmp_path / "last.ckpt"), "--out", str(model)) == 2
+    said = capsys.readouterr().err
+    assert f"error: summary.json = '{tmp_path / 'summary.json'}' cannot work; valid: figures as a run leaves" in said
+    assert model.is_file()
+
+
 def test_the_card_of_tasks_with_outputs_of_their_own(tmp_path: Path) -> None:
     """An interrupted run has no summary: the figures are the checkpoint's."""
     from cfl.export.card import write_card

@@ -311,12 +311,19 @@ def test_a_free_method_keeps_what_it_wants_of_clients_under_its_own_topics(keeps
 
 
 @pytest.mark.parametrize(
-    ("name", "topic"), [("some", "else"), ("some", "agem"), ("buffer", "buffer"), ("model", "model"), ("some", "")]
+    ("name", "topic"), [("some", "else"), ("some", "agem"), ("some", "buffer"), ("some", "model"), ("some", "")]
 )
 def test_other_topics_are_not_a_free_methods(name: str, topic: str) -> None:
     data = tiny_data(permuted(2))
     with pytest.raises(RuntimeError, match=rf"'{topic}', not among .* is hidden"):
         fit(tiny_client(data, methods={"agem": AGEM(4), name: Keeps(topic)}), data)
+
+
+@pytest.mark.parametrize("topic", ["buffer", "model"])
+def test_what_clients_keep_for_all_methods_is_no_methods_by_declaration(topic: str) -> None:
+    data = tiny_data(permuted(2))
+    with pytest.raises(RuntimeError, match=rf"'{topic}', not among .* is hidden"):
+        fit(tiny_client(data, methods={"agem": AGEM(4), "some": Keeps(topic, frozenset({topic}))}), data)
 
 
 EXPOSURES: dict[str, dict[str, Any]] = {

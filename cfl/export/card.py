@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cfl.data.datamodule import FederatedDataModule
+from cfl.errors import ConfigError
 from cfl.experiment import method_name
 from cfl.export.answer import Answer, Choice
 from cfl.federation import Federation
@@ -52,6 +53,9 @@ def write_card(
         federation: as the checkpoint has left it.
         config: the run's configuration as YAML.
         run: folder of the run; its ``summary.json`` has the figures, if it is of the round that the checkpoint is at.
+
+    Raises:
+        ConfigError: this file is damaged.
     """
     data = federation.data
     summary = _figures(federation, run)
@@ -74,7 +78,11 @@ def _figures(federation: Federation, run: Path) -> dict[str, Any]:
     """What ``summary.json`` says of this round, else what the checkpoint has measured so far."""
     path = run / "summary.json"
     if path.is_file():
-        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            summary = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            valid = f"figures as a run leaves them, or no such file ({error})"
+            raise ConfigError("summary.json", str(path), valid) from None
         if summary.get("rounds") == federation.round:  # else an earlier checkpoint lies in the finished run's folder
             return {key: value for key, value in summary.items() if not isinstance(value, dict | list)}
     # Not of the task in progress, whose row may be empty still.
