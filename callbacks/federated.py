@@ -223,13 +223,20 @@ class FederatedOrchestrator(Callback):
     @torch.no_grad()
     def _collect(self, client: Client, positions: tuple[int, ...]) -> None:
         cohort, federation = client.require_cohort(), federation_of(client)
-        if federation.buffer is not None:
-            federation.buffer.close(cohort, positions)
-        for method in federation.methods.values():
-            method.close_clients(client.shown(method), positions)
+        federation.channel.enter_round(cohort.task, cohort.round)  # of clients with clocks of their own, their task
+        cohort.put_back_unused_outputs(positions)
+        sound = positions
+        if federation.buffer is not None or any(m.overrides("close_clients") for m in federation.methods.values()):
+            # Who is left out is left out with all that it has, whichever of its tensors is to blame.
+            judged = federation.trained_tensors(cohort, positions)
+            usable = federation.channel.usable(judged, [cohort.clients[p] for p in positions])
+            sound = tuple(p for p, good in zip(positions, usable, strict=True) if good)
+        if sound and federation.buffer is not None:
+            federation.buffer.close(cohort, sound)
+        for method in federation.methods.values() if sound else ():
+            method.close_clients(client.shown(method), sound)
         clients = [cohort.clients[p] for p in positions]
         trained = cohort.rows(positions, {**cohort.parameters, **cohort.buffers})
-        cohort.put_back_unused_outputs(positions, trained)
         if cohort.used_outputs is not None:
             seen, used = self._used_outputs, cohort.used_outputs.any(0)
             self._used_outputs = used if seen is None else seen | used
@@ -247,6 +254,7 @@ class FederatedOrchestrator(Callback):
 
     def _close_round(self, client: Client) -> None:
         federation, plan = federation_of(client), self._plan
+        federation.channel.enter_round(plan.task, plan.round)
         federation.clients.synchronise()  # what follows may need any client's
         self._hear_others(client)
         if federation.shared_parameters or federation.shared_buffers:

@@ -211,7 +211,7 @@ class Channel:
                     f"client {client} trained to NaN or infinity in round {self._round} (task {self._task}); "
                     "a smaller model.optimizer lr usually helps, or federated.on_bad_update=skip leaves it out"
                 )
-            if (self._round, self._task, client) not in self.skipped:
+            if not any((round, who) == (self._round, client) for round, _, who in self.skipped):
                 self.skipped.append((self._round, self._task, client))
         return finite
 

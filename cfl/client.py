@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
@@ -63,7 +64,7 @@ class Client(LightningModule):
         buffer: the clients' buffers, for methods that replay (in YAML the top-level key ``buffer``).
 
     Attributes:
-        loss_sums: ``[2]``, sum of the losses of local steps since :meth:`reset_loss`, and how many they are.
+        loss_sums: ``[2]``, sum of the finite losses of local steps since :meth:`reset_loss`, and how many they are.
         frozen: names of the network's parameters that require no gradient: nobody trains or sends them.
         engine_choice: what computes local steps, and how many clients side by side; known once training has started.
         engine_trials: what was measured to find that out, if anything.
@@ -377,8 +378,10 @@ class Client(LightningModule):
 
     def _record(self, losses: Tensor, batch: CohortBatch) -> None:
         """Add up losses and how many they are, on the device: nobody waits for them before the round is over."""
-        training = torch.any(batch.mask, dim=1) if batch.padded else torch.ones_like(losses)
-        self.loss_sums += torch.stack([(losses * training).sum(), training.sum().to(losses.dtype)])
+        counted = losses.isfinite()  # who trains to NaN is left out, or the run stops
+        if batch.padded:
+            counted &= torch.any(batch.mask, dim=1)
+        self.loss_sums += torch.stack([torch.where(counted, losses, 0.0).sum(), counted.sum().to(losses.dtype)])
 
     def reset_loss(self) -> None:
         """Start a new mean for :attr:`mean_loss`."""
@@ -386,9 +389,9 @@ class Client(LightningModule):
 
     @property
     def mean_loss(self) -> float:
-        """Mean training loss over the local steps of the round so far, every client's step counting once."""
+        """Mean of the finite losses of the round's local steps so far, every client's step counting once; else NaN."""
         total, count = self.loss_sums.tolist()
-        return total / max(count, 1.0)
+        return total / count if count else math.nan
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Let methods change the clients' gradients.

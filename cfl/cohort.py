@@ -155,19 +155,15 @@ class Cohort:
         index = torch.tensor(positions, device=next(iter(self.parameters.values())).device)
         return {n: t.detach().index_select(0, index) for n, t in tensors.items()}
 
-    def put_back_unused_outputs(self, positions: Sequence[int], trained: Mapping[str, Tensor]) -> None:
-        """Undo what weight decay or momentum did to outputs that had no part in the loss.
-
-        Args:
-            positions: the clients whose tensors these are.
-            trained: as :meth:`rows` gives them; the output layer's (``head.*``) are changed in place.
-        """
-        for name, values in trained.items():
+    @torch.no_grad()
+    def put_back_unused_outputs(self, positions: Sequence[int]) -> None:
+        """Undo what weight decay or momentum did to these clients' outputs that had no part in the loss."""
+        index = torch.tensor(positions, device=next(iter(self.parameters.values())).device)
+        for name, tensor in {**self.parameters, **self.buffers}.items():
             used = self.used_rows(name, positions)
             if used is not None:
-                own = name in self.own
-                start = self.rows(positions, {name: self.own[name]})[name] if own else self.received[name]
-                values.copy_(torch.where(used, values, start))
+                start = self.own[name][index] if name in self.own else self.received[name]
+                tensor[index] = torch.where(used, tensor[index], start)
 
     def used_rows(self, name: str, positions: Sequence[int] | None = None) -> Tensor | None:
         """Which rows of a parameter or buffer belong to outputs that have had a part in each client's loss so far.

@@ -116,6 +116,7 @@ class Federation:
         accuracy_task_il: class-incremental runs only: the matrix when the task of a test sample is known.
         nll_task_aware: the same of densities, where a method has personal models that tell tasks apart; else None.
         engine: for the record, how local steps are computed and what was measured to find that out; None before.
+        frozen: names of parameters that nobody trains or sends.
         personal: names of parameters and buffers that stay on their client from round to round.
         shared_parameters: names of the parameters that clients and server exchange.
         shared_buffers: names of the buffers that clients and server exchange.
@@ -134,6 +135,7 @@ class Federation:
         frozen: Collection[str] = (),
     ) -> None:
         self.network, self.data, self.methods = network, data, dict(methods)
+        self.frozen = frozenset(frozen)
         self.batchnorm = batchnorm
         self.server, self.channel = server, channel
         self.clients = ClientStates() if clients is None else clients

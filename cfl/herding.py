@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+_EQUAL = 1e-12
+"""Distances that differ by no more than this share of the longest feature differ by rounding."""
+
 
 def herd(features: Tensor, count: int) -> Tensor:
     """Choose samples one after another, each so that the mean of the chosen comes closest to the mean of all.
@@ -13,19 +16,21 @@ def herd(features: Tensor, count: int) -> Tensor:
     CVPR 2017, Algorithm 4). The first m of a longer choice are the choice of m.
 
     Args:
-        features: ``[n, d]``.
+        features: ``[n, d]``, finite.
         count: how many; all n, in this order, if there are fewer.
 
     Returns:
-        ``[min(count, n)]`` int64 rows; of equally good ones the first.
+        ``[min(count, n)]`` int64 rows; of equally good ones, as any two are whose mean is asked for, the first.
     """
     features = features.double()
     mean, total = features.mean(0), torch.zeros_like(features[0])
     free = torch.ones(len(features), dtype=torch.bool, device=features.device)
+    equal = _EQUAL * float(features.square().sum(1).max()) if len(features) else 0.0
     chosen = []
     for k in range(1, min(count, len(features)) + 1):
         distances = (mean - (features + total) / k).square().sum(1)
-        row = int(distances.masked_fill(~free, torch.inf).argmin())
+        distances = distances.masked_fill(~free, torch.inf)
+        row = int((distances <= distances.min() + equal).int().argmax())
         chosen.append(row)
         free[row] = False
         total = total + features[row]

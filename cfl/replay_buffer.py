@@ -251,8 +251,9 @@ class ReplayBuffer:
         return (self.states.gather(TOPIC, clients, self._empty)["place"] >= 0).sum(1)
 
     def holders(self) -> list[int]:
-        """The clients that hold a sample, ascending, between rounds; the same in all processes."""
-        return self.states.holders(TOPIC)  # nobody trains without a sample, and none that was put in is ever gone
+        """The clients that hold a sample, ascending, after a round's training; the same in all processes."""
+        keeping = self.states.holders(TOPIC)  # also of clients whose samples were all withheld
+        return [client for client, held in zip(keeping, self.fill(keeping).tolist(), strict=True) if held]
 
     def _keys(self, purpose: str, clients: Sequence[int], *indices: int) -> Tensor:
         seeds = [seed_for(self.data.seed, f"buffer {purpose}", client, *indices) for client in clients]

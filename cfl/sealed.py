@@ -277,7 +277,7 @@ class SealedFederation(_View):
     """
 
     _MODEL = frozenset({"network", "batchnorm", "shared_parameters", "shared_buffers", "personal"})
-    _TENSORS = frozenset({"state_tensors", "own_tensors", "shared_tensors", "trained_tensors", "evaluation_statistics"})
+    _TENSORS = frozenset({"state_tensors", "own_tensors", "shared_tensors", "evaluation_statistics"})
     _RUN = frozenset({"round", "finished", "methods", "has_personal_models"})
     _SHOWN = _MODEL | _TENSORS | _RUN
     _WHOSE = "the federation"

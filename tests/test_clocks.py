@@ -157,6 +157,22 @@ def run(methods: dict[str, Method] | None = None, data: FederatedDataModule | No
     return fit(tiny_client(data, double(mlp), methods=methods), data, **more)
 
 
+@pytest.mark.parametrize("width", [1, 10])
+def test_who_is_left_out_is_recorded_with_its_own_task(width: int) -> None:
+    class Poison(Method):
+        own_clocks = True
+
+        def adjust_gradients(self, cohort: Any) -> None:
+            if 2 in cohort.clients:
+                cohort.gradients["head.bias"][cohort.clients.index(2)] = torch.nan
+
+    data = data_of(width)
+    federation = run({"poison": Poison()}, data, federated={"on_bad_update": "skip"})
+    rounds = [plan for plan in map(data.rounds.round, range(data.num_rounds)) if 2 in plan.clients]
+    assert federation.channel.skipped == [(p.round, data.rounds.task_at(p.round, 2), 2) for p in rounds]
+    assert any(plan.task != data.rounds.task_at(plan.round, 2) for plan in rounds)
+
+
 def test_clients_that_exchange_nothing_are_where_they_would_be_alone() -> None:
     """Client c's run is that of a common schedule with its own numbers of rounds."""
     together = run({"local": PersonalLayers()}).accuracy.compute()

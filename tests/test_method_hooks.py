@@ -491,6 +491,48 @@ def test_a_skipped_client_leaves_its_neighbours_as_they_are(width: int, weightin
     assert len(found.channel.skipped) > 1
 
 
+class Closes(Method):
+    """Which clients methods and buffers hear of at the end of each round, and the mean of the losses."""
+
+    replays: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.heard: dict[int, set[int]] = {}
+
+    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        self.heard.setdefault(cohort.round, set()).update(cohort.clients[p] for p in positions)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_no_method_hears_of_a_client_that_is_left_out(width: int) -> None:
+    """It is left out with all that it has: buffers, memories, what it would send besides its update."""
+    closes, data = Closes(), data_of(width)
+    methods: dict[str, Method] = {"poison": Poison(2), "closes": closes}
+    found = fit(tiny_client(data, double(mlp), sgd, methods), data, {"on_bad_update": "skip"})
+    plans = [found.schedule.round(r) for r in range(6)]
+    assert closes.heard == {plan.round: set(plan.clients) - {2} for plan in plans}
+    assert any(2 in plan.clients for plan in plans)
+    assert found.buffer is not None
+    assert found.clients.holders("buffer") == found.buffer.holders() == sorted(set().union(*closes.heard.values()))
+
+
+def test_the_mean_loss_is_that_of_finite_ones() -> None:
+    class Losses(Callback):
+        def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            means.append(pl_module.mean_loss)  # type: ignore[arg-type]
+
+    kept = []
+    for methods in ({"poison": Poison(2)}, {}):
+        means: list[float] = []
+        run(methods, federated={"on_bad_update": "skip"}, callbacks=[Losses()])
+        kept.append(means)
+    assert len(kept[0]) == 6
+    assert all(0.5 < loss < 2 for loss in kept[0])
+    first = next(plan.round for plan in map(data_of().rounds.round, range(6)) if 2 in plan.clients)
+    assert kept[0][:first] == kept[1][:first]
+    assert kept[0][first] != kept[1][first]
+
+
 def test_a_diverging_run_stops() -> None:
     with pytest.raises(BadUpdate, match=r"round 0 \(task 0\).*lr"):
         run({}, optimizer=partial(torch.optim.SGD, lr=1e200))

@@ -21,6 +21,7 @@ from cfl.methods import (
     EWC,
     FOT,
     GPM,
+    RGO,
     SCAFFOLD,
     FedAGEM,
     FedCurv,
@@ -81,6 +82,33 @@ def test_frozen_parameters_stay_and_are_not_sent(name: str, engine: Any) -> None
     clients_rounds = 4 * 6
     topic = federation.channel.uplink_bytes
     assert topic.get("update", 0) == clients_rounds * trained
+
+
+@pytest.mark.parametrize("scope", ["client", "server"])
+def test_no_fisher_is_kept_of_frozen_parameters(scope: Any) -> None:
+    ewc, data = EWC(strength=5.0, scope=scope), tiny_data()
+    federation = fit(tiny_client(data, Frozen, decayed, {"ewc": ewc}), data)
+    trained = set(federation.shared_parameters)
+    if scope == "server":
+        assert set(ewc.curvature) == set(ewc.anchor) == trained
+        assert federation.clients.holders("ewc") == []
+    else:
+        for client in range(4):
+            kept = federation.clients.get("ewc", client)
+            assert kept is not None
+            assert {name.partition(" ")[2] for name in kept} == trained
+
+
+@pytest.mark.parametrize("kind", [FOT, GPM, RGO])
+def test_layers_that_nobody_trains_need_no_protection(kind: Any) -> None:
+    data, method = tiny_data(), kind()
+    federation = fit(tiny_client(data, Frozen, decayed, {"some": method}), data)
+    layers = {row["layer"] for row in method.task_rows()}
+    assert layers == {"fc", "head"}
+    assert federation.finished
+    data, method = tiny_data(), kind(layers=["b*"])
+    with pytest.raises(ConfigError, match=r"layers = 'body, whose weight is frozen' .*layers that are trained"):
+        fit(tiny_client(data, Frozen, decayed, {"some": method}), data)
 
 
 def test_freezing_is_training_the_rest() -> None:

@@ -256,7 +256,7 @@ def test_what_is_shown_of_a_run_is_this_and_no_more() -> None:
         SealedStates: "forget gather get holders scatter",
         SealedChannel: "collect_individually downlink mean on_bad_update sum uplink uplink_individually usable",
         SealedFederation: "batchnorm evaluation_statistics finished has_personal_models methods network own_tensors "
-        "personal round shared_buffers shared_parameters shared_tensors state_tensors trained_tensors",
+        "personal round shared_buffers shared_parameters shared_tensors state_tensors",
     }
     assert {kind: " ".join(sorted(kind._SHOWN)) for kind in shown} == shown
 

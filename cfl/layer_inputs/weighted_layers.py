@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -22,25 +22,30 @@ def weighted_layers(network: nn.Module) -> dict[str, WeightedLayer]:
 
 
 def choose_layers(
-    network: nn.Module, patterns: Sequence[str] | None, key: str, without: object = None
+    network: nn.Module,
+    patterns: Sequence[str] | None,
+    key: str,
+    without: object = None,
+    frozen: Collection[str] = (),
 ) -> dict[str, WeightedLayer]:
     """The layers that patterns over module names choose.
 
     Args:
         network: where to look.
-        patterns: as in file names; None chooses all but ``without``.
+        patterns: as in file names; None chooses all but ``without`` and those whose weights are frozen.
         key: the patterns' config key, for errors.
         without: a layer that is left out unless a pattern names it, such as outputs that every task has of its own.
+        frozen: names of parameters that nobody trains.
 
     Raises:
-        ConfigError: if a pattern matches nothing, a chosen layer has no weight of its own, or a chosen convolution does
-            not multiply whole patches padded with zeros.
+        ConfigError: if a pattern matches nothing, a chosen layer has no weight of its own or a frozen one, or a chosen
+            convolution does not multiply whole patches padded with zeros.
     """
     found = weighted_layers(network)
     if patterns is None:
         if others := _other_weights(network):
             _log.warning("%s: %s belong to no Linear or Conv2d layer; the method does not see them", key, others)
-        chosen = {name: layer for name, layer in found.items() if layer is not without}
+        chosen = {n: layer for n, layer in found.items() if layer is not without and f"{n}.weight" not in frozen}
     else:
         for pattern in patterns:
             if not any(fnmatchcase(name, pattern) for name in found):
@@ -51,6 +56,8 @@ def choose_layers(
             raise ConfigError(
                 key, f"{name}, whose weight another method decomposes", "layers with a weight of their own"
             )
+        if f"{name}.weight" in frozen:
+            raise ConfigError(key, f"{name}, whose weight is frozen", "layers that are trained")
         if isinstance(layer, nn.Conv2d) and (layer.groups != 1 or layer.padding_mode != "zeros"):
             valid = "Linear layers and Conv2d layers with groups=1 and padding_mode='zeros'"
             raise ConfigError(key, f"{name}: {layer}", valid)

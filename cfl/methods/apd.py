@@ -365,26 +365,18 @@ class APD(Method):
     @torch.no_grad()
     def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """Clients that have begun the task remember that, and what their earlier ones are held to."""
-        beginners = [position for position in positions if position in self._beginners]
-        follows = self.consolidation > 0 and not self.federation.is_last(cohort.task)
-        keeping = positions if self._shares_base and follows else beginners
-        if not keeping:
-            return
-        # Who trains to NaN stays where it was: then it begins the task once more.
-        clients = [cohort.clients[position] for position in keeping]
-        usable = self.federation.channel.usable(self.federation.trained_tensors(cohort, keeping), clients)
-        sound = {position for position, good in zip(keeping, usable, strict=True) if good}
-        started = [position for position in beginners if position in sound]
         states = self.federation.clients
+        # Who trains to NaN is not among them and begins the task once more.
+        started = [position for position in positions if position in self._beginners]
         if started:
             clients = [cohort.clients[position] for position in started]
             self._tasks.begin(clients, cohort.task)
             if self._anchor:
                 states.scatter(f"{self._topic} anchor", clients, cohort.rows(started, self._anchor))
-        if self._shares_base and follows:
+        if self._shares_base and self.consolidation > 0 and not self.federation.is_last(cohort.task):
             clients = [cohort.clients[position] for position in positions]
             bases = cohort.rows(positions, {layer.base: cohort.parameters[layer.base] for layer in self._layers})
-            states.scatter(f"{self._topic} base", clients, bases, [position in sound for position in positions])
+            states.scatter(f"{self._topic} base", clients, bases)
 
     # Tests.
 

@@ -248,7 +248,10 @@ class Method:
         return ()
 
     def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        """The clients at ``positions`` of the cohort have taken their last local step."""
+        """The clients at ``positions`` of the cohort have taken their last local step.
+
+        Without those that have trained to NaN or infinity, who are left out of the round with all that they have.
+        """
 
     def transform_step(self, step: dict[str, Tensor]) -> dict[str, Tensor]:
         """Map the global step (name -> ``[...]``, added to the global parameters) to the one to take."""

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.optim import SGD, Optimizer
 
 from cfl import processes
 from cfl.channel import payload_bytes
@@ -54,7 +55,7 @@ class EWC(Pulling):
     tensor per parameter up, read as a sum; then ``S`` and ``A`` down in every round. Extra memory per client: two
     tensors per parameter with ``scope: client`` and for personal parameters, else none. Extra compute: two element-wise
     passes over the weights per local step, and a Fisher per client and task, about one local epoch (``expected``: one
-    backward pass per output). Scenarios: all. Optimizers: any.
+    backward pass per output). Scenarios: all. Optimizers: any; with ``limit`` SGD.
 
     Args:
         strength: lambda, at least 0; 0 is federated averaging.
@@ -66,12 +67,12 @@ class EWC(Pulling):
             (one draw from it) or ``weighted`` (true, times its probability). Densities have no labels: ``empirical``.
         scope: whose Fisher a client's penalty has: the ``client``'s own, or the mean that the ``server`` keeps.
         fisher_clients: who computes one: ``all`` clients that hold the task, or those ``sampled`` in its last round.
-        limit: the greatest ``learning rate * strength * S``, above 0 and below 2; null leaves it as it is. With 1 the
-            penalty alone takes a weight no further than to its anchor.
+        limit: the greatest ``learning rate * strength * S``, above 0 and below 2; null leaves it as it is. Needs
+            SGD. With 1 and without momentum the penalty alone takes a weight no further than to its anchor.
         fisher_batch_size: samples per pass. Changes memory and speed, and results where BatchNorm has no statistics.
 
     Raises:
-        ConfigError: for values other than these, or ``gamma`` without ``online``.
+        ConfigError: for values other than these, ``gamma`` without ``online``, or ``limit`` without SGD.
     """
 
     looks_back: ClassVar[bool] = True
@@ -128,9 +129,20 @@ class EWC(Pulling):
         super().setup(federation)
         check_fisher(self.fisher, federation.network, "methods.ewc.fisher")
         self.refuse_twins(EWC, "one EWC; its strength is the sum of theirs")
-        names = [name for name, _ in federation.network.named_parameters()]
-        self._summed = [n for n in names if self.scope == "server" and n in federation.shared_parameters]
-        self._kept = [n for n in names if n not in self._summed]
+        parameters = [name for name, _ in federation.network.named_parameters()]
+        self._names = [name for name in parameters if name not in federation.frozen]
+        self._summed = [n for n in self._names if self.scope == "server" and n in federation.shared_parameters]
+        self._kept = [n for n in self._names if n not in self._summed]
+
+    def check_optimizer(self, optimizer: Optimizer) -> None:
+        """A limit needs steps along the gradient.
+
+        Raises:
+            ConfigError: the optimizer scales them otherwise.
+        """
+        if self.limit is not None and not isinstance(optimizer, SGD):
+            valid = f"null while the optimizer is {type(optimizer).__name__}, whose steps it does not bound"
+            raise ConfigError("methods.ewc.limit", self.limit, valid)
 
     # Local steps.
 
@@ -219,6 +231,7 @@ class EWC(Pulling):
             data.client_batches(task, client, self.fisher_batch_size, device),
             self.fisher,
             outputs=data.outputs_in_loss(task, client),
+            names=self._names,
             generator=torch_generator(data.seed, "fisher labels", task, client),
             batch_statistics=federation.batchnorm == "drop",
         )

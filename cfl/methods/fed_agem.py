@@ -121,7 +121,7 @@ class FedAGEM(Method):
         self._seen = torch.zeros(2, dtype=torch.int64)
         self._encoded: dict[str, Tensor] = {}
         self._lengths: dict[frozenset[str], Tensor] = {}
-        self._step = 0
+        self._step, self._opened = 0, False
         self._training = torch.ones(0, dtype=torch.bool)
 
     def setup(self, federation: Federation) -> None:
@@ -152,10 +152,12 @@ class FedAGEM(Method):
     @property
     def changes_gradients(self) -> bool:
         """Not before there is a reference."""
-        return bool(self.reference)
+        # Before the first cohort an engine is chosen for the rounds to come, nearly all of which have one.
+        return not self._opened or bool(self.reference)
 
     def open_cohort(self, cohort: Cohort) -> None:
         """Clients have received the reference; from here on it is in the coordinates they compute in."""
+        self._opened = True
         if not self.reference:
             return
         device = next(iter(cohort.parameters.values())).device

@@ -289,9 +289,8 @@ class FedCIL(Method):
         if not self.individual_uplinks:
             return
         clients = [cohort.clients[position] for position in positions]
-        network = self._network
         tensors = {**cohort.parameters, **cohort.buffers}
-        generators = cohort.rows(positions, {name: tensors[name] for name in network.generator_names})
+        generators = cohort.rows(positions, {name: tensors[name] for name in self._network.generator_names})
         message = self.federation.decode(cohort.task, generators)
         held = torch.stack([self._outputs_held(cohort.task, client) for client in clients])
         message["outputs held"] = held.to(next(iter(generators.values())).device)
@@ -328,7 +327,8 @@ class FedCIL(Method):
             generators = [{name: tensors[name].clone() for name in self._network.generator_names}]
             held = federation.data.outputs.own[plan.task].unsqueeze(0)
         batches = self._made_batches(plan, generators, held, next(iter(tensors.values())).device)
-        trained = consolidated(self._network, tensors, batches, self.consolidation_lr)
+        names = federation.shared_parameters
+        trained = consolidated(self._network, tensors, names, batches, self.consolidation_lr)
         if processes.count() > 1:  # one's for all: rounding that differs between processes would grow with every step
             given = processes.from_first({name: tensor.cpu() for name, tensor in trained.items()})
             trained = {name: given[name].to(tensor.device) for name, tensor in trained.items()}

@@ -85,7 +85,7 @@ class FedCurv(Pulling):
             the rest count as 0, also in what it subtracts.
         on_unstable: what happens when ``2 strength lr max(u)`` exceeds 2: ``warn`` (once) or ``stop``. ``clip`` limits
             the pull instead, in every step: where ``2 strength lr u_s`` exceeds 1, u_s and v_s are scaled down to it,
-            so that a step leads to the others' weights at most. The latter two need SGD.
+            so that a step without momentum leads to the others' weights at most. The latter two need SGD.
 
     Raises:
         ConfigError: for values other than these; two of these methods; with ``stop``, an unstable penalty.

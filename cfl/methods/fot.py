@@ -170,7 +170,7 @@ class FOT(Method):
         """
         super().setup(federation)
         free = federation.network.head if federation.data.scenario != "domain" else None
-        chosen = choose_layers(federation.network, self.layers, "methods.fot.layers", free)
+        chosen = choose_layers(federation.network, self.layers, "methods.fot.layers", free, federation.frozen)
         if self.freeze_first_layer:
             first = next(iter(weighted_layers(federation.network)))
             chosen.pop(first, None)

@@ -23,6 +23,7 @@ from cfl.errors import ConfigError
 from cfl.exemplars import Table, no_exemplars, replayed, with_classes
 from cfl.federation import Federation
 from cfl.gradient_inversion import GradientEncoder, encoder_gradient, invert_gradient, recovered_label
+from cfl.herding import herd
 from cfl.layer_inputs.of_clients import client_model, evaluating, evaluating_global
 from cfl.methods.glfc import over_group_means
 from cfl.methods.glfc_proxy import KeptModel, ProxyServer
@@ -335,7 +336,7 @@ class GLFC(OwnLoss):
         nearest = []
         for output in classes.tolist():
             rows = (labels == output).nonzero().squeeze(1)
-            nearest.append(rows[(features[rows] - features[rows].mean(0)).norm(dim=1).argmin()])
+            nearest.append(rows[herd(features[rows], 1)[0]])
         x, y, _ = self.federation.data.samples_at(places[torch.stack(nearest).cpu()].to(self._device))
         allowed = federation.data.outputs_in_loss(cohort.task, client)
         image = x.clone().requires_grad_()

@@ -122,7 +122,7 @@ class GPM(RightMultiplication):
         super().setup(federation)
         self.refuse_twins(GPM, "one GPM; which layers, with which thresholds, are its options")
         free = federation.network.head if federation.data.scenario != "domain" else None
-        self._protected = choose_layers(federation.network, self.layers, "methods.gpm.layers", free)
+        self._protected = choose_layers(federation.network, self.layers, "methods.gpm.layers", free, federation.frozen)
         self._dims = {name: input_dim(layer) for name, layer in self._protected.items()}
         self._thresholds = {name: self._threshold_of(name) for name in self._protected}
         if isinstance(self.threshold, dict):

@@ -45,8 +45,9 @@ class ICaRL(OwnLoss):
     outputs: during a task these are its own, which matters only where ``schedule.evaluate_every`` asks for an
     evaluation there.
 
-    Sends: after every task an extra round: the new global model down, class means and which there are up, as sums. The
-    model of the task before goes down once to every client that was not in the task's first round; where clients keep
+    Sends: after every task an extra round of the clients that hold it and, for class means, of all others that have
+    exemplars: the new global model down, class means and which there are up, as sums. The model of the task before goes
+    down once more to every client that was neither in that round nor in the task's first; where clients keep
     BatchNorm's running statistics to themselves, it computes with theirs. Storage per client: exemplars and that model.
     Extra compute: a forward pass of the old model over every step's samples, training on exemplars, and a forward pass
     over the task's samples after it. Scenarios: class-incremental; known tasks are read off the same run. Optimizers:
@@ -135,9 +136,8 @@ class ICaRL(OwnLoss):
     def begin_task(self, plan: RoundPlan) -> None:
         """The model that is about to be sent out is the old one from now on."""
         if plan.task > 0:
-            # Who held the task before has been sent that model to choose exemplars with it.
-            before = self.federation.data.members[plan.task - 1].tolist()
-            self._old.keep(self.federation.shared_tensors(), {*before, *plan.clients})
+            # Who was called back after the task before has been sent that model.
+            self._old.keep(self.federation.shared_tensors(), {*self._called_back(plan.task - 1), *plan.clients})
 
     def open_cohort(self, cohort: Cohort) -> None:
         """Look into the clients' exemplars; who has not got the old model gets it."""
@@ -211,28 +211,40 @@ class ICaRL(OwnLoss):
         device = next(federation.network.parameters()).device
         seen = self._seen(plan.task)
         each = max(1, self.size // int(seen.sum()))
-        for client in federation.call_back(plan.task, federation.members(plan.task)):
-            model = client_model(federation, plan.task, client)
+        members = set(federation.members(plan.task))
+        for client in federation.call_back(plan.task, self._called_back(plan.task)):
+            model, table = client_model(federation, plan.task, client), self._kept(client)
             with evaluating(federation):
-                table = self._chosen(plan.task, client, model, each)
+                if client in members:
+                    table = self._chosen(table, plan.task, client, model, each)
+                    federation.clients.scatter(self.name, [client], {n: v[None] for n, v in table.items()})
                 if self.classifier == "nearest_mean":
                     self._send_means(client, table, model, device)
-            federation.clients.scatter(self.name, [client], {n: v[None] for n, v in table.items()})
         if self.classifier == "nearest_mean":
             sums, _ = federation.channel.sum(f"{self.name} means")
             known = sums["clients"] > 0
             means = F.normalize(sums["means"] / sums["clients"].clamp(min=1).unsqueeze(1), dim=1)
-            if self.means is not None:  # of classes that none of this task's clients has
+            if self.means is not None:  # of classes whose clients have all been left out
                 before, means = self.means.to(means.device), means
                 means = torch.where(known.unsqueeze(1), means, before)
                 known = known | self.known.to(known.device)
             self.means, self.known = means, known
             self._complete = bool(known.all())
 
-    def _chosen(self, task: int, client: int, model: Mapping[str, Tensor], each: int) -> Table:
+    def _called_back(self, task: int) -> list[int]:
+        """Who has a part in the round after a task: clients that hold it, for means all that have exemplars."""
+        members = self.federation.members(task)
+        if self.classifier == "network":
+            return members
+        return sorted({*members, *self.federation.clients.holders(self.name)})
+
+    def _kept(self, client: int) -> Table:
+        """A client's exemplars so far."""
+        return {n: v[0] for n, v in self.federation.clients.gather(self.name, [client], self._empty).items()}
+
+    def _chosen(self, before: Table, task: int, client: int, model: Mapping[str, Tensor], each: int) -> Table:
         """A client's exemplars from now on: the first ones of what it had, and ``each`` of every class of the task."""
         data = self.federation.data
-        before = {n: v[0] for n, v in self.federation.clients.gather(self.name, [client], self._empty).items()}
         own = torch.from_numpy(data.places.of(task, data.indices[task][client]))
         return with_classes(before, each, *self._features(task, client, model), own)
 

@@ -58,7 +58,7 @@ class L2P(Method):
         """Leave other tasks' outputs out of the training loss.
 
         Raises:
-            ConfigError: the network has no prompts.
+            ConfigError: the network has no prompts, or masked logits leave ``data.class_loss: seen`` nothing to do.
         """
         super().setup(federation)
         if not isinstance(federation.network, PromptedViT):
@@ -66,6 +66,8 @@ class L2P(Method):
             raise ConfigError("model.network", type(federation.network).__name__, valid)
         data = federation.data
         if self.mask_logits and data.scenario == "class":
+            if data.class_loss == "seen":
+                raise ConfigError("data.class_loss", "seen", f"all while methods.{self.name}.mask_logits is true")
             # There, and not in the loss, so that whatever asks which outputs are trained gets the same answer.
             data.outputs = replace(data.outputs, train=data.outputs.own, grows=False)
 

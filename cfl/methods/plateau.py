@@ -170,9 +170,7 @@ class LearningRateDecay(Method):
             "best": torch.where(improved, losses, state["best"]),
             "waited": torch.where(falls | ~training, 0, waited),
         }
-        # Who trains to NaN and is left out stays where it was.
-        usable = self.federation.channel.usable(self.federation.trained_tensors(cohort, positions), clients)
-        self.federation.clients.scatter(TOPIC, clients, kept, usable)
+        self.federation.clients.scatter(TOPIC, clients, kept)
 
     def _losses(
         self, task: int, clients: Sequence[int], training: Sequence[bool], trained: dict[str, Tensor]

@@ -133,7 +133,7 @@ class RGO(RightMultiplication):
         self.refuse_twins(RGO, "one RGO; which layers is its option")
         data = federation.data
         free = federation.network.head if data.scenario != "domain" else None
-        self._layers = choose_layers(federation.network, self.layers, "methods.rgo.layers", free)
+        self._layers = choose_layers(federation.network, self.layers, "methods.rgo.layers", free, federation.frozen)
         self._dims = {name: input_dim(layer) for name, layer in self._layers.items()}
         keep = round(self.share * data.num_clients)
         if self.share > 0 and keep == 0:

@@ -200,10 +200,7 @@ class SCAFFOLD(Method):
             change[name] = moved if used is None else torch.where(used, moved, torch.zeros_like(moved))
         message = federation.decode(cohort.task, change)
         kept = federation.decode(cohort.task, {n: value + change[n] for n, value in own.items()})
-        # A client whose update will be refused, for whichever of its tensors, is left out here too.
-        trained = federation.trained_tensors(cohort, positions)
-        judged = {**message, **{f"trained {n}": values for n, values in trained.items()}}
-        usable = federation.channel.usable(judged, clients)
+        usable = federation.channel.usable(message, clients)
         federation.clients.scatter(_TOPIC, clients, kept, usable)
         federation.channel.uplink(_TOPIC, message, [float(good) for good in usable], clients)
 

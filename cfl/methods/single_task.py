@@ -78,13 +78,10 @@ class SingleTask(Method):
 
     @torch.no_grad()
     def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        """Clients that have begun the task remember that, unless they have trained to NaN."""
+        """Clients that have begun the task remember that."""
         beginners = [position for position in positions if position in self._beginners]
-        if not beginners:
-            return
-        clients = [cohort.clients[position] for position in beginners]
-        trained = self.federation.trained_tensors(cohort, beginners)
-        self._tasks.begin(clients, cohort.task, self.federation.channel.usable(trained, clients))
+        if beginners:
+            self._tasks.begin([cohort.clients[position] for position in beginners], cohort.task)
 
     def recall(self, client: int, task: int | None, model: dict[str, Tensor]) -> dict[str, Tensor]:
         """With what the client had for the task."""

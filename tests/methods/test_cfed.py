@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,14 @@ class Naive:
     """CFeD over clients one by one, each an ordinary network."""
 
     def __init__(
-        self, data: FederatedDataModule, method: CFeD, network: torch.nn.Module, batchnorm: str = "average"
+        self,
+        data: FederatedDataModule,
+        method: CFeD,
+        network: torch.nn.Module,
+        batchnorm: str = "average",
+        optimizer: Any = sgd,
     ) -> None:
+        self.optimizer = optimizer
         self.data, self.method, self.network, self.batchnorm = data, method, network, batchnorm
         self.kept: dict[int, dict[str, Tensor]] = {}
         # The stream's mean and deviation, not the surrogate's.
@@ -142,7 +149,7 @@ class Naive:
 
     def learn(self, network: torch.nn.Module, plan: RoundPlan, client: int) -> None:
         start = copy.deepcopy(network.state_dict())
-        optimizer = sgd(network.parameters())
+        optimizer = self.optimizer(network.parameters())
         for x, y in local_batches(self.data, plan, client):
             optimizer.zero_grad()
             task_loss(self.data, plan.task, network(x), y).backward()
@@ -151,7 +158,7 @@ class Naive:
 
     def review(self, network: torch.nn.Module, old: torch.nn.Module, plan: RoundPlan, client: int) -> None:
         start = copy.deepcopy(network.state_dict())
-        optimizer, shard, order = sgd(network.parameters()), self.shards[client], []
+        optimizer, shard, order = self.optimizer(network.parameters()), self.shards[client], []
         outputs, temperature = self.compared(plan.task), self.method.temperature
         number = 0
         for _, y in local_batches(self.data, plan, client):
@@ -196,24 +203,25 @@ class Naive:
 
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize(
-    ("scenario", "epochs", "batchnorm"),
+    ("scenario", "epochs", "batchnorm", "optimizer"),
     [
-        ("class", 0, "average"),
-        ("task", 0, "average"),
-        ("class", 2, "average"),
-        ("task", 1, "average"),
-        ("class", 1, "local"),
-        ("class", 1, "drop"),
+        ("class", 0, "average", sgd),
+        ("task", 0, "average", sgd),
+        ("class", 2, "average", sgd),
+        ("task", 1, "average", sgd),
+        ("task", 1, "average", partial(torch.optim.SGD, lr=0.1, weight_decay=0.3)),
+        ("class", 1, "local", sgd),
+        ("class", 1, "drop", sgd),
     ],
 )
-def test_it_is_the_plain_loop(width: int, scenario: str, epochs: int, batchnorm: str) -> None:
+def test_it_is_the_plain_loop(width: int, scenario: str, epochs: int, batchnorm: str, optimizer: Any) -> None:
     whole_batches = {"batch_size": 3, "drop_last": True}  # torch's BatchNorm refuses a last batch of one sample
     data = data_of(width, scenario, schedule=whole_batches)
     method = CFeD(surrogate(), 0.5, 3.0, 0.7, server_distillation=epochs, server_lr=0.3)
-    client = tiny_client(data, double(norm_net), sgd, {"cfed": method})
+    client = tiny_client(data, double(norm_net), optimizer, {"cfed": method})
     network = plain_network(data, double(norm_net), copy.deepcopy(client.network.state_dict()))
     federation = fit(client, data, {"batchnorm": batchnorm})
-    naive = Naive(data_of(1, scenario, schedule=whole_batches), method, network, batchnorm)
+    naive = Naive(data_of(1, scenario, schedule=whole_batches), method, network, batchnorm, optimizer)
     for name, value in weights(federation).items():
         expected = naive.network.state_dict()[name]
         torch.testing.assert_close(value, expected, rtol=1e-8, atol=1e-9, check_dtype=False)

@@ -432,6 +432,13 @@ def test_two_processes_are_the_same_as_one(scope: str) -> None:
 # What is refused.
 
 
+def test_a_limit_needs_steps_along_the_gradient() -> None:
+    data = tiny_data(permuted(2))
+    with pytest.raises(ConfigError, match=r"methods\.ewc\.limit = 1\.0 .*null while the optimizer is Adam"):
+        fit(tiny_client(data, double(mlp), ADAM, {"ewc": EWC(limit=1.0)}), data)
+    assert fit(tiny_client(data, double(mlp), ADAM, {"ewc": EWC()}), data).finished
+
+
 @pytest.mark.parametrize(
     ("options", "key"),
     [

@@ -182,6 +182,31 @@ def test_buffers_of_all_members() -> None:
     assert any(1 < few < many for few, many in zip(answered, asked, strict=True))
 
 
+def test_who_has_only_reviewed_holds_nothing() -> None:
+    """CFeD withholds a reviewing client's samples: there is a buffer, and nothing in it."""
+
+    class Holds(Method):
+        def end_round(self, plan: RoundPlan) -> None:
+            buffer = self.federation.buffer
+            assert buffer is not None
+            fill = buffer.fill(range(8)).tolist()
+            assert buffer.holders() == [client for client in range(8) if fill[client]]
+            empty.update(set(self.federation.clients.holders("buffer")) - set(buffer.holders()))
+
+    empty: set[int] = set()
+    surrogate = Synthetic(3, [1, 4, 4], 30, 3, seed=7)
+    data = replay_data(
+        split(3, classes=6, train=160), num_clients=8, scenario="class", schedule={"clients_per_round": 2}
+    )
+    methods: dict[str, Method] = {
+        "cfed": CFeD(surrogate, 0.5),
+        "holds": Holds(),
+        "fed_agem": FedAGEM(3, clients="holders"),
+    }
+    assert fit(replay_client(data, methods, double(mlp)), data).finished
+    assert empty
+
+
 @pytest.mark.parametrize("scenario", ["domain", "class"])
 def test_buffers_of_all_holders(scenario: str) -> None:
     """Also of those that do not hold the present task, at the model of the present one."""

@@ -441,7 +441,13 @@ def test_consolidation_is_adam_on_the_loss() -> None:
         x, noise = torch.randn(6, 1, 3, 3).double(), torch.randn(6, NOISE).double()
         allowed = torch.ones(6, 4, dtype=torch.bool) if step else None
         batches.append(MadeBatch(x, torch.randint(4, (6,)), torch.rand(6).double(), noise, allowed, {}))
-    found = consolidated(network, network.state_dict(), batches, lr=0.01)
+    names = [name for name, _ in network.named_parameters()]
+    found = consolidated(network, network.state_dict(), names, batches, lr=0.01)
+    head = consolidated(network, network.state_dict(), ["head.weight"], batches[:1], lr=0.01)
+    first = consolidated(network, network.state_dict(), names, batches[:1], lr=0.01)
+    assert list(head) == ["head.weight"]
+    assert torch.equal(head["head.weight"], first["head.weight"])
+    assert not torch.equal(head["head.weight"], before["head.weight"])
     assert not network.training
     for name, tensor in network.state_dict().items():
         assert torch.equal(tensor, before[name])
@@ -472,6 +478,23 @@ def test_consolidation_changes_the_model_and_repeats_exactly(source: Any) -> Non
     assert ("cil generators" in federation.channel.uplink_bytes) == (source == "clients")
     assert not FedCIL(consolidation_steps=0).individual_uplinks
     assert not Method.individual_uplinks
+
+
+def test_consolidation_leaves_frozen_parameters_alone() -> None:
+    """They are neither trained nor sent: what the server made of them would reach nobody."""
+
+    def frozen(input_shape: tuple[int, int, int], num_outputs: int) -> ACGAN:
+        network = dropping(input_shape, num_outputs)
+        for parameter in network.trunk.parameters():
+            parameter.requires_grad_(False)
+        return network
+
+    data = tiny_data(split(2, classes=8), num_clients=4, schedule={"rounds_per_task": 2, "clients_per_round": 3})
+    client = tiny_client(data, double(frozen), sgd, {"cil": FedCIL(consolidation_steps=3, consolidation_lr=0.01)})
+    before = {name: tensor.clone() for name, tensor in client.network.state_dict().items()}
+    assert len(client.frozen) >= 2
+    for name, tensor in weights(fit(client, data)).items():
+        assert torch.equal(tensor, before[name]) == (name in client.frozen), name
 
 
 def test_made_batches_are_balanced_and_come_from_generators_that_know_the_class() -> None:

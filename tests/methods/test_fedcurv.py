@@ -96,7 +96,6 @@ class After(Method):
     def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         federation = self.federation
         ends = {n: t.clone() for n, t in cohort.rows(positions, {**cohort.parameters, **cohort.buffers}).items()}
-        cohort.put_back_unused_outputs(positions, ends)
         for row, position in enumerate(positions):
             client, end = cohort.clients[position], {n: t[row] for n, t in ends.items()}
             fisher = fisher_of(federation, cohort.task, client, end, self.fedcurv.reduction)

@@ -32,13 +32,14 @@ from cfl.cohort import Cohort
 from cfl.data.augmentation import CropFlip
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
-from cfl.data.participation import Joining
+from cfl.data.participation import Joining, RandomShare
 from cfl.data.partitions import ClassesPerClient, Dirichlet
 from cfl.errors import ConfigError
 from cfl.federation import Federation
 from cfl.herding import herd
 from cfl.methods import FedAGEM, ICaRL, Method, PersonalLayers
 from cfl.models import MLP
+from cfl.schedule import RoundPlan
 
 
 def data_of(width: int = 2, tasks: int = 3, **options: Any) -> FederatedDataModule:
@@ -86,6 +87,16 @@ def test_herding_is_the_greedy_choice(seed: int) -> None:
         assert herd(features, count).tolist() == expected[:count]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_of_two_samples_that_are_equally_far_from_their_mean_the_first_is_chosen(dtype: torch.dtype) -> None:
+    """Whatever rounding makes of it, which differs between widths and engines."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        features = torch.nn.functional.normalize(torch.randn(2, 8, generator=generator, dtype=dtype), dim=1)
+        assert herd(features, 2).tolist() == [0, 1]
+        assert herd(torch.cat([features] * 2), 1).tolist() == [0]
+
+
 def test_herding_comes_closer_to_the_mean_than_chance() -> None:
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(200, 8, generator=generator)
@@ -105,6 +116,7 @@ class Naive:
         self.network = plain_network(data, double(network), state)
         self.exemplars: dict[int, dict[int, list[Tensor]]] = {c: {} for c in range(data.num_clients)}
         self.means: dict[int, Tensor] = {}
+        self.after_task: list[dict[int, Tensor]] = []
         self.train()
 
     def train(self) -> None:
@@ -134,6 +146,7 @@ class Naive:
             self.network.load_state_dict(mean)
             if plan.last_of_task:
                 self.end_task(plan.task)
+                self.after_task.append(dict(self.means))
 
     def loss(self, x: Tensor, y: Tensor, task: int, old: Any) -> Tensor:
         p = torch.sigmoid(self.network(x))
@@ -158,22 +171,26 @@ class Naive:
         sums: dict[int, list[Tensor]] = {}
         for client in range(self.data.num_clients):
             own = self.exemplars[client]
-            for output in own:
-                own[output] = own[output][:each]
-            samples = self.data.tasks[task]
-            index = self.data.indices[task][client]
-            x = samples.transform(samples.train.images[index]).double()
-            y = samples.train.labels[index] + 2 * task
-            for output in sorted(set(y.tolist())):
-                of_class = x[y == output]
-                picked = naive_herd(self.features(of_class).tolist(), each)
-                own[output] = [of_class[row] for row in picked]
+            if client in self.data.members[task].tolist():
+                self.choose(own, task, client, each)
             for output, images in own.items():
                 mean = self.features(torch.stack(images)).sum(0)
                 sums.setdefault(output, []).append(mean / mean.norm())
         for output, of_clients in sums.items():
             mean = torch.stack(of_clients).mean(0)
             self.means[output] = mean / mean.norm()
+
+    def choose(self, own: dict[int, list[Tensor]], task: int, client: int, each: int) -> None:
+        for output in own:
+            own[output] = own[output][:each]
+        samples = self.data.tasks[task]
+        index = self.data.indices[task][client]
+        x = samples.transform(samples.train.images[index]).double()
+        y = samples.train.labels[index] + 2 * task
+        for output in sorted(set(y.tolist())):
+            of_class = x[y == output]
+            picked = naive_herd(self.features(of_class).tolist(), each)
+            own[output] = [of_class[row] for row in picked]
 
     def accuracy(self, task: int) -> float:
         """Percent of a task's test images whose class has the nearest mean."""
@@ -205,6 +222,40 @@ def test_it_is_the_plain_loop(width: int) -> None:
     matrix = federation.accuracy.compute()
     for task in range(3):
         assert matrix[2, task].item() == pytest.approx(naive.accuracy(task), abs=1e-4)
+
+
+def test_who_stays_away_from_a_task_sends_means_of_what_it_has() -> None:
+    """Else classes would keep means of features that the network no longer has."""
+
+    class Means(Method):
+        def __init__(self) -> None:
+            self.seen: list[Tensor] = []
+
+        def end_task(self, plan: RoundPlan) -> None:
+            assert method.means is not None
+            self.seen.append(method.means.clone())
+
+    options: dict[str, Any] = {"participation": RandomShare(0.5), "schedule": {"clients_per_round": 2}}
+    data, method, means = data_of(**options), ICaRL(12, batch_size=12), Means()
+    client = tiny_client(data, double(wide_mlp), sgd, {"icarl": method, "means": means})
+    state = copy.deepcopy(client.network.state_dict())
+    federation = fit(client, data)
+    naive = Naive(data_of(**options), state, 12, wide_mlp)
+    for found, expected in zip(means.seen, naive.after_task, strict=True):
+        for output, mean in expected.items():
+            torch.testing.assert_close(found[output], mean, rtol=1e-8, atol=1e-9)
+    for name, value in weights(federation).items():
+        torch.testing.assert_close(value, naive.network.state_dict()[name], rtol=1e-9, atol=1e-10)
+    members = [set(data.members[task].tolist()) for task in range(3)]
+    called = [set.union(*members[: task + 1]) for task in range(3)]
+    assert any(called[task] - members[task] for task in (1, 2))
+    model, size = sum(t.numel() * 8 for t in federation.shared_tensors().values()), 6 * 24 * 8 + 6 * 8
+    assert federation.channel.uplink_bytes["icarl means"] == sum(map(len, called)) * size
+    late = 0
+    for task in (1, 2):
+        first, second = (set(data.rounds.round(2 * task + r).clients) for r in (0, 1))
+        late += len(second - first - called[task - 1])
+    assert federation.channel.downlink_bytes.get("old model", 0) == late * model
 
 
 def test_earlier_classes_share_what_is_left_of_the_memory() -> None:

@@ -249,6 +249,10 @@ def test_contradictions_are_refused_before_training() -> None:
         with pytest.raises(ConfigError, match=r"methods\.l2p\.strength"):
             L2P(strength)
     stream = split(train=120)
+    data = unequal(stream=stream, scenario="class", class_loss="seen")
+    with pytest.raises(ConfigError, match=r"data\.class_loss = 'seen'.*all while .*prompts\.mask_logits is true"):
+        fit(tiny_client(data, prompted, sgd, {"prompts": L2P()}), data)
+    assert fit(tiny_client(data, prompted, sgd, {"prompts": L2P(mask_logits=False)}), data).finished
     data = unequal(stream=stream, scenario="class", exposure="asynchronous")
     with pytest.raises(ConfigError, match=r"data\.exposure = 'asynchronous'.*methods\.prompts"):
         fit(tiny_client(data, prompted, sgd, {"prompts": L2P()}), data)

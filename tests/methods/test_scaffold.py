@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from cfl.cohort import Cohort
+from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining
 from cfl.data.partitions import IID, Dirichlet, Shards
@@ -523,13 +524,17 @@ def test_the_first_round_is_federated_averaging_at_full_speed() -> None:
 
 
 class Breaks(Method):
-    """In one round, one client ends with infinity in one of its tensors."""
+    """In the last step of one round, one client comes to infinity in one of its tensors."""
 
     def __init__(self, name: str) -> None:
         self.tensor = name
 
-    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        for p in positions:
+    def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+        self.closing = batch.closes
+        return batch
+
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        for p in self.closing:
             if cohort.round == 4 and cohort.clients[p] == self.federation.data.rounds.round(4).clients[0]:
                 (cohort.parameters | cohort.buffers)[self.tensor].data[p] = torch.inf
 
