@@ -81,7 +81,15 @@ def with_name(text: str, message: str, given: Sequence[Given]) -> str:
 
 
 def _matching(text: str, message: str, given: Sequence[Given]) -> list[str]:
-    """Names of the methods to which the option was given, in order; of the text's value and class where some are."""
+    """Names of the methods to which the option was given, in order; of the text's value and class where some are.
+
+    An option that is missing was given to none: the names are then of those with the class that needs it.
+    """
+    if missing := re.match(rf"{UNKNOWN}\.(\S+) is missing; (\w+) needs", text):
+        option, needing = missing.groups()
+        complete = {one.name for one in given if one.option == option}
+        above = [one for one in given if one.option == option.rpartition(".")[0] and one.name not in complete]
+        return [one.name for one in above if str(one.value).rpartition(".")[2] == needing]
     option = re.match(rf"{UNKNOWN}\.?([\w.]*)", text)
     value = re.match(r"\S+ = (?:'(.*?)'|(\S+)) cannot work", text)
     of_class = re.search(r"given class_path '(?:\S+\.)?(\w+)'", message)

@@ -60,6 +60,7 @@ _TYPES = {
     "dict": "a mapping",
 }
 _LOGGER = "--trainer.logger CSVLogger --trainer.logger.save_dir . (the run folder)"
+_REQUIRED = re.compile(r"class_path '(?:\S+\.)?(\w+)':\s+the following arguments are required: (\w+(?:, \w+)*)")
 _ROLE = re.compile(r":[a-z]+:`(~?)([^`]+)`")
 _read: list[tuple[str, Mapping[str, Any]]] = []
 """The configuration files of the command line that is being parsed, each with what it holds."""
@@ -230,9 +231,12 @@ def one_line(message: str, options: list[str]) -> str:
         return f"{key}.{inner[1]} is no option; {inner[2]}"
     if name := _unknown_option(message):
         return _no_option(name, options)
-    if key == "trainer.logger" and (needs := re.search(r"'[\w.]*?(\w+)':\s+the following.* required: (\w+)", message)):
-        name, option = needs.groups()
-        return str(ConfigError(f"{key}.{option}", None, f"a value, which {name} needs, e.g. {_LOGGER}"))
+    if needs := _REQUIRED.search(message):  # in a Union, too, where the value below would be all of the class's options
+        name, lacking = needs.groups()
+        option = f"{key}.{lacking.partition(',')[0]}"
+        if key == "trainer.logger":
+            return str(ConfigError(option, None, f"a value, which {name} needs, e.g. {_LOGGER}"))
+        return f"{option} is missing; {name} needs a value for {lacking}"
     given = re.search(r"dot import path string: (\S+)|has no attribute '\w+'\. Got value: (\S+)", message)
     if given and key == "trainer.logger":
         return str(ConfigError(key, given[1] or given[2], f"false, or a logger's class, e.g. {_LOGGER}"))

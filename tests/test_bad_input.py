@@ -83,6 +83,43 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("--trainer.logger", "CSVLogger"),
         ("trainer.logger.save_dir = None", "CSVLogger needs", "--trainer.logger.save_dir . (the run folder)\n"),
     ),
+    # Options that have to be given.
+    "option of an optional class": (
+        ("--data.participation", "Joining"),
+        ("error: data.participation.initial is missing; Joining needs a value for initial, per_task\n",),
+    ),
+    "one of two options of an optional class": (
+        ("--data.participation", "Joining", "--data.participation.initial", "3"),
+        ("error: data.participation.per_task is missing; Joining needs a value for per_task\n",),
+    ),
+    "option of an optional class in an optional class": (
+        ("--data.participation", "Holders", "--data.participation.of", "Joining"),
+        ("error: data.participation.of.initial is missing; Joining needs a value for initial, per_task\n",),
+    ),
+    "tasks of fixed sequences": (
+        ("--data.sequences", "FixedTasks"),
+        ("error: data.sequences.tasks is missing; FixedTasks needs a value for tasks\n",),
+    ),
+    "sources of a sequence": (
+        ("--data.stream", "Sequence"),
+        ("error: data.stream.sources is missing; Sequence needs a value for sources\n",),
+    ),
+    "path of arrays": (
+        ("--data.stream.source", "Arrays"),
+        ("error: data.stream.source.path is missing; Arrays needs a value for path\n",),
+    ),
+    "option of a callback": (
+        ("--trainer.callbacks", "StochasticWeightAveraging"),
+        ("error: trainer.callbacks.swa_lrs is missing; StochasticWeightAveraging needs",),
+    ),
+    "option that a method needs": (
+        (*FOT, "--methods", "{other: {class_path: CFeD, init_args: {surrogate: MNIST}}}", "--methods.mine", "CFeD"),
+        ("error: methods.mine.surrogate is missing; CFeD needs a value for surrogate\n",),
+    ),
+    "option of a class that a method has": (
+        ("--methods.mine", "CFeD", "--methods.mine.surrogate", "Arrays"),
+        ("error: methods.mine.surrogate.path is missing; Arrays needs a value for path\n",),
+    ),
     # Types.
     "text for a number": (("--data.num_clients", "many"), ("data.num_clients = 'many'", "an integer")),
     "text for a list": (("--model.network.hidden", "wide"), ("model.network.hidden = 'wide'", "a list or null")),
@@ -244,6 +281,10 @@ YAML = {
     "option of a method": (
         "methods: {a: {class_path: FedProx}, fot: {class_path: FOT, init_args: {treshold: 1}}}",
         "methods.fot.treshold is no option; valid: threshold",
+    ),
+    "option that has to be given": (
+        "data: {participation: {class_path: Joining, init_args: {initial: 3}}}",
+        "error: data.participation.per_task is missing; Joining needs a value for per_task",
     ),
     "unknown init_args": (
         "data: {partition: {class_path: Shards, init_args: {per_clients: 2}}}",

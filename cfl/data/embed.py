@@ -1,8 +1,9 @@
 """``python -m cfl.data.embed``: texts to features, once, so that clients train a head on what a frozen encoder gives.
 
 Each of ``train.csv`` and ``test.csv`` gets a file ``<part>.<encoder>.npz`` beside it with ``features`` (float32
-``[N, D]``), ``labels`` (int64 ``[N]``, from 0) and ``note`` (JSON: encoder, version, fields, the CSV's SHA-256). A file
-whose note says that it is what would be written is left as it is.
+``[N, D]``), ``labels`` (int64 ``[N]``, from 0) and ``note`` (JSON: the encoder's name, its version, which for a folder
+holds the SHA-256 of its files, fields, the CSV's SHA-256). A file whose note says that it is what would be written is
+left as it is; of two encoders with one name, the later one's features replace the earlier one's.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def _note_of(file: Path) -> dict[str, Any] | None:
     try:
         with np.load(file, allow_pickle=False) as stored:
             found: dict[str, Any] = json.loads(str(stored["note"]))
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):  # a damaged file is written anew
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile):  # a damaged file is written anew
         return None
     return found
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.metadata
+import os
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +23,7 @@ class SentenceEncoder(Protocol):
 
     Attributes:
         name: part of file names: letters, digits, ``-``, ``_`` and ``.``.
-        version: of what computes, for the record.
+        version: of what computes, weights included: another one means other features.
     """
 
     name: str
@@ -63,7 +65,7 @@ class SentenceTransformersFolder:
     """A model in the layout of the package ``sentence-transformers``, such as a DistilBERT.
 
     Args:
-        folder: holds it; its name becomes the encoder's.
+        folder: holds it; its name becomes the encoder's, the SHA-256 of its files part of the version.
 
     Raises:
         ConfigError: there is no such folder, or the package is not installed.
@@ -74,7 +76,8 @@ class SentenceTransformersFolder:
             raise ConfigError("--encoder", str(folder), _valid())
         package = _package("sentence_transformers", str(folder))
         self._model = package.SentenceTransformer(str(folder.resolve()), local_files_only=True)
-        self.name, self.version = folder.resolve().name, importlib.metadata.version("sentence-transformers")
+        self.name = folder.resolve().name
+        self.version = f"{importlib.metadata.version('sentence-transformers')}, files {_sha256(folder)}"
 
     def __call__(self, texts: list[str]) -> NDArray[np.float32]:
         """``n`` texts to ``[n, D]``."""
@@ -91,6 +94,18 @@ def sentence_encoder(name: str) -> SentenceEncoder:
     if name in {f"wordllama-{size}" for size in WORDLLAMA_SIZES}:
         return WordLlama(int(name.rpartition("-")[2]))
     return SentenceTransformersFolder(Path(name).expanduser())
+
+
+def _sha256(folder: Path) -> str:
+    """SHA-256, in hexadecimal digits, over names and contents of all files in a folder and the folders below."""
+    # Links are followed, also to folders: caches of models consist of them.
+    found = [Path(place, name) for place, _, names in os.walk(folder, followlinks=True) for name in names]
+    whole = hashlib.sha256()
+    for file in sorted(file for file in found if file.is_file()):
+        with file.open("rb") as stream:
+            own = hashlib.file_digest(stream, "sha256").hexdigest()
+        whole.update(os.fsencode(file.relative_to(folder)) + f"\0{own}\n".encode())
+    return whole.hexdigest()
 
 
 def _valid() -> str:

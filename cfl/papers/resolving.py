@@ -10,10 +10,12 @@ from functools import cached_property
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
+from lightning.pytorch.cli import instantiate_class
 
 from cfl import cli
 from cfl.client import Client
 from cfl.data.datamodule import FederatedDataModule
+from cfl.data.sequences import TaskSequences
 from cfl.engines import EngineOptions
 from cfl.errors import ConfigError
 from cfl.experiment import completed, config_hash, experiment_of
@@ -140,10 +142,30 @@ def seedless_hash(experiment: Mapping[str, Any]) -> str:
 
 
 def num_rounds(config: Mapping[str, Any]) -> int | None:
-    """Communication rounds of a run; None where the stream does not say how many tasks it has."""
-    rounds = config["schedule"]["rounds_per_task"]
+    """Communication rounds of a run, if no target ends it early.
+
+    None where that is not known without data or draws: clients have clocks of their own, or neither sequences nor
+    stream say how many tasks there are.
+    """
+    schedule = config["schedule"]
+    if schedule.get("clock_spread"):
+        return None
+    rounds = schedule["rounds_per_task"]
     if isinstance(rounds, list):
         return sum(rounds)
-    arguments = config["data"]["stream"].get("init_args") or {}
-    tasks = arguments.get("num_tasks") or len(arguments.get("sources") or [])
+    tasks = _num_tasks(config["data"])
     return rounds * tasks if tasks else None
+
+
+def _num_tasks(data: Mapping[str, Any]) -> int | None:
+    """Tasks that a client learns one after another, as far as the configuration says."""
+    if data.get("sequences"):
+        try:
+            sequences: TaskSequences = instantiate_class((), data["sequences"])
+            return sequences.length
+        except Exception:  # the run refuses them, in words of its own
+            return None
+    stream = data["stream"].get("init_args") or {}
+    if "tasks_per_source" in stream:  # a mixture, which without this has as many as the sources' classes make
+        return sum(stream["tasks_per_source"] or [])
+    return stream.get("num_tasks") or len(stream.get("sources") or [])

@@ -468,6 +468,19 @@ def test_usps_bz2_pixels(tmp_path, monkeypatch):
     assert train.labels.tolist() == labels.tolist()
 
 
+def test_usps_npz_of_another_size_is_used_with_a_warning(tmp_path, caplog):
+    images, labels = np.zeros((20, 16, 16), np.uint8), np.arange(20) % 10
+    parts = {"train_images": images, "train_labels": labels, "test_images": images[:10], "test_labels": labels[:10]}
+    np.savez(tmp_path / "usps.npz", **parts)
+    source = USPS()
+    with caplog.at_level(logging.WARNING):
+        train, test = source.load(tmp_path)
+    assert (len(train), len(test)) == (20, 10)
+    said = "USPS has 20 training and 10 test samples; the published set has 7291 and 2007"
+    assert source.unlike_published == said
+    assert said in caplog.text
+
+
 def test_svhn_channels_and_digit_zero(tmp_path, monkeypatch):
     import scipy.io
     from torchvision import datasets

@@ -123,6 +123,16 @@ def test_features_are_written_once(tmp_path: Path) -> None:
     assert [path.name for path in file.parent.iterdir() if "unfinished" in path.name] == []
 
 
+@pytest.mark.parametrize("kept", [0, 100])
+def test_damaged_features_are_written_anew(tmp_path: Path, kept: int) -> None:
+    write_csv(tmp_path, "train", 2)
+    file, _ = embed.embed_part(tmp_path, "train", Letters())
+    whole = file.read_bytes()
+    file.write_bytes(whole[:kept])
+    assert embed.embed_part(tmp_path, "train", Letters()) == (file, True)
+    assert file.read_bytes() == whole
+
+
 def test_features_are_written_anew_where_anything_differs(tmp_path: Path) -> None:
     write_csv(tmp_path, "train", 2)
     encoder = Letters()
@@ -137,10 +147,6 @@ def test_features_are_written_anew_where_anything_differs(tmp_path: Path) -> Non
     assert again(["title"])
     encoder.version = "2"
     assert again(["title"])
-    file = tmp_path / "yahoo_answers_csv" / "train.letters.npz"
-    file.write_bytes(file.read_bytes()[:100])
-    assert again(["title"])
-    assert not again(["title"])
 
 
 def test_many_texts_are_embedded_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,8 +190,9 @@ def test_absent_packages_are_named(module: str, how: str, tmp_path: Path, monkey
         sentence_encoder("wordllama-64" if module == "wordllama" else str(tmp_path))
 
 
-def test_a_folder_of_sentence_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without that package: what it is asked is that nothing be downloaded, and whole arrays."""
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the package ``sentence-transformers`` was asked for; in its place is one that needs no model."""
     asked: dict[str, Any] = {}
 
     class Model:
@@ -199,12 +206,42 @@ def test_a_folder_of_sentence_transformers(tmp_path: Path, monkeypatch: pytest.M
     module = types.SimpleNamespace(SentenceTransformer=Model)
     monkeypatch.setitem(sys.modules, "sentence_transformers", module)
     monkeypatch.setattr(sentence_encoders.importlib.metadata, "version", lambda name: "9.9")
+    return asked
+
+
+def test_a_folder_of_sentence_transformers(tmp_path: Path, asked: dict[str, Any]) -> None:
+    """Without that package: what it is asked is that nothing be downloaded, and whole arrays."""
     (tmp_path / "distilbert").mkdir()
     encoder = sentence_encoder(str(tmp_path / "distilbert"))
     assert isinstance(encoder, SentenceTransformersFolder)
-    assert (encoder.name, encoder.version) == ("distilbert", "9.9")
+    empty = hashlib.sha256().hexdigest()
+    assert (encoder.name, encoder.version) == ("distilbert", f"9.9, files {empty}")
     assert asked == {"path": str(tmp_path / "distilbert"), "local_files_only": True}
     assert encoder(["a", "b"]).dtype == np.float32
+
+
+def test_another_model_of_the_same_name_is_another_version(tmp_path: Path, asked: dict[str, Any]) -> None:
+    """Else features of the one would pass for those of the other, or of the same one after fine-tuning."""
+    for place in ("here", "there"):
+        (tmp_path / place / "distilbert" / "1_Pooling").mkdir(parents=True)
+        (tmp_path / place / "distilbert" / "model.safetensors").write_bytes(b"weights")
+        (tmp_path / place / "distilbert" / "1_Pooling" / "config.json").write_bytes(b"{}")
+
+    def version(place: str) -> str:
+        return sentence_encoder(str(tmp_path / place / "distilbert")).version
+
+    first = version("here")
+    assert version("there") == first, "the same files, wherever they lie"
+    weights, pooling = (tmp_path / "there" / "distilbert" / name for name in ("model.safetensors", "1_Pooling"))
+    weights.write_bytes(b"weighed")
+    assert version("there") != first
+    weights.write_bytes(b"weights")
+    (pooling / "config.json").rename(pooling / "other.json")
+    assert version("there") != first
+    (pooling / "other.json").unlink()
+    pooling.rmdir()
+    pooling.symlink_to(tmp_path / "here" / "distilbert" / "1_Pooling")
+    assert version("there") == first, "links, as in caches of models"
 
 
 def test_wordllama_gives_like_texts_like_vectors() -> None:

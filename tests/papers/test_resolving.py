@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import tiny_cli
-from fabricated import fot, point, resolver, write_run
+from fabricated import fot, point, resolver, tables_of, write_run
 
 from cfl.cli import SECTIONS
 from cfl.errors import ConfigError
@@ -48,6 +48,32 @@ def test_rounds() -> None:
     recipes = {name: table.recipe(point(benchmark=name)) for name in table.axes["benchmark"]}
     rounds = {name: num_rounds(resolver().config(recipe.arguments)) for name, recipe in recipes.items()}
     assert rounds == {"pmnist": 1100, "cifar100": 10000, "five-datasets": 1500, "mini-imagenet": 5000}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), 6),
+        (("--data.sequences={class_path: RandomTasks, init_args: {count: 1}}",), 3),
+        (("--data.sequences={class_path: FixedTasks, init_args: {tasks: [[0], [1], [0], [1]]}}",), 3),
+        (("--data.sequences={class_path: FixedTasks, init_args: {tasks: [[0, 1], [1, 0]], count: 1}}",), 3),
+        (("--data.sequences={class_path: FixedTasks, init_args: {tasks: []}}",), None),  # which the run refuses
+        (("--schedule.rounds_per_task=[2, 1]",), 3),
+        (("--schedule.clock_spread=0.5",), None),
+        (("--schedule.clock_spread=0.5", "--schedule.rounds_per_task=[2, 1]"), None),
+        (("--data.stream={class_path: Sequence, init_args: {sources: [MNIST, KMNIST]}}",), 6),
+        (("--data.stream={class_path: Mixture, init_args: {sources: [MNIST, KMNIST], tasks_per_source: [2, 1]}}",), 9),
+        (("--data.stream={class_path: Mixture, init_args: {sources: [MNIST, KMNIST]}}",), None),
+    ],
+)
+def test_rounds_where_it_is_not_the_stream_that_says(options: tuple[str, ...], expected: int | None) -> None:
+    """Clients may have fewer tasks than the stream, and clocks whose last round only a draw tells."""
+    assert num_rounds(resolver().config([f"--config={tiny_cli.TINY}", *options])) == expected
+
+
+def test_rounds_of_clients_with_tasks_of_their_own() -> None:
+    recipe = tables_of("fedweit")["table1"].recipe(point("smoke", benchmark="noniid", method="fedweit"))
+    assert num_rounds(resolver().config(recipe.arguments)) == 4
 
 
 def experiment() -> dict[str, Any]:

@@ -72,6 +72,18 @@ def test_a_failed_run_does_not_stop_the_rest(tmp_path: Path) -> None:
     assert exit_status(outcomes[:1], None) == 0
 
 
+def test_a_bar_without_an_end(tmp_path: Path) -> None:
+    """Where nobody knows the number of rounds, the bar counts those that are done."""
+    config = {**CONFIG, "schedule": {"rounds_per_task": 3, "clock_spread": 0.5}}
+    script = HEAD + "(folder / 'rounds.csv').write_text('round\\n0\\n1\\n')\ntime.sleep(1)\n" + FINISH
+    used, _ = runner(tmp_path)
+    out = io.StringIO()
+    used.console = Console(file=out, width=300, force_terminal=True, color_system=None)
+    outcomes = used.run([Scripted("a", (), tmp_path / "a", config, config, script)])
+    assert [o.state for o in outcomes] == ["finished"]
+    assert "2/?" in out.getvalue()
+
+
 def test_a_folder_that_cannot_be_made_is_one_failed_run(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     used, out = runner(tmp_path)

@@ -44,7 +44,9 @@ class USPS(TorchvisionSource):
         """Both sets: torchvision's files where both exist, else the ``.npz``, else downloaded."""
         files = self._files(root)
         if (root / "usps.npz").is_file() and not all(file.path.is_file() for file in files):
-            return read_npz(root / "usps.npz")
+            train, test = read_npz(root / "usps.npz")
+            self._hold_against(self.published, (len(train), len(test)), root)
+            return train, test
         refuse_damaged(self.title, files)  # torchvision compares no md5 where the file exists
         return super().read(root)
 
