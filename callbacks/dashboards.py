@@ -101,11 +101,11 @@ class DashboardLog(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """End wandb's run: another fit in this process would go on writing into it."""
-        to_wandb = any(isinstance(logger, WandbLogger) for logger in trainer.loggers)
-        if stage == "fit" and to_wandb and trainer.is_global_zero:
-            import wandb
+        _end_wandb_run(trainer, exit_code=0)
 
-            wandb.finish()
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """End wandb's run as one that has failed, also where it failed in a set-up: no teardown follows."""
+        _end_wandb_run(trainer, exit_code=1)
 
     @staticmethod
     def _log_matrix(logger: Logger, federation: Federation, targets: Sequence[float], round: int, task: int) -> None:
@@ -125,6 +125,14 @@ class DashboardLog(Callback):
             columns: list[str | int] = ["after_task", *(f"task_{i}" for i in range(len(matrix)))]
             rows = [[t, *row] for t, row in enumerate(matrix.tolist()) if t <= task]
             logger.experiment.log({f"cl/{measure.name}_matrix": wandb.Table(columns=columns, data=rows), **place})
+
+
+def _end_wandb_run(trainer: Trainer, exit_code: int) -> None:
+    """Nothing happens where the Trainer does not log to wandb."""
+    if trainer.is_global_zero and any(isinstance(logger, WandbLogger) for logger in trainer.loggers):
+        import wandb
+
+        wandb.finish(exit_code=exit_code)
 
 
 def _log_picture(logger: Logger, name: str, picture: Figure | np.ndarray, place: Mapping[str, int]) -> None:

@@ -10,6 +10,7 @@ import math
 import os
 import platform
 import re
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -82,7 +83,8 @@ def check_method_names(names: Iterable[str]) -> None:
 def _left_by_a_run(folder: Path) -> list[Path]:
     """What is in a folder of all that a run writes into its own and that another would not write over at once.
 
-    Methods' tables are known by the methods of its ``config.yaml``. Other files are not the run's.
+    Methods' tables are known by the methods of its ``config.yaml``, folders of wandb by the run's id there. Other files
+    and folders are not the run's.
     """
     names = [*PICTURES, *(f"{name}.csv" for name in (*TABLES, *_methods_in(folder))), *OTHER_FILES]
     found = [folder / name for name in names if (folder / name).is_file()]
@@ -90,7 +92,27 @@ def _left_by_a_run(folder: Path) -> list[Path]:
         found += folder.glob(f"clients/{measure.name}_matrix_*.csv")
     if found:  # else it is no run's folder, and runs may lie below it
         found += folder.glob("**/events.out.tfevents.*")
+        found += _offline_wandb_folders(folder)
     return found
+
+
+def _offline_wandb_folders(folder: Path) -> list[Path]:
+    """Where wandb keeps what a folder's run has logged offline: ``wandb sync`` would send it beside the next run's."""
+    known = wandb_id_in(folder)
+    if known is None:
+        return []
+    # A number follows where two folders of one run were made in the same second.
+    name = re.compile(rf"offline-run-\d+_\d+-{re.escape(known)}(-\d+)?")
+    found = [path for path in folder.glob("wandb/offline-run-*") if name.fullmatch(path.name)]
+    return [path for path in found if path.is_dir() and not path.is_symlink()]
+
+
+def wandb_id_in(folder: Path) -> str | None:
+    """The id at wandb of the run that a folder holds; None where it has none, or a file that is damaged."""
+    if not (folder / WANDB_ID).is_file():
+        return None
+    known = (folder / WANDB_ID).read_text(encoding="utf-8", errors="replace").strip()
+    return known if _NAME.fullmatch(known) else None
 
 
 def _methods_in(folder: Path) -> list[str]:
@@ -196,7 +218,10 @@ class RunRecord(Callback):
     def _begin(self) -> None:
         """Clear the folder, and say what runs in it: when all that may be refused has been."""
         for path in self._stale:
-            path.unlink(missing_ok=True)
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
         if self.wandb_id is not None:
             write_whole(self.folder / WANDB_ID, self.wandb_id + "\n")
         if self.config_yaml is not None:

@@ -33,7 +33,7 @@ from callbacks import (
     folder_lock,
 )
 from callbacks.federated import check_evaluation, check_trainer
-from callbacks.record import LAST_CHECKPOINT, WANDB_ID, check_method_names
+from callbacks.record import LAST_CHECKPOINT, check_method_names, wandb_id_in
 from cfl.client import Client
 from cfl.data.datamodule import FederatedDataModule
 from cfl.engines import EngineOptions
@@ -149,7 +149,7 @@ class FederatedCLI(LightningCLI):
         super()._set_seed()
 
     def before_instantiate_classes(self) -> None:
-        """Name the run, and send loggers that have no place of their own into the run folder."""
+        """Name the run, and send loggers that have no place of their own into the run folder; scoring has none."""
         settings = self._settings
         plain = self._plain_config()
         self.experiment = experiment_of(plain)
@@ -162,6 +162,8 @@ class FederatedCLI(LightningCLI):
         if settings.run.dir is None:
             settings.run.dir = f"runs/{benchmark}/{method}-seed{seed}-{self.config_hash[:8]}"
         self.config_yaml = kept_config(plain, settings.run.dir, benchmark)
+        if self.subcommand != "fit":  # Lightning opens loggers anyhow: every scoring would be an empty run at wandb
+            settings.trainer.logger = False
         loggers = settings.trainer.logger
         for logger in loggers if isinstance(loggers, list) else [loggers]:
             if not hasattr(logger, "class_path"):
@@ -173,8 +175,8 @@ class FederatedCLI(LightningCLI):
                 own["group"] = own.get("group") or f"{benchmark}/{method}"
                 own["job_type"] = own.get("job_type") or method
                 own["name"] = own.get("name") or f"{method}-seed{seed}"
-                if self.subcommand == "fit" and not own.get("id"):
-                    own["id"] = self.wandb_id = self._wandb_id(Path(settings.run.dir), bool(settings.ckpt_path))
+                if not own.get("id"):
+                    own["id"] = self.wandb_id = self._wandb_id(Path(settings.run.dir), settings.ckpt_path)
 
     wandb_id: str | None = None
 
@@ -188,10 +190,12 @@ class FederatedCLI(LightningCLI):
             super()._run_subcommand(subcommand)
 
     @staticmethod
-    def _wandb_id(folder: Path, resuming: bool) -> str:
-        """A run that goes on is the same run at wandb, too; by another id it would count as a second seed."""
-        known = folder / WANDB_ID
-        return known.read_text().strip() if resuming and known.is_file() else uuid4().hex[:8]
+    def _wandb_id(folder: Path, checkpoint: str | None) -> str:
+        """A run that goes on, wherever it does, is the same at wandb; by another id it would count as a second seed."""
+        known = None
+        if checkpoint is not None:
+            known = wandb_id_in(folder if checkpoint == "last" else Path(checkpoint).parent)
+        return known or uuid4().hex[:8]
 
     def _plain_config(self) -> dict[str, Any]:
         # Not validated again, which takes as long as the rest: just parsed. As JSON, which is read faster than YAML.

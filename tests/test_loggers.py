@@ -9,15 +9,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import tiny_cli
+from lightning.pytorch.loggers import WandbLogger
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny import fit, split, tiny_client, tiny_data
 from wandb.proto.wandb_internal_pb2 import Record
 
-from callbacks.dashboards import evaluation_figures
+from callbacks.dashboards import DashboardLog, evaluation_figures
+from callbacks.record import wandb_id_in
 from cfl.methods import APD, FedWeIT, Method
 
 LOGGERS = Path(__file__).parent.parent / "configs" / "loggers"
@@ -185,6 +188,21 @@ def wandb_records(path: Path) -> Iterator[Record]:
             collected = b""
 
 
+def records_of(path: Path) -> list[Record]:
+    """All records, once wandb's own process, which on a busy machine may still be at it, has written the last."""
+    deadline = time.monotonic() + 60
+    while True:
+        records = list(wandb_records(path))
+        if any(record.WhichOneof("record_type") == "exit" for record in records) or time.monotonic() > deadline:
+            return records
+        time.sleep(0.2)
+
+
+def offline_ids(folder: Path) -> list[str]:
+    """The ids of what a folder holds for ``wandb sync``, from ``offline-run-<second>-<id>``."""
+    return [path.name.split("-")[3] for path in folder.glob("wandb/offline-run-*")]
+
+
 @pytest.fixture(scope="module")
 def wandb_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Record]]:
     """A run with configs/loggers/wandb.yaml, and what it wrote."""
@@ -196,13 +214,7 @@ def wandb_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Reco
         assert tiny_cli.fit(folder, *OPTIONS, "--config", str(LOGGERS / "wandb.yaml"), pictures=True) == 0
     assert [path.name for path in folder.parent.iterdir()] == ["run"]  # nothing beside the run folder
     (written,) = folder.glob("wandb/offline-run-*/run-*.wandb")
-    # wandb's own process writes the file and, on a busy machine, may still be at it.
-    deadline = time.monotonic() + 60
-    while True:
-        records = list(wandb_records(written))
-        if any(record.WhichOneof("record_type") == "exit" for record in records) or time.monotonic() > deadline:
-            return folder, records
-        time.sleep(0.2)
+    return folder, records_of(written)
 
 
 def history(records: list[Record]) -> list[dict[str, Any]]:
@@ -236,6 +248,52 @@ def test_a_resumed_run_is_the_same_run_at_wandb(tmp_path: Path) -> None:
     assert {path.name.split("-")[3] for path in tmp_path.glob("wandb/offline-run-*")} == {known.strip()}
     assert tiny_cli.fit(tmp_path, *options, "--run.overwrite", "true", pictures=True) == 0
     assert (tmp_path / "wandb-id.txt").read_text() != known
+
+
+def test_a_run_that_goes_on_in_another_folder_is_the_same_run_at_wandb(tmp_path: Path) -> None:
+    """As its rounds.csv has the rounds before; a run in the same folder that it takes nothing from is another."""
+    options = ("--config", str(LOGGERS / "wandb.yaml"))
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        with tiny_cli.die_at("training", 1, 15):
+            assert tiny_cli.fit(folder, *options) == 143
+    known = (first / "wandb-id.txt").read_text()
+    assert (second / "wandb-id.txt").read_text() != known
+    elsewhere = ("--ckpt_path", str(first / "last.ckpt"), "--run.overwrite", "true")
+    assert tiny_cli.fit(second, *options, *elsewhere, pictures=True) == 0
+    assert (second / "wandb-id.txt").read_text() == known
+    assert offline_ids(second) == [known.strip()]
+    assert len(tiny_cli.rows(second / "rounds.csv")) == 6
+
+
+def test_a_run_that_overwrites_takes_what_waits_for_sync_with_it(tmp_path: Path) -> None:
+    """Else ``wandb sync`` would send both, and a seed counts twice. What is not that run's stays."""
+    options = ("--config", str(LOGGERS / "wandb.yaml"))
+    assert tiny_cli.fit(tmp_path, *options, pictures=True) == 0
+    old = (tmp_path / "wandb-id.txt").read_text().strip()
+    again = tmp_path / "wandb" / f"offline-run-20250101_000000-{old}-1"  # two in one second
+    others = {tmp_path / "wandb" / f"{name}" for name in (f"offline-run-20250101_000000-my{old}", f"kept-{old}", old)}
+    for folder in (again, *others):
+        folder.mkdir()
+        (folder / "file").touch()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    link = tmp_path / "wandb" / f"offline-run-20250101_000001-{old}"
+    link.symlink_to(elsewhere)
+    assert tiny_cli.fit(tmp_path, *options, "--run.overwrite", "true", pictures=True) == 0
+    new = (tmp_path / "wandb-id.txt").read_text().strip()
+    left = {path for path in tmp_path.glob("wandb/*") if path.is_dir() and path.name != "latest-run"}
+    (of_new,) = left - others - {link}
+    assert of_new.name.split("-")[3] == new != old
+    assert others <= left
+    assert link.is_symlink()
+    assert all((folder / "file").exists() for folder in others)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"../*"])
+def test_a_damaged_id_of_wandb_is_nobodys(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "wandb-id.txt").write_bytes(content)
+    assert wandb_id_in(tmp_path) is None
 
 
 def test_wandb_axes_are_rounds(wandb_run: tuple[Path, list[Record]]) -> None:
@@ -295,6 +353,44 @@ def test_wandb_run_is_over_when_the_fit_is(wandb_run: tuple[Path, list[Record]])
 
     assert wandb.run is None
     assert any(record.WhichOneof("record_type") == "exit" for record in wandb_run[1])
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--model.optimizer.lr", "1e30"), ("--model.optimizer", "LBFGS")], ids=["in a round", "in a set-up"]
+)
+def test_wandb_run_is_over_when_the_fit_has_failed(tmp_path: Path, wrong: tuple[str, ...]) -> None:
+    """Lightning tears nothing down then, and the next fit of the process would log into the failed run."""
+    import wandb
+
+    options = ("--config", str(LOGGERS / "wandb.yaml"))
+    assert tiny_cli.fit(tmp_path / "failed", *options, *wrong) == 2
+    assert wandb.run is None
+    (failed,) = tmp_path.glob("failed/wandb/offline-run-*/run-*.wandb")
+    assert [record.exit.exit_code for record in records_of(failed) if record.WhichOneof("record_type") == "exit"] == [1]
+    assert tiny_cli.fit(tmp_path / "next", *options, pictures=True) == 0
+    assert offline_ids(tmp_path / "next") == [(tmp_path / "next" / "wandb-id.txt").read_text().strip()]
+
+
+@pytest.mark.parametrize("stage", ["fit", "validate", "test"])
+def test_wandb_run_is_over_after_every_stage(stage: str) -> None:
+    """Also where a Trainer scores with a logger, as it may from Python."""
+    trainer = mock.Mock(loggers=[mock.Mock(spec=WandbLogger)], is_global_zero=True)
+    with mock.patch("wandb.finish") as finish:
+        DashboardLog().teardown(trainer, mock.Mock(), stage)
+    finish.assert_called_once_with(exit_code=0)
+
+
+@pytest.mark.parametrize("logger", ["tensorboard", "wandb"])
+def test_scoring_logs_nothing(tmp_path: Path, logger: str) -> None:
+    """A run's loggers stand in its config.yaml, and each that is opened leaves an empty curve or run."""
+    assert tiny_cli.fit(tmp_path, "--config", str(LOGGERS / f"{logger}.yaml"), pictures=True) == 0
+    before = set(tmp_path.rglob("*"))
+    for command in ("validate", "test"):
+        assert tiny_cli.run(command, "--ckpt_path", str(tmp_path / "last.ckpt")) == 0
+        assert set(tmp_path.rglob("*")) == before, command
+    import wandb
+
+    assert wandb.run is None
 
 
 def test_without_a_logger_nothing_is_imported_or_written(tmp_path: Path) -> None:
