@@ -57,8 +57,8 @@ class FedAGEM(Method):
 
     Sends: up a gradient (a tensor per parameter) whenever the reference is renewed, as a sum; down the reference with
     the model, once to every client that trains while it holds. The new global model goes down once more to those who
-    are asked for a gradient and do not take part in the next round. Storage per client: the buffer, and the reference if
-    ``every`` is above 1. Extra compute: one forward and backward pass over ``samples`` per client and reference; per
+    are asked for a gradient and do not take part in the next round. Storage per client: the buffer, and the reference
+    if ``every`` is above 1. Extra compute: one forward and backward pass over ``samples`` per client and reference; per
     local step an inner product and an element-wise pass over the weights. Scenarios: task-, class- and
     domain-incremental. Optimizers: the step is free of conflict under plain SGD; momentum or Adam may turn it.
 
