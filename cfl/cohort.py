@@ -158,6 +158,8 @@ class Cohort:
     @torch.no_grad()
     def put_back_unused_outputs(self, positions: Sequence[int]) -> None:
         """Undo what weight decay or momentum did to these clients' outputs that had no part in the loss."""
+        if self.used_outputs is None:
+            return
         index = torch.tensor(positions, device=next(iter(self.parameters.values())).device)
         for name, tensor in {**self.parameters, **self.buffers}.items():
             used = self.used_rows(name, positions)

@@ -177,7 +177,7 @@ class FOT(Method):
             parameters = {f"{first}.weight", f"{first}.bias"}
             self._frozen = parameters & {name for name, _ in federation.network.named_parameters()}
             if f"{first}.weight" not in self._frozen or not self._frozen <= set(federation.shared_parameters):
-                valid = f"false: another method decomposes {first} or keeps it local"
+                valid = f"false: {first} is frozen already, or another method decomposes it or keeps it local"
                 raise ConfigError("methods.fot.freeze_first_layer", True, valid)
         for name, layer in chosen.items():
             projected = [f"{name}.weight"] + [f"{name}.bias"] * (self.protect_bias and layer.bias is not None)
