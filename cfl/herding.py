@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 _EQUAL = 1e-12
-"""Distances that differ by no more than this share of the longest feature differ by rounding."""
+"""Squared distances that differ by no more than this share of the longest feature's square differ by rounding."""
 
 
 def herd(features: Tensor, count: int) -> Tensor:
@@ -20,7 +20,7 @@ def herd(features: Tensor, count: int) -> Tensor:
         count: how many; all n, in this order, if there are fewer.
 
     Returns:
-        ``[min(count, n)]`` int64 rows; of equally good ones, as any two are whose mean is asked for, the first.
+        ``[min(count, n)]`` int64 rows; of equally good ones the first, as of two samples alone.
     """
     features = features.double()
     mean, total = features.mean(0), torch.zeros_like(features[0])

@@ -6,14 +6,13 @@ import importlib.util
 import json
 import os
 import re
-import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import tiny_cli
-from test_loggers import LOGGERS, OPTIONS, history, wandb_records
+from test_loggers import LOGGERS, OPTIONS, history, records_of
 
 from cfl.__main__ import main
 from cfl.dashboard.panels import GROUPING, SECTIONS
@@ -78,7 +77,7 @@ def logged_by(folder: Path, *options: str) -> tuple[set[str], dict[str, Any]]:
         patch.chdir(folder.parent)
         assert tiny_cli.fit(folder, *options, "--config", str(LOGGERS / "wandb.yaml"), pictures=True) == 0
     (written,) = folder.glob("wandb/offline-run-*/run-*.wandb")
-    records = all_records(written)
+    records = records_of(written)
     config = {
         "/".join(update.nested_key) or update.key: json.loads(update.value_json)
         for record in records
@@ -86,16 +85,6 @@ def logged_by(folder: Path, *options: str) -> tuple[set[str], dict[str, Any]]:
         for update in record.config.update
     }
     return {name for step in history(records) for name in step}, config
-
-
-def all_records(written: Path) -> list[Any]:
-    """All records; wandb's own process writes the file and may still be at it."""
-    deadline = time.monotonic() + 60
-    while True:
-        records = list(wandb_records(written))
-        if any(record.WhichOneof("record_type") == "exit" for record in records) or time.monotonic() > deadline:
-            return records
-        time.sleep(0.2)
 
 
 def test_offline_runs_land_in_the_panels(logged: tuple[set[str], dict[str, Any]], tmp_path: Path) -> None:
