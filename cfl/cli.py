@@ -39,10 +39,11 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.engines import EngineOptions
 from cfl.errors import ConfigError
 from cfl.experiment import benchmark_name, completed, config_hash, differences, experiment_of, method_name
+from cfl.following import BUILT_FROM, FOLLOWING
 from cfl.method_keys import keys_as_typed
 from cfl.methods import Method
 from cfl.metrics import FORMULAS
-from cfl.parsing import FOLLOWING, Parser, debugging, reason_for_user
+from cfl.parsing import Parser, debugging, reason_for_user
 from cfl.processes import cause_elsewhere
 from cfl.replay_buffer import ReplayBuffer
 from cfl.schedule import Schedule
@@ -128,11 +129,8 @@ class FederatedCLI(LightningCLI):
         parser.add_lightning_class_args(RoundCheckpoint, "checkpoint")
         for target, source in FOLLOWING.items():
             parser.link_arguments(source, target)
-        parser.link_arguments("schedule", "data.schedule", apply_on="instantiate")
-        parser.link_arguments("engine", "model.engine", apply_on="instantiate")
-        parser.link_arguments("buffer", "model.buffer", apply_on="instantiate")
-        parser.link_arguments("data.input_shape", "model.input_shape", apply_on="instantiate")
-        parser.link_arguments("data.num_outputs", "model.num_outputs", apply_on="instantiate")
+        for target, source in BUILT_FROM.items():
+            parser.link_arguments(source, target, apply_on="instantiate")
 
     def _parse_ckpt_path(self) -> None:
         """Nothing: Lightning would read the whole checkpoint here, for hyper-parameters that ours does not hold."""

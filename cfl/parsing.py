@@ -25,6 +25,7 @@ from cfl.data.sequences import TaskSequences
 from cfl.data.sources import Source
 from cfl.data.streams import Stream
 from cfl.errors import BadUpdate, ConfigError, DataFilesMissing
+from cfl.following import BUILT_FROM, FOLLOWING, check_content, check_words
 from cfl.methods import Method
 from cfl.methods_given import NO_CLASS, UNKNOWN, Given, in_file, on_command_line, with_name
 from cfl.models import Network
@@ -41,12 +42,6 @@ _PLUGINS: dict[str, type] = {
     "augmentation": Augmentation,
     "sequences": TaskSequences,
 }
-FOLLOWING = {
-    "model.methods": "methods",
-    "model.seed": "seed_everything",
-    "data.seed": "seed_everything",
-}
-"""Options that follow from another one: target -> source; nobody sets them."""
 _SAID_IN_FULL = (ConfigError, DataFilesMissing, BadUpdate, MisconfigurationException)
 COMMANDS = ("fit", "validate", "test", "compare", "export", "dashboard")
 _TYPES = {
@@ -75,28 +70,39 @@ class _ConfigFile(ActionConfigFile):
     def apply_config(parser: Any, cfg: Any, dest: str, value: Any) -> None:
         """As the base class; ``methods: {}`` in a file drops what was there before."""
         before = cfg.get("methods")
-        _check_file(dest, value)
+        content = _content(dest, value)
+        check_content(content, {action.dest.partition(".")[0] for action in parser._actions if "." in action.dest})
         ActionConfigFile.apply_config(parser, cfg, dest, value)
         if before and cfg.get("methods"):
             cfg["methods"] = joined(before, cfg["methods"])
 
 
-def _check_file(key: str, value: str) -> None:
-    """Refuse a file that is not there or no YAML, by name: the parser tells neither the file nor its place."""
+def _content(key: str, value: str) -> Mapping[str, Any]:
+    """What a file holds; refuses one that is not there or no YAML, by name: the parser tells neither file nor place."""
     path = Path(value)
     if any(sign in value for sign in "{\n"):  # the configuration itself, not a file
-        return
+        return _mapping_in(key, value, value)
     if not path.is_file():
         raise ConfigError(key, value, "an existing file")
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(key, value, f"a file that can be read ({error.strerror})") from None
+    content = _mapping_in(key, value, text)
+    _read.append((value, content))
+    return content
+
+
+def _mapping_in(key: str, value: str, text: str | bytes) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(text)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1}: {getattr(error, 'problem', '')})" if mark else ""
         raise ConfigError(key, value, f"a YAML file{where}") from None
     if not isinstance(content, dict):
         raise ConfigError(key, value, "a YAML file that holds a mapping")
-    _read.append((value, content))
+    return content
 
 
 def joined(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,6 +151,7 @@ class Parser(LightningArgumentParser):
         _read.clear()
         given = args[0] if args else kwargs.get("args")
         _words[:] = map(str, sys.argv[1:] if given is None else given)
+        check_words(_words)
         return super().parse_args(*args, **kwargs)
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
@@ -227,8 +234,14 @@ def one_line(message: str, options: list[str]) -> str:
         return str(ConfigError(key, absent[1], f"a class that is there ({absent[2]})"))
     if other := re.search(r"Expected '(\S+)' to be a subclass of <class '(\w+)'>", message):
         return str(ConfigError(key, other[1], f"a subclass of {other[2]}"))
+    if other := re.search(r"Import path (?:(\S+) )?does not correspond to a subclass of (\w+)", message):
+        path = other[1] or re.findall(r"Given value: (.*)", message)[-1]
+        names = class_names(key)
+        return str(ConfigError(key, path, f"one of {', '.join(names)}" if names else f"a subclass of {other[2]}"))
     if inner := re.search(r"(\S+) is no option; (valid: [\w., ]*\w)(?:\. Got value|$)", message, re.M):
         return f"{key}.{inner[1]} is no option; {inner[2]}"
+    if group := re.search(r"Parser key \"([\w.]+)\":\s+Unable to load config '(.*?)'\s", message):
+        return str(ConfigError(group[1], group[2], f"its options, as those that begin with --{group[1]}. in --help"))
     if name := _unknown_option(message):
         return _no_option(name, options)
     if needs := _REQUIRED.search(message):  # in a Union, too, where the value below would be all of the class's options
@@ -281,7 +294,9 @@ def _unknown_option(message: str) -> str | None:
 def _no_option(name: str, options: list[str]) -> str:
     """Name the options that begin with it or look like it, else those of the same group, else the groups."""
     group = name.rpartition(".")[0]
-    options = [option for option in options if option not in FOLLOWING and not option.endswith(".help")]
+    following = {**FOLLOWING, **BUILT_FROM}
+    options = [option for option in options if option not in following and not option.endswith(".help")]
+    options = [option for option in options if not any(other.startswith(f"{option}.") for other in options)]
     valid = (
         [option for option in options if option.startswith(name)]
         or get_close_matches(name, options)

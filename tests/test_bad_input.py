@@ -39,6 +39,15 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "optimizer": (("--model.optimizer", "SGDD"), ("model.optimizer = 'SGDD'", "Adam", "SGD")),
     "option": (("--data.num_client", "3"), ("data.num_client is no option", "data.num_clients")),
     "option that another one decides": (("--seed", "3"), ("seed is no option; valid: seed_everything\n",)),
+    "seed of the data": (("--data.seed", "3"), ("data.seed = '3'", "unset: it follows from seed_everything")),
+    "engine of the model": (("--model.engine.kind=vmap",), ("model.engine.kind = 'vmap'", "unset", "from engine\n")),
+    "buffer of the model": (("--model", "{buffer: {size: 3}}"), ("model.buffer = {'size': 3}", "from buffer\n")),
+    "near the engine": (("--model.engin", "3"), ("model.engin is no option; valid: model.network, model.optimizer\n",)),
+    "group": (("--buffer", "3"), ("buffer = '3'", "its options, as those that begin with --buffer. in --help")),
+    "class of another kind by its path": (
+        ("--data.partition", "cfl.data.streams.Permuted"),
+        ("data.partition = 'cfl.data.streams.Permuted'", "valid: one of ClassesPerClient, Dirichlet"),
+    ),
     "methods without names": (("--methods", "fot"), ("methods = 'fot'", "--methods.fot FOT")),
     "option of no group": (("--unknown", "3"), ("unknown is no option", "data", "schedule", "trainer")),
     "option of a network": (("--model.network.hiden", "[3]"), ("model.network.hiden is no option", "hidden")),
@@ -289,6 +298,26 @@ YAML = {
     "unknown init_args": (
         "data: {partition: {class_path: Shards, init_args: {per_clients: 2}}}",
         "data.partition.per_clients is no option; valid: per_client",
+    ),
+    "engine of the model": (
+        "model: {engine: {kind: vmap}}",
+        "model.engine = {'kind': 'vmap'} cannot work; valid: unset",
+    ),
+    "seed of the model": ("model.seed: 3", "model.seed = 3 cannot work; valid: unset: it follows from seed_everything"),
+    "methods of the model": (
+        "model: {methods: {fot: {class_path: FOT}}}",
+        "model.methods = {'fot': {'class_path': 'FOT'}} cannot work; valid: unset: it follows from methods",
+    ),
+    "schedule of the data": ("data: {schedule: {batch_size: 3}}", "data.schedule = {'batch_size': 3} cannot work"),
+    "shape": ("model: {input_shape: [1, 2, 3]}", "model.input_shape = [1, 2, 3] cannot work; valid: unset"),
+    "number for a group": (
+        "buffer: 3",
+        "buffer = 3 cannot work; valid: its options, as those that begin with --buffer.",
+    ),
+    "nothing for a group": ("buffer:", "buffer = None cannot work; valid: its options"),
+    "class of another kind by its path": (
+        "data: {partition: {class_path: cfl.data.streams.Permuted}}",
+        "data.partition = 'cfl.data.streams.Permuted' cannot work; valid: one of ClassesPerClient, Dirichlet",
     ),
     "broken file": ("schedule: [", "bad.yaml' cannot work; valid: a YAML file (line 1: "),
     "empty file": ("", "bad.yaml' cannot work; valid: a YAML file that holds a mapping"),
