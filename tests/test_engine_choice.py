@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,16 @@ import tiny_cli
 import torch
 from tiny import fit, mlp, tiny_client, tiny_data, weights
 
-from cfl.engines import EngineChoice, EngineOptions, candidates, trials
-from cfl.engines.choice import MEMORY_ON_CPU, PATCHES_ON_CPU, from_dict, patch_bytes
+from cfl.engines import EngineChoice, EngineOptions, candidates, choice, products, trials
+from cfl.engines.choice import MEMORY_ON_CPU, PATCHES_ON_CPU, from_dict, largest_products, patch_bytes
 from cfl.engines.probe import TRAINER_SECONDS, probe
+from cfl.engines.products import WORTH_ONEDNN
 from cfl.errors import ConfigError
-from cfl.models import MLP, SmallCNN
+from cfl.models import MLP, ResNet18, SmallCNN
 from cfl.models.dropout import convert_dropout
 from cfl.schedule import Schedule
 
+needs_onednn = pytest.mark.skipif(not products.available(), reason="this build of torch has no oneDNN")
 SMALL = MLP((1, 4, 4), 4, [8], 0.0)
 
 
@@ -56,10 +60,71 @@ def test_the_batch_is_not_last_where_patches_take_too_much_memory() -> None:
     assert patch_bytes(cnn, (1, 16, 16)) == 4 * (first + second + second)
     most = PATCHES_ON_CPU // (2 * patch_bytes(cnn, (1, 16, 16)))
     for size, layouts in ((most, [True, False]), (most + 1, [False])):
-        found = of(EngineOptions("workers", 2), 6, network=cnn, shape=(1, 16, 16), batch_size=size)
+        options = EngineOptions("workers", 2, products="blas")
+        found = of(options, 6, network=cnn, shape=(1, 16, 16), batch_size=size)
         assert [choice.batch_last for choice in found] == layouts
-    asked = of(EngineOptions("workers", 2, batch_last=True), 6, network=cnn, shape=(1, 16, 16), batch_size=most + 1)
+    options = EngineOptions("workers", 2, batch_last=True, products="blas")
+    asked = of(options, 6, network=cnn, shape=(1, 16, 16), batch_size=most + 1)
     assert asked == [EngineChoice("workers", 6, 2, batch_last=True)]
+
+
+LARGE = MLP((1, 28, 28), 10, [400, 400], 0.0)
+"""Of samples of 784 numbers to 400 units: with a batch of 4 a product is worth oneDNN, with one of 3 it is not."""
+
+
+def of_large(products: Any = None, stack: int | None = 1, network: Any = LARGE, batch_size: int = 4) -> list[Any]:
+    options = EngineOptions("workers", 2, stack=stack, products=products)
+    return of(options, 6, network=network, shape=(1, 28, 28), batch_size=batch_size)
+
+
+@needs_onednn
+@pytest.mark.parametrize("faster", ["blas", "onednn"])
+def test_large_products_are_tried_with_both_libraries(monkeypatch: pytest.MonkeyPatch, faster: Any) -> None:
+    """That which seems to be faster first; what the user says alone."""
+    monkeypatch.setattr(choice, "faster", lambda: faster)
+    assert 784 * 400 * 3 < WORTH_ONEDNN <= 784 * 400 * 4
+    both = {library: EngineChoice("workers", 6, 2, products=library) for library in ("blas", "onednn")}
+    first, second = of_large()
+    assert (first, second) == (both[faster], next(c for library, c in both.items() if library != faster))
+    assert str(both["onednn"]) == "2 worker(s), K = 6, oneDNN"
+    for library, alone in both.items():
+        assert of_large(library) == [alone]
+    assert of_large(batch_size=3) == [both["blas"]]
+    assert of_large(network=copy.deepcopy(LARGE).double()) == [both["blas"]]
+    assert of_large("onednn", batch_size=3) == [both["onednn"]]
+
+
+@needs_onednn
+def test_the_other_library_is_tried_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "faster", lambda: "onednn")
+    cnn = convert_dropout(SmallCNN((1, 28, 28), 10))
+    found = of(EngineOptions("auto", 2), 6, network=cnn, shape=(1, 28, 28), batch_size=32)
+    kinds = [(c.kind, c.batch_last, c.products) for c in found]
+    # Of this network torch's own convolutions are oneDNN's anyhow, and the linear layers are small.
+    assert kinds == [
+        ("workers", True, "onednn"),
+        ("workers", False, "blas"),
+        ("vmap", False, "blas"),
+        ("workers", True, "blas"),
+    ]
+
+
+def test_the_largest_products_are_counted() -> None:
+    cnn = convert_dropout(SmallCNN((1, 28, 28), 10))
+    assert largest_products(cnn, (1, 28, 28)) == (320 * 50, max(10 * 25 * 24 * 24, 20 * 250 * 8 * 8))
+    assert largest_products(LARGE, (1, 28, 28)) == (784 * 400, 0)
+
+
+@needs_onednn
+def test_onednn_is_refused_where_nothing_would_use_it() -> None:
+    for options in ({"stack": 3}, {"network": ResNet18((1, 28, 28), 10, width=4)}):
+        with pytest.raises(ConfigError, match=r"engine\.products.*no chain of layers"):
+            of_large("onednn", **{"stack": None, **options})
+
+
+def test_libraries_are_not_tried_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "available", lambda: False)
+    assert of_large() == [EngineChoice("workers", 6, 2)]
 
 
 def test_a_stack_can_be_fixed() -> None:
@@ -133,6 +198,30 @@ def test_the_cheapest_per_client_wins_with_the_trainers_share_counted() -> None:
     assert found[0].choice == narrow
 
 
+def test_a_probe_holds_few_choices_at_a_time() -> None:
+    """The best so far, whatever the order, and the one that is measured: each has the models of a cohort."""
+    alive: weakref.WeakSet[Any] = weakref.WeakSet()
+    most = 0
+
+    class Trial:
+        def __init__(self, seconds: float) -> None:
+            nonlocal most
+            self.seconds = seconds
+            alive.add(self)
+            most = max(most, len(alive))
+
+        def __call__(self, steps: int) -> float:
+            return self.seconds
+
+    seconds = {EngineChoice("workers", k): float((k * 7) % 20 + 1) for k in range(1, 20)}
+    clock = Clock()
+    found = probe(list(seconds), lambda choice: Trial(seconds[choice] * choice.width), 10**6, clock)
+    assert len(found) == len(seconds)
+    expected = {c: s + TRAINER_SECONDS / c.width for c, s in seconds.items()}
+    assert {f.choice: f.seconds_per_client_step for f in found} == pytest.approx(expected)
+    assert most == 4
+
+
 def test_a_probe_costs_little_of_the_run() -> None:
     choices = {EngineChoice("vmap", k): 0.01 for k in range(1, 40)}
     found, clock = simulated(choices, client_steps=100)
@@ -167,6 +256,14 @@ def test_trials_of_long_runs_record_at_once(monkeypatch: pytest.MonkeyPatch) -> 
         assert asked
         assert set(asked) == {eager}
         monkeypatch.undo()
+
+
+@needs_onednn
+def test_a_choice_of_an_older_checkpoint_is_blas() -> None:
+    saved = of_large("blas")[0].to_dict()
+    del saved["products"]
+    assert from_dict(saved, of_large()) == EngineChoice("workers", 6, 2, products="blas")
+    assert from_dict(saved, of_large("onednn")) is None
 
 
 def test_a_choice_of_an_older_checkpoint_has_the_batch_first() -> None:
@@ -214,7 +311,7 @@ def test_a_resumed_run_keeps_the_choice(tmp_path: Path) -> None:
     options = ("--schedule.cohort_width", "auto", "--engine.kind", "auto")
     assert tiny_cli.fit(tmp_path, *options) == 0
     saved = tiny_cli.checkpoint(tmp_path)["engine"]
-    assert set(saved) == {"kind", "width", "threads", "stack", "batch_last"}
+    assert set(saved) == {"kind", "width", "threads", "stack", "batch_last", "products"}
     recorded = tiny_cli.summary(tmp_path)["engine"]
     trials = recorded.pop("seconds_per_client_step_in_trials")
     assert recorded == saved

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
-from cfl.engines import EngineOptions, WorkerEngine, recorded, workers
+from cfl.engines import EngineOptions, WorkerEngine, base, products, recorded, workers
 from cfl.engines.batch_last import BatchLastChain
 from cfl.engines.chain import Chain
 from cfl.errors import ConfigError
@@ -25,6 +25,9 @@ DECAY = partial(torch.optim.SGD, lr=0.1, weight_decay=0.05)
 MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
 ADAM = partial(torch.optim.Adam, lr=0.02)
 dropping = partial(MLP, hidden=[12, 8], dropout=[0.2, 0.5])
+
+
+needs_onednn = pytest.mark.skipif(not products.available(), reason="this build of torch has no oneDNN")
 
 
 class Branches(Network):
@@ -135,22 +138,38 @@ def test_the_batch_last_agrees_with_the_batch_first(network: Any, optimizer: Any
     assert_same(trained(VMAP, 7, network, optimizer), expected)
 
 
+@needs_onednn
+@pytest.mark.parametrize("optimizer", [sgd, DECAY, ADAM], ids=["sgd", "decay", "adam"])
+@pytest.mark.parametrize(
+    "network", [dropping, ConvNet, partial(StridedNet, dropout=0.4), PoolNet], ids=["mlp", "conv", "strided", "pool"]
+)
+def test_onednn_agrees_with_blas(monkeypatch: pytest.MonkeyPatch, network: Any, optimizer: Any) -> None:
+    """With products of all sizes, whatever they are worth."""
+    layout = None if network is dropping else True
+    expected = trained(EngineOptions("workers", 2, batch_last=layout, products="blas"), 7, network, optimizer)
+    monkeypatch.setattr(products, "WORTH_ONEDNN", 1)
+    library = EngineOptions("workers", 2, stack=1, batch_last=layout, products="onednn")
+    assert_same(trained(library, 3, network, optimizer), expected)
+
+
+@pytest.mark.parametrize("library", ["blas", pytest.param("onednn", marks=needs_onednn)])
 @pytest.mark.parametrize("clip", [None, 100.0], ids=["at once", "kept"])
 @pytest.mark.parametrize("stream", [None, split()], ids=["all outputs", "some outputs"])
 @pytest.mark.parametrize("network", [dropping, PoolNet], ids=["mlp", "pool"])
 def test_recorded_steps_are_the_steps(
-    monkeypatch: pytest.MonkeyPatch, network: Any, stream: Any, clip: float | None
+    monkeypatch: pytest.MonkeyPatch, network: Any, stream: Any, clip: float | None, library: Any
 ) -> None:
     """Bit for bit, with dropout, decay and every batch size."""
     runs = []
     for worth in (1, 10**9):
+        monkeypatch.setattr(products, "WORTH_ONEDNN", 1)
         monkeypatch.setattr(recorded, "WORTH_RECORDING", worth)
         made = []
         record = recorded.RecordedSteps._record
         monkeypatch.setattr(
             recorded.RecordedSteps, "_record", lambda *a, made=made, record=record: made.append(1) or record(*a)
         )
-        engine = EngineOptions("workers", 2, stack=1, batch_last=network is PoolNet)
+        engine = EngineOptions("workers", 2, stack=1, batch_last=network is PoolNet, products=library)
         runs.append(trained(engine, 7, network, DECAY, stream, gradient_clip_val=clip))
         assert bool(made) == (worth == 1)
         monkeypatch.undo()
@@ -302,13 +321,32 @@ def test_hand_written_gradients_are_autograds(
 
 
 @pytest.mark.parametrize(
-    "pooling", [nn.MaxPool2d(2, padding=1), nn.MaxPool2d(2, dilation=2), nn.MaxPool2d(3, 2, ceil_mode=True)]
+    ("pooling", "units"),
+    [
+        (nn.MaxPool2d(2, padding=1), 18),
+        (nn.MaxPool2d(2, dilation=2), 4),
+        (nn.MaxPool2d(3, 2, ceil_mode=True), 8),
+        (nn.MaxPool2d((3, 1), (1, 2)), 12),
+    ],
 )
-def test_chains_that_the_batch_last_cannot_compute(pooling: nn.Module) -> None:
-    layers = [nn.Conv2d(1, 2, 3), nn.ReLU(), pooling, nn.Flatten(), nn.Linear(8, 2)]
-    chain = Chain.of(nn.Sequential(*layers))
+@pytest.mark.parametrize("samples", [1, 3])
+def test_the_batch_last_pools_as_torch_does(pooling: nn.Module, units: int, samples: int) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 2, 3), nn.ReLU(), pooling, nn.Flatten(), nn.Linear(units, 6)]
+    network = nn.Sequential(*layers).double()
+    chain = Chain.of(network)
     assert chain is not None
-    assert BatchLastChain.of_chain(chain) is None
+    turned = BatchLastChain.of_chain(chain)
+    assert turned is not None
+    x, y = torch.randn(samples, 1, 6, 7, dtype=torch.float64), torch.arange(samples)
+    torch.nn.functional.cross_entropy(network(x), y).backward()
+    update = Collect()
+    turned.step(x.clone(), y, None, None, {n: p.detach() for n, p in network.named_parameters()}, {}, update)  # type: ignore[arg-type]
+    for name, parameter in network.named_parameters():
+        torch.testing.assert_close(update.found[name].view(parameter.shape), parameter.grad, rtol=1e-10, atol=1e-12)
+
+
+def test_chains_that_the_batch_last_cannot_compute() -> None:
     grouped = Chain.of(nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Flatten(), nn.Linear(16, 2)))
     assert grouped is not None
     assert BatchLastChain.of_chain(grouped) is None
@@ -382,6 +420,9 @@ def test_workers_are_refused_in_mixed_precision() -> None:
         ({"kind": "workers", "stack": 0}, "engine.stack"),
         ({"kind": "auto", "stack": 2}, "engine.stack"),
         ({"kind": "vmap", "batch_last": True}, "engine.batch_last"),
+        ({"products": "mkl"}, "engine.products"),
+        ({"kind": "auto", "products": "onednn"}, "engine.products"),
+        ({"kind": "vmap", "products": "onednn"}, "engine.products"),
         ({"compile": "fast"}, "engine.compile"),
         ({"kind": "workers", "compile": "default"}, "engine.compile"),
         ({"matmul_precision": "low"}, "engine.matmul_precision"),
@@ -390,6 +431,13 @@ def test_workers_are_refused_in_mixed_precision() -> None:
 def test_bad_engine_options(options: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError, match=key.replace(".", r"\.")):
         EngineOptions(**options)
+
+
+def test_onednn_is_refused_where_torch_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "available", lambda: False)
+    with pytest.raises(ConfigError, match=r"engine\.products.*no oneDNN"):
+        EngineOptions("workers", products="onednn")
+    EngineOptions("workers", products="blas")
 
 
 def test_a_failure_in_a_worker_names_round_and_clients() -> None:

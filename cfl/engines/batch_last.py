@@ -12,13 +12,13 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from cfl.engines import layers
 from cfl.engines.chain import Chain
 from cfl.engines.layers import Layer, Pass
+from cfl.engines.products import Products
 
 
 class BatchLastChain(Chain):
@@ -27,15 +27,15 @@ class BatchLastChain(Chain):
     It computes what the other does up to float rounding. Samples come and logits leave with the batch first.
     """
 
-    def __init__(self, links: list[Layer]) -> None:
-        super().__init__(links)
+    def __init__(self, links: list[Layer], products: Products) -> None:
+        super().__init__(links, products)
         self.stackable, self.has_convolutions, self.recordable = False, True, True
 
     @classmethod
     def of_chain(cls, chain: Chain) -> BatchLastChain | None:
-        """The same layers, or None if one of them cannot be had: groups, pooling with padding, dilation or ceil."""
+        """The same layers and products, or None if one of them cannot be had: convolutions in groups."""
         links = [_batch_last(layer) for layer in chain.layers]
-        return None if None in links else cls([link for link in links if link is not None])
+        return None if None in links else cls([link for link in links if link is not None], chain.products)
 
     def enter(self, x: Tensor) -> Tensor:
         """``[B, C, H, W]`` to ``[C, H, W, B]``."""
@@ -49,10 +49,6 @@ class BatchLastChain(Chain):
 def _batch_last(layer: Layer) -> Layer | None:
     if isinstance(layer, layers.Conv2d) and layer.groups != 1:
         return None
-    if isinstance(layer, layers.MaxPool2d):
-        _, _, padding, dilation, ceil = layer.geometry
-        if ceil or any(padding) or dilation != [1, 1]:
-            return None
     if isinstance(layer, layers.Relu):
         return layer
     return _OF[type(layer)](layer)
@@ -74,7 +70,7 @@ class Linear(Layer):
     def backward(self, run: Pass, g: Tensor, wanted: bool) -> Tensor | None:
         """``dH = W^T dZ``, ``dW = dZ H^T``, ``db`` the sum over samples."""
         h = run.saved.pop()
-        inner = run.weights[self.weight].t() @ g if wanted else None
+        inner = run.products.of(run.weights[self.weight].t(), g) if wanted else None
         _hand_over(run, self.weight, self.bias, g, h)
         return inner
 
@@ -104,7 +100,7 @@ class Conv2d(Layer):
         g = g.flatten(1)
         inner = None
         if wanted:
-            of_patches = (run.weights[self.weight].flatten(1).t() @ g).view(shape)
+            of_patches = run.products.of(run.weights[self.weight].flatten(1).t(), g).view(shape)
             inner = g.new_zeros(padded)
             for i, j, place in self._places(shape):
                 inner[place].add_(of_patches[:, i, j])
@@ -133,38 +129,20 @@ class Conv2d(Layer):
                 yield i, j, _strided((i * self.dilation[0], j * self.dilation[1]), self.stride, shape[3:5])
 
 
-class MaxPool2d(Layer):
-    """Max-pooling of ``[C, H, W, B]`` without padding; of equal numbers the first gets the gradient, as in torch."""
+class MaxPool2d(layers.MaxPool2d):
+    """Max-pooling of ``[C, H, W, B]``: for torch's kernel, images with the channels last, samples being channels."""
 
     def __init__(self, of: layers.MaxPool2d) -> None:
-        self.kernel, self.stride, *_ = of.geometry
+        self.geometry = of.geometry
 
     def forward(self, run: Pass, h: Tensor) -> Tensor:
-        """The greatest of the first, first two, ... places; kept is where each was greater than all before it."""
-        first, *others = self._places(h)
-        greatest, greater = h[first] if others else h[first].clone(), []  # never a view: layers behind change it
-        for place in others:
-            before, greatest = greatest, torch.maximum(greatest, h[place])
-            greater.append((greatest - before).sign_())  # 1 or 0: comparisons to bool cost several times as much
-        run.saved.append((_sizes(h), greater))
-        return greatest
+        """The maxima; where they were is kept."""
+        return super().forward(run, h.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
     def backward(self, run: Pass, g: Tensor, wanted: bool) -> Tensor | None:
-        """Each place gets what no later one gets."""
-        shape, greater = run.saved.pop()
-        inner = g.new_zeros(shape)
-        first, *others = self._places(inner)
-        for place, won in zip(reversed(others), reversed(greater), strict=True):
-            here = g * won
-            inner[place].add_(here)
-            g = g - here
-        inner[first].add_(g)
-        return inner
-
-    def _places(self, h: Tensor) -> list[Any]:
-        sides = _sizes(h)[1:3]
-        fit = [(side - k) // s + 1 for side, k, s in zip(sides, self.kernel, self.stride, strict=True)]
-        return [_strided((i, j), self.stride, fit) for i in range(self.kernel[0]) for j in range(self.kernel[1])]
+        """The gradient goes to where the maxima were."""
+        inner = super().backward(run, g.permute(0, 3, 1, 2), wanted)
+        return None if inner is None else inner.permute(0, 2, 3, 1)
 
 
 class Dropout(Layer):
@@ -202,7 +180,7 @@ class Flatten(Layer):
 
 
 def _product(run: Pass, weight: str, bias: str | None, h: Tensor) -> Tensor:
-    product = run.weights[weight].flatten(1) @ h
+    product = run.products.of(run.weights[weight].flatten(1), h)
     # Not by addmm, which a recording takes apart into two operations that round otherwise.
     return product if bias is None else product.add_(run.weights[bias].unsqueeze(1))
 
@@ -213,7 +191,7 @@ def _hand_over(run: Pass, weight: str, bias: str | None, g: Tensor, h: Tensor) -
     if factor is None:
         run.update.product(weight, g, h.t())
     else:
-        run.update.gradient(weight, run.multiplied(weight, (g @ h.t()).view(run.weights[weight].shape)))
+        run.update.gradient(weight, run.multiplied(weight, run.products.of(g, h.t()).view(run.weights[weight].shape)))
     if bias is not None:
         run.update.gradient(bias, run.multiplied(bias, g.sum(1)))
 

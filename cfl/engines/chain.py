@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from cfl.engines.layers import Conv2d, Dropout, Flatten, Layer, Linear, MaxPool2d, Pass, Relu
+from cfl.engines.products import Products
 from cfl.engines.updates import Update
 from cfl.layer_inputs.right_factors import ClientFactor
 from cfl.models.dropout import CountedDropout, CountedDropout2d
@@ -28,10 +29,11 @@ class Chain:
 
     Args:
         layers: from input to logits.
+        products: multiplies matrices of one client; those of stacks are torch's batched ones. None is torch's own way.
     """
 
-    def __init__(self, layers: Sequence[Layer]) -> None:
-        self.layers = tuple(layers)
+    def __init__(self, layers: Sequence[Layer], products: Products | None = None) -> None:
+        self.layers, self.products = tuple(layers), products or Products()
         self.stackable = all(not isinstance(layer, Conv2d | MaxPool2d) for layer in layers)
         self.has_convolutions = any(isinstance(layer, Conv2d) for layer in layers)
         self.recordable = not self.has_convolutions  # torch cannot record its backward pass of a convolution
@@ -40,7 +42,7 @@ class Chain:
         self._backward = [(layer, any(weighted[:position])) for position, layer in enumerate(layers)][::-1]
 
     @classmethod
-    def of(cls, network: nn.Module) -> Chain | None:
+    def of(cls, network: nn.Module, products: Products | None = None) -> Chain | None:
         """The chain that a network is, or None if it is anything else.
 
         Known are Linear, Conv2d, ReLU, counted Dropout, MaxPool2d and Flatten, as layers or functions, one after
@@ -76,7 +78,7 @@ class Chain:
         used = [n for layer in weighted for n in (layer.weight, layer.bias) if n is not None]
         if set(used) != trained or len(used) != len(trained) or any(True for _ in network.buffers()):
             return None
-        return cls(layers)
+        return cls(layers, products)
 
     @torch.no_grad()
     def step(
@@ -107,7 +109,7 @@ class Chain:
         Returns:
             The loss, ``[]`` or ``[m]``.
         """
-        run = Pass(weights, masks, update, y.ndim, factors)
+        run = Pass(weights, masks, update, y.ndim, factors, self.products)
         h = self.enter(x)
         for layer in self.layers:
             h = layer.forward(run, h)

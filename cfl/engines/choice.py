@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from cfl.engines.base import Engine, EngineKind, EngineOptions
 from cfl.engines.batch_last import BatchLastChain
 from cfl.engines.chain import Chain
+from cfl.engines.products import WORTH_ONEDNN, Library, available, faster
 from cfl.engines.vmapped import VmapEngine
 from cfl.engines.workers import WorkerEngine
 from cfl.errors import ConfigError
@@ -44,6 +45,7 @@ class EngineChoice:
             another with all math threads. 0 for ``vmap``.
         stack: clients that a thread computes together.
         batch_last: whether ``workers`` hold maps with the batch last in memory.
+        products: what multiplies matrices in hand-written steps of ``workers``.
     """
 
     kind: EngineKind
@@ -51,6 +53,7 @@ class EngineChoice:
     threads: int = 0
     stack: int = 1
     batch_last: bool = False
+    products: Library = "blas"
 
     @property
     def most_padding(self) -> float | None:
@@ -66,7 +69,8 @@ class EngineChoice:
             return f"vmap, K = {self.width}"
         stacked = f", {self.stack} clients stacked" if self.stack > 1 else ""
         who = f"{self.threads} worker(s)" if self.threads else "1 worker with all math threads"
-        return f"{who}, K = {self.width}{stacked}{', batch last' if self.batch_last else ''}"
+        layout = ", batch last" if self.batch_last else ""
+        return f"{who}, K = {self.width}{stacked}{layout}{', oneDNN' if self.products == 'onednn' else ''}"
 
 
 def build_engine(
@@ -79,7 +83,8 @@ def build_engine(
 ) -> Engine:
     """The engine of a choice; ``eager`` and ``by_hand``: see :class:`~cfl.engines.workers.WorkerEngine`."""
     if choice.kind == "workers":
-        return WorkerEngine(network, input_shape, choice.threads, choice.stack, choice.batch_last, eager, by_hand)
+        threads, stack, last = choice.threads, choice.stack, choice.batch_last
+        return WorkerEngine(network, input_shape, threads, stack, last, eager, by_hand, choice.products)
     return VmapEngine(network, input_shape, options.compile)
 
 
@@ -106,24 +111,26 @@ def candidates(
         by_hand: whether the loss allows hand-written steps, see :class:`~cfl.engines.workers.WorkerEngine`.
 
     Raises:
-        ConfigError: ``engine.kind`` is workers where they cannot work, or ``engine.stack`` or ``engine.batch_last`` is
-            asked of another network; ``model.network`` cannot take the data's images.
+        ConfigError: ``engine.kind`` is workers where they cannot work, or ``engine.stack``, ``engine.batch_last`` or
+            ``engine.products`` is asked of another network; ``model.network`` cannot take the data's images.
     """
     device = next(network.parameters()).device
     refused = _why_no_workers(network, input_shape, device, precision, options)
     if options.kind == "workers" and refused is not None:
         raise ConfigError("engine.kind", "workers", f"vmap or auto: {refused}")
     found: list[EngineChoice] = []
+    slower: list[EngineChoice] = []
     chain = Chain.of(network) if by_hand else None
     if options.kind != "vmap" and refused is None:
         threads = options.workers or torch.get_num_threads()
         layouts = _layouts(options, chain, network, input_shape, threads * batch_size)
         found += _worker_choices(options, width, most_clients, network, chain, device, threads, layouts)
+        found, slower = _with_products(found, options, chain, network, input_shape, batch_size)
     small = sum(p.numel() for p in network.parameters()) <= SMALL
     if options.kind == "vmap" or not found or (options.kind == "auto" and (small or chain is None)):
         widths = [16, 1, 4, 64, 256] if width is None else [width]
         found += [EngineChoice("vmap", k) for k in _sensible(widths, most_clients, network, device, width, "vmap")]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(found + slower))
 
 
 def _worker_choices(
@@ -181,25 +188,78 @@ def _layouts(
     return [True, False] if samples * patch_bytes(network, input_shape) <= PATCHES_ON_CPU else [False]
 
 
-@torch.no_grad()
+def _with_products(
+    found: list[EngineChoice],
+    options: EngineOptions,
+    chain: Chain | None,
+    network: nn.Module,
+    input_shape: tuple[int, int, int],
+    batch_size: int,
+) -> tuple[list[EngineChoice], list[EngineChoice]]:
+    """The choices with the library that is asked for, or with the one that is faster here, and those with the other.
+
+    Unless it is asked for, oneDNN only where a product of a step is large enough for it.
+    """
+    if options.products == "onednn":
+        if chain is None or all(choice.stack > 1 for choice in found):
+            chains = "chain of layers with a loss of its logits, one client at a time"
+            raise ConfigError("engine.products", "onednn", f"blas or null: no {chains}")
+        return [replace(choice, products="onednn") for choice in found if choice.stack == 1], []
+    if options.products == "blas" or chain is None or not available():
+        return found, []
+    linear, convolution = largest_products(network, input_shape)
+    single = next(network.parameters()).dtype is torch.float32
+
+    def gains(choice: EngineChoice) -> bool:
+        of_sample = max(linear, convolution) if choice.batch_last else linear  # others are oneDNN's anyhow
+        return single and choice.stack == 1 and of_sample * batch_size >= WORTH_ONEDNN
+
+    with_onednn = [replace(choice, products="onednn") if gains(choice) else choice for choice in found]
+    if with_onednn == found:
+        return found, []
+    return (with_onednn, found) if faster() == "onednn" else (found, with_onednn)
+
+
 def patch_bytes(network: nn.Module, input_shape: tuple[int, int, int]) -> int:
     """Bytes of the patches of one sample that a step with the batch last in memory holds at a time.
 
     Those of all convolutions, and once more the largest of those that have weights before them, for their gradient.
     """
-    found: list[int] = []
+    size = next(network.parameters()).element_size()
+    found = [
+        weight[0].numel() * places * size
+        for kind, weight, places in _weighted(network, input_shape)
+        if kind is nn.Conv2d
+    ]
+    return sum(found) + max(found[1:], default=0)
 
-    def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        kernel = module.weight[0].numel()  # type: ignore[index]
-        found.append(kernel * output[0, 0].numel() * output.element_size())
+
+def largest_products(network: nn.Module, input_shape: tuple[int, int, int]) -> tuple[int, int]:
+    """Multiplications of one sample in the largest linear layer and in the largest convolution; 0 without any."""
+    largest = {nn.Linear: 0, nn.Conv2d: 0}
+    for kind, weight, places in _weighted(network, input_shape):
+        largest[kind] = max(largest[kind], weight.numel() * places)
+    return largest[nn.Linear], largest[nn.Conv2d]
+
+
+@torch.no_grad()
+def _weighted(
+    network: nn.Module, input_shape: tuple[int, int, int]
+) -> list[tuple[type[nn.Linear | nn.Conv2d], Tensor, int]]:
+    """Linear and convolutional layers in the order of their use: kind, weight, places of a sample that it works on."""
+    found: list[tuple[type[nn.Linear | nn.Conv2d], Tensor, int]] = []
+
+    def note(module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        kind = nn.Conv2d if isinstance(module, nn.Conv2d) else nn.Linear
+        found.append((kind, module.weight, output[0].numel() // len(module.weight)))
 
     trial = copy.deepcopy(network).eval()
     for module in trial.modules():
-        if isinstance(module, nn.Conv2d):
-            module.register_forward_hook(count)
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            module.register_forward_hook(note)
     some = next(trial.parameters())
     trial(torch.zeros(1, *input_shape, dtype=some.dtype, device=some.device))
-    return sum(found) + max(found[1:], default=0)
+    return found
 
 
 def _sensible(

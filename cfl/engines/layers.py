@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cfl.engines.products import Products
 from cfl.engines.updates import Update
 from cfl.layer_inputs.right_factors import ClientFactor
 
@@ -25,6 +25,7 @@ class Pass:
         update: takes the gradients.
         batch_dims: 1 for one client, whose tensors are ``[B, ...]``; 2 for a stack, ``[m, B, ...]``.
         factors: weight name -> what its gradient is multiplied with from the right; of one client only.
+        products: multiplies matrices; None is torch's own way.
     """
 
     def __init__(
@@ -34,8 +35,10 @@ class Pass:
         update: Update,
         batch_dims: int,
         factors: Mapping[str, ClientFactor] | None = None,
+        products: Products | None = None,
     ) -> None:
         self.weights, self.masks, self.update, self.batch_dims = weights, masks, update, batch_dims
+        self.products = products or Products()
         self.factors = factors or {}
         self.saved: list[Any] = []
 
@@ -78,19 +81,21 @@ class Linear(Layer):
             if self.bias is None:
                 return torch.bmm(h, weight.mT)
             return torch.baddbmm(run.weights[self.bias].unsqueeze(1), h, weight.mT)
-        return F.linear(h, weight, None if self.bias is None else run.weights[self.bias])
+        return run.products.linear(h, weight, None if self.bias is None else run.weights[self.bias])
 
     def backward(self, run: Pass, g: Tensor, wanted: bool) -> Tensor | None:
         """``dH = dZ W``, ``dW = dZ^T H``, ``db`` the sum over samples."""
         h = run.saved.pop()
-        inner = torch.matmul(g, run.weights[self.weight]) if wanted else None
+        weight, inner = run.weights[self.weight], None
+        if wanted:
+            inner = torch.bmm(g, weight) if run.batch_dims == 2 else run.products.of(g, weight)
         factor = run.factors.get(self.weight)
         if factor is None:
             run.update.product(self.weight, g.mT, h)
         elif len(h) < g.shape[-1]:  # dW F = dZ^T (H F): whichever of H and dW has fewer rows
             run.update.product(self.weight, g.mT, factor.times(h))
         else:
-            run.update.gradient(self.weight, factor.times(g.mT @ h))
+            run.update.gradient(self.weight, factor.times(run.products.of(g.mT, h)))
         if self.bias is not None:
             run.update.gradient(self.bias, run.multiplied(self.bias, g.sum(-2)))
         return inner

@@ -26,6 +26,9 @@ seconds in all: a network that is recorded would have but one choice otherwise."
 WARM_UP = 2
 """Steps that belong to building: a recording is made in the first, and is still slow when it is first replayed."""
 
+AGAIN = 3
+"""Choices that are tried again, and at most so many and one more are built at any time."""
+
 Trial = Callable[[int], float]
 """Takes a number of steps and returns seconds per step; the first call includes building everything."""
 
@@ -49,7 +52,7 @@ def probe(
     client_steps: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Measured]:
-    """Try choices until the time set aside is used up; the best three are tried again.
+    """Try choices until the time set aside is used up; the best are tried again.
 
     Args:
         choices: the most promising first.
@@ -86,8 +89,10 @@ def probe(
         trials[choice](WARM_UP)  # memory, threads, caches
         building += clock() - began
         measure(choice, 2)
+        for beaten in sorted(best, key=best.__getitem__)[AGAIN:]:
+            trials.pop(beaten, None)  # with the models of a cohort
     for _ in range(3):
-        for choice in sorted(best, key=best.__getitem__)[:3]:
+        for choice in sorted(best, key=best.__getitem__)[:AGAIN]:
             if spent() < budget():
                 measure(choice, 3)
     return [Measured(choice, best[choice]) for choice in sorted(best, key=best.__getitem__)]

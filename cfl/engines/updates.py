@@ -9,6 +9,7 @@ from types import MappingProxyType
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
+from cfl.engines.products import Products
 from cfl.pull import Steps
 
 
@@ -35,24 +36,31 @@ class StepAtOnce(Update):
         lr: learning rate.
         weight_decay: L2 penalty.
         pulls: parameter name -> anchor and how far towards it w goes before that, see :meth:`cfl.pull.Pull.step`.
+        products: multiplies matrices; None is torch's own way.
     """
 
     def __init__(
-        self, weights: Mapping[str, Tensor], lr: float, weight_decay: float, pulls: Steps = MappingProxyType({})
+        self,
+        weights: Mapping[str, Tensor],
+        lr: float,
+        weight_decay: float,
+        pulls: Steps = MappingProxyType({}),
+        products: Products | None = None,
     ) -> None:
         self.weights, self.lr, self.keep, self.pulls = weights, lr, 1.0 - lr * weight_decay, pulls
+        self.products = products or Products()
 
     def _pulled(self, name: str) -> Tensor:
         weight = self.weights[name]
         return weight.lerp_(*self.pulls[name]) if name in self.pulls else weight
 
     def product(self, name: str, left: Tensor, right: Tensor) -> None:
-        """One product that adds to the weights."""
+        """One product that adds to the weights, where the library can."""
         weight = self._pulled(name)
         if weight.ndim == 3:
             weight.baddbmm_(left, right, beta=self.keep, alpha=-self.lr)
         else:
-            weight.view(len(weight), -1).addmm_(left, right, beta=self.keep, alpha=-self.lr)
+            self.products.add(weight.view(len(weight), -1), left, right, keep=self.keep, scale=-self.lr)
 
     def gradient(self, name: str, gradient: Tensor) -> None:
         """Decay, then step."""
@@ -95,10 +103,11 @@ class KeepGradients(Update):
 
     Args:
         rows: parameter name -> tensor of the parameter's shape, overwritten.
+        products: multiplies matrices; None is torch's own way.
     """
 
-    def __init__(self, rows: Mapping[str, Tensor]) -> None:
-        self.rows = rows
+    def __init__(self, rows: Mapping[str, Tensor], products: Products | None = None) -> None:
+        self.rows, self.products = rows, products or Products()
 
     def product(self, name: str, left: Tensor, right: Tensor) -> None:
         """The product, into its row."""
@@ -106,7 +115,7 @@ class KeepGradients(Update):
         if row.ndim == 3:
             row.baddbmm_(left, right, beta=0)
         else:
-            row.view(len(row), -1).addmm_(left, right, beta=0)
+            self.products.add(row.view(len(row), -1), left, right, keep=0, scale=1)
 
     def gradient(self, name: str, gradient: Tensor) -> None:
         """A copy, into its row."""

@@ -8,6 +8,7 @@ import time
 import torch
 
 from benchmarks.wire import Report, Wire, serve
+from cfl.engines.products import OneDnnProducts, Products, available
 
 SIDE = 2048
 TRIALS = 6
@@ -19,18 +20,19 @@ def matrix_product_flops(side: int) -> int:
 
 
 def best_product(side: int = SIDE, trials: int = TRIALS) -> Report:
-    """The best of several float32 products ``[side, side] @ [side, side]`` with all math threads.
+    """The best of several float32 products ``[side, side] @ [side, side]`` with all math threads, by every library.
 
     Returns:
         ``flops_per_second``.
     """
     a, b = (torch.randn(side, side, generator=torch.Generator().manual_seed(n)) for n in range(2))
-    out = torch.empty(side, side)
+    libraries = [Products(), OneDnnProducts()] if available() else [Products()]
     seconds = []
     for _ in range(trials):
-        started = time.perf_counter()
-        torch.mm(a, b, out=out)
-        seconds.append(time.perf_counter() - started)
+        for products in libraries:
+            started = time.perf_counter()
+            products.of(a, b)
+            seconds.append(time.perf_counter() - started)
     return {"flops_per_second": matrix_product_flops(side) / min(seconds)}
 
 

@@ -1,0 +1,136 @@
+"""Matrix products of hand-written steps: by torch's BLAS, or by oneDNN.
+
+On a CPU torch hands float32 products to the BLAS it was built with, which for x86 is MKL. MKL does not use AVX-512 on
+processors of another maker than its own. oneDNN, which torch has for convolutions, asks the processor what it can do,
+and is nearly twice as fast there. Elsewhere the two are alike, or MKL is ahead: :func:`faster` measures it.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from functools import cache
+from typing import List, Literal, Optional, Union  # noqa: UP035  torch.jit wants them
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Library = Literal["blas", "onednn"]
+
+WORTH_ONEDNN = 2**20
+"""Multiplications of a product from which oneDNN is called. A call of it takes some 10 us more than one of MKL, which
+does as many multiplications in 17 us at 125 GFLOP/s."""
+
+BLOCK = 2**18
+"""Numbers of a product that are computed at a time where it is added to something, which oneDNN cannot do itself:
+1 MiB, which is still in the cache when it is added, and all the memory that it takes."""
+
+
+class Products:
+    """By ``torch.matmul`` and what else torch has, in whatever data type."""
+
+    library: Library = "blas"
+
+    def of(self, left: Tensor, right: Tensor) -> Tensor:
+        """``left @ right``, ``[m, k]`` and ``[k, n]`` to ``[m, n]``."""
+        return left @ right
+
+    def linear(self, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """``h weight^T + bias``, ``[m, k]``, ``[n, k]`` and ``[n]`` to ``[m, n]``."""
+        return F.linear(h, weight, bias)
+
+    def add(self, into: Tensor, left: Tensor, right: Tensor, keep: float, scale: float) -> None:
+        """``into <- keep into + scale left @ right``, ``[m, n]``; with ``keep`` 0, whatever was there."""
+        into.addmm_(left, right, beta=keep, alpha=scale)
+
+
+class OneDnnProducts(Products):
+    """By oneDNN where a product is large enough to gain by it and of float32, else as :class:`Products`.
+
+    Raises:
+        RuntimeError: this build of torch has no oneDNN.
+    """
+
+    library = "onednn"
+
+    def __init__(self) -> None:
+        self._linear = _linear()
+
+    def of(self, left: Tensor, right: Tensor) -> Tensor:
+        """``left @ right``; either may be a transposed view."""
+        return self._linear(left, right.t(), None) if _worth_it(left, right) else left @ right
+
+    def linear(self, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """``h weight^T + bias``."""
+        return self._linear(h, weight, bias) if _worth_it(h, weight.t()) else F.linear(h, weight, bias)
+
+    def add(self, into: Tensor, left: Tensor, right: Tensor, keep: float, scale: float) -> None:
+        """``into <- keep into + scale left @ right``."""
+        if not _worth_it(left, right):
+            super().add(into, left, right, keep, scale)
+            return
+        if keep not in (0, 1):
+            into.mul_(keep)
+        rows = max(BLOCK // int(into.shape[1]), 1)
+        for start in range(0, int(into.shape[0]), rows):
+            block = into[start : start + rows]
+            product = self._linear(left[start : start + rows], right.t(), None)
+            if keep == 0:
+                block.copy_(product if scale == 1 else product.mul_(scale))
+            else:
+                block.add_(product, alpha=scale)
+
+
+def products_of(library: Library) -> Products:
+    """The products of a library."""
+    return OneDnnProducts() if library == "onednn" else Products()
+
+
+def _worth_it(left: Tensor, right: Tensor) -> bool:
+    # Plain numbers also while a step is recorded: a recording is for one batch size.
+    return left.dtype is torch.float32 and int(left.shape[0]) * int(left.shape[1]) * int(right.shape[1]) >= WORTH_ONEDNN
+
+
+@cache
+def available() -> bool:
+    """Whether torch was built with oneDNN, and still has the operation that is used here."""
+    try:
+        x, weight = torch.ones(2, 3), torch.full((4, 3), 2.0)
+        return torch.equal(_linear()(x, weight, torch.ones(4)), torch.full((2, 4), 7.0))
+    except (AttributeError, RuntimeError):
+        return False
+
+
+@cache
+def _linear() -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    if not torch.backends.mkldnn.is_available():
+        raise RuntimeError("torch was built without oneDNN")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that torch.jit is deprecated
+        # Scripted, since a recording by torch.jit.trace takes no list of optional numbers.
+        scripted: Callable[[Tensor, Tensor, Tensor | None], Tensor] = torch.jit.script(_linear_of_onednn)
+    return scripted
+
+
+def _linear_of_onednn(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:  # noqa: UP045  torch.jit wants it
+    # What torch.compile makes of linear layers on a CPU: no public function calls oneDNN's float32 product.
+    none = torch.jit.annotate(List[Optional[Union[int, float, complex]]], [])  # noqa: UP006, UP007, UP045
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", none, "")
+
+
+@cache
+def faster() -> Library:
+    """The library that is faster with this machine, in a product of ``[64, 400]`` and ``[400, 400]``: milliseconds."""
+    if not available():
+        return "blas"
+    h, weight = torch.ones(64, 400), torch.ones(400, 400)
+    best: dict[Library, float] = {}
+    for _ in range(5):
+        for products in (Products(), OneDnnProducts()):
+            started = time.perf_counter()
+            products.linear(h, weight, None)
+            seconds = time.perf_counter() - started
+            best[products.library] = min(best.get(products.library, seconds), seconds)
+    return min(best, key=best.__getitem__)
