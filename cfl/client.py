@@ -140,7 +140,12 @@ class Client(LightningModule):
         trials = {str(trial.choice): trial.seconds_per_client_step for trial in self.engine_trials}
         self.require_federation().engine = {**choice.to_dict(), "seconds_per_client_step_in_trials": trials}
         self.engine = build_engine(
-            choice, self.network, self.input_shape, self.engine_options, by_hand=self._objective.of_logits
+            choice,
+            self.network,
+            self.input_shape,
+            self.engine_options,
+            data.schedule.batch_size,
+            by_hand=self._objective.of_logits,
         )
         self.cohort = Cohort(self.network, choice.width, data.outputs, self.engine.channels_last)
         self.cohort.gradients_on = self._gradients_on

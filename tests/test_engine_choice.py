@@ -13,7 +13,7 @@ import torch
 from tiny import fit, mlp, tiny_client, tiny_data, weights
 
 from cfl.engines import EngineChoice, EngineOptions, candidates, choice, products, trials
-from cfl.engines.choice import MEMORY_ON_CPU, PATCHES_ON_CPU, from_dict, largest_products, patch_bytes
+from cfl.engines.choice import MEMORY_ON_CPU, PATCHES_ON_CPU, from_dict, patch_bytes
 from cfl.engines.probe import TRAINER_SECONDS, probe
 from cfl.engines.products import WORTH_ONEDNN
 from cfl.errors import ConfigError
@@ -50,7 +50,7 @@ def test_convolutions_are_tried_with_the_batch_first_and_last() -> None:
     found = of(EngineOptions("workers", 2), 6, network=cnn, shape=(1, 16, 16))
     assert found == [EngineChoice("workers", 6, 2, batch_last=last) for last in (True, False)]
     assert [str(choice) for choice in found] == ["2 worker(s), K = 6, batch last", "2 worker(s), K = 6"]
-    with pytest.raises(ConfigError, match=r"engine\.batch_last.*chain of convolutions"):
+    with pytest.raises(ConfigError, match=r"engine\.batch_last.*ungrouped convolutions"):
         of(EngineOptions("workers", 2, batch_last=True), 6)
 
 
@@ -68,11 +68,12 @@ def test_the_batch_is_not_last_where_patches_take_too_much_memory() -> None:
     assert asked == [EngineChoice("workers", 6, 2, batch_last=True)]
 
 
-LARGE = MLP((1, 28, 28), 10, [400, 400], 0.0)
-"""Of samples of 784 numbers to 400 units: with a batch of 4 a product is worth oneDNN, with one of 3 it is not."""
+LARGE = MLP((1, 28, 28), 10, [300], 0.0)
+"""Of samples of 784 numbers to 300 units: with a batch of 5 a product is worth oneDNN, with one of 4 it is not. It has
+few enough parameters for its clients to be stacked, too."""
 
 
-def of_large(products: Any = None, stack: int | None = 1, network: Any = LARGE, batch_size: int = 4) -> list[Any]:
+def of_large(products: Any = None, stack: int | None = 1, network: Any = LARGE, batch_size: int = 5) -> list[Any]:
     options = EngineOptions("workers", 2, stack=stack, products=products)
     return of(options, 6, network=network, shape=(1, 28, 28), batch_size=batch_size)
 
@@ -82,16 +83,26 @@ def of_large(products: Any = None, stack: int | None = 1, network: Any = LARGE, 
 def test_large_products_are_tried_with_both_libraries(monkeypatch: pytest.MonkeyPatch, faster: Any) -> None:
     """That which seems to be faster first; what the user says alone."""
     monkeypatch.setattr(choice, "faster", lambda: faster)
-    assert 784 * 400 * 3 < WORTH_ONEDNN <= 784 * 400 * 4
+    assert 784 * 300 * 4 < WORTH_ONEDNN <= 784 * 300 * 5
     both = {library: EngineChoice("workers", 6, 2, products=library) for library in ("blas", "onednn")}
     first, second = of_large()
     assert (first, second) == (both[faster], next(c for library, c in both.items() if library != faster))
     assert str(both["onednn"]) == "2 worker(s), K = 6, oneDNN"
     for library, alone in both.items():
         assert of_large(library) == [alone]
-    assert of_large(batch_size=3) == [both["blas"]]
+    assert of_large(batch_size=4) == [both["blas"]]
     assert of_large(network=copy.deepcopy(LARGE).double()) == [both["blas"]]
-    assert of_large("onednn", batch_size=3) == [both["onednn"]]
+
+
+@needs_onednn
+def test_stacks_have_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "faster", lambda: "onednn")
+    found = of_large(stack=None)
+    assert {(c.stack, c.products) for c in found} == {(1, "onednn"), (1, "blas"), (3, "blas")}
+    assert found[0].products == "onednn"
+    assert len(found) == len(set(found))
+    assert {(c.stack, c.products) for c in of_large("onednn", stack=None)} == {(1, "onednn")}
+    assert {(c.stack, c.products) for c in of_large("blas", stack=None)} == {(1, "blas"), (3, "blas")}
 
 
 @needs_onednn
@@ -109,17 +120,32 @@ def test_the_other_library_is_tried_last(monkeypatch: pytest.MonkeyPatch) -> Non
     ]
 
 
-def test_the_largest_products_are_counted() -> None:
-    cnn = convert_dropout(SmallCNN((1, 28, 28), 10))
-    assert largest_products(cnn, (1, 28, 28)) == (320 * 50, max(10 * 25 * 24 * 24, 20 * 250 * 8 * 8))
-    assert largest_products(LARGE, (1, 28, 28)) == (784 * 400, 0)
+@needs_onednn
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stack": 3},
+        {"network": ResNet18((1, 28, 28), 10, width=4)},
+        {"network": copy.deepcopy(LARGE).double()},
+        {"batch_size": 4},
+    ],
+    ids=["stack", "no chain", "float64", "small"],
+)
+def test_onednn_is_refused_where_nothing_would_use_it(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.products.*no float32 chain of layers"):
+        of_large("onednn", **{"stack": None, **options})
 
 
 @needs_onednn
-def test_onednn_is_refused_where_nothing_would_use_it() -> None:
-    for options in ({"stack": 3}, {"network": ResNet18((1, 28, 28), 10, width=4)}):
-        with pytest.raises(ConfigError, match=r"engine\.products.*no chain of layers"):
-            of_large("onednn", **{"stack": None, **options})
+def test_convolutions_are_worth_a_library_with_the_batch_last() -> None:
+    """10 x 25 x 24 x 24 multiplications a sample, 20 x 250 x 8 x 8 in the second: with four samples the latter."""
+    cnn = convert_dropout(SmallCNN((1, 28, 28), 10))
+    assert 20 * 250 * 8 * 8 * 3 < WORTH_ONEDNN <= 20 * 250 * 8 * 8 * 4
+    for size, gains in ((3, False), (4, True)):
+        options = EngineOptions("workers", 2, products=None)
+        found = of(options, 6, network=cnn, shape=(1, 28, 28), batch_size=size)
+        assert any(c.products == "onednn" for c in found) is gains
+        assert all(c.batch_last for c in found if c.products == "onednn")
 
 
 def test_libraries_are_not_tried_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +275,7 @@ def test_trials_of_long_runs_record_at_once(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(trials, "LONG_RUN", long)
         build = trials.build_engine
         monkeypatch.setattr(
-            trials, "build_engine", lambda *a, b=build, asked=asked, **k: asked.append(a[-1]) or b(*a, **k)
+            trials, "build_engine", lambda *a, b=build, asked=asked, **k: asked.append(a[5]) or b(*a, **k)
         )
         data = tiny_data(schedule={"cohort_width": "auto"})
         fit(tiny_client(data, engine=EngineOptions("workers", 1)), data)

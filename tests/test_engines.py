@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
-from cfl.engines import EngineOptions, WorkerEngine, base, products, recorded, workers
+from cfl.engines import EngineChoice, EngineOptions, WorkerEngine, base, build_engine, products, recorded, workers
 from cfl.engines.batch_last import BatchLastChain
 from cfl.engines.chain import Chain
+from cfl.engines.products import Products
 from cfl.errors import ConfigError
 from cfl.methods.base import Method
 from cfl.models import MLP, AlexNet, LeNet, MnistCNN, Network, ResNet18, SmallCNN
+from cfl.models.dropout import convert_dropout
 
 VMAP = EngineOptions("vmap")
 DECAY = partial(torch.optim.SGD, lr=0.1, weight_decay=0.05)
@@ -138,18 +140,69 @@ def test_the_batch_last_agrees_with_the_batch_first(network: Any, optimizer: Any
     assert_same(trained(VMAP, 7, network, optimizer), expected)
 
 
+@pytest.fixture
+def calls_of_onednn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes that oneDNN multiplies, while products of all sizes are worth it: m, k, n."""
+    shapes: list[tuple[int, ...]] = []
+    call = products._linear()
+
+    def noted(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        shapes.append((int(x.shape[0]), int(x.shape[1]), int(weight.shape[0])))
+        return call(x, weight, bias)
+
+    monkeypatch.setattr(products, "WORTH_ONEDNN", 1)
+    monkeypatch.setattr(products, "_linear", lambda: noted)
+    return shapes
+
+
 @needs_onednn
 @pytest.mark.parametrize("optimizer", [sgd, DECAY, ADAM], ids=["sgd", "decay", "adam"])
 @pytest.mark.parametrize(
     "network", [dropping, ConvNet, partial(StridedNet, dropout=0.4), PoolNet], ids=["mlp", "conv", "strided", "pool"]
 )
-def test_onednn_agrees_with_blas(monkeypatch: pytest.MonkeyPatch, network: Any, optimizer: Any) -> None:
-    """With products of all sizes, whatever they are worth."""
+def test_onednn_agrees_with_blas(calls_of_onednn: list[tuple[int, ...]], network: Any, optimizer: Any) -> None:
+    """With products of all sizes, whatever they are worth; and only whole batches go there, of 4 samples."""
     layout = None if network is dropping else True
-    expected = trained(EngineOptions("workers", 2, batch_last=layout, products="blas"), 7, network, optimizer)
-    monkeypatch.setattr(products, "WORTH_ONEDNN", 1)
+    expected = trained(EngineOptions("workers", 2, stack=1, batch_last=layout, products="blas"), 7, network, optimizer)
+    assert not calls_of_onednn
     library = EngineOptions("workers", 2, stack=1, batch_last=layout, products="onednn")
     assert_same(trained(library, 3, network, optimizer), expected)
+    assert calls_of_onednn
+    assert all(any(size % 4 == 0 for size in shape) for shape in calls_of_onednn)
+    if network is dropping:  # 16 pixels to 12 to 8 units, 4 samples
+        forward, inner, weights = (4, 16, 12), (4, 8, 12), (12, 4, 16)
+        assert {forward, inner, weights} <= set(calls_of_onednn)
+        assert all(4 in shape for shape in calls_of_onednn)
+
+
+@needs_onednn
+@pytest.mark.parametrize("network", [mlp, SmallCNN])
+def test_engines_multiply_by_the_library_of_their_choice(network: Any) -> None:
+    """Through turning and recording, for whole batches and multiples of them."""
+    built = convert_dropout(network((1, 16, 16), 4))
+    for library in ("blas", "onednn"):
+        last = network is SmallCNN
+        choice = EngineChoice("workers", 2, 1, batch_last=last, products=library)
+        engine = build_engine(choice, built, (1, 16, 16), EngineOptions(), 6)
+        assert isinstance(engine, WorkerEngine)
+        assert engine.chain is not None
+        assert isinstance(engine.chain, BatchLastChain) is last
+        of_steps = [engine.chain.products.of_step(samples).library for samples in (1, 5, 6, 12, 13)]
+        other = "blas"
+        assert of_steps == [other, other, library, library, other]
+
+
+@needs_onednn
+def test_trials_are_of_the_runs_batch_size(calls_of_onednn: list[tuple[int, ...]]) -> None:
+    """Which would otherwise be partial batches' way of multiplying."""
+    data = tiny_data(num_clients=2, schedule={"batch_size": 3, "cohort_width": "auto", "rounds_per_task": 1})
+    client = tiny_client(data, mlp, engine=EngineOptions("workers", 1, stack=1, products="onednn"))
+    trained: list[int] = []
+    client.training_step = lambda *_: trained.append(len(calls_of_onednn))  # type: ignore[method-assign]
+    fit(client, data)
+    assert trained
+    assert trained[0] == len(calls_of_onednn) > 0
+    assert all(3 in shape for shape in calls_of_onednn)
 
 
 @pytest.mark.parametrize("library", ["blas", pytest.param("onednn", marks=needs_onednn)])
@@ -162,7 +215,7 @@ def test_recorded_steps_are_the_steps(
     """Bit for bit, with dropout, decay and every batch size."""
     runs = []
     for worth in (1, 10**9):
-        monkeypatch.setattr(products, "WORTH_ONEDNN", 1)
+        monkeypatch.setattr(products, "WORTH_ONEDNN", 1)  # else nothing here would be oneDNN's
         monkeypatch.setattr(recorded, "WORTH_RECORDING", worth)
         made = []
         record = recorded.RecordedSteps._record
@@ -268,7 +321,7 @@ class Collect:
     def __init__(self) -> None:
         self.found: dict[str, Tensor] = {}
 
-    def product(self, name: str, left: Tensor, right: Tensor) -> None:
+    def product(self, name: str, left: Tensor, right: Tensor, products: Products) -> None:
         self.found[name] = left @ right  # of a convolution, [O, C kh kw]
 
     def gradient(self, name: str, gradient: Tensor) -> None:
@@ -329,7 +382,7 @@ def test_hand_written_gradients_are_autograds(
         (nn.MaxPool2d((3, 1), (1, 2)), 12),
     ],
 )
-@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize("samples", [1, 3, 40])
 def test_the_batch_last_pools_as_torch_does(pooling: nn.Module, units: int, samples: int) -> None:
     torch.manual_seed(0)
     layers = [nn.Conv2d(1, 2, 3), nn.ReLU(), pooling, nn.Flatten(), nn.Linear(units, 6)]
@@ -338,7 +391,8 @@ def test_the_batch_last_pools_as_torch_does(pooling: nn.Module, units: int, samp
     assert chain is not None
     turned = BatchLastChain.of_chain(chain)
     assert turned is not None
-    x, y = torch.randn(samples, 1, 6, 7, dtype=torch.float64), torch.arange(samples)
+    x, y = torch.randn(samples, 1, 6, 7, dtype=torch.float64), torch.arange(samples) % 6
+    x[:, :, :4] = 0  # equal numbers: the first gets the gradient
     torch.nn.functional.cross_entropy(network(x), y).backward()
     update = Collect()
     turned.step(x.clone(), y, None, None, {n: p.detach() for n, p in network.named_parameters()}, {}, update)  # type: ignore[arg-type]
@@ -375,6 +429,21 @@ def test_a_stack_of_clients_is_each_client_by_itself() -> None:
 @pytest.mark.parametrize("make", [LeNet, ResNet18, Branches, norm_net])
 def test_other_networks_are_no_chains(make: Callable[..., Network]) -> None:
     assert Chain.of(make((3, 32, 32), 4)) is None
+
+
+def test_linear_layers_on_maps_are_no_chains() -> None:
+    """They multiply every row of a map; any engine trains them."""
+
+    class Rows(Network):
+        def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
+            super().__init__(input_shape, num_outputs)
+            self.rows, self.head = nn.Linear(input_shape[2], 3), nn.Linear(3 * input_shape[1], num_outputs)
+
+        def features(self, x: Tensor) -> Tensor:
+            return torch.relu(self.rows(x)).flatten(1)
+
+    assert Chain.of(Rows((1, 4, 4), 3)) is None
+    assert_same(trained(EngineOptions("workers", 2), 3, Rows), trained(VMAP, 3, Rows))
 
 
 def test_hooks_and_shared_weights_are_no_chains() -> None:

@@ -89,27 +89,54 @@ class Counting(OneDnnProducts):
 
 
 @needs_onednn
-def test_small_products_and_other_types_are_torchs() -> None:
+def test_small_products_vectors_and_other_types_are_torchs() -> None:
     """With torch's bits."""
     counting, plain = Counting(), Products()
-    h, weight, bias = torch.randn(64, WORTH_ONEDNN // 64 // 16 - 1), torch.randn(16, WORTH_ONEDNN // 64 // 16 - 1), None
-    doubles = torch.randn(300, 300, dtype=torch.float64)
-    for left, right in ((h, weight.t()), (doubles, doubles)):
+    large = WORTH_ONEDNN // 64 // 16
+    h, weight = torch.randn(64, large - 1), torch.randn(16, large - 1)
+    doubles, vector = torch.randn(300, 300, dtype=torch.float64), torch.randn(2000, 1)
+    for left, right in ((h, weight.t()), (doubles, doubles), (vector, vector.t()), (torch.randn(900, 2000), vector)):
         assert torch.equal(counting.of(left, right), plain.of(left, right))
-        assert torch.equal(counting.linear(left, right.t(), bias), plain.linear(left, right.t(), bias))
+        assert torch.equal(counting.linear(left, right.t(), None), plain.linear(left, right.t(), None))
         one, other = (torch.ones(left.shape[0], right.shape[1], dtype=left.dtype) for _ in range(2))
         counting.add(one, left, right, 0.9, -0.1)
         plain.add(other, left, right, 0.9, -0.1)
         assert torch.equal(one, other)
     assert counting.calls == 0
-    counting.of(torch.randn(64, WORTH_ONEDNN // 64 // 16), torch.randn(WORTH_ONEDNN // 64 // 16, 16))
-    assert counting.calls == 1
+    left, right = torch.randn(64, large), torch.randn(large, 16)
+    counting.of(left, right)
+    counting.linear(left, right.t(), torch.randn(16))
+    assert counting.calls == 2
+    counting.add(torch.ones(64, 16), left, right, 1.0, 1.0)
+    assert counting.calls == 3
+
+
+@needs_onednn
+def test_blocks_of_a_product_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """400 rows of 784 are more than a block: two of 200, as oneDNN writes a program for every shape."""
+    counting = Counting()
+    shapes: list[tuple[int, ...]] = []
+    call = counting._linear
+    counting._linear = lambda x, weight, bias: shapes.append(tuple(x.shape)) or call(x, weight, bias)  # type: ignore[func-returns-value]
+    counting.add(torch.ones(400, 784), torch.randn(400, 64), torch.randn(64, 784), 1.0, 1.0)
+    assert shapes == [(200, 64)] * 2
+
+
+@needs_onednn
+def test_steps_of_other_than_whole_batches_are_blas() -> None:
+    of_batches = products_of("onednn", 32)
+    assert [of_batches.of_step(n).library for n in (16, 31, 32, 33, 64, 96)] == ["blas"] * 2 + ["onednn", "blas"] + [
+        "onednn"
+    ] * 2
+    assert of_batches.of_step(32) is of_batches
+    assert products_of("onednn").of_step(7).library == "onednn"
+    assert products_of("blas", 32).of_step(32).library == "blas"
 
 
 @needs_onednn
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning", "ignore::torch.jit.TracerWarning")
 def test_products_can_be_recorded() -> None:
-    """With the library that a size is worth, whatever is fed in later."""
+    """With the library that the size is worth."""
     counting = Counting()
     recording = torch.jit.trace(counting.of, (torch.randn(64, 400), torch.randn(400, 300)), check_trace=False)
     left, right = torch.randn(64, 400), torch.randn(400, 300)
@@ -142,6 +169,28 @@ def test_without_onednn_it_is_blas(monkeypatch: pytest.MonkeyPatch, missing: str
             cached.cache_clear()  # type: ignore[attr-defined]
 
 
-def test_the_faster_library_is_measured_once() -> None:
-    assert products.faster() in ("blas", "onednn")
-    assert products.faster() == products.faster()
+@needs_onednn
+@pytest.mark.parametrize("faster", ["blas", "onednn"])
+def test_the_faster_library_is_measured_once(monkeypatch: pytest.MonkeyPatch, faster: str) -> None:
+    """On one math thread; the first call may take as long as it likes."""
+    now, multiplied, threads = 0.0, [], torch.get_num_threads()
+
+    def linear(self: Products, *_: Tensor | None) -> None:
+        nonlocal now
+        first = self.library not in multiplied
+        multiplied.append(self.library)
+        assert torch.get_num_threads() == 1
+        now += (9.0 if self.library == faster else 5.0) if first else (1.0 if self.library == faster else 2.0)
+
+    monkeypatch.setattr(products.time, "perf_counter", lambda: now)
+    for kind in (Products, OneDnnProducts):
+        monkeypatch.setattr(kind, "linear", linear)
+    products.faster.cache_clear()
+    try:
+        assert products.faster() == faster
+        assert multiplied.count("blas") == multiplied.count("onednn") == 5
+        assert products.faster() == faster
+        assert len(multiplied) == 10
+        assert torch.get_num_threads() == threads
+    finally:
+        products.faster.cache_clear()

@@ -36,14 +36,14 @@ class EngineOptions:
         batch_last: whether ``workers`` hold images and maps with the batch last in memory, for chains of convolutions,
             pooling and linear layers: faster for small maps, slower for many wide ones; every step holds the patches of
             all convolutions. null takes the faster in a short trial, if all threads' patches fit 256 MiB.
-        products: which library multiplies matrices in hand-written steps: ``blas``, torch's own way, or ``onednn`` for
-            those that are large enough, up to twice as fast where BLAS is MKL and the processor no Intel. null takes
-            the faster in a short trial.
         compile: torch.compile mode for ``vmap``; ``reduce-overhead`` replays CUDA graphs. null does not compile.
             Steps of cohorts of one client, and steps whose loss is not the plain mean cross-entropy of a client's own
             samples (replayed ones, weights or terms of methods, densities), are not compiled.
         matmul_precision: torch's float32 matmul precision in local steps; ``high`` allows TF32 on GPUs that have it.
             Elsewhere (tests, bases, sketches, aggregation) products are float32 all the same.
+        products: which library multiplies matrices in hand-written steps of ``workers``: ``blas``, torch's own way, or
+            ``onednn`` for whole batches and products that are large enough, where clients are not stacked: up to twice
+            as fast if torch's BLAS is MKL and the processor no Intel. null takes the faster in a short trial.
 
     Raises:
         ConfigError: a value other than these, or one that does not go with ``kind``.
@@ -55,9 +55,9 @@ class EngineOptions:
         workers: int | None = None,
         stack: int | None = None,
         batch_last: bool | None = None,
-        products: Library | None = None,
         compile: Compile | None = None,
         matmul_precision: Literal["highest", "high", "medium"] = "highest",
+        products: Library | None = None,
     ) -> None:
         for key, value, valid in (
             ("kind", kind, ("auto", "vmap", "workers")),

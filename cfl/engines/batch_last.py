@@ -189,7 +189,7 @@ def _hand_over(run: Pass, weight: str, bias: str | None, g: Tensor, h: Tensor) -
     """The gradients of ``Z = W H + b``, all matrices with columns side by side: ``dZ [O, N]``, ``H [d, N]``."""
     factor = run.factors.get(weight)
     if factor is None:
-        run.update.product(weight, g, h.t())
+        run.update.product(weight, g, h.t(), run.products)
     else:
         run.update.gradient(weight, run.multiplied(weight, run.products.of(g, h.t()).view(run.weights[weight].shape)))
     if bias is not None:

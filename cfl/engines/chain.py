@@ -57,6 +57,7 @@ class Chain:
         layers: list[Layer] = []
         modules = dict(network.named_modules())
         before: fx.Node | None = None
+        flat = False
         for node in graph.nodes:
             if node.op == "placeholder":
                 if before is not None:
@@ -71,6 +72,9 @@ class Chain:
                 if layer is None:
                     return None
                 if layer:
+                    if isinstance(layer, Linear) and not flat:
+                        return None  # a product for every place of a map
+                    flat = flat or isinstance(layer, Flatten)
                     layers.append(layer)
             before = node
         weighted = [layer for layer in layers if isinstance(layer, Linear | Conv2d)]
@@ -109,7 +113,7 @@ class Chain:
         Returns:
             The loss, ``[]`` or ``[m]``.
         """
-        run = Pass(weights, masks, update, y.ndim, factors, self.products)
+        run = Pass(weights, masks, update, y.ndim, factors, self.products.of_step(int(y.shape[-1])))
         h = self.enter(x)
         for layer in self.layers:
             h = layer.forward(run, h)

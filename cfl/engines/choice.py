@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from cfl.engines.base import Engine, EngineKind, EngineOptions
 from cfl.engines.batch_last import BatchLastChain
 from cfl.engines.chain import Chain
-from cfl.engines.products import WORTH_ONEDNN, Library, available, faster
+from cfl.engines.products import Library, available, faster, products_of, worth_onednn
 from cfl.engines.vmapped import VmapEngine
 from cfl.engines.workers import WorkerEngine
 from cfl.errors import ConfigError
@@ -78,13 +78,15 @@ def build_engine(
     network: nn.Module,
     input_shape: tuple[int, int, int],
     options: EngineOptions,
+    batch_size: int,
     eager: bool = False,
     by_hand: bool = True,
 ) -> Engine:
-    """The engine of a choice; ``eager`` and ``by_hand``: see :class:`~cfl.engines.workers.WorkerEngine`."""
+    """The engine of a choice, for steps of ``batch_size``; else see :class:`~cfl.engines.workers.WorkerEngine`."""
     if choice.kind == "workers":
         threads, stack, last = choice.threads, choice.stack, choice.batch_last
-        return WorkerEngine(network, input_shape, threads, stack, last, eager, by_hand, choice.products)
+        products = products_of(choice.products, batch_size)
+        return WorkerEngine(network, input_shape, threads, stack, last, eager, by_hand, products)
     return VmapEngine(network, input_shape, options.compile)
 
 
@@ -180,7 +182,7 @@ def _layouts(
     """Whether the batch may be last in memory, the more promising first, with so many samples on all threads."""
     if chain is None or not chain.has_convolutions or BatchLastChain.of_chain(chain) is None:
         if options.batch_last:
-            chains = "chain of convolutions, unpadded max-pooling and linear layers with a loss of its logits"
+            chains = "chain of layers, ungrouped convolutions among them, with a loss of its logits"
             raise ConfigError("engine.batch_last", True, f"false or null: no {chains}")
         return [False]
     if options.batch_last is not None:
@@ -198,26 +200,43 @@ def _with_products(
 ) -> tuple[list[EngineChoice], list[EngineChoice]]:
     """The choices with the library that is asked for, or with the one that is faster here, and those with the other.
 
-    Unless it is asked for, oneDNN only where a product of a step is large enough for it.
+    With oneDNN only where a product of a step is large enough for it.
     """
-    if options.products == "onednn":
-        if chain is None or all(choice.stack > 1 for choice in found):
-            chains = "chain of layers with a loss of its logits, one client at a time"
-            raise ConfigError("engine.products", "onednn", f"blas or null: no {chains}")
-        return [replace(choice, products="onednn") for choice in found if choice.stack == 1], []
-    if options.products == "blas" or chain is None or not available():
+    asked = options.products == "onednn"
+    if options.products == "blas" or not available():
         return found, []
-    linear, convolution = largest_products(network, input_shape)
-    single = next(network.parameters()).dtype is torch.float32
+    gaining = _gaining(found, chain, network, input_shape, batch_size)
+    if asked and not gaining:
+        large = f"a large product in batches of {batch_size}"
+        what = f"float32 chain of layers, one client at a time, with {large} and a loss of its logits"
+        raise ConfigError("engine.products", "onednn", f"blas or null: no {what}")
+    if asked or not gaining:
+        return gaining or found, []
+    if faster() == "blas":
+        return found, gaining
+    with_onednn = {choice: replace(choice, products="onednn") for choice in found}
+    return [other if other in gaining else choice for choice, other in with_onednn.items()], found
 
-    def gains(choice: EngineChoice) -> bool:
-        of_sample = max(linear, convolution) if choice.batch_last else linear  # others are oneDNN's anyhow
-        return single and choice.stack == 1 and of_sample * batch_size >= WORTH_ONEDNN
 
-    with_onednn = [replace(choice, products="onednn") if gains(choice) else choice for choice in found]
-    if with_onednn == found:
-        return found, []
-    return (with_onednn, found) if faster() == "onednn" else (found, with_onednn)
+def _gaining(
+    found: list[EngineChoice],
+    chain: Chain | None,
+    network: nn.Module,
+    input_shape: tuple[int, int, int],
+    batch_size: int,
+) -> list[EngineChoice]:
+    """Those of the choices of which a product is worth oneDNN, with it."""
+    if chain is None or next(network.parameters()).dtype is not torch.float32:
+        return []
+    large: dict[type[nn.Module], bool] = {nn.Linear: False, nn.Conv2d: False}
+    for kind, weight, count in _weighted(network, input_shape):
+        large[kind] |= worth_onednn(len(weight), weight[0].numel(), count * batch_size)
+    return [
+        replace(choice, products="onednn")
+        for choice in found
+        # Convolutions with the batch first are oneDNN's anyhow.
+        if choice.stack == 1 and (large[nn.Linear] or (choice.batch_last and large[nn.Conv2d]))
+    ]
 
 
 def patch_bytes(network: nn.Module, input_shape: tuple[int, int, int]) -> int:
@@ -232,14 +251,6 @@ def patch_bytes(network: nn.Module, input_shape: tuple[int, int, int]) -> int:
         if kind is nn.Conv2d
     ]
     return sum(found) + max(found[1:], default=0)
-
-
-def largest_products(network: nn.Module, input_shape: tuple[int, int, int]) -> tuple[int, int]:
-    """Multiplications of one sample in the largest linear layer and in the largest convolution; 0 without any."""
-    largest = {nn.Linear: 0, nn.Conv2d: 0}
-    for kind, weight, places in _weighted(network, input_shape):
-        largest[kind] = max(largest[kind], weight.numel() * places)
-    return largest[nn.Linear], largest[nn.Conv2d]
 
 
 @torch.no_grad()

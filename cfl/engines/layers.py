@@ -91,9 +91,9 @@ class Linear(Layer):
             inner = torch.bmm(g, weight) if run.batch_dims == 2 else run.products.of(g, weight)
         factor = run.factors.get(self.weight)
         if factor is None:
-            run.update.product(self.weight, g.mT, h)
+            run.update.product(self.weight, g.mT, h, run.products)
         elif len(h) < g.shape[-1]:  # dW F = dZ^T (H F): whichever of H and dW has fewer rows
-            run.update.product(self.weight, g.mT, factor.times(h))
+            run.update.product(self.weight, g.mT, factor.times(h), run.products)
         else:
             run.update.gradient(self.weight, factor.times(run.products.of(g.mT, h)))
         if self.bias is not None:

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cfl.engines.threads import Threads
+
 Library = Literal["blas", "onednn"]
 
 WORTH_ONEDNN = 2**20
@@ -25,13 +27,17 @@ does as many multiplications in 17 us at 125 GFLOP/s."""
 
 BLOCK = 2**18
 """Numbers of a product that are computed at a time where it is added to something, which oneDNN cannot do itself:
-1 MiB, which is still in the cache when it is added, and all the memory that it takes."""
+1 MiB, which is still in the cache when it is added."""
 
 
 class Products:
     """By ``torch.matmul`` and what else torch has, in whatever data type."""
 
     library: Library = "blas"
+
+    def of_step(self, samples: int) -> Products:
+        """Those for a step of so many samples of one client."""
+        return self
 
     def of(self, left: Tensor, right: Tensor) -> Tensor:
         """``left @ right``, ``[m, k]`` and ``[k, n]`` to ``[m, n]``."""
@@ -49,14 +55,25 @@ class Products:
 class OneDnnProducts(Products):
     """By oneDNN where a product is large enough to gain by it and of float32, else as :class:`Products`.
 
+    oneDNN writes a program for every shape, which takes about a millisecond and 0.1 to 0.5 MB, and forgets some when it
+    has some hundred. Clients' last batches may be of any size: steps of other than whole batches are BLAS's.
+
+    Args:
+        batch_size: samples of a whole batch.
+
     Raises:
         RuntimeError: this build of torch has no oneDNN.
     """
 
     library = "onednn"
 
-    def __init__(self) -> None:
+    def __init__(self, batch_size: int = 1) -> None:
+        self.batch_size = batch_size
         self._linear = _linear()
+
+    def of_step(self, samples: int) -> Products:
+        """These for whole batches, with as many replayed samples beside or not; torch's own for others."""
+        return self if samples % self.batch_size == 0 else Products()
 
     def of(self, left: Tensor, right: Tensor) -> Tensor:
         """``left @ right``; either may be a transposed view."""
@@ -73,8 +90,10 @@ class OneDnnProducts(Products):
             return
         if keep not in (0, 1):
             into.mul_(keep)
-        rows = max(BLOCK // int(into.shape[1]), 1)
-        for start in range(0, int(into.shape[0]), rows):
+        m, n = int(into.shape[0]), int(into.shape[1])
+        blocks = min(-(-m * n // BLOCK), m)
+        rows = -(-m // blocks)  # alike: a shape more is a program more
+        for start in range(0, m, rows):
             block = into[start : start + rows]
             product = self._linear(left[start : start + rows], right.t(), None)
             if keep == 0:
@@ -83,14 +102,20 @@ class OneDnnProducts(Products):
                 block.add_(product, alpha=scale)
 
 
-def products_of(library: Library) -> Products:
-    """The products of a library."""
-    return OneDnnProducts() if library == "onednn" else Products()
+def products_of(library: Library, batch_size: int = 1) -> Products:
+    """The products of a library, for batches of so many samples."""
+    return OneDnnProducts(batch_size) if library == "onednn" else Products()
+
+
+def worth_onednn(m: int, k: int, n: int) -> bool:
+    """Whether a product of ``[m, k]`` and ``[k, n]`` is faster by oneDNN, if any is: large, and not with a vector."""
+    return min(m, k, n) > 1 and m * k * n >= WORTH_ONEDNN
 
 
 def _worth_it(left: Tensor, right: Tensor) -> bool:
     # Plain numbers also while a step is recorded: a recording is for one batch size.
-    return left.dtype is torch.float32 and int(left.shape[0]) * int(left.shape[1]) * int(right.shape[1]) >= WORTH_ONEDNN
+    sizes = int(left.shape[0]), int(left.shape[1]), int(right.shape[1])
+    return left.dtype is torch.float32 and worth_onednn(*sizes)
 
 
 @cache
@@ -99,7 +124,7 @@ def available() -> bool:
     try:
         x, weight = torch.ones(2, 3), torch.full((4, 3), 2.0)
         return torch.equal(_linear()(x, weight, torch.ones(4)), torch.full((2, 4), 7.0))
-    except (AttributeError, RuntimeError):
+    except Exception:  # whatever torch.jit raises, where it is deprecated or has no source files
         return False
 
 
@@ -122,15 +147,20 @@ def _linear_of_onednn(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tens
 
 @cache
 def faster() -> Library:
-    """The library that is faster with this machine, in a product of ``[64, 400]`` and ``[400, 400]``: milliseconds."""
+    """The library that is faster with this machine: that which is, five times in turns, in one product.
+
+    It is of ``[64, 400]`` and ``[400, 400]`` on one math thread, as workers have; 0.1 s in all.
+    """
     if not available():
         return "blas"
     h, weight = torch.ones(64, 400), torch.ones(400, 400)
     best: dict[Library, float] = {}
-    for _ in range(5):
-        for products in (Products(), OneDnnProducts()):
-            started = time.perf_counter()
-            products.linear(h, weight, None)
-            seconds = time.perf_counter() - started
-            best[products.library] = min(best.get(products.library, seconds), seconds)
+
+    def measure(_: int, products: Products) -> None:
+        started = time.perf_counter()
+        products.linear(h, weight, None)
+        seconds = time.perf_counter() - started
+        best[products.library] = min(best.get(products.library, seconds), seconds)
+
+    Threads(1).run(measure, [Products(), OneDnnProducts()] * 5)
     return min(best, key=best.__getitem__)

@@ -102,10 +102,10 @@ class RecordedSteps:
             rest = rest[len(names) + len(dropping) :]
             update: Update
             if at_once is None:
-                update = KeepGradients(dict(zip(names, rest, strict=True)), self.chain.products)
+                update = KeepGradients(dict(zip(names, rest, strict=True)))
             else:
                 drawn = zip(rest[::2], rest[1::2], strict=True)
-                update = StepAtOnce(held, *at_once, dict(zip(pulls, drawn, strict=True)), self.chain.products)
+                update = StepAtOnce(held, *at_once, dict(zip(pulls, drawn, strict=True)))
             if factors is None:
                 return self.chain.step(x, y, None, allowed, held, dropped, update)
             head = partial(weighted_cross_entropy_with_gradient, samples=plain_samples(y, factors, allowed))

@@ -66,7 +66,8 @@ class Trials:
         clients = tuple(self._largest[: choice.width])
         # A run's steps are recorded after some twenty of them; those of a trial that is shorter must be like them.
         eager = self.client_steps_of_run >= LONG_RUN
-        engine = build_engine(choice, self.network, self.input_shape, self.options, eager, by_hand=self._by_hand)
+        size, by_hand = data.schedule.batch_size, self._by_hand
+        engine = build_engine(choice, self.network, self.input_shape, self.options, size, eager, by_hand)
         cohort = Cohort(self.network, len(clients), data.outputs, engine.channels_last)
         optimizer = self._optimizer_of(cohort.parameters.values())
         context = StepContext(data.seed, self._at_once(optimizer), Objective(density=is_density(self.network)))

@@ -17,10 +17,11 @@ class Update(ABC):
     """Takes the gradients of one client (or a stack of m, then with a leading axis ``[m, ...]``)."""
 
     @abstractmethod
-    def product(self, name: str, left: Tensor, right: Tensor) -> None:
+    def product(self, name: str, left: Tensor, right: Tensor, products: Products) -> None:
         """The gradient is ``left @ right``, of the parameter's shape ``[..., o, d]``.
 
-        That of one client's convolution ``[o, C, kh, kw]`` may be given as ``[o, C kh kw]``.
+        That of one client's convolution ``[o, C, kh, kw]`` may be given as ``[o, C kh kw]``; of one client ``products``
+        multiply.
         """
 
     @abstractmethod
@@ -36,31 +37,24 @@ class StepAtOnce(Update):
         lr: learning rate.
         weight_decay: L2 penalty.
         pulls: parameter name -> anchor and how far towards it w goes before that, see :meth:`cfl.pull.Pull.step`.
-        products: multiplies matrices; None is torch's own way.
     """
 
     def __init__(
-        self,
-        weights: Mapping[str, Tensor],
-        lr: float,
-        weight_decay: float,
-        pulls: Steps = MappingProxyType({}),
-        products: Products | None = None,
+        self, weights: Mapping[str, Tensor], lr: float, weight_decay: float, pulls: Steps = MappingProxyType({})
     ) -> None:
         self.weights, self.lr, self.keep, self.pulls = weights, lr, 1.0 - lr * weight_decay, pulls
-        self.products = products or Products()
 
     def _pulled(self, name: str) -> Tensor:
         weight = self.weights[name]
         return weight.lerp_(*self.pulls[name]) if name in self.pulls else weight
 
-    def product(self, name: str, left: Tensor, right: Tensor) -> None:
+    def product(self, name: str, left: Tensor, right: Tensor, products: Products) -> None:
         """One product that adds to the weights, where the library can."""
         weight = self._pulled(name)
         if weight.ndim == 3:
             weight.baddbmm_(left, right, beta=self.keep, alpha=-self.lr)
         else:
-            self.products.add(weight.view(len(weight), -1), left, right, keep=self.keep, scale=-self.lr)
+            products.add(weight.view(len(weight), -1), left, right, keep=self.keep, scale=-self.lr)
 
     def gradient(self, name: str, gradient: Tensor) -> None:
         """Decay, then step."""
@@ -103,19 +97,18 @@ class KeepGradients(Update):
 
     Args:
         rows: parameter name -> tensor of the parameter's shape, overwritten.
-        products: multiplies matrices; None is torch's own way.
     """
 
-    def __init__(self, rows: Mapping[str, Tensor], products: Products | None = None) -> None:
-        self.rows, self.products = rows, products or Products()
+    def __init__(self, rows: Mapping[str, Tensor]) -> None:
+        self.rows = rows
 
-    def product(self, name: str, left: Tensor, right: Tensor) -> None:
+    def product(self, name: str, left: Tensor, right: Tensor, products: Products) -> None:
         """The product, into its row."""
         row = self.rows[name]
         if row.ndim == 3:
             row.baddbmm_(left, right, beta=0)
         else:
-            self.products.add(row.view(len(row), -1), left, right, keep=0, scale=1)
+            products.add(row.view(len(row), -1), left, right, keep=0, scale=1)
 
     def gradient(self, name: str, gradient: Tensor) -> None:
         """A copy, into its row."""

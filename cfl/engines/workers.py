@@ -17,7 +17,7 @@ from cfl.engines.batch_last import BatchLastChain
 from cfl.engines.chain import Chain
 from cfl.engines.freed_memory import keep_freed_memory
 from cfl.engines.joined import Joined
-from cfl.engines.products import Library, Products, products_of
+from cfl.engines.products import Products
 from cfl.engines.recorded import RecordedSteps, Recording, arguments
 from cfl.engines.replica import Replica
 from cfl.engines.threads import Threads
@@ -47,7 +47,7 @@ class WorkerEngine(Engine):
             (:class:`~cfl.engines.batch_last.BatchLastChain`); of no effect where that is not possible.
         eager: see :class:`~cfl.engines.recorded.RecordedSteps`.
         by_hand: whether steps of chains are hand-written; not possible where a loss is no function of the logits.
-        library: what multiplies matrices in hand-written steps.
+        products: multiplies matrices in hand-written steps; None is torch's own way.
     """
 
     kind = "workers"
@@ -63,13 +63,12 @@ class WorkerEngine(Engine):
         batch_last: bool = False,
         eager: bool = False,
         by_hand: bool = True,
-        library: Library = "blas",
+        products: Products | None = None,
     ) -> None:
         keep_freed_memory()
-        self.chain = Chain.of(network, products_of(library)) if by_hand else None
+        self.chain = Chain.of(network, products) if by_hand else None
         turned = BatchLastChain.of_chain(self.chain) if batch_last and self.chain is not None else None
         self.chain = turned or self.chain
-        self._products = self.chain.products if self.chain is not None else Products()
         self.channels_last = turned is None and any(isinstance(m, nn.Conv2d) for m in network.modules())
         self.input_shape = tuple(input_shape)
         self.stack = stack if self.chain is not None and self.chain.stackable else 1
@@ -229,9 +228,9 @@ class WorkerEngine(Engine):
 
     def _update(self, cohort: Cohort, start: int, rows: int, context: StepContext) -> Update:
         if context.at_once is None:
-            return KeepGradients(self._rows(self._gradient_views, self._gradients, start, rows), self._products)
+            return KeepGradients(self._rows(self._gradient_views, self._gradients, start, rows))
         weights = self._rows(self._views, cohort.data, start, rows)
-        return StepAtOnce(weights, *context.at_once, self._pull_rows.of(start, rows), self._products)
+        return StepAtOnce(weights, *context.at_once, self._pull_rows.of(start, rows))
 
     def _dropped(
         self, cohort: Cohort, batch: CohortBatch, context: StepContext, rows: range, samples: int, single: bool
