@@ -69,7 +69,8 @@ def check_methods(methods: Mapping[str, Method], data: FederatedDataModule) -> N
         who = f"methods.{name} ({type(method).__name__})"
         needs_steps = f"null: {who} needs clients to learn the same tasks in step"
         needs_clock = f"0: {who} needs clients to change tasks together"
-        needs_ends = f"another exposure while {who} needs to know where tasks end"
+        unless = f", as it does not with methods.{name}.{method.task_free_with}" if method.task_free_with else ""
+        needs_ends = f"another exposure while {who} needs to know where tasks end{unless}"
         needs_past = f"another exposure while {who} looks back to tasks that ended"
         known = f"one of {sorted(method.scenarios)} while {who} is used"
         for refused, key, value, valid in (
@@ -159,7 +160,7 @@ class Federation:
             self.buffer.bind(self.clients, data, any(method.replays_logits for method in self.methods.values()))
         for name, method in self.methods.items():
             own = frozenset({name, *method.topics}) - OF_ALL
-            method.setup(sealed_federation(self, own) if method.task_free else self)
+            method.setup(sealed_federation(self, own, method) if method.task_free else self)
         owners = data.num_clients if self.measures_clients else None
         self.measure: Measure = NLL if data.scenario == "density" else ACCURACY
         kind = NLLMatrix if data.scenario == "density" else AccuracyMatrix

@@ -67,8 +67,9 @@ class ReplayBuffer:
     are held by their place in the client's own data (with the random bits of their augmentation), which gives what
     holding the images would; memory is counted as if it held them.
 
-    Sources: Algorithms 2 and 4 of Fed-A-GEM (Dai et al., 2024); their code offers every sample once, the paper offers
-    each batch of each round. Vitter (1985) for the reservoir.
+    Sources: Algorithms 2 and 4 of Fed-A-GEM (Dai et al., 2024); their code offers every sample once and keeps it
+    augmented, the paper offers each batch of each round and says nothing of augmentation. Vitter (1985) for the
+    reservoir.
 
     Args:
         size: samples per client.

@@ -5,12 +5,13 @@ General continual learning has no task ids and no boundaries at training time. A
 address a client's current data or map a model into its coordinates take it, arithmetic and comparisons fail. The
 federation that it is set up with shows what is named here and nothing else, and finds data by a sealed task only; a
 buffer's samples, and those that other methods have added to a step, come with :class:`SealedTasks`. Samples go by
-handles, in a step's ``index`` too, and of what clients keep it is shown its own topics. What a loss is taken over stays
+handles, in a step's ``index`` too, and of what clients keep it is shown its own topics, of other methods what they
+declare. What a loss is taken over stays
 open to it: a client that computes one knows its outputs, which differ from task to task only where the scenario or
 ``data.class_loss`` tells clients so.
 
-It keeps a method from leaning on a task unawares. It is no sandbox: Python lets whoever means to, reach through
-another method, or into what begins with an underscore.
+It keeps a method from leaning on a task unawares. It is no sandbox: Python lets whoever means to, reach into what
+begins with an underscore.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from cfl.cohort import Cohort
     from cfl.federation import Federation
+    from cfl.methods.base import Method
     from cfl.schedule import RoundPlan
 
 
@@ -268,23 +270,44 @@ class SealedChannel(_View):
     _WHOSE = "the channel"
 
 
+class SealedMethod(_View):
+    """Another method: of what class it is and what it declares, not what it was set up with."""
+
+    _NAMES = frozenset({"name", "source", "key"})
+    _SHOWN = _NAMES | frozenset({"overrides", "changes_gradients", "refines_gradients", "moves_model_after_round"})
+    _WHOSE = "another method"
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[Method]:  # type: ignore[override]
+        return type(self._behind)
+
+
 class SealedFederation(_View):
     """The federation, without what says which task clients are at.
 
     Args:
         behind: :class:`cfl.federation.Federation`.
         topics: the method's own among what clients keep.
+        method: whose it is.
     """
 
     _MODEL = frozenset({"network", "batchnorm", "shared_parameters", "shared_buffers", "personal"})
     _TENSORS = frozenset({"state_tensors", "own_tensors", "shared_tensors", "evaluation_statistics"})
-    _RUN = frozenset({"round", "finished", "methods", "has_personal_models"})
-    _SHOWN = _MODEL | _TENSORS | _RUN
+    _SHOWN = _MODEL | _TENSORS | frozenset({"round", "finished", "has_personal_models"})
     _WHOSE = "the federation"
 
-    def __init__(self, behind: Any, topics: frozenset[str]) -> None:
+    def __init__(self, behind: Any, topics: frozenset[str], method: Method) -> None:
         super().__init__(behind)
         object.__setattr__(self, "_topics", topics)
+        object.__setattr__(self, "_method", method)
+
+    @property
+    def methods(self) -> dict[str, Method]:
+        """Name -> the method itself, or what is shown of another."""
+        return {
+            name: method if method is self._method else cast("Method", SealedMethod(method))
+            for name, method in self._behind.methods.items()
+        }
 
     @property
     def clients(self) -> SealedStates:
@@ -342,6 +365,6 @@ def sealed_cohort(cohort: Cohort) -> Cohort:
     return cast("Cohort", SealedCohort(cohort))
 
 
-def sealed_federation(federation: Federation, topics: frozenset[str]) -> Federation:
+def sealed_federation(federation: Federation, topics: frozenset[str], method: Method) -> Federation:
     """What a method is set up with that keeps ``topics`` of clients between rounds."""
-    return cast("Federation", SealedFederation(federation, topics))
+    return cast("Federation", SealedFederation(federation, topics, method))

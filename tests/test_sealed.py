@@ -37,7 +37,7 @@ from cfl.data.samples import Samples
 from cfl.data.sequences import RandomTasks
 from cfl.data.streams import Permuted
 from cfl.errors import ConfigError
-from cfl.federation import Federation
+from cfl.federation import Federation, check_methods
 from cfl.methods import AGEM, DER, ER, EWC, GLFC, L2P, SCAFFOLD, FedAGEM, FedCurv, FedProx, Method, PersonalLayers
 from cfl.replay_buffer import ReplayBuffer
 from cfl.schedule import RoundPlan
@@ -47,6 +47,7 @@ from cfl.sealed import (
     SealedCohort,
     SealedData,
     SealedFederation,
+    SealedMethod,
     SealedPlan,
     SealedSchedule,
     SealedSettings,
@@ -221,7 +222,19 @@ SEEN: list[tuple[Callable[[Federation], Any], Any]] = [
     (lambda federation: federation.clients.get("model", 0), None),
     (lambda federation: federation.clients.bytes() > 0, True),
     (lambda federation: federation.buffer.data.num_tasks, 2),  # type: ignore[union-attr]
+    (lambda federation: federation.methods["beside"].federation.schedule.task_of(1), 1),
+    (lambda federation: federation.methods["beside"].tasks_begun, [0, 1]),  # type: ignore[attr-defined]
 ]
+
+
+class Beside(Method):
+    """Another method, which is told tasks."""
+
+    def __init__(self) -> None:
+        self.tasks_begun: list[int] = []
+
+    def begin_task(self, plan: RoundPlan) -> None:
+        self.tasks_begun.append(plan.task)
 
 
 class Sees(Method):
@@ -236,11 +249,31 @@ def test_a_free_methods_federation_does_not_tell_the_task(look: Callable[[Federa
     free.task_free = True
     for method in (free, bound):
         data = tiny_data(permuted(2), schedule={"rounds_per_task": 1})
-        federation = fit(tiny_client(data, methods={"sees": method}), data)
+        federation = fit(tiny_client(data, methods={"sees": method, "beside": Beside()}), data)
         assert method.federation.schedule.num_rounds == method.federation.round == federation.round == 2
     with pytest.raises((TaskHidden, TypeError), match=r"hidden|SealedTask"):
         look(free.federation)
     assert look(bound.federation) == seen
+
+
+def test_a_free_method_sees_what_others_are() -> None:
+    """Itself, and of others their kind and what they declare."""
+    method, beside = Sees(), Beside()
+    method.task_free = True
+    data = tiny_data(permuted(2), schedule={"rounds_per_task": 1})
+    fit(tiny_client(data, methods={"sees": method, "beside": beside}), data)
+    seen = method.federation.methods
+    assert list(seen) == ["sees", "beside"]
+    assert seen["sees"] is method
+    assert seen["beside"] is not beside
+    assert isinstance(seen["beside"], Beside)
+    assert not isinstance(seen["beside"], Sees)
+    assert (seen["beside"].name, seen["beside"].source, seen["beside"].key) == ("beside", 2, "methods.beside")
+    assert seen["beside"].overrides("begin_task")
+    assert not seen["beside"].refines_gradients
+    method.refuse_twins(Sees, "one")
+    with pytest.raises(ConfigError, match=r"sees.*beside.*one"):
+        method.refuse_twins(Method, "one")
 
 
 def test_what_is_shown_of_a_run_is_this_and_no_more() -> None:
@@ -255,7 +288,8 @@ def test_what_is_shown_of_a_run_is_this_and_no_more() -> None:
         SealedData: "eval_batch_size exposure input_shape most_trained_on num_clients num_outputs scenario seed",
         SealedStates: "forget gather get holders scatter",
         SealedChannel: "collect_individually downlink mean on_bad_update sum uplink uplink_individually usable",
-        SealedFederation: "batchnorm evaluation_statistics finished has_personal_models methods network own_tensors "
+        SealedMethod: "changes_gradients key moves_model_after_round name overrides refines_gradients source",
+        SealedFederation: "batchnorm evaluation_statistics finished has_personal_models network own_tensors "
         "personal round shared_buffers shared_parameters shared_tensors state_tensors",
     }
     assert {kind: " ".join(sorted(kind._SHOWN)) for kind in shown} == shown
@@ -529,6 +563,23 @@ def test_other_methods_are_refused_where_clients_have_their_own_clocks(method: M
     data = tiny_data(exposure="asynchronous")
     with pytest.raises(ConfigError, match=r"data\.exposure"):
         fit(tiny_client(data, methods={"some": method}), data)
+
+
+@pytest.mark.parametrize(
+    ("method", "unless"),
+    [
+        (ER(per_task=False, update="step"), ""),
+        (SCAFFOLD(at_task_switch="reset"), ", as it does not with methods.some.at_task_switch: keep"),
+        (L2P(), ", as it does not with methods.some.mask_logits: false"),
+    ],
+)
+def test_a_refusal_says_which_setting_would_do(method: Method, unless: str) -> None:
+    data = tiny_data(exposure="asynchronous")
+    with pytest.raises(ConfigError, match=f"needs to know where tasks end{re.escape(unless)}$"):
+        check_methods({"some": method}, data)
+    key, _, value = (type(method).task_free_with or "none: x").partition(": ")
+    free = type(method)(**{key: {"false": False}.get(value, value)}) if unless else FedProx(mu=0.1)
+    check_methods({"some": free}, data)
 
 
 class Repeated(Permuted):

@@ -69,6 +69,7 @@ class Method:
         task_free: whether the method declares to need neither task ids nor boundaries, as general continual learning
             does. It is then shown none: ``begin_task`` and ``end_task`` are not called, and rounds, cohorts and batches
             come without what tells tasks apart (:mod:`cfl.sealed`).
+        task_free_with: the setting that makes the method ``task_free``, as its option and value, if one does.
         topics: under which a ``task_free`` method keeps what its clients have between rounds (``federation.clients``),
             beside its name in the configuration. It is shown no others.
         looks_back: whether it takes something from tasks that have ended. With ``data.exposure: joint`` none ever ends:
@@ -90,6 +91,7 @@ class Method:
     reweighs_added_only: bool = False
     replaces_own_loss: bool = False
     task_free: bool = False
+    task_free_with: ClassVar[str] = ""
     topics: ClassVar[frozenset[str]] = frozenset()
     looks_back: ClassVar[bool] = False
     crosses_tasks: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""Buffer-based gradient projection (Dai et al., 2024, Fed-A-GEM), alone or on top of any other method."""
+"""Buffer-based gradient projection (Dai et al., 2024, Fed-A-GEM), alone or on top of others."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class FedAGEM(Method):
     model that the next round begins with, so it must come behind all that act when a round has ended: CFeD's server
     distils then, FedCIL's consolidates.
 
-    Differs from the paper: in what buffers keep by default, each sample of a task at most once, as in its code
-    (:class:`cfl.replay_buffer.ReplayBuffer`); and a gradient that is opposed to the reference by no more than rounding,
-    ``g . g_ref >= -64 eps g_ref . g_ref`` with eps the precision of the gradients, is left as it is
+    Differs from the paper: in what buffers keep by default, each sample of a task at most once, and as it was augmented
+    then, as in its code (:class:`cfl.replay_buffer.ReplayBuffer`); and a gradient that is opposed to the reference by
+    no more than rounding, ``g . g_ref >= -64 eps g_ref . g_ref`` with eps the precision of the gradients, is left as it is
     (:func:`cfl.gradient_refinement.conflicts`). In nothing else. Its variants are options: how a gradient is changed
     (section 5.3.1, Table 9), which share of the conflicts (Table 10), how often the reference is renewed. Table 3's
     "local weights between synchronisations" is ``schedule.local_epochs`` with fewer rounds. Parameters that stay on
@@ -143,8 +143,9 @@ class FedAGEM(Method):
                 valid = f"{self.name} behind {', '.join(behind)}, so that {why}"
                 raise ConfigError("methods", list(federation.methods), valid)
         if not federation.shared_parameters:
-            valid = "a run with at least one parameter that clients share"
-            raise ConfigError(f"methods.{self.name}", "every parameter stays on its client", valid)
+            keeping = [n for n, m in federation.methods.items() if m is not self and m.overrides("keeps_local")]
+            what = f"every parameter of the model stays on its client (methods.{', methods.'.join(keeping)})"
+            raise ConfigError(f"methods.{self.name}", what, "a run with at least one parameter that clients share")
         self._masks = DropoutMasks(federation.network, federation.data.input_shape)
 
     # Local training.

@@ -82,6 +82,7 @@ class SCAFFOLD(Method):
     """
 
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
+    task_free_with = "at_task_switch: keep"
     own_clocks = True
     topics = frozenset({_TOPIC})
 

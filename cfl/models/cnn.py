@@ -16,8 +16,9 @@ def _side_after_two_stages(side: int) -> int:
 class SmallCNN(Network):
     """Two 5 x 5 convolutions to 10 and 20 maps and a layer of 50 units, all with biases.
 
-    The network of Fed-A-GEM (Dai et al., 2024) on rotated and permuted MNIST: 21,840 parameters on ``(1, 28, 28)``
-    images with 10 outputs. Whole maps are dropped after the second convolution, units after the wide layer.
+    The network of Fed-A-GEM's code (Dai et al., 2024) on rotated and permuted MNIST: 21,840 parameters on
+    ``(1, 28, 28)`` images with 10 outputs. (The paper cites McMahan et al., whose network has 1.66 million.) Whole maps
+    are dropped after the second convolution, units after the wide layer.
 
     Args:
         input_shape: ``(C, H, W)`` of one image, H and W at least 16.
