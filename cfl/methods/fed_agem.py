@@ -45,8 +45,8 @@ class FedAGEM(Method):
 
     Differs from the paper: in what buffers keep by default, each sample of a task at most once, and as it was augmented
     then, as in its code (:class:`cfl.replay_buffer.ReplayBuffer`); and a gradient that is opposed to the reference by
-    no more than rounding, ``g . g_ref >= -64 eps g_ref . g_ref`` with eps the precision of the gradients, is left as it is
-    (:func:`cfl.gradient_refinement.conflicts`). In nothing else. Its variants are options: how a gradient is changed
+    no more than rounding, ``g . g_ref >= -64 eps g_ref . g_ref`` with eps the precision of the gradients, is left as it
+    is (:func:`cfl.gradient_refinement.conflicts`). In nothing else. Its variants are options: how a gradient is changed
     (section 5.3.1, Table 9), which share of the conflicts (Table 10), how often the reference is renewed. Table 3's
     "local weights between synchronisations" is ``schedule.local_epochs`` with fewer rounds. Parameters that stay on
     their clients are neither in the reference nor changed. What it adds is a part of the reference, so that behind a
