@@ -194,13 +194,18 @@ class Table:
             ConfigError: an axis or a value that the table does not have.
         """
         for axis, values in chosen.items():
-            option = OPTIONS.get(axis, f"--only {axis}")
             if axis not in self.axes:
-                raise ConfigError(option, ",".join(values), f"for {self.full_name}: {', '.join(self.axes)}")
+                always = f" (it is {self.fixed[axis]})" if axis in self.fixed else ""
+                ways = "; ".join(f"{name}, by {_option(name, of)}" for name, of in self.axes.items())
+                raise ConfigError(
+                    _option(axis),
+                    ",".join(values),
+                    f"nothing, as {self.full_name} has no axis {axis}{always}; its axes are: {ways}",
+                )
             for value in values:
                 if value not in self.axes[axis]:
                     raise ConfigError(
-                        option, value, f"for {self.full_name}: one or more of {','.join(self.axes[axis])}"
+                        _option(axis), value, f"for {self.full_name}: one or more of {','.join(self.axes[axis])}"
                     )
         return {a: [v for v in values if v in chosen.get(a, values)] for a, values in self.axes.items()}
 
@@ -208,17 +213,27 @@ class Table:
         """Every combination of the (chosen) axis values, with the fixed ones and the scale.
 
         Raises:
-            ConfigError: an axis, value or scale that the table does not have.
+            ConfigError: an axis, value or scale that the table does not have, or no column for any that was chosen.
         """
         if scale not in self.paper.scales:
             raise ConfigError("--scale", scale, f"one of {', '.join(self.paper.scales)}")
         axes = self.select(chosen or {})
+        found = []
         for values in itertools.product(*axes.values()):
             point = {**self.fixed, **dict(zip(axes, values, strict=True)), SCALE: scale}
             for when, further in self.implied:
                 if matches(when, point):
                     point |= further
-            yield point
+            found.append(point)
+        if chosen and not any(self.figures_at(point) for point in found):
+            asked = {axis: ",".join(axes[axis]) for axis in axes if axis in chosen}
+            nothing = ", ".join(f"{axis} {values}" for axis, values in asked.items())
+            raise ConfigError(
+                ", ".join(_option(axis) for axis in asked),
+                ", ".join(asked.values()),
+                f"cells of {self.full_name}; it has no figure for {nothing}",
+            )
+        yield from found
 
     def place(self, point: Point) -> dict[str, str]:
         """The axis values that name a point's cells."""
@@ -319,6 +334,12 @@ class Paper:
         """All tables and figures, in the paper's order."""
         files = [path for path in self.folder.glob("*.yaml") if path.stem != "paper"]
         return [read_table(self, path) for path in sorted(files, key=lambda path: _natural(path.stem))]
+
+
+def _option(axis: str, values: Sequence[str] = ()) -> str:
+    """How (values of) an axis are chosen on the command line: ``--bench``, ``--only variant=a,b``."""
+    option, between = (OPTIONS[axis], " ") if axis in OPTIONS else (f"--only {axis}", "=")
+    return f"{option}{between}{','.join(values)}" if values else option
 
 
 def _natural(name: str) -> tuple[bool, bool, int, str]:

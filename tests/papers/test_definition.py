@@ -117,12 +117,49 @@ def test_matching() -> None:
     [
         ({"benchmark": ["mnist"]}, "--bench = 'mnist' cannot work; valid: for fot-table1: .* pmnist,cifar100"),
         ({"method": ["fot", "fto"]}, "--methods = 'fto'"),
-        ({"threshold": ["0.87"]}, "valid: for fot-table1: benchmark, partition, method"),
+        (
+            {"threshold": ["0.87"]},
+            "--only threshold = '0.87' cannot work; valid: nothing, as fot-table1 has no axis threshold; its axes are: "
+            "benchmark, by --bench pmnist,.*; partition, by --partition iid,shards; method, by --methods fedavg,",
+        ),
     ],
 )
 def test_what_a_table_does_not_have_is_named(chosen: dict[str, list[str]], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         list(fot()["table1"].points("paper", chosen))
+
+
+FEDAGEM4 = "its axes are: variant, by --only variant=fl,agem,agem-fedagem,der,der-fedagem"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        (
+            {"method": ["agem"]},
+            f"--methods = 'agem' cannot work; valid: nothing, as {{}} has no axis method; {FEDAGEM4}",
+        ),
+        ({"partition": ["a", "b"]}, f"--partition = 'a,b' cannot .* {{}} has no axis partition; {FEDAGEM4}"),
+        ({"benchmark": ["cifar100"]}, f"--bench .* {{}} has no axis benchmark \\(it is cifar100\\); {FEDAGEM4}"),
+    ],
+)
+def test_an_axis_that_a_table_does_not_have_is_no_value_of_another(chosen: dict[str, list[str]], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"{message.format('fedagem-table4')}$"):
+        list(tables_of("fedagem")["table4"].points("paper", chosen))
+
+
+def test_what_has_no_cell_is_named() -> None:
+    """But not where a part of what was chosen has cells."""
+    table = tables_of("fedagem")["table1"]
+    chosen = {"method": ["icarl"], "benchmark": ["rmnist", "pmnist"], "with": ["fedagem"]}
+    message = (
+        "^--bench, --methods, --only with = 'rmnist,pmnist, icarl, fedagem' cannot work; valid: cells of "
+        "fedagem-table1; it has no figure for benchmark rmnist,pmnist, method icarl, with fedagem$"
+    )
+    with pytest.raises(ConfigError, match=message):
+        list(table.points("paper", chosen))
+    for further in ({"method": ["icarl", "fl"]}, {"benchmark": ["rmnist", "cifar10"]}):
+        assert len(list(table.points("paper", {**chosen, **further}))) == (4 if "method" in further else 2)
 
 
 def test_unknown_scale_and_table() -> None:
