@@ -22,6 +22,7 @@ from naive_replay import (
     held,
     inputs,
     outputs_of,
+    projected,
     replay_client,
     replay_data,
 )
@@ -306,6 +307,18 @@ def test_variants(how: Any, when: Any) -> None:
 
     fed = FedAGEM(3, refinement=how, when=when)
     loop = assert_is_the_loop(replay_data(), {"fed_agem": fed}, Settings(fed=3, refinement=change))
+    assert fed.summary()["refined_share"] == pytest.approx(100 * loop.refined / loop.steps)
+
+
+@pytest.mark.parametrize("when", ["conflict", "always"])
+def test_a_share_of_the_cases_is_what_the_loop_draws(when: Any) -> None:
+    """Table 10: of the conflicts, of which others are left as they are; what is none is not touched."""
+    fed = FedAGEM(3, share=0.5, when=when)
+    change = CHANGES["project"] if when == "always" else projected
+    loop = assert_is_the_loop(replay_data(), {"fed_agem": fed}, Settings(fed=3, share=0.5, refinement=change))
+    assert loop.refined > 5
+    assert loop.spared > 5
+    assert loop.refined + loop.spared == loop.steps or when == "conflict"
     assert fed.summary()["refined_share"] == pytest.approx(100 * loop.refined / loop.steps)
 
 
