@@ -48,11 +48,16 @@ def replay_client(
 
 def word(key: int, place: int) -> int:
     """63 random bits: SplitMix64 with its sign bit taken away."""
+    return whole_word(key, place) % 2**63
+
+
+def whole_word(key: int, place: int) -> int:
+    """64 random bits: SplitMix64."""
     size = 2**64
     bits = (key + (place + 1) * 0x9E3779B97F4A7C15) % size
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
         bits = (bits ^ (bits >> shift)) * factor % size
-    return bits % 2**63
+    return bits
 
 
 @dataclass
@@ -211,6 +216,7 @@ class Settings:
     every: int = 1
     asked: Literal["sampled", "all", "holders"] = "sampled"
     refinement: Callable[[Tensor, Tensor], Tensor] = projected
+    share: float = 1.0
 
 
 class Training:
@@ -229,6 +235,7 @@ class Training:
         references: after each round, the clients' own, by client.
         steps: how often a gradient met Fed-A-GEM's reference.
         refined: how often it was changed.
+        spared: how often it would have been, had that been drawn.
         changed: how often a step was another than without the methods.
     """
 
@@ -240,7 +247,7 @@ class Training:
         self.buffers = [Buffer(client, data.seed, size) for client in range(data.num_clients)]
         self.reference: Tensor | None = None
         self.references: list[dict[int, Tensor]] = []
-        self.steps = self.refined = self.changed = 0
+        self.steps = self.refined = self.spared = self.changed = 0
 
     def run(self) -> dict[str, Tensor]:
         """All rounds; the global model."""
@@ -292,18 +299,23 @@ class Training:
             loss = loss + settings.beta * mean_cross_entropy(data, logits[m:], y[m:], tasks[m:], plan.task)
         g = flat(torch.autograd.grad(loss, list(network.parameters())))
         before = g
-        g = self.on_all_buffers(self.on_buffers(of_buffer)(g))
+        g = self.on_buffers(of_buffer)(g)
+        key = seed_for(data.seed, "Fed-A-GEM share", plan.round, buffer.client)
+        g = self.on_all_buffers(g, whole_word(key, step) / 2**64 < settings.share)
         self.changed += bool(old or labelled or not torch.equal(g, before))
         return g, logits[:n].detach()
 
     def on_buffers(self, of_buffer: Tensor | None) -> Callable[[Tensor], Tensor]:
         return lambda g: g if of_buffer is None else projected(g, of_buffer)
 
-    def on_all_buffers(self, g: Tensor) -> Tensor:
+    def on_all_buffers(self, g: Tensor, drawn: bool) -> Tensor:
         if self.reference is None:
             return g
         changed = self.settings.refinement(g, self.reference)
         self.steps += 1
+        if not drawn:
+            self.spared += not torch.equal(changed, g)
+            return g
         self.refined += not torch.equal(changed, g)
         return changed
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from test_cli import printed_config
 from tiny import SaveAfter, double, fit, mlp, permuted, split, tiny_data, weights
 from torch import Tensor
 from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
 
 from cfl.channel import Channel
 from cfl.cohort import Cohort
@@ -194,6 +197,58 @@ def test_tasks_trained_for_longer_take_more_of_the_buffer_unless_samples_are_off
     )
     first = [[sum(task == 0 for task, _ in held(f, client)) for client in range(5)] for f in (once, every)]
     assert sum(first[0]) > sum(first[1]) + 3
+
+
+class Calls(TorchFunctionMode):
+    """Counts calls of torch."""
+
+    count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Counted(ReplayBuffer):
+    """Notes how many samples it is offered, and for each offer the calls of torch and the lines of Python it takes."""
+
+    def __init__(self, size: int, **options: Any) -> None:
+        super().__init__(size, **options)
+        self.offers: list[tuple[int, int, int]] = []
+
+    def offer(self, cohort: Cohort, batch: CohortBatch, logits: Tensor | None) -> None:
+        lines = 0
+
+        def trace(frame: FrameType, event: str, _: Any) -> Any:
+            nonlocal lines
+            lines += event == "line"
+            return trace if "cfl" in Path(frame.f_code.co_filename).parts else None
+
+        before = sys.gettrace()
+        try:
+            with Calls() as calls:
+                sys.settrace(trace)
+                super().offer(cohort, batch, logits)
+        finally:
+            sys.settrace(before)
+        self.offers.append((int(batch.mask.sum()), calls.count, lines))
+
+
+@pytest.mark.parametrize("augmentation", [None, CropFlip(1)])
+@pytest.mark.parametrize("offered", ["once", "every_step"])
+@pytest.mark.parametrize("rule", RULES)
+def test_an_offer_takes_no_python_per_sample(rule: Any, offered: Any, augmentation: CropFlip | None) -> None:
+    """As many calls and lines for two clients' batches of 64 as for batches of 4."""
+    found = []
+    for size in (4, 64):
+        schedule = {"rounds_per_task": 1, "batch_size": size}
+        data = tiny_data(permuted(train=128), num_clients=2, schedule=schedule, augmentation=augmentation)
+        buffer = Counted(5, rule=rule, offered=offered)
+        run(data, buffer, Keep(logits=True))
+        found.append(buffer.offers[0])
+    assert [samples for samples, *_ in found] == [8, 128]
+    assert found[0][1:] == found[1][1:]
+    assert min(found[0][1:]) > 10
 
 
 # What is kept with the samples.

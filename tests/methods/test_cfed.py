@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 from naive import local_batches, plain_network, statistics, task_loss, used_outputs
-from naive_replay import replay_client
+from naive_augmentation import augmented
+from naive_replay import local_samples, replay_client
 from tiny import Rounds, SaveAfter, double, fit, mlp, norm_net, sgd, split, tiny_client, tiny_data, weights
 from torch import Tensor
 
+from cfl.data.augmentation import CropFlip
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
 from cfl.data.sources import Digits, Source, Synthetic
@@ -150,11 +153,23 @@ class Naive:
     def learn(self, network: torch.nn.Module, plan: RoundPlan, client: int) -> None:
         start = copy.deepcopy(network.state_dict())
         optimizer = self.optimizer(network.parameters())
-        for x, y in local_batches(self.data, plan, client):
+        for x, y in self.batches(plan, client):
             optimizer.zero_grad()
             task_loss(self.data, plan.task, network(x), y).backward()
             optimizer.step()
         self.keep(network, start, used_outputs(self.data, plan.task))
+
+    def batches(self, plan: RoundPlan, client: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """A learning client's, each augmented in its own way if any are."""
+        if self.data.augmentation is None:
+            yield from local_batches(self.data, plan, client)
+            return
+        found = [samples for _, samples in local_samples(self.data, plan, client)]
+        whole = [samples for samples in found if len(samples) == self.data.schedule.batch_size]
+        for step, samples in enumerate(whole):
+            seen = [augmented(self.data, sample.task, sample.index, plan.round, step) for sample in samples]
+            labels = self.data.tasks[plan.task].train.labels
+            yield torch.stack(seen), labels[[sample.index for sample in samples]]
 
     def review(self, network: torch.nn.Module, old: torch.nn.Module, plan: RoundPlan, client: int) -> None:
         start = copy.deepcopy(network.state_dict())
@@ -215,13 +230,23 @@ class Naive:
     ],
 )
 def test_it_is_the_plain_loop(width: int, scenario: str, epochs: int, batchnorm: str, optimizer: Any) -> None:
+    assert_is_the_loop(width, scenario, epochs, batchnorm, optimizer)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_clients_samples_are_augmented_and_surrogate_images_are_not(width: int) -> None:
+    """Neither for who reviews, nor for the old model, nor at the server."""
+    assert_is_the_loop(width, "class", 1, "average", sgd, augmentation=CropFlip(1))
+
+
+def assert_is_the_loop(width: int, scenario: str, epochs: int, batchnorm: str, optimizer: Any, **options: Any) -> None:
     whole_batches = {"batch_size": 3, "drop_last": True}  # torch's BatchNorm refuses a last batch of one sample
-    data = data_of(width, scenario, schedule=whole_batches)
+    data = data_of(width, scenario, schedule=whole_batches, **options)
     method = CFeD(surrogate(), 0.5, 3.0, 0.7, server_distillation=epochs, server_lr=0.3)
     client = tiny_client(data, double(norm_net), optimizer, {"cfed": method})
     network = plain_network(data, double(norm_net), copy.deepcopy(client.network.state_dict()))
     federation = fit(client, data, {"batchnorm": batchnorm})
-    naive = Naive(data_of(1, scenario, schedule=whole_batches), method, network, batchnorm, optimizer)
+    naive = Naive(data_of(1, scenario, schedule=whole_batches, **options), method, network, batchnorm, optimizer)
     for name, value in weights(federation).items():
         expected = naive.network.state_dict()[name]
         torch.testing.assert_close(value, expected, rtol=1e-8, atol=1e-9, check_dtype=False)
@@ -407,6 +432,16 @@ def test_server_distillation_acts_within_the_first_task() -> None:
     run(CFeD(surrogate(), server_distillation=1), callbacks=[watch])
     run(CFeD(surrogate()), callbacks=[plain])
     assert any(not torch.equal(watch.models[0][n], v) for n, v in plain.models[0].items())
+
+
+@pytest.mark.parametrize(("epochs", "largest"), [(0, 7), (1, 6)])
+def test_clients_keep_the_old_model_and_a_shard(epochs: int, largest: int) -> None:
+    """31 images for five clients, or for six parties with the server: 16 bytes each; and 8 per weight."""
+    model = 8 * (16 * 8 + 8 + 8 * 6 + 6)
+    method = CFeD(surrogate(31), 0.5, server_distillation=epochs)
+    federation = run(method, network=mlp)
+    assert federation.client_storage() == method.client_storage() == model + largest * 16
+    assert run(CFeD(surrogate(31), 0.0, server_distillation=epochs), network=mlp).client_storage() == 0
 
 
 # The surrogate set.

@@ -22,8 +22,10 @@ from naive_replay import (
     held,
     inputs,
     outputs_of,
+    projected,
     replay_client,
     replay_data,
+    word,
 )
 from naive_replay import Slot as Sample
 from tiny import ConvNet, Rounds, double, fit, mlp, norm_net, permuted, prompted_net, split, weights
@@ -65,6 +67,8 @@ from cfl.methods import (
     PersonalLayers,
 )
 from cfl.models import ACGAN, MLP
+from cfl.models.dropout import DropoutMasks, dropout_masks
+from cfl.randomness import seed_for
 from cfl.replay_buffer import BETWEEN_ROUNDS, ReplayBuffer
 from cfl.schedule import RoundPlan
 from cfl.sealed import sealed_plan
@@ -309,6 +313,18 @@ def test_variants(how: Any, when: Any) -> None:
     assert fed.summary()["refined_share"] == pytest.approx(100 * loop.refined / loop.steps)
 
 
+@pytest.mark.parametrize("when", ["conflict", "always"])
+def test_a_share_of_the_cases_is_what_the_loop_draws(when: Any) -> None:
+    """Table 10: of the conflicts, of which others are left as they are; what is none is not touched."""
+    fed = FedAGEM(3, share=0.5, when=when)
+    change = CHANGES["project"] if when == "always" else projected
+    loop = assert_is_the_loop(replay_data(), {"fed_agem": fed}, Settings(fed=3, share=0.5, refinement=change))
+    assert loop.refined > 5
+    assert loop.spared > 5
+    assert loop.refined + loop.spared == loop.steps or when == "conflict"
+    assert fed.summary()["refined_share"] == pytest.approx(100 * loop.refined / loop.steps)
+
+
 # The reference.
 
 
@@ -414,6 +430,65 @@ def test_modes_of_the_network(mode: Any) -> None:
     found = flat(list(watch.references[0].values()))
     assert torch.allclose(found, plain, rtol=0, atol=1e-12) == (mode == "eval")
     assert torch.equal(found, flat(list(again.references[0].values())))
+
+
+def drawn_for_reference(data: FederatedDataModule, watch: References, round: int, client: int) -> list[Sample]:
+    """Four of a client's samples, in the order in which they are drawn."""
+    slots, key = watch.held[round][client], seed_for(data.seed, "buffer reference", client, round)
+    return [Sample(*slots[slot]) for slot in sorted(range(len(slots)), key=lambda slot: word(key, slot))[:4]]
+
+
+def test_dropout_of_the_reference_is_drawn_for_each_round_and_client() -> None:
+    """By its own name, and row by row of what is drawn."""
+    data = replay_data(num_clients=4, partition=None)
+    watch, federation = watched(data, FedAGEM(4), double(partial(MLP, hidden=[8], dropout=0.5)), 6)
+    network = federation.network.train()
+    draw = DropoutMasks(network, data.input_shape).draw
+    for round in range(data.num_rounds - 1):
+        expected = []
+        for client in data.rounds.round(round).clients:
+            x, y, _ = inputs(data, drawn_for_reference(data, watch, round, client))
+            key = seed_for(data.seed, "dropout of the reference", round, client)
+            masks = {name: mask[0] for name, mask in draw(torch.tensor([key]), len(x), torch.float64).items()}
+            leaves = {name: value.clone().requires_grad_() for name, value in watch.models[round].items()}
+            with dropout_masks(network, masks):
+                loss = F.cross_entropy(functional_call(network, leaves, (x,)), y)
+            expected.append(flat(torch.autograd.grad(loss, list(leaves.values()))))
+        found = flat(list(watch.references[round].values()))
+        torch.testing.assert_close(found, torch.stack(expected).mean(0), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("batchnorm", ["average", "local"])
+def test_in_mode_eval_batchnorm_normalises_by_running_statistics(batchnorm: Any) -> None:
+    """The server's, or where clients keep theirs, each one's own; written out, layer by layer."""
+    data, watch = replay_data(**EVEN), References()
+    client = replay_client(data, {"fed_agem": FedAGEM(4, mode="eval")}, double(norm_net), ReplayBuffer(6))
+    fit(client, data, {"batchnorm": batchnorm}, [watch])
+    own = 0
+    for round in range(data.num_rounds - 1):
+        expected = []
+        for member in data.rounds.round(round).clients:
+            x, y, _ = inputs(data, drawn_for_reference(data, watch, round, member))
+            state = {**watch.models[round], **watch.own[round].get(member, {})}
+            t = {n: v.clone().requires_grad_("running" not in n and "num" not in n) for n, v in state.items()}
+
+            def normalised(z: Tensor, layer: str, t: dict[str, Tensor] = t) -> Tensor:
+                shape = (1, -1, *[1] * (z.ndim - 2))
+                mean, variance, weight, bias = (
+                    t[f"{layer}.{name}"].view(shape) for name in ("running_mean", "running_var", "weight", "bias")
+                )
+                return (z - mean) / (variance + 1e-5).sqrt() * weight + bias
+
+            maps = normalised(F.conv2d(x.double(), t["conv.weight"], t["conv.bias"]), "conv_norm").relu()
+            hidden = normalised(maps.flatten(1) @ t["fc.weight"].T + t["fc.bias"], "fc_norm").relu()
+            loss = F.cross_entropy(hidden @ t["head.weight"].T + t["head.bias"], y)
+            expected.append(flat(torch.autograd.grad(loss, [t[name] for name in watch.references[round]])))
+            mean = t["fc_norm.running_mean"]
+            assert mean.any()
+            own += not torch.equal(mean, watch.models[round]["fc_norm.running_mean"])
+        found = flat(list(watch.references[round].values()))
+        torch.testing.assert_close(found, torch.stack(expected).mean(0), rtol=0, atol=1e-12)
+    assert own == (9 if batchnorm == "local" else 0)
 
 
 @pytest.mark.parametrize("batchnorm", ["average", "local", "drop"])

@@ -111,8 +111,15 @@ def test_herding_comes_closer_to_the_mean_than_chance() -> None:
 class Naive:
     """iCaRL over clients one by one; every local step takes all exemplars. Exemplars: client -> class -> (x, y)s."""
 
-    def __init__(self, data: FederatedDataModule, state: dict[str, Tensor], size: int, network: Any = mlp) -> None:
-        self.data, self.size = data, size
+    def __init__(
+        self,
+        data: FederatedDataModule,
+        state: dict[str, Tensor],
+        size: int,
+        network: Any = mlp,
+        mirrored: bool = False,
+    ) -> None:
+        self.data, self.size, self.mirrored = data, size, mirrored
         self.network = plain_network(data, double(network), state)
         self.exemplars: dict[int, dict[int, list[Tensor]]] = {c: {} for c in range(data.num_clients)}
         self.means: dict[int, Tensor] = {}
@@ -164,6 +171,10 @@ class Naive:
         self.network.eval()
         with torch.no_grad():
             found = self.network.features(x)  # type: ignore[operator]
+            found = found / found.norm(dim=1, keepdim=True)
+            if self.mirrored:
+                other = self.network.features(x[..., [3, 2, 1, 0]])  # type: ignore[operator]
+                found = found + other / other.norm(dim=1, keepdim=True)
         return found / found.norm(dim=1, keepdim=True)
 
     def end_task(self, task: int) -> None:
@@ -206,13 +217,13 @@ class Naive:
 wide_mlp = partial(MLP, hidden=[24], dropout=0.0)
 
 
-@pytest.mark.parametrize("width", [1, 3])
-def test_it_is_the_plain_loop(width: int) -> None:
-    data = data_of(width)
-    client = tiny_client(data, double(wide_mlp), sgd, {"icarl": (method := ICaRL(12, batch_size=12))})
+@pytest.mark.parametrize(("width", "mirrored"), [(1, False), (3, False), (3, True)])
+def test_it_is_the_plain_loop(width: int, mirrored: bool) -> None:
+    data, method = data_of(width), ICaRL(12, batch_size=12, mirrored=mirrored)
+    client = tiny_client(data, double(wide_mlp), sgd, {"icarl": method})
     state = copy.deepcopy(client.network.state_dict())
     federation = fit(client, data)
-    naive = Naive(data_of(), state, 12, wide_mlp)
+    naive = Naive(data_of(), state, 12, wide_mlp, mirrored)
     for name, value in weights(federation).items():
         torch.testing.assert_close(value, naive.network.state_dict()[name], rtol=1e-9, atol=1e-10)
     assert method.known.all()
@@ -222,6 +233,13 @@ def test_it_is_the_plain_loop(width: int) -> None:
     matrix = federation.accuracy.compute()
     for task in range(3):
         assert matrix[2, task].item() == pytest.approx(naive.accuracy(task), abs=1e-4)
+    x = data.tasks[1].transform(data.tasks[1].test.images).double()
+    with torch.no_grad():
+        scores = method.classify(1, dict(client.network.named_parameters()), x)
+    assert scores is not None
+    features = naive.features(x)
+    for output, mean in naive.means.items():
+        torch.testing.assert_close(-scores[:, output], (features - mean).norm(dim=1), rtol=0, atol=1e-7)
 
 
 def test_who_stays_away_from_a_task_sends_means_of_what_it_has() -> None:
@@ -331,6 +349,27 @@ def test_the_networks_own_outputs_can_classify_instead() -> None:
     for name, value in weights(by_mean).items():
         assert torch.equal(weights(by_output)[name], value)
     assert not torch.equal(by_mean.accuracy.compute(), by_output.accuracy.compute())
+
+
+def test_the_network_as_classifier_asks_nobody_but_who_holds_the_task() -> None:
+    """Nothing is sent up; who only has exemplars of earlier tasks is called back for class means alone."""
+    down = {}
+    for classifier in ("nearest_mean", "network"):
+        data = data_of(participation=RandomShare(0.5), schedule={"clients_per_round": 2})
+        federation = run(ICaRL(12, classifier=classifier), data)  # type: ignore[arg-type]
+        assert ("icarl means" in federation.channel.uplink_bytes) == (classifier == "nearest_mean")
+        down[classifier] = dict(federation.channel.downlink_bytes)
+    members = [set(data.members[task].tolist()) for task in range(3)]
+    called = {"network": members, "nearest_mean": [set.union(*members[: task + 1]) for task in range(3)]}
+    assert sum(map(len, called["network"])) < sum(map(len, called["nearest_mean"]))
+    model = sum(t.numel() * 8 for t in federation.shared_tensors().values())
+    for classifier, asked in called.items():
+        late = 0
+        for task in (1, 2):
+            first, second = (set(data.rounds.round(2 * task + r).clients) for r in (0, 1))
+            late += len(second - first - asked[task - 1])
+        assert down[classifier]["model"] == (6 * 2 + sum(map(len, asked))) * model
+        assert down[classifier].get("old model", 0) == late * model
 
 
 def test_all_means_known_make_the_output_layer_superfluous() -> None:
