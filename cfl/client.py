@@ -293,6 +293,9 @@ class Client(LightningModule):
             for method in self.methods.values():
                 penalty = method.penalty(self.shown(method))
                 if penalty is not None:
+                    if penalty.shape != losses.shape:
+                        what = f"{method.key}: penalty of shape {list(penalty.shape)}"
+                        raise ValueError(f"{what}, not {list(losses.shape)}: one number for every client")
                     losses = losses + penalty
         return losses.sum()
 

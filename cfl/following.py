@@ -6,6 +6,7 @@ The parser would take such a value and drop it without a word.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import yaml
@@ -52,7 +53,7 @@ def check_content(content: Mapping[str, Any], groups: Collection[str] = ()) -> N
 
 def check_words(words: Sequence[str]) -> None:
     """The same of a command line's options, ``--model.seed 3`` as ``--model '{"seed": 3}'``."""
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
         option, equals, value = word.partition("=")
         if not option.startswith("--"):
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import yaml
@@ -49,7 +50,7 @@ def _given(name: str, path: Sequence[str], value: Any) -> Given:
 
 def on_command_line(arguments: Sequence[str]) -> Iterator[Given]:
     """What the options of a command line say of methods, in order."""
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for word, following in zip_longest(arguments, arguments[1:], fillvalue=""):
         option, equals, value = word.partition("=")
         value = value if equals else following
         if option == _OPTION:

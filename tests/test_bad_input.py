@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,13 @@ from tiny import fit, tiny_client, tiny_data, tiny_trainer
 
 from callbacks import FederatedOrchestrator
 from callbacks.federated import _BREAKING, check_trainer
+from cfl.cli import main
 from cfl.data.sources import Arrays
 from cfl.data.streams import ClassSplit
 from cfl.engines import EngineOptions
 from cfl.errors import ConfigError
+from cfl.following import check_words
+from cfl.methods_given import on_command_line
 
 SPLIT = ("--data.stream", "ClassSplit", "--data.stream.source", "Synthetic")
 FOT = ("--methods.fot", "FOT")
@@ -443,6 +447,19 @@ def test_a_task_without_tests_is_refused(tmp_path: Path) -> None:
     data = tiny_data(ClassSplit(Arrays(str(file)), 2))
     with pytest.raises(ConfigError, match=r"data\.stream = 'ClassSplit, whose task 1 has no test sample'"):
         fit(tiny_client(data), data)
+
+
+def test_a_command_line_without_options_says_nothing_wrong() -> None:
+    for words in ([], ["--methods"], ["--progress"]):
+        check_words(words)
+        assert list(on_command_line(words)) == []
+
+
+@pytest.mark.parametrize("words", [[], ["validate"], ["test"]])
+def test_a_bare_command_is_told_what_is_missing(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with suppress(SystemExit):
+        assert main(words) != 0
+    assert ("a checkpoint to score" if words else 'expected "subcommand"') in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("key", ["limit_train_batches", "limit_val_batches", "val_check_interval"])

@@ -248,6 +248,33 @@ def test_a_probe_holds_few_choices_at_a_time() -> None:
     assert most == 4
 
 
+def test_what_fails_is_no_choice(caplog: pytest.LogCaptureFixture) -> None:
+    """Unless nothing works: then the first one's failure is told; and settings that are refused stay refused."""
+    choices = [EngineChoice("vmap", 2), EngineChoice("workers", 2, 1), EngineChoice("vmap", 1)]
+
+    def trial_of(failure: Any, working: set[str]) -> Any:
+        def of(choice: EngineChoice) -> Any:
+            if choice.kind not in working:
+                raise failure(choice)
+            return lambda steps: 0.1
+
+        return of
+
+    def unknown(choice: EngineChoice) -> Exception:
+        return RuntimeError(f"no {choice.kind} of {choice.width}")
+
+    def refused(choice: EngineChoice) -> Exception:
+        return ConfigError("engine.kind", choice.kind, "another")
+
+    found = probe(choices, trial_of(unknown, {"workers"}), 10**6, Clock())
+    assert [measured.choice for measured in found] == [choices[1]]
+    assert "vmap, K = 2 is no choice for this network: RuntimeError: no vmap of 2" in caplog.text
+    with pytest.raises(RuntimeError, match="no vmap of 2"):
+        probe(choices, trial_of(unknown, set()), 10**6, Clock())
+    with pytest.raises(ConfigError):
+        probe(choices, trial_of(refused, {"workers"}), 10**6, Clock())
+
+
 def test_a_probe_costs_little_of_the_run() -> None:
     choices = {EngineChoice("vmap", k): 0.01 for k in range(1, 40)}
     found, clock = simulated(choices, client_steps=100)

@@ -124,6 +124,20 @@ def test_the_reported_loss_is_without_penalties() -> None:
     assert 0 < client.mean_loss < 5
 
 
+def test_a_penalty_is_one_number_for_every_client() -> None:
+    """A sum over clients would count as often as there are clients in the cohort."""
+
+    class Summed(Method):
+        def penalty(self, cohort: Cohort) -> Tensor:
+            return sum((p.square().sum() for p in cohort.parameters.values()), torch.zeros(()))
+
+    data = data_of()
+    with pytest.raises(
+        RuntimeError, match=r"methods\.summed: penalty of shape \[\], not \[.*one number for every client"
+    ):
+        fit(tiny_client(data, methods={"summed": Summed()}), data)
+
+
 def test_a_transform_is_the_last_word_on_the_global_step() -> None:
     class Freeze(Method):
         def transform_step(self, step: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ import tiny_cli
 import torch
 from torch import Tensor, nn
 
+from cfl.errors import ConfigError
 from cfl.layer_inputs.weighted_layers import choose_layers
 from cfl.models import MLP
 from cfl.models.base import Network
@@ -80,4 +81,10 @@ def test_weights_that_a_method_does_not_see_are_named(caplog: pytest.LogCaptureF
         assert list(choose_layers(MLP((1, 4, 4), 4, hidden=[8]), None, "methods.fot.layers")) == ["layers.0", "head"]
         assert caplog.text == ""
         assert list(choose_layers(Free((1, 4, 4), 4), None, "methods.fot.layers")) == ["head"]
+        attention = nn.ModuleDict({"own": nn.MultiheadAttention(4, 2), "line": nn.Linear(4, 4)})
+        assert list(choose_layers(attention, None, "methods.gpm.layers")) == ["line"]
+    unseen = "own.in_proj_weight, own.in_proj_bias, own.out_proj.weight, own.out_proj.bias"
+    assert f"methods.gpm.layers: {unseen} belong to no" in caplog.text
+    with pytest.raises(ConfigError, match=r"own\.out_proj.*\['line'\]"):
+        choose_layers(attention, ["own.out_proj"], "methods.gpm.layers")
     assert "methods.fot.layers: shift, line.weight, line.bias belong to no Linear or Conv2d layer" in caplog.text

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cfl.engines.choice import EngineChoice
+from cfl.errors import ConfigError
+
+_log = logging.getLogger(__name__)
 
 TRAINER_SECONDS = 6e-4
 """What Lightning's loop and the callbacks take per training step, whatever its size; measured, see
@@ -52,7 +56,7 @@ def probe(
     client_steps: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Measured]:
-    """Try choices until the time set aside is used up; the best are tried again.
+    """Try choices until the time set aside is used up; the best are tried again. What fails is no choice.
 
     Args:
         choices: the most promising first.
@@ -62,10 +66,14 @@ def probe(
 
     Returns:
         What was tried, the fastest first.
+
+    Raises:
+        Exception: of the first choice, if none works.
     """
     start, building = clock(), 0.0
     trials: dict[EngineChoice, Trial] = {}
     best: dict[EngineChoice, float] = {}
+    failures: dict[EngineChoice, Exception] = {}
 
     def measure(choice: EngineChoice, steps: int) -> None:
         seconds = trials[choice](steps)
@@ -85,12 +93,23 @@ def probe(
         if best and spent() > 0.6 * budget():
             break
         began = clock()
-        trials[choice] = trial_of(choice)
-        trials[choice](WARM_UP)  # memory, threads, caches
-        building += clock() - began
-        measure(choice, 2)
+        try:
+            trials[choice] = trial_of(choice)
+            trials[choice](WARM_UP)  # memory, threads, caches
+            building += clock() - began
+            measure(choice, 2)
+        except ConfigError:
+            raise
+        except Exception as error:  # not every network works with every engine
+            trials.pop(choice, None)
+            failures[choice] = error
+            continue
         for beaten in sorted(best, key=best.__getitem__)[AGAIN:]:
             trials.pop(beaten, None)  # with the models of a cohort
+    if not best:
+        raise next(iter(failures.values()))
+    for choice, failure in failures.items():
+        _log.warning("%s is no choice for this network: %s: %s", choice, type(failure).__name__, failure)
     for _ in range(3):
         for choice in sorted(best, key=best.__getitem__)[:AGAIN]:
             if spent() < budget():

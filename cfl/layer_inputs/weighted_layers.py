@@ -17,8 +17,19 @@ _log = logging.getLogger(__name__)
 
 
 def weighted_layers(network: nn.Module) -> dict[str, WeightedLayer]:
-    """All Linear and Conv2d layers by module name, in the network's order."""
-    return {name: m for name, m in network.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
+    """All Linear and Conv2d layers by module name, in the network's order.
+
+    Not the output layers of ``nn.MultiheadAttention``, whose weights it uses without calling them: nothing that looks
+    at a layer's inputs sees theirs.
+    """
+    unseen = _never_called(network)
+    return {
+        name: m for name, m in network.named_modules() if isinstance(m, nn.Linear | nn.Conv2d) and id(m) not in unseen
+    }
+
+
+def _never_called(network: nn.Module) -> set[int]:
+    return {id(m.out_proj) for m in network.modules() if isinstance(m, nn.MultiheadAttention)}
 
 
 def choose_layers(
@@ -44,7 +55,8 @@ def choose_layers(
     found = weighted_layers(network)
     if patterns is None:
         if others := _other_weights(network):
-            _log.warning("%s: %s belong to no Linear or Conv2d layer; the method does not see them", key, others)
+            where = "belong to no Linear or Conv2d layer that is called"
+            _log.warning("%s: %s %s; the method does not see them", key, others, where)
         chosen = {n: layer for n, layer in found.items() if layer is not without and f"{n}.weight" not in frozen}
     else:
         for pattern in patterns:
@@ -65,11 +77,13 @@ def choose_layers(
 
 
 def _other_weights(network: nn.Module) -> str:
-    """Names of the parameters that neither a Linear, a Conv2d nor a normalising layer holds."""
+    """Names of the parameters that neither a Linear, a Conv2d nor a normalising layer holds that is ever called."""
+    seen = (nn.Linear, nn.Conv2d, *_NORMALISING)
+    unseen = _never_called(network)
     names = [
         f"{name}.{parameter}" if name else parameter
         for name, module in network.named_modules()
-        if not isinstance(module, (nn.Linear, nn.Conv2d, *_NORMALISING)) and not is_parametrized(module)
+        if (id(module) in unseen or not isinstance(module, seen)) and not is_parametrized(module)
         for parameter, _ in module.named_parameters(recurse=False)
     ]
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -67,7 +67,7 @@ class _Site:
 
     Attributes:
         name: as in ``named_modules``.
-        shape: of one sample's mask, ``(units,)`` or ``(C, H, W)``.
+        shape: of one sample's mask, ``(units,)``, ``(C, H, W)`` or any other, such as ``(positions, units)``.
         start: number of its first unit within its group.
     """
 
@@ -155,8 +155,8 @@ class DropoutMasks:
             dtype: of the masks.
 
         Returns:
-            layer name -> ``[k, B, units]`` or ``[k, B, C, H, W]`` (the channels last in memory), 0 where dropped and
-            the layer's scale where kept.
+            layer name -> ``[k, B, ...]``, shaped as the layer's input (of images with the channels last in memory), 0
+            where dropped and the layer's scale where kept.
         """
         if not self._groups:
             return {}
@@ -175,6 +175,8 @@ class DropoutMasks:
                 if len(site.shape) == 3:
                     channels, height, width = site.shape
                     mask = mask.view(len(keys), samples, height, width, channels).permute(0, 1, 4, 2, 3)
+                elif len(site.shape) != 1:
+                    mask = mask.unflatten(-1, site.shape)
                 masks[site.name] = mask
         return masks
 

@@ -121,6 +121,28 @@ def test_looking_at_a_network_leaves_it_as_it_was() -> None:
     assert not any(m._forward_pre_hooks for m in network.modules())
 
 
+@pytest.mark.parametrize("shape", [(5, 6), (1, 6), (2, 3, 4, 5)])
+def test_masks_have_the_shape_of_what_they_drop(shape: tuple[int, ...]) -> None:
+    """Sequences and whatever else is no row of units and no image."""
+
+    class Reshaped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.drop = nn.Parameter(torch.ones(1)), nn.Dropout(0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.drop(self.weight * x.view(len(x), *shape))
+
+    network = convert_dropout(Reshaped())
+    units = math.prod(shape)
+    drawn = DropoutMasks(network, (1, 1, units)).draw(keys(1, 2), 3)["drop"]
+    assert drawn.shape == (2, 3, *shape)
+    assert set(drawn.flatten().tolist()) == {0.0, 2.0}
+    x = torch.rand(3, 1, 1, units)
+    with dropout_masks(network, {"drop": drawn[1]}):
+        assert torch.equal(network(x), x.view(3, *shape) * drawn[1])
+
+
 def test_a_layer_used_twice_is_refused() -> None:
     class Twice(Net):
         def forward(self, x: Tensor) -> Tensor:
