@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import tiny_cli
 import torch
-from tiny import fit, mlp, tiny_client, tiny_data, weights
+from tiny import fit, mlp, needs_onednn, tiny_client, tiny_data, weights
 
-from cfl.engines import EngineChoice, EngineOptions, candidates, choice, products, trials
+from cfl.engines import EngineChoice, EngineOptions, candidates, choice, trials
 from cfl.engines.choice import MEMORY_ON_CPU, PATCHES_ON_CPU, from_dict, patch_bytes
 from cfl.engines.probe import TRAINER_SECONDS, probe
 from cfl.engines.products import WORTH_ONEDNN
@@ -21,7 +21,6 @@ from cfl.models import MLP, ResNet18, SmallCNN
 from cfl.models.dropout import convert_dropout
 from cfl.schedule import Schedule
 
-needs_onednn = pytest.mark.skipif(not products.available(), reason="this build of torch has no oneDNN")
 SMALL = MLP((1, 4, 4), 4, [8], 0.0)
 
 
@@ -273,6 +272,23 @@ def test_what_fails_is_no_choice(caplog: pytest.LogCaptureFixture) -> None:
         probe(choices, trial_of(unknown, set()), 10**6, Clock())
     with pytest.raises(ConfigError):
         probe(choices, trial_of(refused, {"workers"}), 10**6, Clock())
+
+
+def test_what_failed_lets_its_models_go() -> None:
+    """The failure is told from where it happened, in the end."""
+    alive: weakref.WeakSet[Any] = weakref.WeakSet()
+    found: list[int] = []
+
+    def trial_of(choice: EngineChoice) -> Any:
+        found.append(len(alive))
+        models = MLP((1, 2, 2), 2, [2])
+        alive.add(models)
+        raise RuntimeError(f"no {choice}")
+
+    with pytest.raises(RuntimeError, match="no vmap, K = 1") as told:
+        probe([EngineChoice("vmap", k) for k in (1, 2, 3)], trial_of, 100, Clock())
+    assert told.traceback[-1].name == "trial_of"
+    assert found == [0, 0, 0]
 
 
 def test_a_probe_costs_little_of_the_run() -> None:

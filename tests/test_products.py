@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tiny import needs_onednn
 from torch import Tensor
 
 from cfl.engines import products
 from cfl.engines.products import WORTH_ONEDNN, OneDnnProducts, Products, products_of
 
-needs_onednn = pytest.mark.skipif(not products.available(), reason="this build of torch has no oneDNN")
 LIBRARIES = ["blas", pytest.param("onednn", marks=needs_onednn)]
 SIZES = [(64, 400, 300), (3, 7, 5), (1, 2048, 513)]
 
@@ -125,9 +125,8 @@ def test_blocks_of_a_product_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_onednn
 def test_steps_of_other_than_whole_batches_are_blas() -> None:
     of_batches = products_of("onednn", 32)
-    assert [of_batches.of_step(n).library for n in (16, 31, 32, 33, 64, 96)] == ["blas"] * 2 + ["onednn", "blas"] + [
-        "onednn"
-    ] * 2
+    by_onednn = {n for n in (16, 31, 32, 33, 64, 96) if of_batches.of_step(n).library == "onednn"}
+    assert by_onednn == {32, 64, 96}
     assert of_batches.of_step(32) is of_batches
     assert products_of("onednn").of_step(7).library == "onednn"
     assert products_of("blas", 32).of_step(32).library == "blas"

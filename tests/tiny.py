@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from cfl.client import Client
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.sources import Synthetic
 from cfl.data.streams import ClassSplit, Permuted, Stream
-from cfl.engines import EngineOptions
+from cfl.engines import EngineOptions, products
 from cfl.federation import Federation
 from cfl.methods import Method
 from cfl.models import MLP, Network, PromptedViT
@@ -28,6 +29,7 @@ logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 NetworkFactory = Callable[[tuple[int, int, int], int], Network]
 sgd = partial(torch.optim.SGD, lr=0.1)
+needs_onednn = pytest.mark.skipif(not products.available(), reason="this build of torch has no oneDNN")
 
 
 def source(classes: int = 4, train: int = 80, test: int = 40) -> Synthetic:

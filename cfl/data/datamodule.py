@@ -126,10 +126,8 @@ class FederatedDataModule(Holdings, LightningDataModule):
             raise ConfigError("data.validation", validation, "above 0 with data.evaluate_on: validation")
         self.scenario: Scenario = scenario or ("domain" if stream.shared_labels else "task")
         if class_loss == "seen" and self.scenario != "class":
-            how = (
-                "seen is for class-incremental streams (data.scenario: class with data.stream: ClassSplit, for example)"
-            )
-            valid = f"all with data.scenario: {self.scenario}; {how}"
+            how = "data.scenario: class with data.stream: ClassSplit, for example"
+            valid = f"all with data.scenario: {self.scenario}; seen is for class-incremental streams ({how})"
             raise ConfigError("data.class_loss", class_loss, valid)
         self.class_loss = class_loss
         self.eval_batch_size = eval_batch_size

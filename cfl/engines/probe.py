@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -73,7 +74,7 @@ def probe(
     start, building = clock(), 0.0
     trials: dict[EngineChoice, Trial] = {}
     best: dict[EngineChoice, float] = {}
-    failures: dict[EngineChoice, Exception] = {}
+    first_failure: Exception | None = None
 
     def measure(choice: EngineChoice, steps: int) -> None:
         seconds = trials[choice](steps)
@@ -102,14 +103,14 @@ def probe(
             raise
         except Exception as error:  # not every network works with every engine
             trials.pop(choice, None)
-            failures[choice] = error
+            _log.warning("%s is no choice for this network: %s: %s", choice, type(error).__name__, error)
+            traceback.clear_frames(error.__traceback__)  # which hold a cohort's models
+            first_failure = first_failure or error
             continue
         for beaten in sorted(best, key=best.__getitem__)[AGAIN:]:
             trials.pop(beaten, None)  # with the models of a cohort
-    if not best:
-        raise next(iter(failures.values()))
-    for choice, failure in failures.items():
-        _log.warning("%s is no choice for this network: %s: %s", choice, type(failure).__name__, failure)
+    if first_failure and not best:
+        raise first_failure
     for _ in range(3):
         for choice in sorted(best, key=best.__getitem__)[:AGAIN]:
             if spent() < budget():

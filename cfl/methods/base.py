@@ -229,7 +229,7 @@ class Method:
         """
 
     def penalty(self, cohort: Cohort) -> Tensor | None:
-        """A term ``[k]`` to be added to each client's loss, or None."""
+        """A term ``[k]`` to be added to each client's loss, or None; of another shape it is refused."""
         return None
 
     def adjust_gradients(self, cohort: Cohort) -> None:
