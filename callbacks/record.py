@@ -349,6 +349,7 @@ class RunRecord(Callback):
             "server_sees": "single clients' messages" if channel.individual_allowed else "sums only",
             "skipped_clients": len(channel.skipped),
             "data_unlike_published": data.stream.unlike_published,
+            "data_digests": data.digests,
             "processes": processes.count(),
             "engine": federation.engine,
             "client_storage_bytes": federation.client_storage(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -228,12 +229,18 @@ def _held_by_some(several: Sequence[Mapping[str, Any]]) -> list[str]:
     return [key for key in keys if not all(key in settings for settings in several)]
 
 
+def samples_of(reading: Reading) -> str:
+    """What identifies the samples of a run's tasks; empty where its summary does not say."""
+    digests = reading.run.others.get("data_digests")
+    return json.dumps(digests, sort_keys=True) if digests else ""
+
+
 def _without_repetitions(readings: Sequence[Reading]) -> tuple[list[Reading], list[str]]:
     """One run of each experiment: a repetition is no further sample."""
-    kept: dict[tuple[str, int], Reading] = {}
+    kept: dict[tuple[str, int, str], Reading] = {}
     notes = []
     for reading in readings:
-        first = kept.setdefault((reading.run.config_hash, reading.run.seed), reading)
+        first = kept.setdefault((reading.run.config_hash, reading.run.seed, samples_of(reading)), reading)
         if first is not reading:
             notes.append(f"{reading.run.folder} repeats the experiment of {first.run.folder} and is left out")
     return list(kept.values()), notes
@@ -269,15 +276,23 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     seeds = {tuple(row.seeds) for row in rows}
     if len(seeds) > 1:
         notes.append("rows have different seeds: means are over each row's own, differences and ranks over common ones")
-    partitions: dict[int, set[str]] = {}
-    for row in rows:
-        for reading in row.readings:
-            if reading.partition:
-                partitions.setdefault(reading.run.seed, set()).add(reading.partition)
-    unlike = [str(seed) for seed, found in sorted(partitions.items()) if len(found) > 1]
-    if unlike:
-        notes.append(f"clients do not hold the same samples in all rows: seed {', '.join(unlike)}")
+    readings = [reading for row in rows for reading in row.readings]
+    for identity, what in (
+        (samples_of, "the files of the data set were not the same in all runs"),
+        (lambda reading: reading.partition, "clients do not hold the same samples in all rows"),
+    ):
+        unlike = _seeds_unlike(readings, identity)
+        if unlike:
+            notes.append(f"{what}: seed {', '.join(map(str, unlike))}")
     return notes
+
+
+def _seeds_unlike(readings: Sequence[Reading], identity: Callable[[Reading], str]) -> list[int]:
+    """The seeds whose runs differ in something, ascending; runs that do not say (an empty text) differ from none."""
+    found: dict[int, set[str]] = {}
+    for reading in readings:
+        found.setdefault(reading.run.seed, set()).add(identity(reading))
+    return [seed for seed, values in sorted(found.items()) if len(values - {""}) > 1]
 
 
 def _listed(keys: Sequence[str], most: int = 5) -> str:

@@ -128,7 +128,7 @@ def _unfinished(folder: Path) -> LeftOut:
     for path in [folder / name for name in ("accuracy_matrix.csv", "nll_matrix.csv") if (folder / name).is_file()]:
         matrix = read_matrix_csv(path)[0].numpy()
         diagonal = int(np.isfinite(matrix.diagonal()).sum())
-        learned = f"{diagonal} of {len(matrix)} tasks begun"
+        learned = f"{diagonal} of {len(matrix)} tasks evaluated"
     return LeftOut(folder, f"not finished: {done} rounds done, {learned}", unfinished=True)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from cfl import processes
 from cfl.data.augmentation import Augmentation
 from cfl.data.cohorts import CohortBatch, RoundLoader, deal_clients, local_steps
+from cfl.data.digest import check_digests, data_digests
 from cfl.data.evaluation import EvaluationBatch, EvaluationLoader, NothingToEvaluate
 from cfl.data.exposure import Exposure
 from cfl.data.holdings import Holdings
@@ -207,6 +208,23 @@ class FederatedDataModule(Holdings, LightningDataModule):
         None for all."""
         train, tasks = self.outputs.in_loss_during(opened(task)), opened_tasks(samples)
         return None if train is None else train.to(tasks.device)[tasks]
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """``train`` and ``test``: which samples the stream's tasks have (:mod:`cfl.data.digest`)."""
+        return data_digests(self.tasks)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds of the data."""
+        return {"digests": self.digests}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """See that these are the samples of the checkpoint's run.
+
+        Raises:
+            ConfigError: they are not.
+        """
+        check_digests(state_dict["digests"], self.digests)
 
     def prepare_data(self) -> None:
         """Where several processes share a machine, one of them downloads what is missing before all read."""

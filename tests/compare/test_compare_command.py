@@ -133,7 +133,7 @@ def test_what_cannot_be_compared_is_named_and_the_rest_compared(runs: Path, caps
     for folder, reason in [
         (runs.parent / "nowhere", "no such folder; not compared"),
         (corrupt / "summary.json", "not valid JSON"),
-        (going, "not finished: 12 rounds done, 3 of 3 tasks begun; not compared"),
+        (going, "not finished: 12 rounds done, 3 of 3 tasks evaluated; not compared"),
         (runs / "fot1" / "config.yaml", "its settings are not compared"),
     ]:
         assert sum(str(folder) in line and reason in line for line in lines) == 1, folder

@@ -129,6 +129,16 @@ def test_runs_of_one_seed_that_nothing_tells_apart_are_noted(tmp_path: Path) -> 
     assert table.notes == ["fot: averaged over runs that differ in nothing that their configurations show"]
 
 
+def test_runs_on_other_files_are_no_repetitions(tmp_path: Path) -> None:
+    """Nor comparable; of runs that do not say which samples they are of, nothing is said."""
+    old, new = ({"data_digests": {"train": digits, "test": "2"}} for digits in ("0", "1"))
+    (table,) = compare(readings(tmp_path, old, new, {"method": "er"}, {"method": "er", "seed": 1, **new}))
+    assert [len(row.readings) for row in table.rows] == [2, 2]
+    assert table.notes[-1] == "the files of the data set were not the same in all runs: seed 0"
+    (table,) = compare(readings(tmp_path / "alike", old, {"method": "er", **old}, {"method": "ewc"}))
+    assert not table.notes
+
+
 def test_what_makes_rows_less_comparable_is_said(tmp_path: Path) -> None:
     one, two = readings(tmp_path, {}, {"method": "er", "rounds": 24})
     path = two.run.folder / "partition.csv"

@@ -104,7 +104,7 @@ def test_broken_and_unfinished_runs_are_left_out_by_name(tmp_path: Path) -> None
     assert [(one.folder, one.unfinished) for one in left_out] == [(corrupt, False), (lacking, False), (going, True)]
     assert "accuracy_matrix.csv, line 2: 'abc' is neither" in left_out[0].reason
     assert left_out[1].reason.endswith("summary.json: missing seed, acc")
-    assert left_out[2].reason == "not finished: 7 rounds done, 1 of 3 tasks begun"
+    assert left_out[2].reason == "not finished: 7 rounds done, 1 of 3 tasks evaluated"
 
 
 def test_a_run_that_died_in_its_first_round_is_named(tmp_path: Path) -> None:
