@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
     BatchSizeFinder,
+    EarlyStopping,
     GradientAccumulationScheduler,
     LearningRateFinder,
     ModelCheckpoint,
@@ -19,6 +20,7 @@ from lightning.pytorch.callbacks import (
     Timer,
     WeightAveraging,
 )
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
 from callbacks.access import client_of, data_of, federation_of
 from cfl import processes
@@ -122,7 +124,14 @@ class FederatedOrchestrator(Callback):
                     self.server_lr,
                     self.server_momentum,
                 ),
-                Channel(self.on_bad_update, any(method.individual_uplinks for method in client.methods.values())),
+                Channel(
+                    self.on_bad_update,
+                    any(method.individual_uplinks for method in client.methods.values()),
+                    (
+                        "model.optimizer lr",
+                        *(f"methods.{name}.{m.pulls_with}" for name, m in client.methods.items() if m.pulls_with),
+                    ),
+                ),
                 self.batchnorm,
                 ClientStates(limit),
                 client.buffer,
@@ -359,6 +368,7 @@ _BREAKING: dict[type[Callback], str] = {
     ModelPruning: "no pruning by the Trainer: clients' weights are stacked copies of the network's",
     BatchSizeFinder: "no search for a batch size: schedule.batch_size says it",
     LearningRateFinder: "no search for a learning rate: cfl.papers sweep, or runs side by side",
+    EarlyStopping: "targets.accuracies with targets.stop: true, which end a run; rounds leave no metric to watch",
     ModelCheckpoint: "checkpoint.enabled and its options: a round's end is what a run can be resumed from",
 }
 
@@ -393,6 +403,14 @@ def check_trainer(trainer: Trainer, data: FederatedDataModule) -> None:
         for kind, why in _BREAKING.items():
             if isinstance(callback, kind):
                 raise ConfigError("trainer.callbacks", type(callback).__name__, why)
+    kinds = [type(callback) for callback in trainer.callbacks]  # type: ignore[attr-defined]
+    for kind in kinds:
+        if kind.__module__.startswith(f"{__package__}.") and kinds.count(kind) > 1:
+            valid = "callbacks of others: each of the program's own is there once, with its options in a section"
+            raise ConfigError("trainer.callbacks", kind.__name__, valid)
+    if isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO):
+        valid = "plugins that have written a checkpoint when they return, as it then takes the old one's place"
+        raise ConfigError("trainer.plugins", type(trainer.strategy.checkpoint_io).__name__, valid)
     _check_settings(trainer, wanted)
 
 

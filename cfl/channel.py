@@ -44,11 +44,18 @@ class Channel:
     Args:
         on_bad_update: ``stop`` raises when a client sends NaN or infinity, ``skip`` leaves that client out of the sum.
         individual_allowed: whether a method declared that the server must see single messages.
+        diverges_with: options whose smaller values usually keep clients from NaN and infinity.
     """
 
-    def __init__(self, on_bad_update: Literal["stop", "skip"] = "stop", individual_allowed: bool = False) -> None:
+    def __init__(
+        self,
+        on_bad_update: Literal["stop", "skip"] = "stop",
+        individual_allowed: bool = False,
+        diverges_with: Sequence[str] = ("model.optimizer lr",),
+    ) -> None:
         self.on_bad_update = on_bad_update
         self.individual_allowed = individual_allowed
+        self.diverges_with = tuple(diverges_with)
         self.uplink_bytes: dict[str, int] = {}
         self.downlink_bytes: dict[str, int] = {}
         self.skipped: list[tuple[int, int, int]] = []
@@ -209,7 +216,8 @@ class Channel:
             if self.on_bad_update == "stop":
                 raise BadUpdate(
                     f"client {client} trained to NaN or infinity in round {self._round} (task {self._task}); "
-                    "a smaller model.optimizer lr usually helps, or federated.on_bad_update=skip leaves it out"
+                    f"a smaller {' or '.join(self.diverges_with)} usually helps, or federated.on_bad_update=skip "
+                    "leaves the client out"
                 )
             if not any((round, who) == (self._round, client) for round, _, who in self.skipped):
                 self.skipped.append((self._round, self._task, client))

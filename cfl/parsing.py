@@ -7,7 +7,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
@@ -64,17 +64,24 @@ _words: list[str] = []
 
 
 class _ConfigFile(ActionConfigFile):
-    """A configuration file whose methods join those of the files before; without this they would replace them."""
+    """A configuration file whose methods and loggers join those of the files before, which they would replace else."""
 
     @staticmethod
     def apply_config(parser: Any, cfg: Any, dest: str, value: Any) -> None:
-        """As the base class; ``methods: {}`` in a file drops what was there before."""
-        before = cfg.get("methods")
+        """As the base class; ``methods: {}`` or ``trainer.logger: false`` in a file drop what was there before."""
+        before, loggers = cfg.get("methods"), _named_classes(cfg.get("trainer.logger"))
         content = _content(dest, value)
         check_content(content, {action.dest.partition(".")[0] for action in parser._actions if "." in action.dest})
+        trainer = content.get("trainer")
+        if loggers and isinstance(trainer, Mapping) and _named_classes(trainer.get("logger")):
+            cfg["trainer.logger"] = None  # another class would take over its options of the same names
         ActionConfigFile.apply_config(parser, cfg, dest, value)
         if before and cfg.get("methods"):
             cfg["methods"] = joined(before, cfg["methods"])
+        after = _named_classes(cfg.get("trainer.logger"))
+        if loggers and after:
+            every = joined_loggers(loggers, after)
+            cfg["trainer.logger"] = every if len(every) > 1 else every[0]
 
 
 def _content(key: str, value: str) -> Mapping[str, Any]:
@@ -118,6 +125,27 @@ def joined(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any
         options = {**(old.get("init_args") or {}), **(new.get("init_args") or {})}
         found[name] = {**new, "init_args": options} if same and options else method
     return found
+
+
+def joined_loggers(before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
+    """Loggers of two configurations, the first one's first; of a class in both as :func:`joined` has it.
+
+    Where one configuration has several of a class that is in both, those of the second one take the others' place.
+    """
+    ours, theirs = ([_short(_plain(logger)) for logger in loggers] for loggers in (before, after))
+    one_each = {name for name in ours if ours.count(name) == theirs.count(name) == 1}
+    found = []
+    for name, logger in zip(ours, before, strict=True):
+        if name in one_each:
+            logger = joined({name: logger}, {name: after[theirs.index(name)]})[name]
+        if name in one_each or name not in theirs:
+            found.append(logger)
+    return [*found, *(logger for name, logger in zip(theirs, after, strict=True) if name not in one_each)]
+
+
+def _named_classes(loggers: Any) -> list[Any]:
+    """Those of a configuration's loggers that name their classes."""
+    return [one for one in (loggers if isinstance(loggers, list) else [loggers]) if "class_path" in _plain(one)]
 
 
 def _plain(method: Any) -> dict[str, Any]:

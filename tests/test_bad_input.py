@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import tiny_cli
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from tiny import fit, tiny_client, tiny_data, tiny_trainer
 
-from callbacks import FederatedOrchestrator
+from callbacks import FederatedOrchestrator, RoundCheckpoint, RoundProgress
 from callbacks.federated import _BREAKING, check_trainer
 from cfl.cli import main
 from cfl.data.sources import Arrays
@@ -424,6 +426,40 @@ def test_callbacks_that_break_rounds_are_refused(kind: type[Callback]) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.callbacks = 'Lookalike'") as caught:
         check_trainer(trainer, data)
     assert _BREAKING[kind] in str(caught.value)
+
+
+def test_callbacks_of_the_program_are_there_once() -> None:
+    data = tiny_data()
+    trainer = tiny_trainer(data, callbacks=[RoundProgress(), LambdaCallback(), LambdaCallback()])
+    check_trainer(trainer, data)
+    trainer.callbacks.append(RoundProgress())
+    with pytest.raises(ConfigError, match=r"trainer\.callbacks = 'RoundProgress'.*callbacks of others"):
+        check_trainer(trainer, data)
+
+
+def test_checkpoints_that_are_written_later_are_refused() -> None:
+    """Else the file would take its place before it is there."""
+    data = tiny_data()
+    own = [RoundCheckpoint()]
+    trainer = tiny_trainer(data, callbacks=own, enable_checkpointing=True, plugins=[AsyncCheckpointIO()])
+    with pytest.raises(ConfigError, match=r"trainer\.plugins = 'AsyncCheckpointIO'"):
+        check_trainer(trainer, data)
+
+
+@pytest.mark.parametrize(
+    ("methods", "said"),
+    [
+        ({}, "a smaller model.optimizer lr usually helps"),
+        ({"held": "EWC", "near": "FedProx"}, "lr or methods.held.strength or methods.near.mu usually helps"),
+        ({"apd": "APD"}, "lr or methods.apd.consolidation usually helps"),
+    ],
+)
+def test_what_may_be_too_large_is_named(
+    methods: dict[str, str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [word for name, kind in methods.items() for word in (f"--methods.{name}", kind)]
+    assert tiny_cli.fit(tmp_path, "--model.optimizer.lr", "1e30", *options) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

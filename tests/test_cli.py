@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,34 @@ def test_files_of_methods_join(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert printed_config(capsys, *fot, "--config", str(again))["methods"] == fresh
     dropped = printed_config(capsys, *fot, "--methods", "{}", *prox)["methods"]
     assert list(dropped) == ["fedprox"]
+
+
+def test_files_of_loggers_join(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As those of methods do; options that two classes have by the same name are each one's own."""
+    folder = Path(__file__).parent.parent / "configs" / "loggers"
+    board, wandb = (("--config", str(folder / f"{name}.yaml")) for name in ("tensorboard", "wandb"))
+
+    def loggers(*arguments: str) -> Any:
+        return printed_config(capsys, *arguments)["trainer"]["logger"]
+
+    def file(text: str) -> tuple[str, str]:
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.yaml"
+        path.write_text(f"trainer: {{logger: {text}}}")
+        return "--config", str(path)
+
+    alone = [loggers(*board), loggers(*wandb)]
+    assert alone[1]["init_args"]["name"] is None
+    assert loggers(*board, *wandb) == alone
+    assert loggers(*wandb, *board) == alone[::-1]
+    online = loggers(*board, *wandb, *file("{class_path: WandbLogger, init_args: {offline: false}}"))
+    assert online == [alone[0], {**alone[1], "init_args": {**alone[1]["init_args"], "offline": False}}]
+    assert loggers(*board, *wandb, *file("false")) is False
+    assert loggers(*file("false"), *wandb) == alone[1]
+    several = [{"class_path": "CSVLogger", "init_args": {"save_dir": place}} for place in "abc"]
+    two, other = file(json.dumps(several[:2])), file(json.dumps(several[2]))
+    for given, places in ((two + board, "ab."), (board + two, ".ab"), (other + two, "ab"), (two + other, "c")):
+        found = loggers(*given)
+        assert "".join(one["init_args"]["save_dir"] for one in (found if len(places) > 1 else [found])) == places
 
 
 def test_print_config_shows_every_option_resolved(capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,6 +86,7 @@ class APD(Method):
 
     scenarios = frozenset({"task", "domain", "density"})
     own_clocks = True
+    pulls_with = "consolidation"
     adaptive_divisor = 3.0  # of the base that adaptive weights start from
 
     def __init__(

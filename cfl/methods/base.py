@@ -77,6 +77,8 @@ class Method:
         crosses_tasks: whether clients compute with samples of earlier tasks, or with what stands for them, while they
             are at a later one.
         changes_shared_only: whether it leaves alone what stays on the clients: parameters, and their gradients.
+        pulls_with: the option that says how hard the method pulls at weights, if one does: local steps diverge where
+            it is too large for the learning rate.
         passes_forward: whether local steps go through :meth:`forward_pass`; at most one method of a run may say so.
     """
 
@@ -96,6 +98,7 @@ class Method:
     looks_back: ClassVar[bool] = False
     crosses_tasks: ClassVar[bool] = False
     changes_shared_only: ClassVar[bool] = False
+    pulls_with: ClassVar[str] = ""
     passes_forward: bool = False
 
     federation: Federation

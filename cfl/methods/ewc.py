@@ -76,6 +76,7 @@ class EWC(Pulling):
     """
 
     looks_back: ClassVar[bool] = True
+    pulls_with: ClassVar[str] = "strength"
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
 
     def __init__(

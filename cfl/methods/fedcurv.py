@@ -92,6 +92,7 @@ class FedCurv(Pulling):
     """
 
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
+    pulls_with: ClassVar[str] = "strength"
     task_free = True
     own_clocks = True
     topics = frozenset({"fedcurv"})

@@ -40,6 +40,7 @@ class FedProx(Pulling):
     """
 
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
+    pulls_with: ClassVar[str] = "mu"
     task_free = True
     own_clocks = True
 
