@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -33,6 +34,7 @@ from cfl.errors import ConfigError
 from cfl.federation import MODEL_TOPIC, Federation, state_buffers
 from cfl.full_precision import full_precision
 from cfl.located import Located
+from cfl.methods import Method
 from cfl.parallel import check_strategy
 from cfl.randomness import seed_device, seed_for
 from cfl.schedule import RoundPlan
@@ -271,7 +273,7 @@ class FederatedOrchestrator(Callback):
             federation.server.apply(
                 {n: mean[n] for n in federation.shared_parameters},
                 {n: mean[n] for n in federation.shared_buffers},
-                [*(method.transform_step for method in federation.methods.values()), self._hold_unused_outputs],
+                [*(partial(_transformed, method) for method in federation.methods.values()), self._hold_unused_outputs],
             )
         self._used_outputs = None
         federation.round += 1
@@ -472,6 +474,19 @@ def mean_matrix(federation: Federation) -> torch.Tensor:
     """What is measured, ``[T, T]``: accuracies in percent, or NLL in nats; the mean over clients where each has one."""
     matrix = federation.measured.compute()
     return matrix.nanmean(0) if federation.measures_clients else matrix
+
+
+def _transformed(method: Method, step: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The global step as a method wants it.
+
+    Raises:
+        TypeError: it does not say for every parameter.
+    """
+    names = set(step)
+    found = method.transform_step(step)
+    if not isinstance(found, dict) or set(found) != names:
+        raise TypeError(f"{method.key}: transform_step must return the step of every parameter that it is given")
+    return found
 
 
 def _located(what: str, plan: RoundPlan) -> Located:

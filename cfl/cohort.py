@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -187,9 +188,10 @@ class Cohort:
         return used.view(*used.shape, *[1] * (len(shape) - 2))
 
     @property
-    def gradients(self) -> dict[str, Tensor]:
-        """Name -> ``[k, ...]`` gradients of the current step; methods change them in place."""
-        return {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
+    def gradients(self) -> Mapping[str, Tensor]:
+        """Name -> ``[k, ...]`` gradients of the current step; methods change them in place. None can be replaced: the
+        optimizer would not see it."""
+        return MappingProxyType({n: p.grad for n, p in self.parameters.items() if p.grad is not None})
 
 
 def _room(parameter: Tensor, width: int, channels_last: bool) -> Tensor:

@@ -6,7 +6,9 @@ import hashlib
 import importlib
 import inspect
 import json
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 DECIDES_RESULTS = ("seed_everything", "model", "data", "methods", "schedule", "federated")
@@ -166,11 +168,20 @@ def _class_name(node: Any) -> str:
 
 
 def benchmark_name(config: Mapping[str, Any]) -> str:
-    """A name from the stream's and the sources' classes, e.g. ``permuted-digits``, where the user gave none."""
+    """A name from the stream's class and the data sets, e.g. ``permuted-digits``, where the user gave none.
+
+    A source that reads any of many data sets is called by its file, folder or set.
+    """
     stream = config["data"]["stream"]
     arguments = stream.get("init_args") or {}
     sources = arguments.get("sources") or [arguments.get("source")]
-    return "-".join([_class_name(stream), *(_class_name(source) for source in sources)])
+    return "-".join([_class_name(stream), *map(_data_set, sources)])
+
+
+def _data_set(source: Any) -> str:
+    told_by = getattr(_named_class(source), "told_by", None) if isinstance(source, Mapping) else None
+    told = (source.get("init_args") or {}).get(told_by) if told_by else None
+    return re.sub(r"[^\w.]+", "-", Path(told).stem).strip("-.") or _class_name(source) if told else _class_name(source)
 
 
 def method_name(methods: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from tiny_cli import fit
 
-from cfl.experiment import config_hash, differences, experiment_of
+from cfl.experiment import benchmark_name, config_hash, differences, experiment_of
 
 
 def config(*methods: str) -> dict[str, Any]:
@@ -39,6 +39,28 @@ def test_only_a_reduced_precision_of_products_makes_another_experiment() -> None
     plain = config_hash(experiment_of(config()))
     assert plain == config_hash(experiment_of({**config(), "engine": {"matmul_precision": "highest", "kind": "vmap"}}))
     assert plain != config_hash(experiment_of({**config(), "engine": {"matmul_precision": "medium"}}))
+
+
+def source(name: str, **options: Any) -> dict[str, Any]:
+    return {"class_path": f"cfl.data.sources.{name}", "init_args": options}
+
+
+@pytest.mark.parametrize(
+    ("sources", "name"),
+    [
+        ([source("MNIST")], "permuted-mnist"),
+        ([source("Arrays", path="~/my data/X rays.v2.npz")], "permuted-X-rays.v2"),
+        ([source("ImageFolder", folder="birds/")], "permuted-birds"),
+        ([source("BinarySet", set="dna"), source("Digits")], "permuted-dna-digits"),
+        ([source("Arrays", path="???")], "permuted-arrays"),
+        ([{"class_path": "elsewhere.Own", "init_args": {"path": "x"}}], "permuted-own"),
+    ],
+)
+def test_a_benchmark_is_called_by_its_data_sets(sources: list[dict[str, Any]], name: str) -> None:
+    """Else the runs on all files of one kind would stand in one table."""
+    options = {"source": sources[0]} if len(sources) == 1 else {"sources": sources}
+    stream = {"class_path": "cfl.data.streams.Permuted", "init_args": options}
+    assert benchmark_name({"data": {"stream": stream}}) == name
 
 
 def test_a_run_is_continued_in_its_order_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

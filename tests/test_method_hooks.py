@@ -150,6 +150,29 @@ def test_a_transform_is_the_last_word_on_the_global_step() -> None:
     assert not (weights(found)["head.weight"] == before["head.weight"]).any()
 
 
+@pytest.mark.parametrize("found", [None, {}, {"head.bias": torch.zeros(4)}])
+def test_a_transform_answers_for_every_parameter(found: Any) -> None:
+    """Else the global model would stay where it is, and nobody would know why."""
+
+    class Forgets(Method):
+        def transform_step(self, step: dict[str, Tensor]) -> dict[str, Tensor]:
+            return found
+
+    with pytest.raises(RuntimeError, match=r"methods\.mine: transform_step must return the step of every parameter"):
+        run({"mine": Forgets()})
+
+
+def test_gradients_cannot_be_replaced() -> None:
+    """The optimizer would not see it."""
+
+    class Replaces(Method):
+        def adjust_gradients(self, cohort: Cohort) -> None:
+            cohort.gradients["head.bias"] = torch.zeros(2, 4)  # type: ignore[index]
+
+    with pytest.raises(RuntimeError, match="does not support item assignment"):
+        run({"mine": Replaces()})
+
+
 # Order.
 
 

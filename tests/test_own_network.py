@@ -51,6 +51,16 @@ def test_the_documented_example_trains(tmp_path: Path, monkeypatch: pytest.Monke
     assert layers == {"body.0", "head"}
 
 
+def test_a_network_that_lacks_what_every_network_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "featureless.py").write_text("from cfl.models.base import Network\n\nclass Net(Network):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert tiny_cli.fit(tmp_path / "run", "--model.network", "featureless.Net") == 2
+    said = "error: class_path = 'Net' cannot work; valid: a class with all it needs: Net lacks features\n"
+    assert capsys.readouterr().err == said
+
+
 @pytest.mark.parametrize(("name", "found"), [("Net", "missing"), ("Narrow", "out_features=3")])
 def test_outputs_that_are_not_the_heads(
     name: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
