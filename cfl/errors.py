@@ -19,6 +19,10 @@ class ConfigError(ValueError):
         self.key, self.value, self.valid = key, value, valid
 
 
+class EngineCannot(ConfigError):
+    """An engine cannot compute a network; another one may."""
+
+
 class DataFilesMissing(FileNotFoundError):
     """A data set's files are absent and could not be downloaded; the message says what goes where."""
 

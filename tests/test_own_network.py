@@ -61,6 +61,36 @@ def test_a_network_that_lacks_what_every_network_has(
     assert capsys.readouterr().err == said
 
 
+BRANCHING = """
+import torch
+from cfl.models.base import Network
+
+class Net(Network):
+    def __init__(self, input_shape, num_outputs):
+        super().__init__(input_shape, num_outputs)
+        self.head = torch.nn.Linear(16, num_outputs)
+
+    def features(self, x):
+        return x.flatten(1) if x.mean().item() > 0 else -x.flatten(1)
+"""
+
+
+def test_a_network_that_vmap_cannot_compute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a client computes depends on its own numbers: refused where vmap is asked for, else left to workers."""
+    (tmp_path / "branching.py").write_text(BRANCHING)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = ("--model.network", "branching.Net")
+    assert tiny_cli.fit(tmp_path / "vmap", *own) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: engine.kind = 'vmap' cannot work; valid: workers, or auto: Net is not for vmap (")
+    assert message.count("\n") == 1
+    for kind in ("auto", "workers"):
+        assert tiny_cli.fit(tmp_path / kind, *own, "--engine.kind", kind) == 0
+        assert tiny_cli.summary(tmp_path / kind)["engine"]["kind"] == "workers"
+
+
 @pytest.mark.parametrize(("name", "found"), [("Net", "missing"), ("Narrow", "out_features=3")])
 def test_outputs_that_are_not_the_heads(
     name: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

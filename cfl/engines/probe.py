@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cfl.engines.choice import EngineChoice
-from cfl.errors import ConfigError
+from cfl.errors import ConfigError, EngineCannot
 
 _log = logging.getLogger(__name__)
 
@@ -99,9 +99,9 @@ def probe(
             trials[choice](WARM_UP)  # memory, threads, caches
             building += clock() - began
             measure(choice, 2)
-        except ConfigError:
-            raise
         except Exception as error:  # not every network works with every engine
+            if isinstance(error, ConfigError) and not isinstance(error, EngineCannot):
+                raise
             trials.pop(choice, None)
             _log.warning("%s is no choice for this network: %s: %s", choice, type(error).__name__, error)
             traceback.clear_frames(error.__traceback__)  # which hold a cohort's models

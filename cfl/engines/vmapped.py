@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,10 +15,14 @@ from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Samples
 from cfl.engines.base import Compile, Engine, StepContext, added_masks, behind, drawn_masks
+from cfl.errors import EngineCannot
 from cfl.models.batchnorm import batch_mask
 from cfl.models.dropout import DropoutMasks, dropout_masks
 from cfl.models.step_draws import StepDraws
 from cfl.objective import Objective
+
+_NO_VMAP = re.compile("vmap|batching rule", re.IGNORECASE)
+"""Words of torch where it cannot compute something for several models at once."""
 
 
 class VmapEngine(Engine):
@@ -41,7 +46,21 @@ class VmapEngine(Engine):
             self._together = torch.compile(self._all_losses, mode=None if compile == "default" else compile)
 
     def losses(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> Tensor:
-        """As :meth:`Engine.losses`, with a graph."""
+        """As :meth:`Engine.losses`, with a graph.
+
+        Raises:
+            EngineCannot: ``vmap`` has no way to compute the network.
+        """
+        try:
+            return self._losses(cohort, batch, context)
+        except RuntimeError as error:
+            if _NO_VMAP.search(str(error)) is None:
+                raise
+            reason = str(error).splitlines()[0].partition(". ")[0].removesuffix(".")
+            valid = f"workers, or auto: {type(self.network).__name__} is not for vmap ({reason})"
+            raise EngineCannot("engine.kind", self.kind, valid) from error
+
+    def _losses(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> Tensor:
         if context.keeps_logits or context.objective.joins(batch):
             return self._joined_losses(cohort, batch, context)
         x, y = batch.x, batch.y
