@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from contextlib import suppress
 from pathlib import Path
@@ -474,6 +475,31 @@ def test_options_that_could_do_nothing(make: Any, key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make()
     assert caught.value.key == key
+
+
+def test_a_task_without_training_samples_is_refused(tmp_path: Path) -> None:
+    images, labels = np.zeros((40, 4, 4), dtype=np.uint8), np.arange(40) % 4
+    file = tmp_path / "half.npz"
+    np.savez(file, train_images=images, train_labels=labels % 2, test_images=images, test_labels=labels)
+    data = tiny_data(ClassSplit(Arrays(str(file)), 2))
+    with pytest.raises(ConfigError, match=r"data\.stream = .*which is task 1 and has no training sample"):
+        fit(tiny_client(data), data)
+
+
+@pytest.mark.parametrize(
+    ("source", "path"),
+    [("Arrays", "n.npz"), ("ImageFolder", "n"), ("Arrays", "/n.npz"), ("ImageFolder", "/n")],
+)
+def test_a_missing_file_is_looked_for_where_it_may_be(
+    source: str, path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No data root moves an absolute path."""
+    option = {"Arrays": "path", "ImageFolder": "folder"}[source]
+    sizes = {"shape": [1, 4, 4], "num_classes": 4}
+    of_stream = {"source": {"class_path": source, "init_args": {option: path, **sizes}}, "num_tasks": 2}
+    stream = {"class_path": "Permuted", "init_args": of_stream}
+    assert tiny_cli.fit(tmp_path, "--data.stream", json.dumps(stream)) == 2
+    assert ("data.root" in capsys.readouterr().err) is not path.startswith("/")
 
 
 def test_a_task_without_tests_is_refused(tmp_path: Path) -> None:

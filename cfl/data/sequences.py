@@ -107,6 +107,9 @@ class DisjointTasks(TaskSequences):
 
     def of_clients(self, num_clients: int, num_tasks: int, seed: int) -> np.ndarray:
         """See :meth:`TaskSequences.of_clients`."""
+        if num_clients > num_tasks:
+            valid = f"at most {num_tasks}, one for each task, as no two clients are to share one"
+            raise ConfigError("data.num_clients", num_clients, valid)
         if self.count * num_clients > num_tasks:
             valid = f"at most {num_tasks // num_clients}: {num_tasks} tasks for {num_clients} clients"
             raise ConfigError("data.sequences.count", self.count, valid)

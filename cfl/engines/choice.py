@@ -208,7 +208,7 @@ def _with_products(
     gaining = _gaining(found, chain, network, input_shape, batch_size)
     if asked and not gaining:
         large = f"a large product in batches of {batch_size}"
-        what = f"float32 chain of layers, one client at a time, with {large} and a loss of its logits"
+        what = f"float32 chain of layers, one client at a time (engine.stack: 1), with {large} and a loss of its logits"
         raise ConfigError("engine.products", "onednn", f"blas or null: no {what}")
     if asked or not gaining:
         return gaining or found, []

@@ -65,6 +65,7 @@ def test_disjoint_tasks_leave_none_to_two_clients() -> None:
     [
         (lambda: DisjointTasks(0), "data.sequences.count"),
         (lambda: DisjointTasks(4).of_clients(4, 13, 0), "data.sequences.count"),
+        (lambda: DisjointTasks(1).of_clients(14, 13, 0), "data.num_clients"),
         (lambda: RandomTasks(0), "data.sequences.count"),
         (lambda: RandomTasks(2, split="all"), "data.sequences.split"),  # type: ignore[arg-type]
         (lambda: RandomTasks(10).of_clients(2, 9, 0), "data.sequences.count"),

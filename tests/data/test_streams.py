@@ -362,7 +362,7 @@ def test_superclasses_become_tasks() -> None:
         (lambda: Mixture([Noise()], [3]), "data.stream.tasks_per_source"),
         (lambda: Mixture([Noise()], max_train=4), "data.stream.max_train"),
         (lambda: Mixture([Noise()], [1, 1]), "data.stream.tasks_per_source"),
-        (lambda: Mixture([Noise()], classes_per_task=11), "data.stream.tasks_per_source"),
+        (lambda: Mixture([Noise()], classes_per_task=11), "data.stream.classes_per_task"),
     ],
 )
 def test_groups_that_cannot_be(make: Callable[[], Stream], key: str) -> None:

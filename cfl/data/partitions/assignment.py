@@ -40,9 +40,14 @@ def client_indices(
         array is empty only if the partition allows that.
 
     Raises:
-        ConfigError: ``data.repartition`` when it is False though the tasks have different training sets and some client
-            does not take part in all of them, or what ``partition`` refuses.
+        ConfigError: ``data.stream`` of which a task has no training sample; ``data.repartition`` when it is False
+            though the tasks have different training sets and some client does not take part in all of them; or what
+            ``partition`` refuses.
     """
+    for t, task in enumerate(tasks):
+        if not len(task.train):
+            value = f"{task.name!r}, which is task {t} and has no training sample"
+            raise ConfigError("data.stream", value, "training samples of every task's classes")
     if repartition:
         indices = []
         for t, (task, clients) in enumerate(zip(tasks, members, strict=True)):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cfl.data.sources.files import WHERE_ELSE
+from cfl.data.sources.files import where_else
 from cfl.data.sources.root import data_root
 from cfl.data.sources.standard import KEY, StandardSource, check_shape
 from cfl.data.types import ImageSet
@@ -186,7 +186,7 @@ class Arrays(StandardSource):
         """Both sets as stored."""
         file = root / Path(self.path).expanduser()
         if not file.is_file():
-            raise DataFilesMissing(f"{file} is missing. Expected: {_LAYOUT}. {WHERE_ELSE}")
+            raise DataFilesMissing(f"{file} is missing. Expected: {_LAYOUT}. {where_else(self.path)}")
         train, test = read_npz(file, self.channels)
         found = list(train.images.shape[1:])
         needed = 1 + max((int(part.labels.max()) for part in (train, test) if len(part)), default=-1)

@@ -27,6 +27,11 @@ WHERE_ELSE = (
 )
 
 
+def where_else(path: str) -> str:
+    """:data:`WHERE_ELSE` for files at a path of the user's, which no data root moves if it is absolute."""
+    return "Put the files there." if Path(path).expanduser().is_absolute() else WHERE_ELSE
+
+
 @dataclass(frozen=True)
 class DataFile:
     """One file that a data set needs.

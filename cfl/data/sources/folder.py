@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from cfl.data.sources.files import WHERE_ELSE
+from cfl.data.sources.files import where_else
 from cfl.data.sources.root import data_root
 from cfl.data.sources.standard import KEY, StandardSource, check_shape
 from cfl.data.types import ImageSet
@@ -133,7 +133,8 @@ class ImageFolder(StandardSource):
         missing = [str(folder / part) for part in ("train", "test") if not (folder / part).is_dir()]
         if missing:
             raise DataFilesMissing(
-                f"{' and '.join(missing)}: missing. Expected: one folder of images per class in each. {WHERE_ELSE}"
+                f"{' and '.join(missing)}: missing. Expected: one folder of images per class in each. "
+                f"{where_else(self.folder)}"
             )
         train_classes, test_classes = _class_names(folder / "train"), _class_names(folder / "test")
         if train_classes != test_classes:

@@ -53,6 +53,10 @@ class Mixture(Stream):
         if max_train is not None and max_train < classes_per_task:
             valid = f"at least {classes_per_task}, one sample of each class of a task, or null"
             raise ConfigError("data.stream.max_train", max_train, valid)
+        fewest = min(sources, key=lambda source: source.num_classes)
+        if fewest.num_classes < classes_per_task:
+            valid = f"at most {fewest.num_classes}, the classes of {fewest.name}"
+            raise ConfigError("data.stream.classes_per_task", classes_per_task, valid)
         most = [source.num_classes // classes_per_task for source in sources]
         kept = most if tasks_per_source is None else tasks_per_source
         if len(kept) != len(sources) or any(not 1 <= k <= m for k, m in zip(kept, most, strict=True)):
