@@ -30,7 +30,7 @@ from cfl.located import Located
 from cfl.methods.base import Method
 from cfl.methods.pulling import Pulling
 from cfl.methods.right_factors import RightMultiplication
-from cfl.models.base import Network, require_head
+from cfl.models.base import Network, require_head, require_one_name_each
 from cfl.models.batchnorm import convert_batchnorm, unmaskable_layers
 from cfl.models.density import is_density
 from cfl.models.dropout import convert_dropout
@@ -91,6 +91,7 @@ class Client(LightningModule):
         with torch.random.fork_rng():
             torch.manual_seed(seed_for(seed, "initialise network"))
             self.network = convert_dropout(convert_batchnorm(network(input_shape, num_outputs)))
+            require_one_name_each(self.network)
             if not is_density(self.network):
                 require_head(self.network)
             before = _frozen_parameters(self.network)

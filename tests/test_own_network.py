@@ -61,6 +61,73 @@ def test_a_network_that_lacks_what_every_network_has(
     assert capsys.readouterr().err == said
 
 
+SHARING = """
+import torch
+from cfl.models.base import Network
+
+class Net(Network):
+    def __init__(self, input_shape, num_outputs):
+        super().__init__(input_shape, num_outputs)
+        self.body = torch.nn.Sequential(*self.layers())
+        self.head = torch.nn.Linear(16, num_outputs)
+
+    def features(self, x):
+        return self.body(x.flatten(1))
+
+class SameModule(Net):
+    def layers(self):
+        layer = torch.nn.Linear(16, 16)
+        return layer, torch.nn.ReLU(), layer, torch.nn.ReLU()
+
+class SameWeight(Net):
+    def layers(self):
+        layer, other = torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
+        other.weight = layer.weight
+        return layer, torch.nn.ReLU(), other, torch.nn.ReLU()
+
+class SameActivation(Net):
+    def layers(self):
+        relu = torch.nn.ReLU()
+        return torch.nn.Linear(16, 16), relu, torch.nn.Linear(16, 16), relu
+"""
+
+
+@pytest.fixture
+def sharing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module with networks that have something twice."""
+    (tmp_path / "sharing.py").write_text(SHARING)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "sharing"
+
+
+def test_a_module_under_two_names_is_refused(sharing: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The global model would be left with a client's weights; modules without any may be anywhere."""
+    assert tiny_cli.fit(tmp_path / "run", "--model.network", f"{sharing}.SameModule") == 2
+    assert "SameModule, whose module body.0 is body.2 as well' cannot work" in capsys.readouterr().err
+    assert tiny_cli.fit(tmp_path / "other", "--model.network", f"{sharing}.SameActivation") == 0
+
+
+def test_layers_may_share_a_weight(sharing: str, tmp_path: Path) -> None:
+    """Which then moves by both gradients, in every engine."""
+    engines = {"vmap": (), "workers": ("--engine.workers", "2")}
+    for kind, options in engines.items():
+        own = ("--model.network", f"{sharing}.SameWeight", "--engine.kind", kind, *options)
+        assert tiny_cli.fit(tmp_path / kind, *own) == 0
+    weights = [tiny_cli.checkpoint(tmp_path / kind)["state_dict"] for kind in engines]
+    torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-6)
+    assert torch.equal(weights[0]["network.body.0.weight"], weights[0]["network.body.2.weight"])
+
+
+@pytest.mark.parametrize("method", ["FOT", "GPM", "RGO"])
+def test_a_shared_weight_is_not_protected_by_the_inputs_of_one_layer(
+    sharing: str, method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--model.network", f"{sharing}.SameWeight", "--methods.mine", method)
+    assert tiny_cli.fit(tmp_path / "run", *options) == 2
+    assert "methods.mine.layers = 'body.0, whose weight is body.2.weight as well'" in capsys.readouterr().err
+    assert tiny_cli.fit(tmp_path / "run", *options, "--methods.mine.layers", "[head]") == 0
+
+
 BRANCHING = """
 import torch
 from cfl.models.base import Network

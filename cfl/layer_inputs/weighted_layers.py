@@ -49,8 +49,8 @@ def choose_layers(
         frozen: names of parameters that nobody trains.
 
     Raises:
-        ConfigError: if a pattern matches nothing, a chosen layer has no weight of its own or a frozen one, or a chosen
-            convolution does not multiply whole patches padded with zeros.
+        ConfigError: if a pattern matches nothing, a chosen layer has no weight of its own or a frozen one, or shares it
+            with another, or a chosen convolution does not multiply whole patches padded with zeros.
     """
     found = weighted_layers(network)
     if patterns is None:
@@ -63,17 +63,30 @@ def choose_layers(
             if not any(fnmatchcase(name, pattern) for name in found):
                 raise ConfigError(key, pattern, f"patterns that match one of {list(found)}")
         chosen = {name: layer for name, layer in found.items() if any(fnmatchcase(name, p) for p in patterns)}
+    holders = _holders(network)
     for name, layer in chosen.items():
         if is_parametrized(layer, "weight"):
             raise ConfigError(
                 key, f"{name}, whose weight another method decomposes", "layers with a weight of their own"
             )
+        if sharers := [holder for holder in holders[id(layer.weight)] if holder != f"{name}.weight"]:
+            found_as = f"{name}, whose weight is {sharers[0]} as well"
+            raise ConfigError(key, found_as, "layers whose inputs are all that their weights are multiplied with")
         if f"{name}.weight" in frozen:
             raise ConfigError(key, f"{name}, whose weight is frozen", "layers that are trained")
         if isinstance(layer, nn.Conv2d) and (layer.groups != 1 or layer.padding_mode != "zeros"):
             valid = "Linear layers and Conv2d layers with groups=1 and padding_mode='zeros'"
             raise ConfigError(key, f"{name}: {layer}", valid)
     return chosen
+
+
+def _holders(network: nn.Module) -> dict[int, list[str]]:
+    """Identity of a parameter -> all its names; a module that has several is no second holder."""
+    found: dict[int, list[str]] = {}
+    for name, module in network.named_modules():
+        for parameter, tensor in module.named_parameters(prefix=name, recurse=False):
+            found.setdefault(id(tensor), []).append(parameter)
+    return found
 
 
 def _other_weights(network: nn.Module) -> str:

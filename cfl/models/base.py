@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from itertools import count
+from itertools import chain, count
 
 from torch import Tensor, nn
 
@@ -59,6 +59,23 @@ def require_head(network: Network) -> None:
     if not isinstance(head, nn.Linear) or head.out_features != network.num_outputs:
         found = f"{type(network).__name__}, whose head is {'missing' if head is None else head}"
         raise ConfigError("model.network", found, f"a network with self.head = nn.Linear(..., {network.num_outputs})")
+
+
+def require_one_name_each(network: nn.Module) -> None:
+    """Refuse a network in which a module with weights goes by two names.
+
+    ``torch.func.functional_call`` does not put the weights of such a module back, and the global model would be left
+    with those of a client. Modules that share a weight are no such case.
+
+    Raises:
+        ConfigError: naming the module.
+    """
+    first: dict[nn.Module, str] = {}
+    for name, module in network.named_modules(remove_duplicate=False):
+        other = first.setdefault(module, name)
+        if other != name and next(chain(module.parameters(), module.buffers()), None) is not None:
+            found = f"{type(network).__name__}, whose module {other} is {name} as well"
+            raise ConfigError("model.network", found, "modules under one name each; they may share weights")
 
 
 def num_parameters(network: nn.Module) -> int:
