@@ -26,7 +26,8 @@ def clock(seconds: float) -> str:
 class RoundProgress(Callback):
     """Task, round, clients done, loss, last ACC and time left: a live line on a terminal, plain lines elsewhere.
 
-    Of several processes the first shows the line. During a round, clients and loss are those of its own share.
+    Evaluations that take longer than the time between two lines say how far they are. Of several processes the first
+    shows the line. During a round, clients and loss are those of its own share.
 
     Args:
         enabled: show anything at all.
@@ -44,7 +45,7 @@ class RoundProgress(Callback):
         self.enabled, self.plain_seconds, self.live_seconds = enabled, plain_seconds, live_seconds
         self.console = Console()
         self._live: Live | None = None
-        self._shown_at = self._started = 0.0
+        self._shown_at = self._started = self._evaluating_since = 0.0
         self._first_round = self._done = self._clients = 0
         self._acc: float | None = None
         self._plan: RoundPlan | None = None
@@ -88,6 +89,46 @@ class RoundProgress(Callback):
         if keep or time.perf_counter() - self._shown_at >= pause:
             self._show(pl_module, keep)
 
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """An evaluation begins: before training, after a round, or of a checkpoint."""
+        self._evaluating_since = time.perf_counter()
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """As for validation."""
+        self.on_validation_start(trainer, pl_module)
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Show how far a long evaluation is."""
+        if not (self.enabled and trainer.is_global_zero):
+            return
+        pause = self.live_seconds if self._live is not None else self.plain_seconds
+        if time.perf_counter() - max(self._shown_at, self._evaluating_since) < pause:
+            return
+        federation = federation_of(pl_module)
+        done, rounds = federation.round, federation.schedule.num_rounds
+        when = f"after round {done}/{rounds}" if done else "before training"
+        self._print(f"evaluating task {dataloader_idx + 1}/{federation.data.num_tasks}  {when}")
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """As for validation."""
+        self.on_validation_batch_end(trainer, pl_module, outputs, batch, batch_idx, dataloader_idx)
+
     def line(self, pl_module: LightningModule) -> str:
         """The line as text."""
         client, federation = client_of(pl_module), federation_of(pl_module)
@@ -109,13 +150,16 @@ class RoundProgress(Callback):
         )
 
     def _show(self, pl_module: LightningModule, keep: bool = False) -> None:
+        self._print(self.line(pl_module), keep)
+
+    def _print(self, line: str, keep: bool = False) -> None:
         self._shown_at = time.perf_counter()
         if self._live is None:
-            print(self.line(pl_module), flush=True)
+            print(line, flush=True)
             return
-        self._live.update(Text(self.line(pl_module), no_wrap=True, overflow="ellipsis"), refresh=True)
+        self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
         if keep:
-            self._live.console.print(self.line(pl_module), highlight=False)
+            self._live.console.print(line, highlight=False)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the live line away, before the figures are printed."""

@@ -19,10 +19,13 @@ from rich.console import Console
 import callbacks.progress
 from callbacks import FederatedOrchestrator, RoundProgress
 from callbacks.progress import clock
+from cfl.client import Client
 
 LINE = re.compile(
     r"task (\d+)/(\d+)  round (\d+)/(\d+)  clients (\d+)/(\d+)  loss (\d+\.\d{4})  last ACC (-|\d+\.\d\d)  left (\S+)"
 )
+
+EVALUATING = re.compile(r"evaluating task (\d+)/(\d+)  (?:before training|after round (\d+)/\d+)")
 
 
 def progress_lines(text: str) -> list[tuple[str, ...]]:
@@ -77,6 +80,30 @@ def test_time_left_is_rounds_left_times_mean_time_of_a_round(
     ]
 
 
+def test_a_long_evaluation_says_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a clock that this test turns: 6 s a batch, of which a test set has two; a line after every 10 s."""
+    now = [0.0]
+    evaluate = Client.validation_step
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        now[0] += 6.0
+        return evaluate(*arguments, **options)
+
+    monkeypatch.setattr(callbacks.progress, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(Client, "validation_step", slow)
+    assert tiny_cli.fit(tmp_path, "--data.eval_batch_size", "20") == 0
+    out = capsys.readouterr().out
+    found = [line for line in out.splitlines() if line.startswith("evaluating")]
+    places = ["before training"] * 2 + ["after round 3/6"] * 2 + ["after round 6/6"] * 2
+    assert found == [f"evaluating task {1 + k % 2}/2  {place}" for k, place in enumerate(places)]
+    assert len(progress_lines(out)) == 2
+    assert tiny_cli.run("validate", "--ckpt_path", str(tmp_path / "last.ckpt")) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[:2] == [f"evaluating task {task}/2  after round 6/6" for task in (1, 2)]
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0, "0:00"), (59.6, "1:00"), (61, "1:01"), (3600, "1:00:00"), (90061, "25:01:01")],
@@ -99,6 +126,8 @@ def test_piped_command_writes_text_and_ends_on_a_signal(tmp_path: Path) -> None:
     )
     assert process.stdout is not None
     first = process.stdout.readline()  # before the signal can be sent, rounds must be running
+    while EVALUATING.fullmatch(first.rstrip()):
+        first = process.stdout.readline()
     process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 143, errors
@@ -160,8 +189,13 @@ def test_terminal_has_one_live_line(tmp_path: Path, terminal: Terminal) -> None:
     assert tiny_cli.fit(tmp_path, "--progress.live_seconds", "0") == 0
     for screen in terminal.seen:
         assert len(screen) <= 3  # two finished tasks and the live line
-        assert all(LINE.fullmatch(line) for line in screen), screen
-    shown = {line for screen in terminal.seen for line in screen}
+        assert all(LINE.fullmatch(line) or (line == screen[-1] and EVALUATING.fullmatch(line)) for line in screen), (
+            screen
+        )
+    every = {line for screen in terminal.seen for line in screen}
+    shown = {line for line in every if LINE.fullmatch(line)}
+    after = {int(EVALUATING.fullmatch(line)[3]) for line in every - shown}  # type: ignore[index]
+    assert after == {3, 6}
     rounds = {LINE.fullmatch(line).groups()[:3:2] for line in shown}  # type: ignore[union-attr]
     assert rounds == {(str(task), str(round)) for task in (1, 2) for round in (1, 2, 3)}
     partial = [LINE.fullmatch(line).groups()[4:6] for line in shown]  # type: ignore[union-attr]
