@@ -370,7 +370,7 @@ _BREAKING: dict[type[Callback], str] = {
     ModelPruning: "no pruning by the Trainer: clients' weights are stacked copies of the network's",
     BatchSizeFinder: "no search for a batch size: schedule.batch_size says it",
     LearningRateFinder: "no search for a learning rate: cfl.papers sweep, or runs side by side",
-    EarlyStopping: "targets.accuracies with targets.stop: true, which end a run; rounds leave no metric to watch",
+    EarlyStopping: "targets.accuracies, with targets.stop: true in a run of one task; rounds leave no metric to watch",
     ModelCheckpoint: "checkpoint.enabled and its options: a round's end is what a run can be resumed from",
 }
 

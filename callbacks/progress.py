@@ -45,7 +45,7 @@ class RoundProgress(Callback):
         self.enabled, self.plain_seconds, self.live_seconds = enabled, plain_seconds, live_seconds
         self.console = Console()
         self._live: Live | None = None
-        self._shown_at = self._started = self._evaluating_since = 0.0
+        self._shown_at = self._started = self._evaluation_shown_at = 0.0
         self._first_round = self._done = self._clients = 0
         self._acc: float | None = None
         self._plan: RoundPlan | None = None
@@ -91,7 +91,7 @@ class RoundProgress(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """An evaluation begins: before training, after a round, or of a checkpoint."""
-        self._evaluating_since = time.perf_counter()
+        self._evaluation_shown_at = time.perf_counter()
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """As for validation."""
@@ -110,12 +110,13 @@ class RoundProgress(Callback):
         if not (self.enabled and trainer.is_global_zero):
             return
         pause = self.live_seconds if self._live is not None else self.plain_seconds
-        if time.perf_counter() - max(self._shown_at, self._evaluating_since) < pause:
+        if time.perf_counter() - self._evaluation_shown_at < pause:
             return
+        self._evaluation_shown_at = time.perf_counter()  # apart from the rounds' lines, which are due nevertheless
         federation = federation_of(pl_module)
         done, rounds = federation.round, federation.schedule.num_rounds
         when = f"after round {done}/{rounds}" if done else "before training"
-        self._print(f"evaluating task {dataloader_idx + 1}/{federation.data.num_tasks}  {when}")
+        self._print(f"evaluating task {dataloader_idx + 1}/{federation.data.stream.num_tasks}  {when}")
 
     def on_test_batch_end(
         self,
@@ -150,10 +151,10 @@ class RoundProgress(Callback):
         )
 
     def _show(self, pl_module: LightningModule, keep: bool = False) -> None:
+        self._shown_at = time.perf_counter()
         self._print(self.line(pl_module), keep)
 
     def _print(self, line: str, keep: bool = False) -> None:
-        self._shown_at = time.perf_counter()
         if self._live is None:
             print(line, flush=True)
             return

@@ -181,7 +181,8 @@ def benchmark_name(config: Mapping[str, Any]) -> str:
 def _data_set(source: Any) -> str:
     told_by = getattr(_named_class(source), "told_by", None) if isinstance(source, Mapping) else None
     told = (source.get("init_args") or {}).get(told_by) if told_by else None
-    return re.sub(r"[^\w.]+", "-", Path(told).stem).strip("-.") or _class_name(source) if told else _class_name(source)
+    name = Path(told).name.removesuffix(".npz") if told else ""
+    return re.sub(r"[^\w.]+", "-", name).strip("-.") or _class_name(source)
 
 
 def method_name(methods: Mapping[str, Any]) -> str:

@@ -73,14 +73,14 @@ class _ConfigFile(ActionConfigFile):
         content = _content(dest, value)
         check_content(content, {action.dest.partition(".")[0] for action in parser._actions if "." in action.dest})
         trainer = content.get("trainer")
-        if loggers and isinstance(trainer, Mapping) and _named_classes(trainer.get("logger")):
+        more = loggers and isinstance(trainer, Mapping) and _named_classes(trainer.get("logger"))
+        if more:
             cfg["trainer.logger"] = None  # another class would take over its options of the same names
         ActionConfigFile.apply_config(parser, cfg, dest, value)
         if before and cfg.get("methods"):
             cfg["methods"] = joined(before, cfg["methods"])
-        after = _named_classes(cfg.get("trainer.logger"))
-        if loggers and after:
-            every = joined_loggers(loggers, after)
+        if more:
+            every = joined_loggers(loggers, _named_classes(cfg["trainer.logger"]))
             cfg["trainer.logger"] = every if len(every) > 1 else every[0]
 
 

@@ -108,7 +108,10 @@ def test_files_of_loggers_join(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert loggers(*file("false"), *wandb) == alone[1]
     several = [{"class_path": "CSVLogger", "init_args": {"save_dir": place}} for place in "abc"]
     two, other = file(json.dumps(several[:2])), file(json.dumps(several[2]))
-    for given, places in ((two + board, "ab."), (board + two, ".ab"), (other + two, "ab"), (two + other, "c")):
+    (tmp_path / "else.yaml").write_text("data: {num_clients: 4}")
+    silent = ("--config", str(tmp_path / "else.yaml"))
+    cases = ((two + board + silent, "ab."), (board + two, ".ab"), (other + two, "ab"), (two + other, "c"))
+    for given, places in cases:
         found = loggers(*given)
         assert "".join(one["init_args"]["save_dir"] for one in (found if len(places) > 1 else [found])) == places
 

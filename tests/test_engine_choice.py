@@ -16,7 +16,7 @@ from cfl.engines import EngineChoice, EngineOptions, candidates, choice, trials
 from cfl.engines.choice import MEMORY_ON_CPU, PATCHES_ON_CPU, from_dict, patch_bytes
 from cfl.engines.probe import TRAINER_SECONDS, probe
 from cfl.engines.products import WORTH_ONEDNN
-from cfl.errors import ConfigError
+from cfl.errors import ConfigError, EngineCannot
 from cfl.models import MLP, ResNet18, SmallCNN
 from cfl.models.dropout import convert_dropout
 from cfl.schedule import Schedule
@@ -274,7 +274,8 @@ def test_what_fails_is_no_choice(caplog: pytest.LogCaptureFixture) -> None:
         probe(choices, trial_of(refused, {"workers"}), 10**6, Clock())
 
 
-def test_what_failed_lets_its_models_go() -> None:
+@pytest.mark.parametrize("caused", [False, True])
+def test_what_failed_lets_its_models_go(caused: bool) -> None:
     """The failure is told from where it happened, in the end."""
     alive: weakref.WeakSet[Any] = weakref.WeakSet()
     found: list[int] = []
@@ -283,9 +284,17 @@ def test_what_failed_lets_its_models_go() -> None:
         found.append(len(alive))
         models = MLP((1, 2, 2), 2, [2])
         alive.add(models)
-        raise RuntimeError(f"no {choice}")
+        if not caused:
+            raise RuntimeError(f"no {choice}")
+        try:
+            compute(models)
+        except ValueError as error:
+            raise EngineCannot("model.network", "Net", f"no {choice}") from error
 
-    with pytest.raises(RuntimeError, match="no vmap, K = 1") as told:
+    def compute(models: MLP) -> None:
+        raise ValueError
+
+    with pytest.raises((RuntimeError, EngineCannot), match="no vmap, K = 1") as told:
         probe([EngineChoice("vmap", k) for k in (1, 2, 3)], trial_of, 100, Clock())
     assert told.traceback[-1].name == "trial_of"
     assert found == [0, 0, 0]

@@ -50,7 +50,7 @@ def source(name: str, **options: Any) -> dict[str, Any]:
     [
         ([source("MNIST")], "permuted-mnist"),
         ([source("Arrays", path="~/my data/X rays.v2.npz")], "permuted-X-rays.v2"),
-        ([source("ImageFolder", folder="birds/")], "permuted-birds"),
+        ([source("ImageFolder", folder="birds.2021/")], "permuted-birds.2021"),
         ([source("BinarySet", set="dna"), source("Digits")], "permuted-dna-digits"),
         ([source("Arrays", path="???")], "permuted-arrays"),
         ([{"class_path": "elsewhere.Own", "init_args": {"path": "x"}}], "permuted-own"),

@@ -118,6 +118,14 @@ def test_layers_may_share_a_weight(sharing: str, tmp_path: Path) -> None:
     assert torch.equal(weights[0]["network.body.0.weight"], weights[0]["network.body.2.weight"])
 
 
+def test_a_weight_that_is_made_of_others_is_not_a_layers_own() -> None:
+    network = MLP((1, 4, 4), 4, [8])
+    torch.nn.utils.spectral_norm(network.head)
+    with pytest.raises(ConfigError, match=r"layers = 'head, whose weight is made of others' .*weight of their own"):
+        choose_layers(network, None, "methods.mine.layers")
+    assert "head" not in choose_layers(network, ["layers.*"], "methods.mine.layers")
+
+
 @pytest.mark.parametrize("method", ["FOT", "GPM", "RGO"])
 def test_a_shared_weight_is_not_protected_by_the_inputs_of_one_layer(
     sharing: str, method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -139,20 +147,31 @@ class Net(Network):
 
     def features(self, x):
         return x.flatten(1) if x.mean().item() > 0 else -x.flatten(1)
+
+class Counting(Net):
+    def __init__(self, input_shape, num_outputs):
+        super().__init__(input_shape, num_outputs)
+        self.seen = torch.zeros(16)
+
+    def features(self, x):
+        self.seen.add_(x.detach().flatten(1).mean(0))
+        return x.flatten(1)
 """
 
 
+@pytest.mark.parametrize("name", ["Net", "Counting"])
 def test_a_network_that_vmap_cannot_compute(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What a client computes depends on its own numbers: refused where vmap is asked for, else left to workers."""
     (tmp_path / "branching.py").write_text(BRANCHING)
     monkeypatch.syspath_prepend(tmp_path)
-    own = ("--model.network", "branching.Net")
+    own = ("--model.network", f"branching.{name}")
     assert tiny_cli.fit(tmp_path / "vmap", *own) == 2
     message = capsys.readouterr().err
-    assert message.startswith("error: engine.kind = 'vmap' cannot work; valid: workers, or auto: Net is not for vmap (")
+    assert message.startswith(f"error: model.network = '{name}' cannot work; valid: schedule.cohort_width: 1, ")
     assert message.count("\n") == 1
+    assert tiny_cli.fit(tmp_path / "one", *own, "--schedule.cohort_width", "1") == 0
     for kind in ("auto", "workers"):
         assert tiny_cli.fit(tmp_path / kind, *own, "--engine.kind", kind) == 0
         assert tiny_cli.summary(tmp_path / kind)["engine"]["kind"] == "workers"

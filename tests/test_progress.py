@@ -93,15 +93,19 @@ def test_a_long_evaluation_says_how_far_it_is(
 
     monkeypatch.setattr(callbacks.progress, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(Client, "validation_step", slow)
-    assert tiny_cli.fit(tmp_path, "--data.eval_batch_size", "20") == 0
+    assert tiny_cli.fit(tmp_path, "--data.eval_batch_size", "20", "--schedule.evaluate_every", "2") == 0
     out = capsys.readouterr().out
     found = [line for line in out.splitlines() if line.startswith("evaluating")]
-    places = ["before training"] * 2 + ["after round 3/6"] * 2 + ["after round 6/6"] * 2
-    assert found == [f"evaluating task {1 + k % 2}/2  {place}" for k, place in enumerate(places)]
-    assert len(progress_lines(out)) == 2
+    places = ["before training", *(f"after round {round}/6" for round in (2, 3, 5, 6))]
+    assert found == [f"evaluating task {task}/2  {place}" for place in places for task in (1, 2)]
+    assert [fields[:4:2] for fields in progress_lines(out)] == [("1", "2"), ("1", "3"), ("2", "2"), ("2", "3")]
     assert tiny_cli.run("validate", "--ckpt_path", str(tmp_path / "last.ckpt")) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[:2] == [f"evaluating task {task}/2  after round 6/6" for task in (1, 2)]
+    of_four = ("--data.stream.num_tasks", "4", "--data.sequences", "RandomTasks", "--data.sequences.count", "2")
+    assert tiny_cli.fit(tmp_path / "own", "--data.eval_batch_size", "20", *of_four) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[:4] == [f"evaluating task {task}/4  before training" for task in (1, 2, 3, 4)]
 
 
 @pytest.mark.parametrize(

@@ -237,13 +237,17 @@ def samples_of(reading: Reading) -> str:
 
 def _without_repetitions(readings: Sequence[Reading]) -> tuple[list[Reading], list[str]]:
     """One run of each experiment: a repetition is no further sample."""
-    kept: dict[tuple[str, int, str], Reading] = {}
+    kept: dict[tuple[str, int], list[Reading]] = {}
     notes = []
     for reading in readings:
-        first = kept.setdefault((reading.run.config_hash, reading.run.seed, samples_of(reading)), reading)
-        if first is not reading:
+        alike = kept.setdefault((reading.run.config_hash, reading.run.seed), [])
+        samples = samples_of(reading)
+        first = next((one for one in alike if not samples or samples_of(one) in (samples, "")), None)
+        if first is None:
+            alike.append(reading)
+        else:
             notes.append(f"{reading.run.folder} repeats the experiment of {first.run.folder} and is left out")
-    return list(kept.values()), notes
+    return [reading for alike in kept.values() for reading in alike], notes
 
 
 def _variants(label: str, method: str, readings: Sequence[Reading], keys: Sequence[str]) -> list[Row]:
@@ -278,7 +282,7 @@ def _notes(rows: Sequence[Row]) -> list[str]:
         notes.append("rows have different seeds: means are over each row's own, differences and ranks over common ones")
     readings = [reading for row in rows for reading in row.readings]
     for identity, what in (
-        (samples_of, "the files of the data set were not the same in all runs"),
+        (samples_of, "tasks do not have the same samples in all runs"),
         (lambda reading: reading.partition, "clients do not hold the same samples in all rows"),
     ):
         unlike = _seeds_unlike(readings, identity)

@@ -247,6 +247,7 @@ class FederatedDataModule(Holdings, LightningDataModule):
         _ = self.indices
         _ = self.evaluated
         _ = self.inputs  # before threads ask for it at the same time
+        _ = self.digests  # before the time is measured that a checkpoint takes
         if self.scenario == "density":
             require_binary(self.tasks)
         if self.exposure == "asynchronous":

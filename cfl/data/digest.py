@@ -15,11 +15,12 @@ DIGITS = 16
 
 
 def data_digests(tasks: Sequence[Task]) -> dict[str, str]:
-    """Digests of all tasks' ``train`` and ``test`` samples as they are stored, labels included.
+    """Digests of all tasks' ``train`` and ``test`` samples as streams have them, labels included.
 
-    Order counts, as partitions deal positions. What becomes of stored images follows from the configuration, and is not
-    part of it: a rotation's pixels may be rounded otherwise elsewhere. Every byte is read, once where tasks share their
-    images; 0.9 s a GB.
+    Of images in files that is what they are decoded and scaled to, which other versions of the libraries may do
+    otherwise. Order counts, as partitions deal positions. What becomes of stored images follows from the configuration,
+    and is not part of it: a rotation's pixels may be rounded otherwise elsewhere. Every byte is read, once where tasks
+    share their images; 0.9 s a GB.
     """
     known: dict[int, bytes] = {}
     return {
@@ -38,7 +39,7 @@ def _digest(sets: Sequence[ImageSet], known: dict[int, bytes]) -> str:
 def _of_tensor(tensor: Tensor, known: dict[int, bytes]) -> bytes:
     if id(tensor) not in known:  # tasks hold their tensors as long as this takes, so ids stay theirs
         digest = hashlib.sha256(repr((tensor.dtype, tuple(tensor.shape))).encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().data)
         known[id(tensor)] = digest.digest()
     return known[id(tensor)]
 
@@ -56,4 +57,5 @@ def check_digests(held: Mapping[str, str], here: Mapping[str, str]) -> None:
     changed = [name for name in here if held.get(name) != here[name]]
     if changed:
         value = f"a checkpoint of a run on other samples: those of {' and '.join(changed)} have changed since"
-        raise ConfigError("ckpt_path", value, "data.root with the files of that run, or a new run on these")
+        valid = "data.root with the files of that run, decoded as there if they are pictures, or a new run on these"
+        raise ConfigError("ckpt_path", value, valid)

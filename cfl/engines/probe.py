@@ -104,7 +104,7 @@ def probe(
                 raise
             trials.pop(choice, None)
             _log.warning("%s is no choice for this network: %s: %s", choice, type(error).__name__, error)
-            traceback.clear_frames(error.__traceback__)  # which hold a cohort's models
+            _let_go(error)
             first_failure = first_failure or error
             continue
         for beaten in sorted(best, key=best.__getitem__)[AGAIN:]:
@@ -116,3 +116,10 @@ def probe(
             if spent() < budget():
                 measure(choice, 3)
     return [Measured(choice, best[choice]) for choice in sorted(best, key=best.__getitem__)]
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Drop what the frames of a failure and its causes hold, such as a cohort's models; where they were stays known."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

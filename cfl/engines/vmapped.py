@@ -21,7 +21,7 @@ from cfl.models.dropout import DropoutMasks, dropout_masks
 from cfl.models.step_draws import StepDraws
 from cfl.objective import Objective
 
-_NO_VMAP = re.compile("vmap|batching rule", re.IGNORECASE)
+_NO_VMAP = re.compile("vmap|batching rule|match the broadcast shape|doesn't have storage", re.IGNORECASE)
 """Words of torch where it cannot compute something for several models at once."""
 
 
@@ -57,8 +57,8 @@ class VmapEngine(Engine):
             if _NO_VMAP.search(str(error)) is None:
                 raise
             reason = str(error).splitlines()[0].partition(". ")[0].removesuffix(".")
-            valid = f"workers, or auto: {type(self.network).__name__} is not for vmap ({reason})"
-            raise EngineCannot("engine.kind", self.kind, valid) from error
+            valid = f"schedule.cohort_width: 1, engine.kind: workers where they work, or a network for vmap ({reason})"
+            raise EngineCannot("model.network", type(self.network).__name__, valid) from error
 
     def _losses(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> Tensor:
         if context.keeps_logits or context.objective.joins(batch):

@@ -65,11 +65,10 @@ def choose_layers(
         chosen = {name: layer for name, layer in found.items() if any(fnmatchcase(name, p) for p in patterns)}
     holders = _holders(network)
     for name, layer in chosen.items():
-        if is_parametrized(layer, "weight"):
-            raise ConfigError(
-                key, f"{name}, whose weight another method decomposes", "layers with a weight of their own"
-            )
-        if sharers := [holder for holder in holders[id(layer.weight)] if holder != f"{name}.weight"]:
+        if is_parametrized(layer, "weight") or "weight" not in layer._parameters:
+            made = "another method decomposes" if is_parametrized(layer, "weight") else "is made of others"
+            raise ConfigError(key, f"{name}, whose weight {made}", "layers with a weight of their own")
+        if sharers := [holder for holder in holders.get(id(layer.weight), []) if holder != f"{name}.weight"]:
             found_as = f"{name}, whose weight is {sharers[0]} as well"
             raise ConfigError(key, found_as, "layers whose inputs are all that their weights are multiplied with")
         if f"{name}.weight" in frozen:

@@ -134,7 +134,11 @@ def test_runs_on_other_files_are_no_repetitions(tmp_path: Path) -> None:
     old, new = ({"data_digests": {"train": digits, "test": "2"}} for digits in ("0", "1"))
     (table,) = compare(readings(tmp_path, old, new, {"method": "er"}, {"method": "er", "seed": 1, **new}))
     assert [len(row.readings) for row in table.rows] == [2, 2]
-    assert table.notes[-1] == "the files of the data set were not the same in all runs: seed 0"
+    assert table.notes[-1] == "tasks do not have the same samples in all runs: seed 0"
+    for one, other in ((old, {}), ({}, old)):
+        first, second = readings(tmp_path / f"repeated{len(one)}", one, other)
+        (table,) = compare([first, second])
+        assert table.notes == [f"{second.run.folder} repeats the experiment of {first.run.folder} and is left out"]
     (table,) = compare(readings(tmp_path / "alike", old, {"method": "er", **old}, {"method": "ewc"}))
     assert not table.notes
 

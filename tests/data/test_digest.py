@@ -70,10 +70,12 @@ def test_any_change_is_told(change: Any) -> None:
 
 
 def test_how_images_lie_in_memory_is_no_difference() -> None:
-    def channels_last(samples: ImageSet) -> ImageSet:
-        return ImageSet(samples.images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2), samples.labels)
+    def transposed(samples: ImageSet) -> ImageSet:
+        images = samples.images.mT.contiguous().mT
+        assert not images.is_contiguous()
+        return ImageSet(images, samples.labels)
 
-    assert with_train(channels_last) == data_digests(tasks())
+    assert with_train(transposed) == data_digests(tasks())
 
 
 def test_the_order_of_tasks_counts() -> None:
