@@ -93,10 +93,6 @@ class RoundProgress(Callback):
         """An evaluation begins: before training, after a round, or of a checkpoint."""
         self._evaluation_shown_at = time.perf_counter()
 
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """As for validation."""
-        self.on_validation_start(trainer, pl_module)
-
     def on_validation_batch_end(
         self,
         trainer: Trainer,
@@ -118,17 +114,8 @@ class RoundProgress(Callback):
         when = f"after round {done}/{rounds}" if done else "before training"
         self._print(f"evaluating task {dataloader_idx + 1}/{federation.data.stream.num_tasks}  {when}")
 
-    def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """As for validation."""
-        self.on_validation_batch_end(trainer, pl_module, outputs, batch, batch_idx, dataloader_idx)
+    on_test_start = on_validation_start
+    on_test_batch_end = on_validation_batch_end
 
     def line(self, pl_module: LightningModule) -> str:
         """The line as text."""

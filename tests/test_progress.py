@@ -99,9 +99,11 @@ def test_a_long_evaluation_says_how_far_it_is(
     places = ["before training", *(f"after round {round}/6" for round in (2, 3, 5, 6))]
     assert found == [f"evaluating task {task}/2  {place}" for place in places for task in (1, 2)]
     assert [fields[:4:2] for fields in progress_lines(out)] == [("1", "2"), ("1", "3"), ("2", "2"), ("2", "3")]
-    assert tiny_cli.run("validate", "--ckpt_path", str(tmp_path / "last.ckpt")) == 0
-    out = capsys.readouterr().out
-    assert out.splitlines()[:2] == [f"evaluating task {task}/2  after round 6/6" for task in (1, 2)]
+    monkeypatch.setattr(Client, "test_step", slow)
+    for command in ("validate", "test"):
+        assert tiny_cli.run(command, "--ckpt_path", str(tmp_path / "last.ckpt")) == 0
+        out = capsys.readouterr().out
+        assert out.splitlines()[:2] == [f"evaluating task {task}/2  after round 6/6" for task in (1, 2)]
     of_four = ("--data.stream.num_tasks", "4", "--data.sequences", "RandomTasks", "--data.sequences.count", "2")
     assert tiny_cli.fit(tmp_path / "own", "--data.eval_batch_size", "20", *of_four) == 0
     out = capsys.readouterr().out
