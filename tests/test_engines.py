@@ -26,7 +26,18 @@ from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
-from cfl.engines import EngineChoice, EngineOptions, WorkerEngine, base, build_engine, products, recorded, workers
+from cfl.engines import (
+    EngineChoice,
+    EngineOptions,
+    WorkerEngine,
+    base,
+    batch_last,
+    build_engine,
+    layers,
+    products,
+    recorded,
+    workers,
+)
 from cfl.engines.batch_last import BatchLastChain
 from cfl.engines.chain import Chain
 from cfl.engines.products import Products
@@ -419,6 +430,44 @@ def test_the_batch_last_pools_as_torch_does(pooling: nn.Module, units: int, samp
     turned.step(x.clone(), y, None, None, {n: p.detach() for n, p in network.named_parameters()}, {}, update)  # type: ignore[arg-type]
     for name, parameter in network.named_parameters():
         torch.testing.assert_close(update.found[name].view(parameter.shape), parameter.grad, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("convolution", "by_rows"),
+    [
+        (nn.Conv2d(3, 2, 3), True),
+        (nn.Conv2d(3, 2, (2, 3), padding=(1, 2)), True),
+        (nn.Conv2d(3, 2, (3, 2), dilation=(2, 1), stride=(1, 2)), True),
+        (nn.Conv2d(3, 2, (3, 2), dilation=(1, 3), padding=2, bias=False), True),
+        (nn.Conv2d(3, 2, 3, stride=2), False),
+        (nn.Conv2d(3, 2, (1, 3)), False),
+        (nn.Conv2d(3, 60, 3), False),
+    ],
+)
+@pytest.mark.parametrize("once", [True, False], ids=["added at once", "added"])
+def test_both_ways_to_an_inputs_gradient_are_autograds(
+    convolution: nn.Conv2d, by_rows: bool, once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernel rows added where their patches overlap, and every element of the kernel, which is for all the rest."""
+    torch.manual_seed(0)
+    convolution = convolution.double()
+    layer = batch_last.Conv2d(layers.Conv2d("conv", convolution))
+    monkeypatch.setattr(Products, "adds_at_once", once)
+    taken: list[str] = []
+    for way in ("_added_by_rows", "_added_one_by_one"):
+        method = getattr(batch_last.Conv2d, way)
+        monkeypatch.setattr(batch_last.Conv2d, way, lambda *a, way=way, method=method: taken.append(way) or method(*a))
+    x = torch.randn(5, 3, 7, 9, dtype=torch.float64, requires_grad=True)
+    z = convolution(x)
+    g = torch.randn_like(z)
+    z.backward(g)
+    weights = {f"conv.{name}": p.detach() for name, p in convolution.named_parameters()}
+    run = layers.Pass(weights, {}, Collect(), 1)  # type: ignore[arg-type]
+    layer.forward(run, x.detach().permute(1, 2, 3, 0).contiguous())
+    found = layer.backward(run, g.permute(1, 2, 3, 0).contiguous(), True)
+    assert found is not None
+    torch.testing.assert_close(found.permute(3, 0, 1, 2), x.grad, rtol=1e-10, atol=1e-12)
+    assert taken == ["_added_by_rows" if by_rows and once else "_added_one_by_one"]
 
 
 def test_chains_that_the_batch_last_cannot_compute() -> None:

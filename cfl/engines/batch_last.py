@@ -9,7 +9,7 @@ recorded. For many wide maps torch's own kernels are faster. The engine's trial 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
@@ -100,10 +100,8 @@ class Conv2d(Layer):
         g = g.flatten(1)
         inner = None
         if wanted:
-            of_patches = run.products.of(run.weights[self.weight].flatten(1).t(), g).view(shape)
-            inner = g.new_zeros(padded)
-            for i, j, place in self._places(shape):
-                inner[place].add_(of_patches[:, i, j])
+            by_rows = run.products.adds_at_once and self._gains_by_rows(shape, len(g))
+            inner = (self._added_by_rows if by_rows else self._added_one_by_one)(run, g, shape, padded)
             (height, width), (_, rows, columns, _) = self.padding, padded
             if height or width:
                 inner = inner[:, height : rows - height, width : columns - width].contiguous()
@@ -122,11 +120,41 @@ class Conv2d(Layer):
         between = [self.stride[0] * row, self.stride[1] * column]
         return [channels, *self.kernel, *fit, samples], [channel, *inside, *between, sample]
 
-    def _places(self, shape: list[int]) -> Iterator[tuple[int, int, Any]]:
-        """For each element of the kernel: where the padded input has what it is multiplied with."""
+    def _gains_by_rows(self, shape: list[int], outputs: int) -> bool:
+        """Whether what is saved on patches is more than the copy of the weights costs."""
+        return self.stride[0] == 1 and shape[1] > 1 and math.prod(shape[3:]) >= 4 * outputs
+
+    def _added_one_by_one(self, run: Pass, g: Tensor, shape: list[int], padded: list[int]) -> Tensor:
+        """``dZ [O, Ho Wo B]`` to the padded input's gradient: that of all patches, each element of the kernel added."""
+        of_patches = run.products.of(run.weights[self.weight].flatten(1).t(), g).view(shape)
+        inner = g.new_zeros(padded)
         for i in range(shape[1]):
             for j in range(shape[2]):
-                yield i, j, _strided((i * self.dilation[0], j * self.dilation[1]), self.stride, shape[3:5])
+                self._place(inner, shape, i, j).add_(of_patches[:, i, j])
+        return inner
+
+    def _added_by_rows(self, run: Pass, g: Tensor, shape: list[int], padded: list[int]) -> Tensor:
+        """The same with products that are added, a row of the kernel at a time, to where its patches overlap.
+
+        Of ``[C, kw, H, Wo, B]``, the kernel's columns beside each other, instead of ``[C, kh, kw, Ho, Wo, B]``.
+        """
+        channels, kernel_rows, kernel_columns, high, wide, samples = shape
+        weight = run.weights[self.weight].permute(2, 1, 3, 0).flatten(1, 2)  # [kh, C kw, O]
+        row = wide * samples
+        of_columns = g.new_zeros(channels * kernel_columns, padded[1] * row)
+        for i in range(kernel_rows):
+            first = i * self.dilation[0] * row
+            run.products.add(of_columns[:, first : first + high * row], weight[i], g, 1, 1)
+        inner = g.new_zeros(padded)
+        of_columns = of_columns.view(channels, kernel_columns, padded[1], wide, samples)
+        for j in range(kernel_columns):
+            inner[:, :, _every(j * self.dilation[1], self.stride[1], wide)].add_(of_columns[:, j])
+        return inner
+
+    def _place(self, padded: Tensor, shape: list[int], i: int, j: int) -> Tensor:
+        """Where the padded input has what an element of the kernel is multiplied with: ``[C, Ho, Wo, B]``."""
+        rows = _every(i * self.dilation[0], self.stride[0], shape[3])
+        return padded[:, rows, _every(j * self.dilation[1], self.stride[1], shape[4])]
 
 
 class MaxPool2d(layers.MaxPool2d):
@@ -196,12 +224,8 @@ def _hand_over(run: Pass, weight: str, bias: str | None, g: Tensor, h: Tensor) -
         run.update.gradient(bias, run.multiplied(bias, g.sum(1)))
 
 
-def _strided(first: tuple[int, int], stride: Any, count: Any) -> Any:
-    rows, columns = (
-        slice(start, start + step * (number - 1) + 1, step)
-        for start, step, number in zip(first, stride, count, strict=True)
-    )
-    return slice(None), rows, columns
+def _every(first: int, step: int, number: int) -> slice:
+    return slice(first, first + step * (number - 1) + 1, step)
 
 
 def _sizes(h: Tensor) -> list[int]:

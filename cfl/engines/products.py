@@ -34,6 +34,8 @@ class Products:
     """By ``torch.matmul`` and what else torch has, in whatever data type."""
 
     library: Library = "blas"
+    adds_at_once = True
+    """Whether :meth:`add` computes a product where it is added, without a copy of it."""
 
     def of_step(self, samples: int) -> Products:
         """Those for a step of so many samples of one client."""
@@ -66,6 +68,7 @@ class OneDnnProducts(Products):
     """
 
     library = "onednn"
+    adds_at_once = False
 
     def __init__(self, batch_size: int = 1) -> None:
         self.batch_size = batch_size
