@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch.nn.functional as F
-from test_engines import dropping, unequal
+from test_engines import DECAY, PoolNet, dropping, unequal
 from test_method_hooks import MOMENTUM
-from tiny import ConvNet, double, fit, mlp, norm_net, sgd, split, tiny_client, weights
+from tiny import ConvNet, StridedNet, double, fit, mlp, norm_net, sgd, split, tiny_client, weights
 from torch import Tensor
 from torch.func import functional_call
 
 from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Added, Samples
-from cfl.engines import EngineOptions
+from cfl.engines import EngineOptions, recorded
 from cfl.errors import ConfigError
+from cfl.methods import FedProx
 from cfl.methods.base import Method
 
 # In float64 a network has a hook, so that workers take it by autograd; the hand-written step is seen in float32.
@@ -286,3 +288,52 @@ def test_a_cohort_without_engine_says_so() -> None:
     cohort = Cohort(mlp((1, 4, 4), 4), 1)
     with pytest.raises(RuntimeError, match="no engine"):
         cohort.gradients_on(None, "look")  # type: ignore[arg-type]
+
+
+class Focal(Method):
+    """A loss that no recording of the cross-entropy computes: weights and a term by the logits, and a look at them."""
+
+    def __init__(self) -> None:
+        self.seen: list[Tensor] = []
+
+    def weigh(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
+        chance = logits.softmax(-1).gather(-1, samples.y[:, None]).squeeze(-1)
+        return weights * (1 - chance).square()
+
+    def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
+        squares = torch.where(samples.mask, logits.square().mean(-1), torch.zeros_like(logits[..., 0]))
+        return 0.1 * squares.sum()
+
+    def observe(self, cohort: Cohort, batch: CohortBatch, logits: Tensor) -> None:
+        self.seen.append(logits[batch.mask].clone())
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["at once", "kept"])
+@pytest.mark.parametrize("adds", [False, True], ids=["own samples", "added samples"])
+@pytest.mark.parametrize("network", [dropping, partial(StridedNet, dropout=0.4), PoolNet])
+def test_steps_recorded_in_halves_are_the_steps(
+    monkeypatch: pytest.MonkeyPatch, network: Any, adds: bool, kept: bool
+) -> None:
+    """Bit for bit, with a loss of methods' own, dropout, decay, a pull and every batch size; logits too."""
+    runs, made = [], []
+    record = recorded.record_halves
+    monkeypatch.setattr(recorded, "record_halves", lambda *a: made.append(1) or record(*a))
+    for worth in (1, 10**9):
+        monkeypatch.setattr(recorded, "WORTH_RECORDING", worth)
+        focal = Focal()
+        methods: dict[str, Method] = {"focal": focal, "prox": FedProx(0.3)}
+        if adds:
+            methods["replay"] = Replay()
+        data = unequal(7, split())
+        engine = EngineOptions("workers", 2, stack=1, batch_last=None if network is dropping else True)
+        federation = fit(
+            tiny_client(data, network, DECAY, methods, engine), data, gradient_clip_val=100.0 if kept else None
+        )
+        runs.append((weights(federation), focal.seen))
+        assert bool(made) == (worth == 1)
+        made.clear()
+    (first, seen), (second, expected) = runs
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert len(seen) == len(expected) > 0
+    assert all(torch.equal(a, b) for a, b in zip(seen, expected, strict=True))

@@ -114,18 +114,26 @@ class Chain:
             The loss, ``[]`` or ``[m]``.
         """
         run = Pass(weights, masks, update, y.ndim, factors, self.products.of_step(int(y.shape[-1])))
+        logits = self.forward(run, x)
+        loss, g = cross_entropy_with_gradient(logits, y, mask, outputs) if head is None else head(logits)
+        self.backward(run, g)
+        return loss
+
+    def forward(self, run: Pass, x: Tensor) -> Tensor:
+        """Logits ``[..., B, O]`` of inputs, which may be changed; leaves on ``run`` what :meth:`backward` needs."""
         h = self.enter(x)
         for layer in self.layers:
             h = layer.forward(run, h)
-        logits = self.turn(h)
-        loss, g = cross_entropy_with_gradient(logits, y, mask, outputs) if head is None else head(logits)
+        return self.turn(h)
+
+    def backward(self, run: Pass, g: Tensor) -> None:
+        """Hand over the gradients of a loss whose gradient by the logits is ``g``, layer by layer, the last first."""
         g = self.turn(g)
         for layer, wanted in self._backward:
             inner = layer.backward(run, g, wanted)
             if not wanted or inner is None:
                 break
             g = inner
-        return loss
 
     def enter(self, x: Tensor) -> Tensor:
         """Images as the layers want them in memory."""

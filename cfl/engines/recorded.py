@@ -1,12 +1,12 @@
 """Hand-written steps recorded once and replayed without Python.
 
 Two threads that step through Python take turns in it, which on two cores costs 15 to 25 % of a step on small networks.
-A recording (``torch.jit.trace``) of the same operations runs outside of Python and gives the same bits.
+A recording (``torch.jit.trace``) of the same operations runs outside of Python and gives the same bits. Where methods
+have a word in the loss, a step is recorded in two halves (:mod:`cfl.engines.halves`).
 """
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -18,7 +18,8 @@ from torch import Tensor
 
 from cfl.data.samples import Samples
 from cfl.engines.chain import Chain
-from cfl.engines.updates import KeepGradients, StepAtOnce, Update
+from cfl.engines.halves import Halves, record_halves
+from cfl.engines.tracing import flat, to_be_changed, traced, update_of
 from cfl.objective import weighted_cross_entropy_with_gradient
 from cfl.pull import Steps
 
@@ -31,7 +32,7 @@ Recording = Callable[..., Tensor]
 
 
 class RecordedSteps:
-    """Recordings of a chain's step for one client, one per batch size and kind of update.
+    """Recordings of a chain's step for one client, one per batch size, kind of loss and kind of update.
 
     Args:
         chain: one that is :attr:`~cfl.engines.chain.Chain.recordable`.
@@ -42,7 +43,7 @@ class RecordedSteps:
         self.chain = chain
         self._worth = 1 if eager else WORTH_RECORDING
         self._asked: Counter[tuple[Any, ...]] = Counter()
-        self._recordings: dict[tuple[Any, ...], Recording] = {}
+        self._recordings: dict[tuple[Any, ...], Recording | Halves] = {}
 
     def step(
         self,
@@ -73,12 +74,36 @@ class RecordedSteps:
             A function of what :func:`arguments` gives -> loss.
         """
         key = (samples, outputs is None, at_once, sample_weights is None, tuple(pulls))
-        if key not in self._recordings:
-            self._asked[key] += steps
-            if self._asked[key] < self._worth or len(self._recordings) >= MOST_RECORDINGS:
-                return None
+        if self._is_worth(key, steps):
             self._recordings[key] = self._record(outputs, at_once, weights, sample_weights, pulls, *example())
-        return self._recordings[key]
+        found = self._recordings.get(key)
+        assert not isinstance(found, Halves)
+        return found
+
+    def halves(
+        self,
+        samples: int,
+        at_once: tuple[float, float] | None,
+        weights: Mapping[str, Tensor],
+        example: Callable[[], tuple[Tensor, Tensor, Mapping[str, Tensor]]],
+        steps: int,
+        pulls: Steps = MappingProxyType({}),
+    ) -> Halves | None:
+        """As :meth:`step`, for any loss that is a function of the logits, and for who wants to see these."""
+        key = (samples, at_once, tuple(pulls))
+        if self._is_worth(key, steps):
+            x, _, masks = example()
+            self._recordings[key] = record_halves(self.chain, at_once, weights, x, masks, pulls)
+        found = self._recordings.get(key)
+        assert found is None or isinstance(found, Halves)
+        return found
+
+    def _is_worth(self, key: tuple[Any, ...], steps: int) -> bool:
+        """Whether steps like these are to be recorded now."""
+        if key in self._recordings:
+            return False
+        self._asked[key] += steps
+        return self._asked[key] >= self._worth and len(self._recordings) < MOST_RECORDINGS
 
     def _record(
         self,
@@ -100,26 +125,14 @@ class RecordedSteps:
             held = dict(zip(names, rest[: len(names)], strict=True))
             dropped = dict(zip(dropping, rest[len(names) : len(names) + len(dropping)], strict=True))
             rest = rest[len(names) + len(dropping) :]
-            update: Update
-            if at_once is None:
-                update = KeepGradients(dict(zip(names, rest, strict=True)))
-            else:
-                drawn = zip(rest[::2], rest[1::2], strict=True)
-                update = StepAtOnce(held, *at_once, dict(zip(pulls, drawn, strict=True)))
+            update = update_of(at_once, held, rest, pulls)
             if factors is None:
                 return self.chain.step(x, y, None, allowed, held, dropped, update)
             head = partial(weighted_cross_entropy_with_gradient, samples=plain_samples(y, factors, allowed))
             return self.chain.step(x, y, None, None, held, dropped, update, head)
 
-        # Recording runs the step, which changes weights: copies.
-        copies = [weight.clone() for weight in weights.values()]
-        rows = [torch.zeros_like(weight) for weight in copies] if at_once is None else []
-        given = arguments(x, y, outputs, copies, list(masks.values()), rows, sample_weights, pulls)
-        with warnings.catch_warnings(), torch.no_grad():
-            # That sizes become constants is meant: there is one recording per size.
-            warnings.simplefilter("ignore")
-            recording: Recording = torch.jit.trace(step, given, check_trace=False)
-        return recording
+        copies, rows = to_be_changed(weights, at_once)
+        return traced(step, arguments(x, y, outputs, copies, list(masks.values()), rows, sample_weights, pulls))
 
 
 def arguments(
@@ -134,7 +147,7 @@ def arguments(
 ) -> tuple[Tensor, ...]:
     """What a recording takes: x, y, outputs, samples' weights, weights, masks, gradient rows, pulls; None is absent."""
     optional = [given for given in (outputs, sample_weights) if given is not None]
-    return (x, y, *optional, *weights, *masks, *rows, *(tensor for pull in pulls.values() for tensor in pull))
+    return (x, y, *optional, *weights, *masks, *rows, *flat(pulls))
 
 
 def plain_samples(y: Tensor, weights: Tensor, allowed: Tensor | None) -> Samples:

@@ -16,6 +16,7 @@ from cfl.engines.base import Engine, StepContext, added_masks, behind, drawn_mas
 from cfl.engines.batch_last import BatchLastChain
 from cfl.engines.chain import Chain
 from cfl.engines.freed_memory import keep_freed_memory
+from cfl.engines.halves import Halves
 from cfl.engines.joined import Joined
 from cfl.engines.products import Products
 from cfl.engines.recorded import RecordedSteps, Recording, arguments
@@ -111,10 +112,12 @@ class WorkerEngine(Engine):
         factors = context.right_factors
         stack = 1 if factors else self.stack
         recordings: dict[int, Recording | None] = {}
+        joined_recordings: dict[int, Recording | Halves | None] = {}
         if joined is None and not factors:
             recordings = self._recordings(cohort, batch, context, used, outputs)
-        elif joined is not None and not factors and context.objective.plain and seen is None:
-            recordings = self._joined_recordings(cohort, batch, context, joined)
+        elif joined is not None and not factors:
+            whole = context.objective.plain and seen is None
+            joined_recordings = self._joined_recordings(cohort, batch, context, joined, whole)
         fetch = self._fetching(cohort, batch, context, used, stack == 1 and joined is None)
 
         def body(thread: int, start: int) -> None:
@@ -122,7 +125,7 @@ class WorkerEngine(Engine):
             update = self._update(cohort, start, rows, context)
             if joined is not None:
                 losses[start : start + rows] = self._joined_step(
-                    cohort, batch, context, joined, recordings, thread, start, rows, update, seen
+                    cohort, batch, context, joined, joined_recordings, thread, start, rows, update, seen
                 )
             elif rows > 1:
                 losses[start : start + rows] = self._stacked(cohort, batch, context, start, rows, outputs, update)
@@ -281,32 +284,32 @@ class WorkerEngine(Engine):
         return {name: joined.kept(row, mask) for name, mask in dropped.items()}
 
     def _joined_recordings(
-        self, cohort: Cohort, batch: CohortBatch, context: StepContext, joined: Joined
-    ) -> dict[int, Recording | None]:
-        """As :meth:`_recordings`, by number of samples with added ones; the loss is the weighted cross-entropy."""
+        self, cohort: Cohort, batch: CohortBatch, context: StepContext, joined: Joined, whole: bool
+    ) -> dict[int, Recording | Halves | None]:
+        """As :meth:`_recordings`, by number of samples with added ones: of the ``whole`` step, where the loss is the
+        weighted cross-entropy and nobody asks for logits, or of its halves.
+        """
         if self._recorded is None:
             return {}
-        found = {}
+        found: dict[int, Recording | Halves | None] = {}
         for count in {n for n in joined.counts if n}:
-            row = joined.counts.index(count)
-
-            def example(row: int = row) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-                x, samples = joined.of_client(row)
-                return x, samples.y, self._joined_masks(cohort, batch, context, joined, row)
-
-            weights = self._rows(self._views, cohort.data, row, 1)
-            samples = joined.of_client(row)[1]
-            found[count] = self._recorded.step(
-                count,
-                samples.allowed,
-                context.at_once,
-                weights,
-                example,
-                joined.counts.count(count),
-                samples.weights,
-                self._pull_rows.of(row, 1),
-            )
+            row, steps = joined.counts.index(count), joined.counts.count(count)
+            weights, pulls = self._rows(self._views, cohort.data, row, 1), self._pull_rows.of(row, 1)
+            example = partial(self._joined_example, cohort, batch, context, joined, row)
+            if whole:
+                samples = joined.of_client(row)[1]
+                found[count] = self._recorded.step(
+                    count, samples.allowed, context.at_once, weights, example, steps, samples.weights, pulls
+                )
+            else:
+                found[count] = self._recorded.halves(count, context.at_once, weights, example, steps, pulls)
         return found
+
+    def _joined_example(
+        self, cohort: Cohort, batch: CohortBatch, context: StepContext, joined: Joined, row: int
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        x, samples = joined.of_client(row)
+        return x, samples.y, self._joined_masks(cohort, batch, context, joined, row)
 
     def _joined_step(
         self,
@@ -314,7 +317,7 @@ class WorkerEngine(Engine):
         batch: CohortBatch,
         context: StepContext,
         joined: Joined,
-        recordings: Mapping[int, Recording | None],
+        recordings: Mapping[int, Recording | Halves | None],
         thread: int,
         start: int,
         rows: int,
@@ -323,6 +326,7 @@ class WorkerEngine(Engine):
     ) -> Tensor:
         """With added samples, or a loss that methods have a word in; logits go to ``seen`` by first row."""
         weights = self._rows(self._views, cohort.data, start, rows)
+        recording: Recording | Halves | None = None
         if rows > 1:
             assert self.chain is not None
             x, samples = joined.of_clients(start, start + rows)
@@ -334,20 +338,23 @@ class WorkerEngine(Engine):
             x, samples = joined.of_client(start)
             dropped = self._joined_masks(cohort, batch, context, joined, start)
             recording = recordings.get(joined.counts[start])
-            if recording is not None:
-                of_rows = {} if context.at_once else self._rows(self._gradient_views, self._gradients, start, 1)
-                held, masks, gradients = ([*values.values()] for values in (weights, dropped, of_rows))
-                pulls = self._pull_rows.of(start, 1)
-                given = arguments(x, samples.y, samples.allowed, held, masks, gradients, samples.weights, pulls)
-                with torch.no_grad():
-                    return recording(*given)
+
+        def head(logits: Tensor) -> tuple[Tensor, Tensor]:
+            if seen is not None:
+                seen[start] = logits.clone()  # the gradient may be computed in its memory
+            return context.objective.with_gradient(logits, samples)
+
+        if recording is not None:
+            of_rows = {} if context.at_once else self._rows(self._gradient_views, self._gradients, start, 1)
+            held, masks, gradients = ([*values.values()] for values in (weights, dropped, of_rows))
+            pulls = self._pull_rows.of(start, 1)
+            if isinstance(recording, Halves):
+                return recording.step(x, head, held, masks, gradients, pulls)
+            with torch.no_grad():
+                return recording(
+                    *arguments(x, samples.y, samples.allowed, held, masks, gradients, samples.weights, pulls)
+                )
         if self.chain is not None:
-
-            def head(logits: Tensor) -> tuple[Tensor, Tensor]:
-                if seen is not None:
-                    seen[start] = logits.clone()  # the gradient may be computed in its memory
-                return context.objective.with_gradient(logits, samples)
-
             factors = _of_client(context.right_factors, start)
             return self.chain.step(x, samples.y, None, None, weights, dropped, update, head, factors)
         buffers = {n: b[start] for n, b in cohort.buffers.items()}
