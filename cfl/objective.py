@@ -75,9 +75,12 @@ class Objective:
             network: in training mode.
             x: ``[N, C, H, W]``.
             samples: of the same N samples.
+
+        Raises:
+            TypeError, ValueError: a method's hook returned something else than a tensor of its shape.
         """
         if self._whole is not None:
-            return self._whole.local_loss(network, x, samples)
+            return _checked(self._whole.local_loss(network, x, samples), [], self._whole, "local_loss")
         return self._of_pass(network, x, samples)[0]
 
     def with_logits(self, network: nn.Module, x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
@@ -90,7 +93,7 @@ class Objective:
             logits: Tensor = network(x)
             return self(logits, samples, x), logits
         logits, term = self._passing.forward_pass(network, x, samples)
-        return self(logits, samples, x) + term, logits
+        return self(logits, samples, x) + _checked(term, [], self._passing, "forward_pass's term"), logits
 
     def joins(self, batch: CohortBatch) -> bool:
         """Whether a step's loss is anything else than the mean cross-entropy of the step's own samples."""
@@ -112,7 +115,8 @@ class Objective:
         """
         weights = samples.weights.to(logits.dtype)
         for method in self.weighers:
-            weights = method.weigh(weights, logits, _shown(method, samples))
+            found = method.weigh(weights, logits, _shown(method, samples))
+            weights = _checked(found, list(weights.shape), method, "weigh")
         if self.density:
             assert x is not None
             losses = weights * negative_log_likelihoods(logits, x)
@@ -121,7 +125,7 @@ class Objective:
         # Not a product with the mask: what is padded may be infinite.
         loss = torch.where(samples.mask, losses, torch.zeros_like(losses)).sum()
         for method in self.terms:
-            loss = loss + method.sample_loss(logits, _shown(method, samples))
+            loss = loss + _checked(method.sample_loss(logits, _shown(method, samples)), [], method, "sample_loss")
         return loss
 
     def with_gradient(self, logits: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
@@ -175,3 +179,12 @@ def weighted_cross_entropy_with_gradient(logits: Tensor, samples: Samples) -> tu
 
 def _shown(method: Method, samples: Samples) -> Samples:
     return samples.without_tasks() if method.task_free else samples
+
+
+def _checked(found: Tensor, shape: list[int], method: Method, hook: str) -> Tensor:
+    """What a method's hook returned for one client: another shape would be spread over the samples, unnoticed."""
+    if not isinstance(found, Tensor):
+        raise TypeError(f"{method.key}: {hook} is {found!r}, not a tensor of shape {shape}")
+    if list(found.shape) != shape:
+        raise ValueError(f"{method.key}: {hook} has shape {list(found.shape)}, not {shape}, as for one client")
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any, ClassVar
 
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from test_engines import DECAY, PoolNet, dropping, unequal
 from test_method_hooks import MOMENTUM
 from tiny import ConvNet, StridedNet, double, fit, mlp, norm_net, sgd, split, tiny_client, weights
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from cfl.cohort import Cohort
@@ -21,6 +22,7 @@ from cfl.engines import EngineOptions, recorded
 from cfl.errors import ConfigError
 from cfl.methods import FedProx
 from cfl.methods.base import Method
+from cfl.models import Network
 
 # In float64 a network has a hook, so that workers take it by autograd; the hand-written step is seen in float32.
 NETWORKS: dict[str, Any] = {"mlp": mlp, "conv": ConvNet, "mlp64": double(mlp), "norm64": double(norm_net)}
@@ -72,13 +74,21 @@ class Watch(Method):
 
 
 class Replay(Method):
-    """Adds two samples of the first task to every step."""
+    """Adds two samples of the first task to every step, and a padded one between them."""
+
+    used = (True, False, True)
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
         tasks = torch.zeros(len(cohort.clients), 3, dtype=torch.int64)
         x, y = self.federation.data.inputs.of_tasks(tasks, torch.arange(3).expand_as(tasks))
-        mask = torch.tensor([True, False, True]).expand_as(tasks)
+        mask = torch.tensor(self.used).expand_as(tasks)
         return batch.with_added(Added(x, y, tasks, mask, mask.double(), 1))
+
+
+class FullReplay(Replay):
+    """Adds three samples of the first task to every step."""
+
+    used = (True, True, True)
 
 
 @pytest.mark.parametrize("width", [1, 4])
@@ -308,32 +318,77 @@ class Focal(Method):
         self.seen.append(logits[batch.mask].clone())
 
 
+class InputDropout(Network):
+    """A chain that begins with a dropout, which works in the memory of its inputs."""
+
+    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
+        super().__init__(input_shape, num_outputs)
+        self.drop = nn.Dropout(0.5)
+        self.hidden = nn.Linear(math.prod(input_shape), 6)
+        self.head = nn.Linear(6, num_outputs)
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.relu(self.hidden(self.drop(torch.flatten(x, 1))))
+
+
 @pytest.mark.parametrize("kept", [False, True], ids=["at once", "kept"])
-@pytest.mark.parametrize("adds", [False, True], ids=["own samples", "added samples"])
-@pytest.mark.parametrize("network", [dropping, partial(StridedNet, dropout=0.4), PoolNet])
-def test_steps_recorded_in_halves_are_the_steps(
-    monkeypatch: pytest.MonkeyPatch, network: Any, adds: bool, kept: bool
+@pytest.mark.parametrize(
+    "kinds",
+    [[Focal], [Focal, Replay], [Replay], [FullReplay]],
+    ids=["loss", "loss of all", "added samples", "samples without padding"],
+)
+@pytest.mark.parametrize("network", [dropping, InputDropout, partial(StridedNet, dropout=0.4), PoolNet])
+def test_steps_recorded_with_methods_are_the_steps(
+    monkeypatch: pytest.MonkeyPatch, network: Any, kinds: list[Any], kept: bool
 ) -> None:
-    """Bit for bit, with a loss of methods' own, dropout, decay, a pull and every batch size; logits too."""
-    runs, made = [], []
-    record = recorded.record_halves
-    monkeypatch.setattr(recorded, "record_halves", lambda *a: made.append(1) or record(*a))
+    """Bit for bit, with dropout, decay, a pull and every batch size; logits too. With a loss of methods, in halves."""
+    runs = []
     for worth in (1, 10**9):
-        monkeypatch.setattr(recorded, "WORTH_RECORDING", worth)
-        focal = Focal()
-        methods: dict[str, Method] = {"focal": focal, "prox": FedProx(0.3)}
-        if adds:
-            methods["replay"] = Replay()
-        data = unequal(7, split())
-        engine = EngineOptions("workers", 2, stack=1, batch_last=None if network is dropping else True)
-        federation = fit(
-            tiny_client(data, network, DECAY, methods, engine), data, gradient_clip_val=100.0 if kept else None
-        )
-        runs.append((weights(federation), focal.seen))
-        assert bool(made) == (worth == 1)
-        made.clear()
+        made: list[str] = []
+
+        def note(kind: str, record: Any, *given: Any, made: list[str] = made) -> Any:
+            made.append(kind)
+            return record(*given)
+
+        whole = partial(note, "whole", recorded.RecordedSteps._record)
+        with monkeypatch.context() as patched:
+            patched.setattr(recorded, "WORTH_RECORDING", worth)
+            patched.setattr(recorded, "record_halves", partial(note, "halves", recorded.record_halves))
+            patched.setattr(recorded.RecordedSteps, "_record", lambda *a, whole=whole: whole(*a))
+            own = [kind() for kind in kinds]
+            methods = {"prox": FedProx(0.3), **{str(number): method for number, method in enumerate(own)}}
+            data = unequal(7, split())
+            layout = None if network in (dropping, InputDropout) else True
+            engine = EngineOptions("workers", 2, stack=1, batch_last=layout)
+            client = tiny_client(data, network, DECAY, methods, engine)
+            federation = fit(client, data, gradient_clip_val=100.0 if kept else None)
+        runs.append((weights(federation), own[0].seen if Focal in kinds else []))
+        assert set(made) == ({"halves" if Focal in kinds else "whole"} if worth == 1 else set())
     (first, seen), (second, expected) = runs
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
-    assert len(seen) == len(expected) > 0
+    assert len(seen) == len(expected)
     assert all(torch.equal(a, b) for a, b in zip(seen, expected, strict=True))
+
+
+@pytest.mark.parametrize("engine", [VMAP, WORKERS, STACKS], ids=["vmap", "workers", "stacks"])
+@pytest.mark.parametrize(
+    ("hook", "returned", "told"),
+    [
+        ("sample_loss", lambda logits: logits.mean(-1), r"sample_loss has shape \[\d+\], not \[\]"),
+        ("sample_loss", lambda logits: logits.mean().view(1), r"sample_loss has shape \[1\], not \[\]"),
+        ("sample_loss", lambda logits: None, r"sample_loss is None, not a tensor of shape \[\]"),
+        ("weigh", lambda logits: logits.mean(), r"weigh has shape \[\], not \[\d+\]"),
+    ],
+)
+def test_a_loss_of_another_shape_is_refused_by_its_methods_name(
+    engine: EngineOptions, hook: str, returned: Any, told: str
+) -> None:
+    """Unnoticed, one number per sample would count each as often as there are samples."""
+
+    def give(self: Method, *given: Any) -> Any:
+        return returned(given[1] if hook == "weigh" else given[0])
+
+    method = type("Odd", (Method,), {hook: give})()
+    with pytest.raises(RuntimeError, match=r"methods\.odd: " + told):
+        run({"odd": method}, engine, mlp)

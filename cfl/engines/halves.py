@@ -78,7 +78,7 @@ def record_halves(
         chain: one that is :attr:`~cfl.engines.chain.Chain.recordable`.
         at_once: see :class:`cfl.engines.base.StepContext`.
         weights: of any client.
-        x: a client's batch of the size that is wanted, ``[B, C, H, W]``.
+        x: a client's batch of the size that is wanted, ``[B, C, H, W]``; stays as it is.
         masks: its dropout masks.
         pulls: on any client.
     """
@@ -107,9 +107,10 @@ def record_halves(
 
     copies, rows = to_be_changed(weights, at_once)
     dropped = list(masks.values())
-    first = traced(forward, (x, *copies, *dropped))
+    # Recording and running change inputs, such as by a dropout that comes first: copies.
+    first = traced(forward, (x.clone(), *copies, *dropped))
     with torch.no_grad():
-        logits, *kept = first(x, *copies, *dropped)
+        logits, *kept = first(x.clone(), *copies, *dropped)
     second = traced(backward, (torch.zeros_like(logits), *kept, *copies, *dropped, *rows, *flat(pulls)))
     return Halves(first, second)
 

@@ -65,7 +65,7 @@ class RecordedSteps:
             outputs: ``[O]`` bool, or with ``sample_weights`` ``[samples, O]``: outputs in the loss, or None.
             at_once: see :class:`cfl.engines.base.StepContext`.
             weights: of any client.
-            example: gives inputs, outputs and dropout masks of a client's batch of this size.
+            example: gives inputs, outputs and dropout masks of a client's batch of this size; they stay as they are.
             steps: how many steps are asked for now.
             sample_weights: ``[samples]``, if the loss is the weighted cross-entropy instead of the mean one.
             pulls: on any client, see :class:`~cfl.engines.updates.StepAtOnce`.
@@ -132,7 +132,8 @@ class RecordedSteps:
             return self.chain.step(x, y, None, None, held, dropped, update, head)
 
         copies, rows = to_be_changed(weights, at_once)
-        return traced(step, arguments(x, y, outputs, copies, list(masks.values()), rows, sample_weights, pulls))
+        # The step may change its inputs, such as by a dropout that comes first, and the client's own is yet to come.
+        return traced(step, arguments(x.clone(), y, outputs, copies, list(masks.values()), rows, sample_weights, pulls))
 
 
 def arguments(

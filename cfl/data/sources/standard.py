@@ -113,16 +113,18 @@ class StandardSource(Source):
     def _check_content(self, part: str, read: ImageSet) -> None:
         if len(read) == 0:
             raise DataFilesMissing(f"{self.name}: the {part} set is empty")
+        # Of files of the user's own nobody knows what else they should be.
+        others = ": these are not this data set's files" if self.sizes_known() else ""
         if tuple(read.images.shape[1:]) != self.shape:
             raise DataFilesMissing(
                 f"{self.name}: the files hold {part} images of shape {list(read.images.shape[1:])}, "
-                f"not {list(self.shape)}: these are not this data set's files"
+                f"not {list(self.shape)}{others}"
             )
         lowest, highest = int(read.labels.min()), int(read.labels.max())
         if lowest < 0 or highest >= self.num_classes:
             raise DataFilesMissing(
                 f"{self.name}: the {part} labels run from {lowest} to {highest}, "
-                f"outside 0..{self.num_classes - 1}: these are not this data set's files"
+                f"outside 0..{self.num_classes - 1}{others}"
             )
 
     def _limit(self, whole: ImageSet, limit: int | None, part: str) -> ImageSet:
