@@ -91,9 +91,16 @@ def _left_by_a_run(folder: Path) -> list[Path]:
     for measure in (ACCURACY, NLL):
         found += folder.glob(f"clients/{measure.name}_matrix_*.csv")
     if found:  # else it is no run's folder, and runs may lie below it
-        found += folder.glob("**/events.out.tfevents.*")
+        found += [file for file in folder.glob("**/events.out.tfevents.*") if not _is_of_another(file, folder)]
+        found += [path.parent for path in folder.glob("lightning_logs/version_*/metrics.csv")]  # CSVLogger's
         found += _offline_wandb_folders(folder)
     return found
+
+
+def _is_of_another(file: Path, folder: Path) -> bool:
+    """Whether a run that lies below a run's folder wrote the file."""
+    between = file.parents[: file.parents.index(folder)]
+    return any((parent / name).is_file() for parent in between for name in ("config.yaml", "summary.json"))
 
 
 def _offline_wandb_folders(folder: Path) -> list[Path]:

@@ -351,7 +351,9 @@ def test_last_is_the_named_runs_wherever_one_is(
     (tmp_path / "config.yaml").write_text("nothing: of it\n")
     monkeypatch.chdir(tmp_path)
     assert export("--ckpt_path", "last", "--run.dir", str(run_folder), "--out", "m.safetensors") == 0
-    card, summary = (tmp_path / "m.safetensors.md").read_text(), json.loads((run_folder / "summary.json").read_text())
+    written, card = (tmp_path / name for name in ("m.safetensors", "m.safetensors.md"))
+    assert written.stat().st_mode == card.stat().st_mode  # whoever may read one may read the other
+    card, summary = card.read_text(), json.loads((run_folder / "summary.json").read_text())
     assert card.startswith("# fedavg on permuted-synthetic\n")
     assert f"| acc | {summary['acc']:.6g} |" in card
     assert (run_folder / "config.yaml").read_text().strip() in card
@@ -412,6 +414,10 @@ def test_the_card_of_tasks_with_outputs_of_their_own(tmp_path: Path) -> None:
     accuracy = client.require_federation().measured.summary(after=1)["acc"]
     assert f"| acc | {accuracy:.6g} |" in card
     assert "Every task has outputs of its own; which task" in card
+    assert "over all clients, each with its own model: not of this model alone, accuracies and forgetting" in card
+    choice = Choice(task=1)
+    write_card(path, Path("m.onnx"), answer_of(client, Choice(1, 1)), choice, client.require_federation(), "", tmp_path)
+    assert "over all tasks, each with its own model: not of this model alone, accuracies" in path.read_text()
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no checkpoint"])

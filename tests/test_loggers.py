@@ -153,6 +153,20 @@ def test_a_run_that_overwrites_has_a_curve_of_its_own(tmp_path: Path) -> None:
     assert [loss.value for loss in losses] == pytest.approx(written, rel=1e-6)
 
 
+def test_a_run_that_overwrites_leaves_the_logs_of_runs_below_it(tmp_path: Path) -> None:
+    """And takes what a CSVLogger wrote for itself with it."""
+    logger = {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": str(tmp_path)}}
+    options = (*OPTIONS, "--trainer.logger", json.dumps(logger))
+    assert tiny_cli.fit(tmp_path, *options) == 0
+    assert (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").is_file()
+    assert tiny_cli.fit(tmp_path / "below", *OPTIONS, "--config", str(LOGGERS / "tensorboard.yaml")) == 0
+    (below,) = (tmp_path / "below").glob("tensorboard/events.*")
+    assert tiny_cli.fit(tmp_path, *options, "--run.overwrite", "true") == 0
+    assert below.is_file()
+    # The second run's, which was named while the first one's was there.
+    assert [path.name for path in (tmp_path / "lightning_logs").iterdir()] == ["version_1"]
+
+
 def test_resumed_run_goes_on_in_the_same_tensorboard_folder(tmp_path: Path) -> None:
     """One curve per run: the rounds after the interruption continue those before it."""
     folder = tmp_path / "run"

@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
 
@@ -84,12 +85,15 @@ def text_tables(compared: Compared) -> list[TextTable]:
 
 
 def with_baselines(comparisons: Sequence[Comparison], name: str | None) -> list[tuple[Comparison, Row | None]]:
-    """Each table with its baseline.
+    """Each table with its baseline, and a note where it is not clear which that is.
 
     Raises:
         ConfigError: no table has a row of that name.
     """
-    found = [(comparison, comparison.baseline(name)) for comparison in comparisons]
+    found = [
+        (replace(comparison, notes=[*comparison.notes, *comparison.about_baseline(name)]), comparison.baseline(name))
+        for comparison in comparisons
+    ]
     known = dict.fromkeys(n for comparison in comparisons for row in comparison.rows for n in (row.method, row.label))
     if name is not None and name not in known:
         raise ConfigError("--baseline", name, f"one of {', '.join(known)}")
@@ -143,6 +147,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ConfigError("--out", str(options.out), valid)
         if options.out is not None and options.out.exists() and not options.out.is_dir():
             raise ConfigError("--out", str(options.out), "a folder, which is made where there is none: this is a file")
+        if options.out is not None:
+            options.out.mkdir(parents=True, exist_ok=True)  # before anything is computed, lest it cannot be made
         folders, nothing = find_runs(options.runs)
         readings, left_out, warnings = read_all(folders)
         left_out = [*nothing, *left_out]

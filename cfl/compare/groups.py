@@ -93,18 +93,40 @@ class Comparison:
         """The row against which differences are taken.
 
         Args:
-            name: its label or method; None takes ``fedavg``, or without it the first label in alphabetical order.
+            name: its label or method; None takes ``fedavg``, or without it the first label in alphabetical order. Of
+                several rows of a method it is the first of those that have most seeds in common with others.
 
         Returns:
             None where there is no such row, or no other one.
         """
-        if len(self.rows) < 2:
-            return None
-        wanted = "fedavg" if name is None else name
-        found = [row for row in self.rows if row.label == wanted] or [row for row in self.rows if row.method == wanted]
+        found = self._called(name)
         if found:
-            return found[0]
-        return min(self.rows, key=lambda row: row.label) if name is None else None
+            return max(found, key=self._seeds_in_common)
+        return min(self.rows, key=lambda row: row.label) if name is None and len(self.rows) > 1 else None
+
+    def about_baseline(self, name: str | None) -> list[str]:
+        """A line for what :meth:`baseline` had to choose, and one if no differences can be taken to what it chose."""
+        row, lines = self.baseline(name), []
+        if row is None:
+            return []
+        others = [one for one in self._called(name) if one is not row]
+        if others:
+            labels = ", ".join(repr(one.label) for one in others)
+            lines.append(f"differences are to {row.label!r}; --baseline takes others by their labels: {labels}")
+        if any(len(one.seeds) > 1 for one in self.rows) and not self._seeds_in_common(row):
+            lines.append(f"no row has two seeds in common with {row.label!r}, so there are no differences to it")
+        return lines
+
+    def _called(self, name: str | None) -> list[Row]:
+        wanted = "fedavg" if name is None else name
+        if len(self.rows) < 2:
+            return []
+        return [row for row in self.rows if row.label == wanted] or [row for row in self.rows if row.method == wanted]
+
+    def _seeds_in_common(self, row: Row) -> int:
+        """How many paired differences to a row there are, over all others: none where but one seed is in common."""
+        common = [len({*row.seeds} & {*other.seeds}) for other in self.rows if other is not row]
+        return sum(number for number in common if number > 1)
 
 
 def figure_of(reading: Reading, key: str) -> float | None:
@@ -236,7 +258,7 @@ def samples_of(reading: Reading) -> str:
 
 
 def _without_repetitions(readings: Sequence[Reading]) -> tuple[list[Reading], list[str]]:
-    """One run of each experiment: a repetition is no further sample."""
+    """One run of each experiment, the one of which more is known: a repetition is no further sample."""
     kept: dict[tuple[str, int], list[Reading]] = {}
     notes = []
     for reading in readings:
@@ -246,8 +268,15 @@ def _without_repetitions(readings: Sequence[Reading]) -> tuple[list[Reading], li
         if first is None:
             alike.append(reading)
         else:
-            notes.append(f"{reading.run.folder} repeats the experiment of {first.run.folder} and is left out")
+            kept_one, other = (reading, first) if _known_of(reading) > _known_of(first) else (first, reading)
+            alike[alike.index(first)] = kept_one
+            notes.append(f"{other.run.folder} repeats the experiment of {kept_one.run.folder} and is left out")
     return [reading for alike in kept.values() for reading in alike], notes
+
+
+def _known_of(reading: Reading) -> tuple[bool, int, bool]:
+    """Whether its configuration could be read, how many targets it had, whether it has a learning curve."""
+    return bool(reading.settings), len(reading.run.rounds_to_accuracy), bool(reading.run.curve)
 
 
 def _variants(label: str, method: str, readings: Sequence[Reading], keys: Sequence[str]) -> list[Row]:

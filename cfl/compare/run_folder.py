@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from cfl.compare.matrix_file import RunFolderError, number_in, open_file, read_matrix_csv
@@ -147,11 +148,11 @@ def read_rounds(path: Path) -> dict[str, list[float | None]]:
         try:
             reader = csv.reader(file)
             header = next(reader, [])
+            if header and "round" not in header:
+                raise RunFolderError(f"{path}: there is no column round")
             names = [name for name in ROUND_COLUMNS if name in header]
             if not names:
                 return {}
-            if "round" not in header:
-                raise RunFolderError(f"{path}: there is no column round")
             place, columns = header.index("round"), [header.index(name) for name in names]
             for row in reader:
                 if not row:
@@ -225,6 +226,7 @@ def read_run(folder: Path) -> Run:
     matrix, initial = read_matrix_csv(matrix_path)
     if len(matrix) != values["tasks"]:
         raise RunFolderError(f"{matrix_path}: {len(matrix)} tasks, but summary.json says tasks = {values['tasks']}")
+    _check_percentages(path, values["acc"], matrix_path, matrix)
     targets, stopped = summary.get("rounds_to_accuracy", {}), summary.get("stopped_early", False)
     if not isinstance(targets, dict) or not all(
         _is_number(name) and (rounds is None or _is(rounds, _COUNT)) for name, rounds in targets.items()
@@ -243,6 +245,16 @@ def read_run(folder: Path) -> Run:
     others = {key: value for key, value in summary.items() if key not in known}
     values |= {"curve": curve, "rounds_to_accuracy": targets, "stopped_early": stopped, "measure": measure}
     return Run(folder=folder, matrix=matrix, initial=initial, progress=progress, others=others, **values)
+
+
+def _check_percentages(path: Path, acc: float | None, matrix_path: Path, matrix: Tensor) -> None:
+    """Refuse accuracies that cannot be."""
+    if matrix_path.name != "accuracy_matrix.csv":
+        return
+    known = matrix[torch.isfinite(matrix)].tolist()
+    for where, value in [(path, acc), *((matrix_path, value) for value in known)]:
+        if value is not None and not 0 <= value <= 100:
+            raise RunFolderError(f"{where}: an accuracy of {value:g} % cannot be; valid: 0 to 100")
 
 
 def _refuse_constant(name: str) -> None:

@@ -60,6 +60,10 @@ def write_card(
     data = federation.data
     summary = _figures(federation, run)
     whole = "of the whole run" if federation.finished else "after the last evaluation so far"
+    if choice.client is not None:
+        whole += ", over all clients, each with its own model: not of this model alone"
+    elif choice.task is not None:
+        whole += ", over all tasks, each with its own model: not of this model alone"
     sections = [
         _heading(choice, federation, summary),
         f"## Use\n\n```python\n{_USE[model.suffix].format(name=model.name)}\n```",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,34 @@ def test_the_baseline(tmp_path: Path) -> None:
     (table,) = compare([runs[0], runs[2]])
     assert label(table.baseline(None)) == "er"
     assert compare(runs[:1])[0].baseline(None) is None
+
+
+def test_of_several_rows_of_a_method_the_one_that_can_be_paired_is_the_baseline(tmp_path: Path) -> None:
+    fedavg = [{"method": "fedavg", "seed": seed, "rounds": 12} for seed in (0, 1)]
+    alone = {"method": "fedavg", "seed": 7, "rounds": 24}
+    fot = [{"method": "fot", "seed": seed} for seed in (0, 1)]
+    (table,) = compare(readings(tmp_path, alone, *fedavg, *fot))
+    first, second, _ = (row.label for row in table.rows)
+    for name in (None, "fedavg"):
+        row = table.baseline(name)
+        assert row is not None
+        assert (row.label, row.seeds) == (second, [0, 1])
+        assert table.about_baseline(name) == [
+            f"differences are to {second!r}; --baseline takes others by their labels: {first!r}"
+        ]
+    assert table.about_baseline("fot") == []
+    assert table.about_baseline(first) == [
+        f"no row has two seeds in common with {first!r}, so there are no differences to it"
+    ]
+
+
+def test_of_repetitions_the_one_of_which_more_is_known_stays(tmp_path: Path) -> None:
+    damaged, whole = readings(tmp_path, {}, {})
+    damaged = replace(damaged, settings={})
+    for runs in ([damaged, whole], [whole, damaged]):
+        (table,) = compare(runs)
+        assert [reading.run.folder for row in table.rows for reading in row.readings] == [whole.run.folder]
+        assert table.notes == [f"{damaged.run.folder} repeats the experiment of {whole.run.folder} and is left out"]
 
 
 def test_matrices_are_averaged_per_seed_and_never_over_other_shapes(tmp_path: Path) -> None:

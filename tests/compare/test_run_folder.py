@@ -86,6 +86,8 @@ def without(key: str) -> str:
         (json.dumps(SUMMARY | {"rounds_to_accuracy": {"high": 1}}), 'rounds_to_accuracy = {"high": 1} cannot be'),
         (json.dumps(SUMMARY | {"rounds_to_accuracy": [85]}), "rounds_to_accuracy = [85] cannot be"),
         (json.dumps(SUMMARY | {"stopped_early": 1}), "stopped_early = 1 cannot be; valid: true or false"),
+        (json.dumps(SUMMARY | {"acc": 180.5}), "an accuracy of 180.5 % cannot be; valid: 0 to 100"),
+        (json.dumps(SUMMARY | {"acc": -1.0}), "an accuracy of -1 % cannot be"),
         *((without(key), f"missing {key}") for key in SUMMARY_KEYS),
     ],
 )
@@ -134,6 +136,22 @@ def test_a_broken_table_of_rounds_is_named_with_its_line(tmp_path: Path, rows: s
         read_run(path.parent)
     assert str(error.value).startswith(str(path))
     assert message in str(error.value)
+
+
+def test_a_table_of_something_else_is_no_table_of_rounds(tmp_path: Path) -> None:
+    path = run_folder(tmp_path / "run") / "rounds.csv"
+    path.write_text("x,y\n1,2\n")
+    with pytest.raises(RunFolderError, match=r"rounds\.csv: there is no column round"):
+        read_run(path.parent)
+
+
+def test_an_accuracy_that_cannot_be_is_named(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    changed = matrix(3).nan_to_num(nan=0.0)
+    changed[2, 1] = 900.0
+    write_matrix_csv(folder / "accuracy_matrix.csv", changed)
+    with pytest.raises(RunFolderError, match=r"accuracy_matrix\.csv: an accuracy of 900 % cannot be; valid: 0 to 100"):
+        read_run(folder)
 
 
 def test_rounds_to_an_accuracy() -> None:
