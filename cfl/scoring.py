@@ -123,7 +123,7 @@ class Scoring:
         if isinstance(federation.measured, NLLMatrix):
             federation.measured.update(row, task, -scores.cpu().double().sum(), batch.stop - batch.start, client)
             return
-        matrices = [(federation.accuracy, outputs.test)]
+        matrices = [(federation.accuracy, outputs.test_after(row))]
         if federation.accuracy_task_il is not None:
             matrices.append((federation.accuracy_task_il, outputs.own))
         for matrix, mask in matrices:

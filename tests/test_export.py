@@ -420,6 +420,21 @@ def test_the_card_of_tasks_with_outputs_of_their_own(tmp_path: Path) -> None:
     assert "over all tasks, each with its own model: not of this model alone, accuracies" in path.read_text()
 
 
+def test_the_card_of_an_unfinished_run_says_which_outputs_have_been_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cfl.export.card import write_card
+
+    client, path, said = trained(scenario="class", class_loss="seen"), tmp_path / "card.md", "Only outputs below 2 have"
+    federation, answer = client.require_federation(), answer_of(client, Choice())
+    write_card(path, Path("m.onnx"), answer, Choice(), federation, "", tmp_path)
+    assert said not in path.read_text()
+    monkeypatch.setattr(type(federation), "finished", False)
+    monkeypatch.setattr(type(federation), "last_task", 0)
+    write_card(path, Path("m.onnx"), answer, Choice(), federation, "", tmp_path)
+    assert said in path.read_text()
+
+
 @pytest.mark.parametrize("content", [None, b"", b"no checkpoint"])
 def test_bad_checkpoints_are_refused(content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "bad.ckpt"

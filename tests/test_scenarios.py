@@ -31,7 +31,7 @@ OWN = [[0, 1], [2, 3, 4], [5, 6]]
     [
         ("task", "all", 7, (0, 2, 5), OWN, OWN, OWN),
         ("class", "all", 7, (0, 2, 5), OWN, None, None),
-        ("class", "seen", 7, (0, 2, 5), OWN, [[0, 1], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 6]], None),
+        ("class", "seen", 7, (0, 2, 5), OWN, [[0, 1], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 6]], "seen"),
         ("domain", "all", 3, (0, 0, 0), [[0, 1], [0, 1, 2], [0, 1]], [[0, 1], [0, 1, 2], [0, 1]], "own"),
     ],
 )
@@ -43,7 +43,11 @@ def test_outputs_of_tasks_with_2_3_and_2_classes(
     assert found.offsets == offsets
     assert rows(found.own) == own
     assert rows(found.train) == train
-    assert rows(found.test) == (own if test == "own" else test)
+    for task in range(3):
+        expected = {"own": own, "seen": [found.train is not None and rows(found.train)[task]] * 3}.get(str(test), test)
+        assert rows(found.test_after(task)) == expected
+    # Before any training nothing has been seen, or all is alike.
+    assert rows(found.test_after(-1)) == {"own": own, "seen": None}.get(str(test), test)
 
 
 def test_samples_of_earlier_tasks_compete_with_all_classes_seen_by_now() -> None:
@@ -74,7 +78,7 @@ def test_what_is_seen_must_follow_from_the_streams_order() -> None:
 def test_no_mask_where_every_task_has_all_outputs() -> None:
     for found in (output_map([4, 4], "domain"), output_map([4], "task")):
         assert found.train is None
-        assert found.test is None
+        assert found.test_after(1) is None
 
 
 OPTIMIZERS = [
@@ -124,12 +128,18 @@ def logits_of_tests(data: FederatedDataModule, network: nn.Module, state: dict[s
         return [network(task.transform(task.test.images)) for task in data.tasks]
 
 
-@pytest.mark.parametrize("scenario", ["task", "class", "domain"])
-def test_accuracy_matrices_against_a_naive_evaluation(scenario: Any) -> None:
-    """What is scored is the global model after the task's last round; class- and task-IL are read off one run."""
+@pytest.mark.parametrize(
+    ("scenario", "class_loss"), [("task", "all"), ("class", "all"), ("class", "seen"), ("domain", "all")]
+)
+def test_accuracy_matrices_against_a_naive_evaluation(scenario: Any, class_loss: str) -> None:
+    """What is scored is the global model after the task's last round; class- and task-IL are read off one run.
+
+    Where the loss is over the classes seen so far, so are predictions.
+    """
     data = tiny_data(
         permuted() if scenario == "domain" else split(3, classes=6, train=90, test=60),
         scenario=scenario,
+        class_loss=class_loss,
         schedule={"rounds_per_task": 3, "local_epochs": 2},
         eval_batch_size=7,
     )
@@ -145,7 +155,10 @@ def test_accuracy_matrices_against_a_naive_evaluation(scenario: Any) -> None:
             labels = task.test.labels
             first = 0 if scenario == "domain" else 2 * i
             own = accuracy(logits[i][:, first : first + task.num_classes], labels)
-            open_to_all = accuracy(logits[i], labels + first)
+            competing = logits[i].clone()
+            if class_loss == "seen" and row > 0:  # 2 classes per task
+                competing[:, 2 * row :] = -torch.inf
+            open_to_all = accuracy(competing, labels + first)
             score = open_to_all if scenario == "class" else own
             known = federation.accuracy_task_il
             if row == 0:

@@ -48,7 +48,8 @@ class FederatedDataModule(Holdings, LightningDataModule):
             and the network estimates their density; null takes ``domain`` where a label means the
             same in every task (permuted, rotated) and ``task`` elsewhere.
         class_loss: the training loss of a class-incremental run goes over ``all`` classes of the stream, or over those
-            ``seen`` so far, for samples of earlier tasks, too, that are replayed. Under ``exposure: joint`` all are
+            ``seen`` so far, for samples of earlier tasks, too, that are replayed; tests then look for the answer among
+            these, as of the others nothing has been learned. Under ``exposure: joint`` all are
             seen from the first round on; ``asynchronous``, as all other scenarios, takes ``all`` alone.
         root: folder with the data sets' files; null takes the environment variable CFL_DATA_ROOT, else ``data``.
         eval_batch_size: test samples per evaluation step. Matters only for networks that normalise with the test

@@ -49,9 +49,15 @@ class OutputMap:
         """The same with ``train`` on a device."""
         return self if self.train is None else replace(self, train=self.train.to(device))
 
-    @property
-    def test(self) -> Tensor | None:
-        """``[T, O]`` bool, the outputs among which a test sample's prediction is sought, or None for all."""
+    def test_after(self, task: int) -> Tensor | None:
+        """``[T, O]`` bool, the outputs among which a test sample's prediction is sought when ``task`` has been trained
+        on last, or None for all; before any training it is -1.
+
+        Where the loss goes over the classes seen so far, nobody has trained the others: that they are not the answer is
+        nothing that a network could have learned.
+        """
+        if self.scenario == "class" and self.grows and self.train is not None and task >= 0:
+            return self.train[task].expand_as(self.own)
         if self.scenario == "class" or bool(self.own.all()):
             return None
         return self.own

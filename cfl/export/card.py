@@ -68,7 +68,7 @@ def write_card(
         _heading(choice, federation, summary),
         f"## Use\n\n```python\n{_USE[model.suffix].format(name=model.name)}\n```",
         _input(data),
-        _output(answer, choice, data),
+        _output(answer, choice, federation),
         _table("Figures", f"{whole}, accuracies and forgetting in percent", ("figure", "value"), summary),
         f"## Configuration\n\n```yaml\n{config.strip()}\n```",
     ]
@@ -141,8 +141,12 @@ def _sources(stream: Any) -> Sequence[Any]:
     return list(getattr(stream, "sources", None) or [stream.source])
 
 
-def _output(answer: Answer, choice: Choice, data: FederatedDataModule) -> str:
+def _output(answer: Answer, choice: Choice, federation: Federation) -> str:
+    data = federation.data
     meaning = _MEANINGS[data.scenario]
+    if data.outputs.grows and not federation.finished:
+        seen = data.outputs.offsets[federation.last_task] + data.stream.classes_per_task[federation.last_task]
+        meaning += f" Only outputs below {seen} have been trained so far, and the run's tests asked no others."
     if data.scenario == "density":
         return f"## Output\n\nfloat32 `[N]`: the log-likelihood of each sample, in nats. {meaning}"
     what = "logits"
