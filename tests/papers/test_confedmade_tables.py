@@ -145,10 +145,10 @@ def test_curves_are_of_the_runs_of_table_3(name: str, of: str) -> None:
 
 def test_curves_are_of_all_tasks_of_the_first_and_of_the_newest(tmp_path: Path) -> None:
     point = next(iter(table("figure3").points("short")))
-    matrix = [[80.0, 200.0, 200.0], [120.0, 90.0, 200.0], [150.0, 100.0, 95.0]]
+    matrix = [[40.0, 100.0, 100.0], [60.0, 45.0, 100.0], [75.0, 50.0, 47.5]]
     run = read_result(write_run(tmp_path / "run", table("figure3").recipe(point).arguments, matrix=matrix))
     found = {name: run.figure(figure.value) for name, figure in table("figure3").figures.items()}
-    assert found == {"average": [80.0, 105.0, 115.0], "base": [80.0, 120.0, 150.0], "new": [80.0, 90.0, 95.0]}
+    assert found == {"average": [40.0, 52.5, 57.5], "base": [40.0, 60.0, 75.0], "new": [40.0, 45.0, 47.5]}
 
 
 @pytest.mark.parametrize("scale", ["paper", "short", "smoke"])
