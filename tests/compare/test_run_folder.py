@@ -145,6 +145,11 @@ def test_a_table_of_something_else_is_no_table_of_rounds(tmp_path: Path) -> None
         read_run(path.parent)
 
 
+def test_a_mean_of_hundreds_may_be_above_by_rounding(tmp_path: Path) -> None:
+    acc = math.nextafter(100.0, 101.0)
+    assert read_run(run_folder(tmp_path / "run", acc=acc)).acc == acc
+
+
 def test_an_accuracy_that_cannot_be_is_named(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run")
     changed = matrix(3).nan_to_num(nan=0.0)
