@@ -178,7 +178,11 @@ class Experiments:
         self._found: dict[tuple[str, ...], _Found] = {}
 
     def cells(
-        self, table: Table, scale: str, chosen: Mapping[str, Sequence[str]] | None = None, seeds: int | None = None
+        self,
+        table: Table,
+        scale: str,
+        chosen: Mapping[str, Sequence[str]] | None = None,
+        seeds: Sequence[int] | None = None,
     ) -> list[Cell]:
         """A table's cells, filled from the finished runs.
 
@@ -186,7 +190,7 @@ class Experiments:
             table: the table.
             scale: which runs.
             chosen: axis -> values, to leave others out.
-            seeds: use seeds 0 .. seeds - 1 only; None takes whatever there is.
+            seeds: use these only; None takes whatever there is.
 
         Raises:
             ConfigError: an axis, value or scale that the table does not have.
@@ -200,7 +204,7 @@ class Experiments:
                 found.append(self._filled(cell, seeds))
         return found
 
-    def _filled(self, cell: Cell, seeds: int | None) -> Cell:
+    def _filled(self, cell: Cell, seeds: Sequence[int] | None) -> Cell:
         """A cell with what the finished runs give it."""
         parts: list[_Found] = []
         notes: list[str] = []
@@ -219,7 +223,7 @@ class Experiments:
         unrecorded: list[int] = []
         remarks: list[str] = []
         for seed in sorted(set.intersection(*({*part.runs, *part.diverged} for part in parts))):
-            if seeds is not None and seed >= seeds:
+            if seeds is not None and seed not in seeds:
                 continue
             if any(seed in part.diverged for part in parts):
                 without[seed] = DIVERGED
@@ -265,7 +269,7 @@ class Experiments:
         return self._found[arguments]
 
     def jobs(
-        self, table: Table, scale: str, chosen: Mapping[str, Sequence[str]] | None, seeds: int, root: Path
+        self, table: Table, scale: str, chosen: Mapping[str, Sequence[str]] | None, seeds: Sequence[int], root: Path
     ) -> Missing:
         """The runs that a table lacks.
 
@@ -273,7 +277,7 @@ class Experiments:
             table: the table.
             scale: at which scale.
             chosen: axis -> values, to leave others out.
-            seeds: seeds 0 .. seeds - 1.
+            seeds: of which seeds.
             root: below it, run folders are made.
 
         Raises:
@@ -292,7 +296,8 @@ class Experiments:
                     continue
                 try:
                     experiment = self.resolver.experiment(recipe.arguments)
-                    if len(self.results.of(experiment)) < seeds:
+                    made = self.results.of(experiment)
+                    if any(seed not in made for seed in seeds):
                         self.resolver.check(recipe.arguments)
                 except ConfigError as error:  # of this cell alone
                     refused[name] = str(error)
@@ -300,7 +305,7 @@ class Experiments:
                 wanted.setdefault(config_hash(experiment), (dict(part), recipe, experiment))
         jobs, finished, diverged = [], 0, []
         ended = {key: self.results.diverged_seeds(experiment) for key, (_, _, experiment) in wanted.items()}
-        for seed in range(seeds):
+        for seed in seeds:
             for key, (described, recipe, experiment) in wanted.items():
                 if seed in self.results.of(experiment):
                     finished += 1

@@ -69,10 +69,9 @@ def experiments_in(runs: Path) -> Experiments:
 def run(options: argparse.Namespace, console: Console) -> int:
     """Run what a table lacks, then report."""
     table, chosen = table_named(options.table), chosen_values(options)
-    _check_seeds(options)
+    seeds = chosen_seeds(options) or range(table.seeds)
     runner = Runner(options.jobs, MissingData(options.runs / MISSING), console)
     known = experiments_in(options.runs)
-    seeds = options.seeds or table.seeds
     lacks = known.jobs(table, options.scale, chosen, seeds, options.runs)
     for name, reason in lacks.cannot:
         console.print(f"cannot run here ({reason}): {name}", highlight=False, soft_wrap=True)
@@ -99,9 +98,22 @@ def _runs(count: int) -> str:
     return f"{count} run{'' if count == 1 else 's'}"
 
 
-def _check_seeds(options: argparse.Namespace) -> None:
-    if options.seeds is not None and options.seeds < 1:
-        raise ConfigError("--seeds", options.seeds, "an integer of at least 1")
+def chosen_seeds(options: argparse.Namespace) -> range | None:
+    """Which seeds were asked for, None for no word about them: ``3`` are seeds 0, 1, 2, and ``3-4`` are 3 and 4.
+
+    Raises:
+        ConfigError: ``--seeds`` is neither.
+    """
+    if options.seeds is None:
+        return None
+    first, dash, last = options.seeds.strip().partition("-")
+    numbers = [first, last] if dash else [first]
+    if all(text.isdecimal() for text in numbers):
+        seeds = range(int(first), int(last) + 1) if dash else range(int(first))
+        if seeds:
+            return seeds
+    valid = "how many, an integer of at least 1 (seeds 0 to N - 1), or the first and the last, e.g. 3-4"
+    raise ConfigError("--seeds", options.seeds, valid)
 
 
 def _check_runs(options: argparse.Namespace) -> None:
@@ -116,10 +128,9 @@ def shown_command(job: Job) -> str:
 
 def report(options: argparse.Namespace, console: Console) -> int:
     """Write the report of what there is."""
-    table, chosen = table_named(options.table), chosen_values(options)
-    _check_seeds(options)
+    table, chosen, seeds = table_named(options.table), chosen_values(options), chosen_seeds(options)
     _check_runs(options)
-    written = write_report(experiments_in(options.runs), table, options.scale, chosen, options.runs, options.seeds)
+    written = write_report(experiments_in(options.runs), table, options.scale, chosen, options.runs, seeds)
     _show(written, console)
     return 0
 
@@ -235,7 +246,9 @@ def _parser() -> argparse.ArgumentParser:
         added.add_argument("--partition", help="only these partitions: a,b")
         added.add_argument("--only", action="append", metavar="AXIS=VALUES", help="only these values of any other axis")
         added.add_argument("--scale", default="paper", help="paper (default), short, smoke")
-        added.add_argument("--seeds", type=int, help="N: seeds 0 .. N-1 (default: " + default_seeds)
+        added.add_argument(
+            "--seeds", metavar="N|A-B", help="N: seeds 0 .. N-1; A-B: seeds A .. B (default: " + default_seeds
+        )
     command("list", list_tables, "list all tables")
     kept = command("keep", keep_runs, "keep every finished run as a small file in cfl/papers/<paper>/results")
     kept.add_argument("--scale", default="paper,short", help="runs at these scales (default: paper,short)")

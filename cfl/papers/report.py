@@ -38,7 +38,7 @@ def write_report(
     scale: str,
     chosen: Mapping[str, Sequence[str]],
     runs: Path,
-    seeds: int | None = None,
+    seeds: Sequence[int] | None = None,
 ) -> Report:
     """Write ``<table>-<scale>.md``, ``.csv`` and ``.png`` into ``<runs>/<paper>/reports``.
 
@@ -51,7 +51,7 @@ def write_report(
         scale: which runs.
         chosen: axis -> values, to leave others out of what is returned.
         runs: folder of the runs.
-        seeds: of what is returned, seeds 0 .. seeds - 1 only; None takes whatever there is.
+        seeds: of what is returned, these only; None takes whatever there is.
 
     Raises:
         ConfigError: an axis, value or scale that the table does not have.

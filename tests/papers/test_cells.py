@@ -137,8 +137,10 @@ def test_values_come_from_the_runs(tmp_path: Path) -> None:
     assert cells["fedavg", "FGT"].status == "off by +3.29"  # 12.5, the paper's 9.21 +- 0.67
     assert cells["fot", "ACC"].status == "matched"
     assert cells["er", "ACC"].status == "not run"
-    few = known.cells(fot()["table1"], "paper", {**PMNIST, "method": ["fedavg"]}, seeds=1)
+    few = known.cells(fot()["table1"], "paper", {**PMNIST, "method": ["fedavg"]}, seeds=[0])
     assert {c.figure: c.seeds for c in few} == {"ACC": {0: 80.5}, "FGT": {0: 12.5}}
+    later = known.cells(fot()["table1"], "paper", {**PMNIST, "method": ["fedavg"]}, seeds=[1, 2])
+    assert {c.figure: list(c.seeds) for c in later} == {"ACC": [1, 2], "FGT": [1, 2]}
     assert all(not c.seeds for c in known.cells(fot()["table1"], "short", PMNIST))
     assert counts([cells["fedavg", "ACC"], cells["fot", "ACC"], cells["fedavg", "FGT"]]) == "matched 2, off 1"
 
@@ -223,7 +225,7 @@ def test_jobs_are_what_is_missing(tmp_path: Path) -> None:
     write_run(tmp_path / "a", arguments(), seed=1)
     chosen = {**PMNIST, "method": ["fedavg", "fot", "unwritten"]}
     table = replace(fot()["table1"], axes={**fot()["table1"].axes, "method": chosen["method"]})
-    lacks = experiments(tmp_path).jobs(table, "paper", chosen, 2, tmp_path)
+    lacks = experiments(tmp_path).jobs(table, "paper", chosen, range(2), tmp_path)
     jobs = lacks.jobs
     assert [job.name for job in jobs] == [
         "pmnist shards fedavg paper seed 0",
@@ -236,12 +238,19 @@ def test_jobs_are_what_is_missing(tmp_path: Path) -> None:
     assert str(folder).startswith("fot/pmnist/shards/fedavg/paper-seed0-")
     assert resolver().experiment(jobs[1].arguments[:-1], 0) == jobs[1].experiment
     assert len({job.folder for job in jobs}) == 3
+    later = experiments(tmp_path).jobs(table, "paper", {**PMNIST, "method": ["fedavg", "fot"]}, range(1, 3), tmp_path)
+    assert [job.name for job in later.jobs] == [
+        "pmnist shards fot paper seed 1",
+        "pmnist shards fedavg paper seed 2",
+        "pmnist shards fot paper seed 2",
+    ]
+    assert later.finished == 1
 
 
 def test_a_value_that_a_constructor_refuses_is_told_before_anything_is_run(tmp_path: Path) -> None:
     bad = Rule({"method": "fot"}, settings={"methods.fot.threshold": 1.5})
     table = replace(fot()["table1"], rules=[*fot()["table1"].rules, bad])
-    lacks = experiments(tmp_path).jobs(table, "paper", {**PMNIST, "method": ["fedavg", "fot"]}, 1, tmp_path)
+    lacks = experiments(tmp_path).jobs(table, "paper", {**PMNIST, "method": ["fedavg", "fot"]}, range(1), tmp_path)
     assert [job.name for job in lacks.jobs] == ["pmnist shards fedavg paper seed 0"]
     assert "methods.fot.threshold = 1.5 cannot work" in lacks.refused[0][1]
 
@@ -251,7 +260,7 @@ def test_a_refused_configuration_is_its_own_cells_failure(tmp_path: Path) -> Non
     bad = Rule({"method": "fot"}, settings={"methods.fot.threshold": "high"})
     table = replace(fot()["table1"], rules=[*fot()["table1"].rules, bad])
     chosen = {**PMNIST, "method": ["fedavg", "fot"]}
-    lacks = experiments(tmp_path).jobs(table, "paper", chosen, 1, tmp_path)
+    lacks = experiments(tmp_path).jobs(table, "paper", chosen, range(1), tmp_path)
     assert [job.name for job in lacks.jobs] == ["pmnist shards fedavg paper seed 0"]
     ((name, message),) = lacks.refused
     assert name == "pmnist shards fot paper"
@@ -264,9 +273,9 @@ def test_a_refused_configuration_is_its_own_cells_failure(tmp_path: Path) -> Non
 
 
 def test_a_run_that_two_cells_need_is_made_once(tmp_path: Path) -> None:
-    jobs = experiments(tmp_path).jobs(fot()["table7"], "paper", None, 1, tmp_path).jobs
+    jobs = experiments(tmp_path).jobs(fot()["table7"], "paper", None, range(1), tmp_path).jobs
     assert sorted(job.name.split()[2] for job in jobs) == ["er", "fedavg"]
-    jobs = experiments(tmp_path).jobs(fot()["figure6"], "paper", {"threshold": ["0.80"]}, 2, tmp_path).jobs
+    jobs = experiments(tmp_path).jobs(fot()["figure6"], "paper", {"threshold": ["0.80"]}, range(2), tmp_path).jobs
     assert len(jobs) == 2
 
 
@@ -333,7 +342,7 @@ def test_a_run_that_diverged_is_no_run_that_was_never_made(tmp_path: Path) -> No
     cells = {cell.point["method"]: cell for cell in both}
     assert cells["fot"].status == "not run"
     assert cells["fedavg"].status == "value in 1 of 2 seeds only (values left the finite numbers)"
-    only, _ = known.cells(fot()["table1"], "paper", {**PMNIST, "method": ["fedavg"]}, 1)
+    only, _ = known.cells(fot()["table1"], "paper", {**PMNIST, "method": ["fedavg"]}, [0])
     assert only.status == "failed (values left the finite numbers)"
     assert not only.seeds
 
@@ -345,7 +354,7 @@ def test_a_run_that_diverged_is_not_made_again(tmp_path: Path) -> None:
         (folder / "log.txt").write_text("error: client 3 trained to NaN or infinity in round 7\n")
         if name != "c":
             (folder / "summary.json").unlink()
-    lacks = experiments(tmp_path).jobs(fot()["table1"], "paper", {**PMNIST, "method": ["fedavg"]}, 3, tmp_path)
+    lacks = experiments(tmp_path).jobs(fot()["table1"], "paper", {**PMNIST, "method": ["fedavg"]}, range(3), tmp_path)
     assert [job.name for job in lacks.jobs] == ["pmnist shards fedavg paper seed 2"]
     assert lacks.finished == 1
     assert lacks.diverged == [("pmnist shards fedavg paper seed 0", tmp_path / "a")]
@@ -367,7 +376,7 @@ def test_an_interrupted_run_goes_on_where_it_was_begun(tmp_path: Path) -> None:
     chosen = {**PMNIST, "method": ["fot"]}
 
     def folder() -> Path:
-        (job,) = experiments(tmp_path).jobs(fot()["table1"], "paper", chosen, 1, tmp_path).jobs
+        (job,) = experiments(tmp_path).jobs(fot()["table1"], "paper", chosen, range(1), tmp_path).jobs
         return job.folder
 
     own = folder()
@@ -424,15 +433,15 @@ def test_a_report_of_some_methods_leaves_the_others(tmp_path: Path) -> None:
         write_run(tmp_path / f"a{seed}", arguments(), seed, 80.0 + seed)
     write_run(tmp_path / "b", arguments(method="fot"), 0, 87.0)
     table, known = fot()["table1"], experiments(tmp_path)
-    whole = write_report(known, table, "paper", {}, tmp_path, table.seeds)
+    whole = write_report(known, table, "paper", {}, tmp_path, range(table.seeds))
     before = [path.read_bytes() for path in whole.files]
-    some = write_report(known, table, "paper", {**PMNIST, "method": ["fot"]}, tmp_path, 1)
+    some = write_report(known, table, "paper", {**PMNIST, "method": ["fot"]}, tmp_path, [0])
     assert [path.read_bytes() for path in some.files] == before
     assert "| FL | ACC | 80.06 ± 0.43 | 81.50 ± 1.29 | 4 |" in some.files[0].read_text()
     assert "| FL | ACC" not in some.text
-    asked = counts(known.cells(table, "paper", {**PMNIST, "method": ["fot"]}, 1))
+    asked = counts(known.cells(table, "paper", {**PMNIST, "method": ["fot"]}, [0]))
     assert f"\nCells: {asked}.\n" in some.text
-    write_report(known, table, "paper", {"method": ["fot"]}, tmp_path, 4)
+    write_report(known, table, "paper", {"method": ["fot"]}, tmp_path, range(4))
     assert "| FL | ACC | 80.06 ± 0.43 | 81.50 ± 1.29 | 4 |" in some.files[0].read_text()
     names = {path.name for path in (tmp_path / "fot" / "reports").iterdir()}
     assert names == {"table1-paper.md", "table1-paper.csv", "table1-paper.png"}

@@ -37,6 +37,10 @@ def test_a_smoke_table_from_nothing_to_report(tmp_path: Path, capsys: pytest.Cap
     (command,) = [line for line in said.splitlines() if line.startswith("cfl fit --config=configs/benchmarks/five-")]
     assert " --seed_everything=2 --run.dir=" in command
     assert command.endswith(" --ckpt_path=last")  # the same command again goes on, as a run of the table would
+    assert main(["run", "fot-table1", *ONE, "--seeds", "1-3", "--dry-run", *runs]) == 0
+    said = capsys.readouterr().out
+    assert "2 runs to make, 1 finished" in said
+    assert [f" --seed_everything={seed} " in said for seed in range(4)] == [False, False, True, True]
     assert main(["report", "fot-table1", *ONE, *runs]) == 0
     assert row in capsys.readouterr().out
     assert main(["keep", "--scale", "short", *runs]) == 0  # smoke runs are none of these
@@ -49,7 +53,10 @@ def test_a_smoke_table_from_nothing_to_report(tmp_path: Path, capsys: pytest.Cap
         (["run", "fot-table1", "--bench", "mnist"], "--bench = 'mnist' cannot work; valid: for fot-table1"),
         (["run", "fot-table1", "--methods", "fot,x"], "--methods = 'x' cannot work"),
         (["run", "fot-table1", "--scale", "huge"], "--scale = 'huge' cannot work; valid: one of paper, short, smoke"),
-        (["run", "fot-table1", "--seeds", "0"], "--seeds = 0 cannot work; valid: an integer of at least 1"),
+        (["run", "fot-table1", "--seeds", "0"], "--seeds = '0' cannot work; valid: how many, an integer of at least 1"),
+        (["run", "fot-table1", "--seeds", "2-1"], "--seeds = '2-1' cannot work"),
+        (["run", "fot-table1", "--seeds", "1-"], "or the first and the last, e.g. 3-4"),
+        (["run", "fot-table1", "--seeds", "two"], "--seeds = 'two' cannot work"),
         (["run", "fot-table1", "--jobs", "0"], "--jobs = 0 cannot work"),
         (["run", "fot-table12", "--only", "threshold"], "--only = 'threshold' cannot work"),
         (["run", "fot-table12", "--only", "threshold=0.5"], "--only threshold = '0.5' cannot work"),
@@ -149,7 +156,7 @@ def test_every_table_has_a_target(name: str) -> None:
 
 def test_a_report_of_no_seeds_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "fot-table3", "--runs", str(tmp_path), "--seeds", "0"]) == 2
-    assert "--seeds = 0" in capsys.readouterr().err
+    assert "--seeds = '0'" in capsys.readouterr().err
 
 
 def test_a_run_that_diverged_is_named_and_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
