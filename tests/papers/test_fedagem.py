@@ -503,6 +503,7 @@ def test_settings_of_the_further_tables_arrive() -> None:
 
 def test_joining_clients_have_the_settings_of_table_16() -> None:
     found = config("table15", method="agem", **{"with": "fedagem"})
+    assert found["methods"]["agem"]["init_args"]["batch_size"] == found["schedule"]["batch_size"] == 128  # Algorithm 6
     schedule, optimizer = found["schedule"], found["model"]["optimizer"]["init_args"]
     assert (schedule["rounds_per_task"], schedule["local_epochs"], schedule["batch_size"]) == (200, 20, 128)
     assert schedule["clients_per_round"] == 10
