@@ -21,7 +21,7 @@ from cfl.models.density import is_density
 from cfl.replay_buffer import TOPIC as BUFFER_TOPIC
 from cfl.replay_buffer import ReplayBuffer
 from cfl.schedule import BoundSchedule, RoundPlan
-from cfl.sealed import TaskRef, opened, sealed_federation
+from cfl.sealed import TaskRef, opened, sealed_federation, shown_task
 from cfl.server import Server
 from cfl.task_matrix import TaskMatrix
 
@@ -294,7 +294,7 @@ class Federation:
         own = {name: values[0] for name, values in self.own_tensors((client,)).items()}
         model = {**self.state_tensors(), **own}
         for method in self.methods.values():
-            model = method.recall(client, task, model)
+            model = method.recall(client, None if task is None else shown_task(method, task), model)
         return model
 
     def shared_tensors(self) -> dict[str, Tensor]:
@@ -308,13 +308,13 @@ class Federation:
         Where no method encodes, these are the given tensors themselves.
         """
         for method in self.methods.values():
-            tensors = method.encode(opened(task), tensors)
+            tensors = method.encode(shown_task(method, opened(task)), tensors)
         return tensors
 
     def decode(self, task: TaskRef, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Undo :meth:`encode`."""
         for method in reversed(self.methods.values()):
-            tensors = method.decode(opened(task), tensors)
+            tensors = method.decode(shown_task(method, opened(task)), tensors)
         return tensors
 
     @contextmanager

@@ -80,7 +80,8 @@ class Objective:
             TypeError, ValueError: a method's hook returned something else than a tensor of its shape.
         """
         if self._whole is not None:
-            return _checked(self._whole.local_loss(network, x, samples), [], self._whole, "local_loss")
+            loss = self._whole.local_loss(network, x, _shown(self._whole, samples))
+            return _checked(loss, [], self._whole, "local_loss")
         return self._of_pass(network, x, samples)[0]
 
     def with_logits(self, network: nn.Module, x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
@@ -92,7 +93,7 @@ class Objective:
         if self._passing is None:
             logits: Tensor = network(x)
             return self(logits, samples, x), logits
-        logits, term = self._passing.forward_pass(network, x, samples)
+        logits, term = self._passing.forward_pass(network, x, _shown(self._passing, samples))
         return self(logits, samples, x) + _checked(term, [], self._passing, "forward_pass's term"), logits
 
     def joins(self, batch: CohortBatch) -> bool:

@@ -16,7 +16,7 @@ begins with an underscore.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 import numpy as np
@@ -73,6 +73,11 @@ TaskRef = int | SealedTask
 def opened(task: TaskRef) -> int:
     """The task's number; for functions that act on a method's behalf."""
     return task._task if isinstance(task, SealedTask) else task
+
+
+def shown_task(method: Method, task: int) -> int:
+    """A task as a method is shown it: its number, or what stands for it."""
+    return cast(int, SealedTask(task)) if method.task_free else task
 
 
 def _sealed_only(task: TaskRef) -> SealedTask:
@@ -153,18 +158,40 @@ class SealedCohort(_View):
 
 
 class SealedSchedule(_View):
-    """Which rounds there are, and whose; not what they train."""
+    """How many rounds there are, and whose those are that have begun or are about to; not what they train.
 
-    _SHOWN = frozenset({"num_rounds", "present"})
+    Who takes part in later ones would tell boundaries before they come, where clients join or leave with a task.
+
+    Args:
+        behind: :class:`cfl.schedule.BoundSchedule`.
+        latest: says which is the running round, or the next one when it has ended.
+    """
+
+    _SHOWN = frozenset({"num_rounds"})
     _WHOSE = "the schedule"
+
+    def __init__(self, behind: Any, latest: Callable[[], int]) -> None:
+        super().__init__(behind)
+        object.__setattr__(self, "_latest", latest)
+
+    def _begun(self, number: int) -> int:
+        latest = self._latest()
+        if number > latest:
+            raise TaskHidden(f"round {number} of the schedule, behind round {latest}, which is as far as one may look,")
+        return number
 
     def round(self, number: int) -> SealedPlan:
         """A round, sealed."""
-        return SealedPlan(self._behind.round(number))
+        return SealedPlan(self._behind.round(self._begun(number)))
+
+    def present(self, round: int) -> np.ndarray:
+        """As :meth:`cfl.schedule.BoundSchedule.present`."""
+        present: np.ndarray = self._behind.present(self._begun(round))
+        return present
 
     def task_at(self, round: int, client: int) -> SealedTask:
         """Stands for the task that a client is at in a round."""
-        return SealedTask(self._behind.task_at(round, client))
+        return SealedTask(self._behind.task_at(self._begun(round), client))
 
 
 class SealedSettings(_View):
@@ -199,9 +226,10 @@ class SealedData(_View):
         return SealedSettings(self._behind.schedule)
 
     def places_trained_on(self, task: SealedTask, client: int) -> np.ndarray:
-        """Handles of what a client trains on, in the same order whenever these are the same samples."""
-        handles: np.ndarray = self._behind.handles.of(self._behind.places_trained_on(_sealed_only(task), client))
-        return handles
+        """Ascending handles of what a client trains on: in the order of places, those of a portion (``data.exposure:
+        asynchronous``) would be sorted by task."""
+        places = self._behind.places_trained_on(_sealed_only(task), client)
+        return np.sort(self._behind.handles.of(places))
 
     def samples_at(
         self, handles: Tensor, moment: tuple[int, int] | None = None, words: Tensor | None = None
@@ -327,7 +355,7 @@ class SealedFederation(_View):
     @property
     def schedule(self) -> SealedSchedule:
         """Rounds and sampling."""
-        return SealedSchedule(self._behind.schedule)
+        return SealedSchedule(self._behind.schedule, lambda: self._behind.round)
 
     @property
     def buffer(self) -> SealedBuffer | None:

@@ -358,9 +358,17 @@ class FederatedDataModule(Holdings, LightningDataModule):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """A client's training samples of a task in their stored order, for extra communication rounds.
 
+        With ``exposure: asynchronous`` those of its portion, in the order of their handles, as a portion's order would
+        tell its tasks.
+
         Yields:
             ``[b, C, H, W]`` network input and ``[b]`` output indices, ``b <= batch_size``.
         """
+        if self.exposure == "asynchronous":
+            portion = torch.from_numpy(self.places_trained_on(task, client))
+            for part in portion[self.handles.of(portion).argsort()].to(device).split(batch_size):
+                yield self._gather_places(part)
+            return
         task = opened(task)
         own = torch.from_numpy(self.indices[task][client]).to(device)
         for part in own.split(batch_size):

@@ -17,6 +17,7 @@ from cfl.federation import Federation
 from cfl.methods import Method
 from cfl.models.density import LogLikelihood, densities_differ, is_density
 from cfl.models.frozen_vit import FrozenViT
+from cfl.sealed import shown_task
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Answer(nn.Module):
         if self.classifiers:
             model: dict[str, Tensor] = {**dict(self.network.named_parameters()), **dict(self.network.named_buffers())}
             for method in self.classifiers:
-                found = method.classify(self.task, model, x)
+                found = method.classify(shown_task(method, self.task), model, x)
                 if found is not None:
                     return found
         logits: Tensor = self.network(x)
@@ -141,7 +142,7 @@ def _encodes_by_task(federation: Federation) -> str | None:
     for name, method in federation.methods.items():
         if method.overrides("encode"):
             for task in range(federation.data.stream.num_tasks):
-                encoded = method.encode(task, server)
+                encoded = method.encode(shown_task(method, task), server)
                 if not all(torch.equal(encoded[key], tensor) for key, tensor in server.items()):
                     return name
     return None
@@ -179,7 +180,7 @@ def _check_client(federation: Federation, client: int | None) -> None:
 
 
 def _check_task(federation: Federation, choice: Choice, by_task: str | None) -> None:
-    recalled = choice.client is not None and any(m.overrides("recall") for m in federation.methods.values())
+    recalled = choice.client is not None and any(m.tells_tasks_apart for m in federation.methods.values())
     tasks = federation.data.stream.num_tasks if choice.client is None else federation.data.num_tasks
     if choice.task is None:
         if by_task is not None:

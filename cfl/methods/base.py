@@ -163,7 +163,7 @@ class Method:
         """The server's model as the clients and tests of ``task`` compute with it: a permutation of its numbers.
 
         Args:
-            task: from 0.
+            task: from 0; for ``task_free`` methods, here as in :meth:`recall` and :meth:`classify`, sealed.
             tensors: parameters and buffers by name, ``[..., *shape]`` with any leading axes; not to be changed.
         """
         return tensors
@@ -312,7 +312,7 @@ class Method:
     @property
     def tells_tasks_apart(self) -> bool:
         """Whether :meth:`recall` may answer one task otherwise than another."""
-        return self.overrides("recall")
+        return self.overrides("recall") and not self.task_free
 
     @property
     def changes_gradients(self) -> bool:

@@ -246,7 +246,6 @@ class GLFC(OwnLoss):
         self._table = stacked
         for model_sent in late:
             federation.channel.downlink(f"{self.name} old model", model_sent.tensors, 1)
-        federation.clients.scatter(self.name, cohort.clients, stacked)
         self._models = [self._client_model(cohort, row, old) for row, old in enumerate(self._old)]
 
     def _classes(self, places: Tensor) -> Tensor:
@@ -314,7 +313,11 @@ class GLFC(OwnLoss):
     # Prototypes of new classes.
 
     def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        """Clients that have noticed new data send gradients of a prototype of each class."""
+        """Clients keep what they have noted; those that have noticed new data send gradients of a prototype of each
+        class."""
+        # Not before: who trains to NaN has noticed nothing, and looks at its data once more.
+        clients, rows = [cohort.clients[p] for p in positions], list(positions)
+        self.federation.clients.scatter(self.name, clients, {name: v[rows] for name, v in self._table.items()})
         tensors = {**cohort.parameters, **cohort.buffers}
         for position in positions:
             if not self._signals[position]:
