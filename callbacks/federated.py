@@ -25,7 +25,7 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
 from callbacks.access import client_of, data_of, federation_of
 from cfl import processes
-from cfl.channel import Channel
+from cfl.channel import UPDATE, Channel
 from cfl.client import Client
 from cfl.client_states import ClientStates
 from cfl.data.cohorts import CohortBatch
@@ -261,7 +261,7 @@ class FederatedOrchestrator(Callback):
             weights = [weight if good else 0.0 for weight, good in zip(weights, usable, strict=True)]
             federation.clients.scatter(MODEL_TOPIC, clients, own, usable)
         if message:
-            federation.channel.uplink("update", message, weights, clients)
+            federation.channel.uplink(UPDATE, message, weights, clients)
 
     def _close_round(self, client: Client) -> None:
         federation, plan = federation_of(client), self._plan
@@ -269,7 +269,7 @@ class FederatedOrchestrator(Callback):
         federation.clients.synchronise()  # what follows may need any client's
         self._hear_others(client)
         if federation.shared_parameters or federation.shared_buffers:
-            mean = federation.channel.mean("update")
+            mean = federation.channel.mean(UPDATE)
             federation.server.apply(
                 {n: mean[n] for n in federation.shared_parameters},
                 {n: mean[n] for n in federation.shared_buffers},

@@ -355,6 +355,7 @@ class RunRecord(Callback):
             "parameters": sum(p.numel() for p in federation.network.parameters()),
             "server_sees": "single clients' messages" if channel.individual_allowed else "sums only",
             "skipped_clients": len(channel.skipped),
+            "skipped_messages": Counter(topic for _, topic, _ in channel.skipped_messages),
             "data_unlike_published": data.stream.unlike_published,
             "data_digests": data.digests,
             "processes": processes.count(),

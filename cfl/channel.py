@@ -12,6 +12,9 @@ from torch import Tensor
 from cfl import processes
 from cfl.errors import BadUpdate
 
+UPDATE = "update"
+"""The topic of what clients have trained."""
+
 
 def payload_bytes(payload: Mapping[str, Tensor]) -> int:
     """Bytes of a message holding these tensors as they are."""
@@ -38,13 +41,17 @@ class Channel:
     single messages asks for :meth:`collect_individually`, which is refused unless it was declared.
 
     Several processes have a channel each, for the clients that fall to them. Whatever the server reads is then what the
-    clients of all processes have sent; all processes read, in the same order. Bytes and skipped clients are this
+    clients of all processes have sent; all processes read, in the same order. Bytes and what was skipped are this
     process's own until :meth:`synchronise`.
 
     Args:
         on_bad_update: ``stop`` raises when a client sends NaN or infinity, ``skip`` leaves that client out of the sum.
         individual_allowed: whether a method declared that the server must see single messages.
         diverges_with: options whose smaller values usually keep clients from NaN and infinity.
+
+    Attributes:
+        skipped: (round, task, client) of those whose models were not usable, who were left out of the round.
+        skipped_messages: (round, topic, client) of other messages that were not, and alone left out.
     """
 
     def __init__(
@@ -59,6 +66,7 @@ class Channel:
         self.uplink_bytes: dict[str, int] = {}
         self.downlink_bytes: dict[str, int] = {}
         self.skipped: list[tuple[int, int, int]] = []
+        self.skipped_messages: list[tuple[int, str, int]] = []
         self._sums: dict[str, dict[str, Tensor]] = {}
         self._weights: dict[str, float] = {}
         self._senders: dict[str, set[int]] = {}
@@ -120,7 +128,7 @@ class Channel:
         added = weighted_sums(payload, weights)
         # A sum is finite only if all its terms are: single messages are looked at when it is not.
         if not math.isfinite(float(torch.stack([total.sum(dtype=torch.float32) for total in added.values()]).sum())):
-            usable = self.usable(payload, clients)
+            usable = self.usable(payload, clients, topic)
             weights = [weight if good else 0.0 for weight, good in zip(weights, usable, strict=True)]
             added = weighted_sums(payload, weights)
         sums = self._sums.setdefault(topic, {})
@@ -171,7 +179,7 @@ class Channel:
                 f"topic {topic!r} shows the server single clients' messages; the method must declare individual_uplinks"
             )
         self._count_uplink(topic, payload, clients, wire_bytes)
-        keep = self.usable(payload, clients)
+        keep = self.usable(payload, clients, topic)
         box = self._single.setdefault(topic, {})
         for row, client in enumerate(clients):
             if keep[row]:
@@ -192,12 +200,14 @@ class Channel:
         self.uplink_bytes[topic] = self.uplink_bytes.get(topic, 0) + size
         self._senders.setdefault(topic, set()).update(clients)
 
-    def usable(self, payload: Mapping[str, Tensor], clients: Sequence[int]) -> list[bool]:
+    def usable(self, payload: Mapping[str, Tensor], clients: Sequence[int], topic: str = UPDATE) -> list[bool]:
         """Which of k clients hold finite values only; the others are recorded as skipped.
 
         Args:
             payload: name -> ``[k, ...]``, row j of client ``clients[j]``; a message, or what a client keeps.
             clients: the k ids.
+            topic: what it is. By :data:`UPDATE`, their models, clients are left out of the round; by another, that
+                message alone.
 
         Raises:
             BadUpdate: if one does not and ``on_bad_update`` is ``stop``.
@@ -214,23 +224,34 @@ class Channel:
             if good:
                 continue
             if self.on_bad_update == "stop":
-                raise BadUpdate(
-                    f"client {client} trained to NaN or infinity in round {self._round} (task {self._task}); "
-                    f"a smaller {' or '.join(self.diverges_with)} usually helps, or federated.on_bad_update=skip "
-                    "leaves the client out"
-                )
-            if not any((round, who) == (self._round, client) for round, _, who in self.skipped):
+                raise BadUpdate(self._bad(client, topic))
+            if topic != UPDATE:
+                entry = (self._round, topic, client)
+                if entry not in self.skipped_messages:
+                    self.skipped_messages.append(entry)
+            elif not any((round, who) == (self._round, client) for round, _, who in self.skipped):
                 self.skipped.append((self._round, self._task, client))
         return finite
+
+    def _bad(self, client: int, topic: str) -> str:
+        what, out = "trained to NaN or infinity", "client"
+        if topic != UPDATE:  # between rounds clients may be at other tasks than the round's
+            what, out = f"has NaN or infinity in its {topic!r}", "message"
+        when = f"in round {self._round}" + (f" (task {self._task})" if topic == UPDATE else "")
+        return (
+            f"client {client} {what} {when}; a smaller {' or '.join(self.diverges_with)} usually helps, or "
+            f"federated.on_bad_update=skip leaves the {out} out"
+        )
 
     def synchronise(self) -> None:
         """Make byte counts and skipped clients those of all processes, which must all call it."""
         before = self._agreed
-        known = len(before["skipped"])
+        known, messages = len(before["skipped"]), len(before["skipped_messages"])
         fresh: dict[str, Any] = {
             "uplink_bytes": {t: n - before["uplink_bytes"].get(t, 0) for t, n in self.uplink_bytes.items()},
             "downlink_bytes": {t: n - before["downlink_bytes"].get(t, 0) for t, n in self.downlink_bytes.items()},
             "skipped": self.skipped[known:],
+            "skipped_messages": self.skipped_messages[messages:],
         }
         everyones = processes.gather(fresh)
         for direction, total in (("uplink_bytes", self.uplink_bytes), ("downlink_bytes", self.downlink_bytes)):
@@ -240,14 +261,17 @@ class Channel:
                 for topic, size in theirs[direction].items():
                     total[topic] = total.get(topic, 0) + size
         self.skipped[known:] = sorted({entry for theirs in everyones for entry in theirs["skipped"]})
+        fresh_messages = {entry for theirs in everyones for entry in theirs["skipped_messages"]}
+        self.skipped_messages[messages:] = sorted(fresh_messages)
         self._agreed = self.state_dict()
 
     def state_dict(self) -> dict[str, Any]:
-        """Byte counts and the record of skipped clients. Between rounds no sum is open."""
+        """Byte counts and the record of what was skipped. Between rounds no sum is open."""
         return {
             "uplink_bytes": dict(self.uplink_bytes),
             "downlink_bytes": dict(self.downlink_bytes),
             "skipped": [list(entry) for entry in self.skipped],
+            "skipped_messages": [list(entry) for entry in self.skipped_messages],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -255,4 +279,5 @@ class Channel:
         self.uplink_bytes = dict(state["uplink_bytes"])
         self.downlink_bytes = dict(state["downlink_bytes"])
         self.skipped = [(entry[0], entry[1], entry[2]) for entry in state["skipped"]]
+        self.skipped_messages = [(entry[0], entry[1], entry[2]) for entry in state.get("skipped_messages", [])]
         self._agreed = self.state_dict()

@@ -180,6 +180,36 @@ def test_skipping_leaves_a_bad_message_out_of_sum_and_weight(dtype: torch.dtype,
     assert restored.skipped == channel.skipped
 
 
+@pytest.mark.parametrize("send", ["uplink", "uplink_individually", "usable"])
+def test_a_bad_message_beside_the_model_leaves_nobody_out(send: str) -> None:
+    """It is recorded by its own name, once, in files of before as well."""
+    channel, payload = Channel("skip", individual_allowed=True), messages(2)
+    channel.enter_round(task=1, round=3)
+    payload["bias"][1] = math.nan
+    for _ in range(2):
+        if send == "uplink":
+            channel.uplink("gradient", payload, [1.0, 1.0], [4, 5])
+        elif send == "uplink_individually":
+            channel.uplink_individually("gradient", payload, [4, 5])
+        else:
+            assert channel.usable(payload, [4, 5], "gradient") == [True, False]
+    assert channel.skipped == []
+    assert channel.skipped_messages == [(3, "gradient", 5)]
+    channel.synchronise()
+    state = saved_and_loaded(channel.state_dict())
+    restored = Channel("skip")
+    restored.load_state_dict(state)
+    assert restored.skipped_messages == channel.skipped_messages
+    del state["skipped_messages"]
+    restored.load_state_dict(state)
+    assert restored.skipped_messages == []
+    stopping = Channel(individual_allowed=True)
+    stopping.enter_round(task=1, round=3)
+    said = r"^client 5 has NaN or infinity in its 'gradient' in round 3; .* leaves the message out$"
+    with pytest.raises(BadUpdate, match=said):
+        stopping.usable(payload, [4, 5], "gradient")
+
+
 def test_when_every_message_is_bad_there_is_nothing_to_average() -> None:
     channel, payload = Channel("skip"), messages(2)
     channel.enter_round(task=1, round=3)

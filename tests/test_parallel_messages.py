@@ -194,19 +194,22 @@ def send(clients: list[int]) -> dict[str, Any]:
         if client == 5:
             payload["w"][0, 1] = torch.nan
         channel.uplink("update", payload, [1.0 + client], [client])
-        channel.uplink_individually("single", message(client), [client])
+        single = message(client)
+        if client == 3:
+            single["w"][0, 1] = torch.nan
+        channel.uplink_individually("single", single, [client])
         if client > 5:
             channel.uplink("late", {"x": torch.ones(1, 2)}, [1.0], [client])
     update, weight = channel.sum("update")
     late, senders = channel.sum("late")
-    single = channel.collect_individually("single")
+    messages = channel.collect_individually("single")
     channel.synchronise()
     channel.synchronise()  # nothing has happened since: nothing is counted twice
     return {
         "update": {name: value.tolist() for name, value in update.items()},
         "weights": (weight, senders),
         "late": late["x"].tolist(),
-        "single": [(client, payload["w"].tolist()) for client, payload in single.items()],
+        "single": [(client, payload["w"].tolist()) for client, payload in messages.items()],
         "state": channel.state_dict(),
     }
 
@@ -218,6 +221,7 @@ def send_own() -> dict[str, Any]:
 def test_the_server_reads_what_all_clients_have_sent(crew: Crew) -> None:
     one = send([0, 3, 5, 6, 7])
     assert one["state"]["skipped"] == [[0, 0, 2], [4, 1, 5]]
+    assert one["state"]["skipped_messages"] == [[4, "single", 3]]
     for found in crew.run(send_own):
         assert found["update"]["w"] == pytest.approx(one["update"]["w"], rel=1e-12)
         assert {k: v for k, v in found.items() if k != "update"} == {k: v for k, v in one.items() if k != "update"}

@@ -79,6 +79,7 @@ def test_summary_keeps_the_contract(run: Path) -> None:
 
 BREAKS = """
 import math
+import torch
 from cfl.methods import Method
 
 class Breaks(Method):
@@ -88,6 +89,11 @@ class Breaks(Method):
         for position in positions:
             if cohort.round in (1, 3) and cohort.clients[position] == min(cohort.clients):
                 cohort.parameters["head.bias"].data[position] = math.nan
+            message = {"number": torch.tensor([math.nan if cohort.round == 4 else 1.0])}
+            self.federation.channel.uplink_individually("breaks", message, [cohort.clients[position]])
+
+    def end_round(self, plan):
+        self.federation.channel.collect_individually("breaks")
 """
 
 
@@ -99,6 +105,8 @@ def test_skipped_clients_and_what_the_server_sees(tmp_path: Path, monkeypatch: p
     found = tiny_cli.summary(tmp_path / "run")
     assert [row["skipped_clients"] for row in tiny_cli.rows(tmp_path / "run" / "rounds.csv")] == list("010100")
     assert found["skipped_clients"] == 2
+    sent = tiny_cli.rows(tmp_path / "run" / "rounds.csv")[4]["clients"]
+    assert found["skipped_messages"] == {"breaks": int(sent)}
     assert found["server_sees"] == "single clients' messages"
 
 

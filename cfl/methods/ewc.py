@@ -249,7 +249,8 @@ class EWC(Pulling):
         latest = {n: model[n].detach() for n in fisher}
         kept = _joined(*self._consolidated(*before, fisher, latest))
         stacked = {n: values[None] for n, values in kept.items()}
-        federation.clients.scatter("ewc", [client], stacked, federation.channel.usable(stacked, [client]))
+        usable = federation.channel.usable(stacked, [client], "ewc")
+        federation.clients.scatter("ewc", [client], stacked, usable)
 
     def _consolidated(
         self, curvature: Mapping[str, Tensor], anchor: Mapping[str, Tensor], fisher: Tensors, latest: Tensors

@@ -222,7 +222,7 @@ class FedCurv(Pulling):
         u = federation.decode(cohort.task, self._fishers(cohort, clients, trained))
         ends = federation.decode(cohort.task, {n: trained[n] for n in self._names})
         message = _joined(u, {n: u[n] * ends[n] for n in self._names})
-        usable = federation.channel.usable(message, clients)
+        usable = federation.channel.usable(message, clients, "fedcurv")
         if self.keep < 1:
             message = self._sparse(message)
         weights = [1.0 if good else 0.0 for good in usable]

@@ -201,7 +201,7 @@ class SCAFFOLD(Method):
             change[name] = moved if used is None else torch.where(used, moved, torch.zeros_like(moved))
         message = federation.decode(cohort.task, change)
         kept = federation.decode(cohort.task, {n: value + change[n] for n, value in own.items()})
-        usable = federation.channel.usable(message, clients)
+        usable = federation.channel.usable(message, clients, _TOPIC)
         federation.clients.scatter(_TOPIC, clients, kept, usable)
         federation.channel.uplink(_TOPIC, message, [float(good) for good in usable], clients)
 
