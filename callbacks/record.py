@@ -383,7 +383,9 @@ class RunRecord(Callback):
         title = f"{figures['method']} on {figures['benchmark']}"
         measure, name = federation.measure, federation.measure.name
         save_figure(accuracy_heatmap(matrix, title, measure=measure), self.folder / f"{name}_matrix.png")
-        save_figure(accuracy_curve({figures["method"]: matrix}, measure), self.folder / f"{name}_curve.png")
+        means = {figures["method"]: federation.measured.means(measure.figure)}
+        curve = accuracy_curve({figures["method"]: matrix}, measure, means)
+        save_figure(curve, self.folder / f"{name}_curve.png")
         if federation.schedule.settings.evaluate_every:
             curves = learning_curves({figures["method"]: federation.curve}, self.targets.accuracies, measure)
             save_figure(curves, self.folder / f"{name}_rounds.png")
@@ -439,7 +441,8 @@ class RunRecord(Callback):
 
     def show(self, federation: Federation) -> None:
         """Print accuracy matrix, ACC, FGT, BWT and FWT, the bytes of all clients together and the time."""
-        print_table(matrix_table(mean_matrix(federation), federation.measure))
+        means = federation.measured.means(federation.measure.figure)
+        print_table(matrix_table(mean_matrix(federation), federation.measure, means))
         after, plan_of = federation.last_task, federation.schedule
         if federation.stopped:
             print(f"stopped after {federation.round} of {plan_of.num_rounds} rounds: all targets are met")

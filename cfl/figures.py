@@ -184,7 +184,9 @@ def _draw_heatmap(
         spine.set_color("#bbbbbb")
 
 
-def accuracy_curve(matrices: Mapping[str, Tensor], measure: Measure = ACCURACY) -> Figure:
+def accuracy_curve(
+    matrices: Mapping[str, Tensor], measure: Measure = ACCURACY, means: Mapping[str, Sequence[float]] | None = None
+) -> Figure:
     """ACC over the tasks seen so far after each task, one line per run, and the accuracy on task 0 as a thin line.
 
     Rows that were not evaluated are skipped.
@@ -192,12 +194,15 @@ def accuracy_curve(matrices: Mapping[str, Tensor], measure: Measure = ACCURACY) 
     Args:
         matrices: name of the run to ``[T, T]`` in percent; T may differ.
         measure: what the values are.
+        means: name of a run to ACC after each task, NaN where unknown, if it is not that of its matrix
+            (:meth:`cfl.task_matrix.TaskMatrix.means`).
 
     Raises:
         ValueError: nothing to draw or a matrix that is not ``[T, T]``.
     """
     if not matrices:
         raise ValueError("there is no accuracy matrix to draw")
+    means = means or {}
     width = 7.6 + 0.07 * max(0, max(map(len, matrices)) - 24)  # names stand beside the axes, not at their cost
     figure = Figure(figsize=(width, 4.4 + 0.16 * max(0, len(matrices) - 12)), layout="constrained")
     axes = figure.subplots()
@@ -205,7 +210,7 @@ def accuracy_curve(matrices: Mapping[str, Tensor], measure: Measure = ACCURACY) 
     for k, (name, matrix) in enumerate(matrices.items()):
         _require_square(matrix, name)
         style = _line_style(k)
-        average = [average_accuracy(matrix, after=t).item() for t in range(len(matrix))]
+        average = means.get(name) or [average_accuracy(matrix, after=t).item() for t in range(len(matrix))]
         first_task = matrix[:, 0].tolist()
         axes.plot(*_evaluated(first_task), color=style["color"], linewidth=0.9, linestyle=(0, (4, 2)), alpha=0.8)
         axes.plot(*_evaluated(average), **style, markersize=5.5, zorder=3)
@@ -415,7 +420,7 @@ def save(figure: Figure, path: Path) -> Path:
     return path
 
 
-def _evaluated(values: list[float]) -> tuple[list[int], list[float]]:
+def _evaluated(values: Sequence[float]) -> tuple[list[int], list[float]]:
     kept = [(t, value) for t, value in enumerate(values) if not math.isnan(value)]
     return [t for t, _ in kept], [value for _, value in kept]
 

@@ -17,15 +17,21 @@ from PIL import Image
 
 import callbacks.record
 import cfl
+import cfl.compare.pictures
 from callbacks import LocalModels, folder_lock
 from callbacks.record import _write_csv, methods_figures
+from cfl.compare.groups import compare
 from cfl.compare.matrix_file import read_matrix_csv
+from cfl.compare.pictures import write_pictures
+from cfl.compare.reading import read as read_whole
 from cfl.compare.run_folder import SUMMARY_KEYS, read_run
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Shards
 from cfl.data.sources import Synthetic
 from cfl.data.streams import Permuted
+from cfl.figures import accuracy_curve
 from cfl.methods import Method
+from cfl.metrics import average_accuracy
 from cfl.models import MLP
 from cfl.schedule import Schedule
 from cfl.source_digest import digest_of, source_digest
@@ -503,3 +509,47 @@ def test_table_is_rewritten_in_one_step(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(KeyboardInterrupt):
         _write_csv(path, [{"round": 0, "loss": 1.0}, {"round": 1, "loss": 0.5}])
     assert path.read_text() == "round,loss\n0,1.0\n"
+
+
+@pytest.mark.parametrize("personal", [True, False])
+def test_acc_is_one_figure_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], personal: bool
+) -> None:
+    """Also where it is a mean over clients that hold some of the tasks, which the mean matrix does not tell."""
+    drawn: list[list[float]] = []
+
+    def curve_of(*given: Any, **options: Any) -> Any:
+        figure = accuracy_curve(*given, **options)
+        drawn.append(figure.axes[0].lines[1].get_ydata())
+        return figure
+
+    for module in (callbacks.record, cfl.compare.pictures):
+        monkeypatch.setattr(module, "accuracy_curve", curve_of)
+    options = [
+        "--data.participation",
+        "Joining",
+        "--data.participation.initial",
+        "2",
+        "--data.participation.per_task",
+        "2",
+    ]
+    if personal:
+        options += ["--methods.personal", "PersonalLayers", "--methods.personal.layers", "[head.*]"]
+    runs = [tmp_path / str(seed) for seed in range(2)]
+    for seed, folder in enumerate(runs):
+        assert tiny_cli.fit(folder, *options, "--seed_everything", str(seed)) == 0
+    printed = re.findall(r"^│ +[01] │.*│([\d.]+)│$", capsys.readouterr().out, re.M)
+    acc = [[float(row["acc"]) for row in tiny_cli.rows(folder / "rounds.csv")[2::3]] for folder in runs]
+    assert [tiny_cli.summary(folder)["acc"] for folder in runs] == [values[-1] for values in acc]
+    assert printed == [f"{value:.2f}" for values in acc for value in values]
+    read = [read_run(folder) for folder in runs]
+    assert [run.means for run in read] == acc
+    of_mean_matrix = [average_accuracy(run.matrix).item() for run in read]
+    assert all(
+        (one != pytest.approx(other[-1], abs=1e-6)) == personal for one, other in zip(of_mean_matrix, acc, strict=True)
+    )
+    (tmp_path / "out").mkdir()
+    write_pictures(tmp_path / "out", compare([read_whole(folder, []) for folder in runs]))
+    assert len(drawn) == 3
+    for line, expected in zip(drawn, [*acc, [sum(values) / 2 for values in zip(*acc, strict=True)]], strict=True):
+        assert list(line) == pytest.approx(expected, abs=1e-9)

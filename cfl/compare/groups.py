@@ -60,6 +60,17 @@ class Row:
             return []
         return [np.mean(several, axis=0) for _, several in sorted(found.items())]
 
+    def means(self, measure: str) -> list[float] | None:
+        """ACC after each task, or NLL, as :meth:`matrices` has matrices, their mean; None where a run does not say."""
+        runs = [reading.run for reading in self.readings if measure in reading.matrices]
+        found: dict[int, list[Sequence[float]]] = {}
+        for run in runs:
+            found.setdefault(run.seed, []).append(run.means)
+        if not all(len(run.means) == len(runs[0].means) > 0 for run in runs):
+            return None
+        means: list[float] = np.mean([np.mean(several, axis=0) for several in found.values()], axis=0).tolist()
+        return means
+
     def of_measure(self, measure: str) -> Row | None:
         """The runs whose own measure it is, ``accuracy`` or ``nll``; None where there are none."""
         readings = [reading for reading in self.readings if reading.run.measure == measure]

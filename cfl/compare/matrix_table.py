@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from rich.table import Table
 from rich.text import Text
@@ -13,7 +14,7 @@ from cfl.measure import ACCURACY, Measure
 from cfl.metrics import average_accuracy
 
 
-def matrix_table(matrix: Tensor, measure: Measure = ACCURACY) -> Table:
+def matrix_table(matrix: Tensor, measure: Measure = ACCURACY, means: Sequence[float] | None = None) -> Table:
     """One accuracy matrix for the terminal: cells coloured by accuracy, ACC over the tasks seen in the last column.
 
     Cells of tasks not learned yet are lighter; what was not evaluated is left empty. Accuracies have one decimal,
@@ -22,6 +23,8 @@ def matrix_table(matrix: Tensor, measure: Measure = ACCURACY) -> Table:
     Args:
         matrix: ``[T, T]`` in percent.
         measure: what the values are.
+        means: ACC after each task, NaN where unknown, if it is not that of the matrix
+            (:meth:`cfl.task_matrix.TaskMatrix.means`).
 
     Raises:
         ValueError: ``matrix`` is not ``[T, T]``.
@@ -41,6 +44,6 @@ def matrix_table(matrix: Tensor, measure: Measure = ACCURACY) -> Table:
         for i, accuracy in enumerate(row):
             background, ink = cell_colours(accuracy, i <= t, scale) if not math.isnan(accuracy) else ("", "")
             cells.append(Text(f"{accuracy:.{decimals}f}", f"{ink} on {background}") if background else Text(""))
-        average = average_accuracy(matrix, after=t).item()
+        average = average_accuracy(matrix, after=t).item() if means is None else means[t]
         table.add_row(str(t), *cells, "" if math.isnan(average) else f"{average:.2f}")
     return table

@@ -45,7 +45,8 @@ def _draw(folder: Path, comparison: Comparison, measure: Measure, end: str) -> l
     means = {row.label: np.mean(found, axis=0) for row in rows if (found := row.matrices(measure.name))}
     if means:
         matrices = {label: torch.from_numpy(mean) for label, mean in means.items()}
-        pictures["curve"] = accuracy_curve(matrices, measure)
+        known = {row.label: after for row in rows if row.label in means and (after := row.means(measure.name))}
+        pictures["curve"] = accuracy_curve(matrices, measure, known)
         pictures["heatmaps"] = accuracy_heatmaps(matrices, measure=measure)
     curves = {row.label: mean_curve(row, measure) for row in rows}
     curves = {label: curve for label, curve in curves.items() if any(value is not None for value in curve)}

@@ -53,8 +53,9 @@ SUMMARY_KEYS: dict[str, str] = {
 """Keys that every ``summary.json`` has, and what their values are."""
 _OF_ACCURACY = ("acc", "fgt", "fgt_max", "bwt", "fwt")
 
-ROUND_COLUMNS = (*CURVES.values(), "uplink_bytes", "seconds")
-"""Columns of ``rounds.csv`` that are compared: ACC in percent or NLL in nats, bytes sent and seconds passed so far."""
+ROUND_COLUMNS = (*CURVES.values(), "uplink_bytes", "seconds", "task")
+"""Columns of ``rounds.csv`` that are read: ACC in percent or NLL in nats, bytes sent and seconds passed so far, and the
+task that a round belongs to."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +84,8 @@ class Run:
         used_space: share of the input space that a subspace method uses up, in percent; None for other methods.
         matrix: ``[T, T]`` float64 accuracy matrix in percent, NaN where not evaluated.
         initial: ``[T]`` accuracies before training in percent, or None where the file has none.
+        means: ACC after each task, or NLL, NaN where unknown; not that of ``matrix`` where clients with models of their
+            own hold some of the tasks. Empty where ``rounds.csv`` does not say.
         curve: ACC in percent after each round, or NLL in nats by ``measure``, None after those without an evaluation;
             empty where the run was evaluated at task ends only.
         rounds_to_accuracy: the run's targets: percent -> rounds until ACC first reached it, None if never.
@@ -113,6 +116,7 @@ class Run:
     used_space: float | None
     matrix: Tensor
     initial: Tensor | None
+    means: Sequence[float] = ()
     curve: Sequence[float | None] = ()
     rounds_to_accuracy: Mapping[str, int | None] = field(default_factory=dict)
     stopped_early: bool = False
@@ -237,14 +241,21 @@ def read_run(folder: Path) -> Run:
         raise RunFolderError(f"{path}: stopped_early = {json.dumps(stopped)} cannot be; valid: true or false")
     progress = read_rounds(folder / "rounds.csv")
     curve = progress.get(CURVES[measure], [])
-    progress = {name: column for name, column in progress.items() if name not in CURVES.values()}
+    means = _after_tasks(curve, progress.get("task", []), values["tasks"])
+    progress = {name: column for name, column in progress.items() if name not in (*CURVES.values(), "task")}
     # With at most an evaluation per task there is nothing that the accuracy matrix does not say.
     if not targets and sum(value is not None for value in curve) <= values["tasks"]:
         curve, progress = [], {}
     known = {*values, "rounds_to_accuracy", "stopped_early"}
     others = {key: value for key, value in summary.items() if key not in known}
     values |= {"curve": curve, "rounds_to_accuracy": targets, "stopped_early": stopped, "measure": measure}
-    return Run(folder=folder, matrix=matrix, initial=initial, progress=progress, others=others, **values)
+    return Run(folder=folder, matrix=matrix, initial=initial, means=means, progress=progress, others=others, **values)
+
+
+def _after_tasks(curve: Sequence[float | None], of: Sequence[float | None], tasks: int) -> list[float]:
+    """A curve after the last evaluated round of each task; empty where no round says to which it belongs."""
+    ends = {int(task): value for value, task in zip(curve, of, strict=False) if None not in (value, task)}  # type: ignore[arg-type]
+    return [math.nan if (value := ends.get(task)) is None else value for task in range(tasks)] if ends else []
 
 
 def _check_percentages(path: Path, acc: float | None, matrix_path: Path, matrix: Tensor) -> None:
