@@ -342,7 +342,7 @@ class RunRecord(Callback):
             "participation": data.participation.name,
             "scenario": data.scenario,
             "seed": data.seed,
-            **federation.measured.summary(),
+            **federation.figures(federation.measured),
             "uplink_bytes": channel.total_uplink_bytes,
             "downlink_bytes": channel.total_downlink_bytes,
             "uplink_bytes_by_topic": dict(channel.uplink_bytes),
@@ -370,7 +370,7 @@ class RunRecord(Callback):
             "finished_at": time.strftime("%Y-%m-%dT%H:%M:%S"),
         }
         for suffix, matrix in known_tasks(federation).items():
-            figures |= {f"{key}{suffix}": value for key, value in matrix.summary().items()}
+            figures |= {f"{key}{suffix}": value for key, value in federation.figures(matrix).items()}
         if self.targets.accuracies:
             figures["rounds_to_accuracy"] = self.targets.rounds(federation.curve)
             figures["stopped_early"] = federation.stopped
@@ -441,18 +441,26 @@ class RunRecord(Callback):
 
     def show(self, federation: Federation) -> None:
         """Print accuracy matrix, ACC, FGT, BWT and FWT, the bytes of all clients together and the time."""
-        means = federation.measured.means(federation.measure.figure)
+        means, whole = federation.measured.means(federation.measure.figure), federation.last_whole_row()
+        means = [mean if whole is not None and t <= whole else math.nan for t, mean in enumerate(means)]
         print_table(matrix_table(mean_matrix(federation), federation.measure, means))
         after, plan_of = federation.last_task, federation.schedule
+        if plan_of.own_clocks and not federation.finished:
+            at = federation.rows_due(everyone=True).values()
+            of_all = f"figures are after task {whole}, the last after which all have been evaluated"
+            print(
+                f"clients are at tasks {min(at)} to {max(at)}: "
+                + ("not all have been evaluated yet" if whole is None else of_all)
+            )
         if federation.stopped:
             print(f"stopped after {federation.round} of {plan_of.num_rounds} rounds: all targets are met")
         elif federation.round and not plan_of.round(federation.round - 1).last_of_task:
             print(f"task {after} is not finished: {federation.round} of {plan_of.num_rounds} rounds")
         formulas = federation.measure.formulas
-        known = [(" (task known)", matrix.summary()) for matrix in known_tasks(federation).values()]
+        known = [(" (task known)", federation.figures(matrix)) for matrix in known_tasks(federation).values()]
         shown = [
-            (key.upper() + ending, figures[key], formula)
-            for ending, figures in [("", federation.measured.summary()), *known]
+            (key.upper() + ending, values[key], formula)
+            for ending, values in [("", federation.figures(federation.measured)), *known]
             for key, formula in formulas.items()
         ]
         width = max(len(name) for name, _, _ in shown)

@@ -224,6 +224,22 @@ class Federation:
             clients = self.members(0) if everyone else self.schedule.due(self.schedule.round(last))
         return {client: self.schedule.task_at(last, client) for client in clients}
 
+    def last_whole_row(self) -> int | None:
+        """The last task after which all have been evaluated; None before. Clients that have clocks of their own get
+        there one after another."""
+        evaluated = ~self.measured.compute().isnan().all(-1)
+        if self.schedule.own_clocks:
+            evaluated = evaluated[self.members(0)].all(0)
+        elif self.measures_clients:
+            evaluated = evaluated.any(0)
+        return max(evaluated.nonzero().flatten().tolist(), default=None)
+
+    def figures(self, matrix: TaskMatrix) -> dict[str, float | None]:
+        """What one of :attr:`matrices` says of the run so far, after :meth:`last_whole_row`; see
+        :meth:`cfl.task_matrix.TaskMatrix.summary`."""
+        row = self.last_whole_row()
+        return dict.fromkeys(self.measure.formulas) if row is None else matrix.summary(after=row)
+
     def members(self, task: TaskRef) -> list[int]:
         """The clients that hold a task, ascending."""
         held: list[int] = self.data.members[opened(task)].tolist()

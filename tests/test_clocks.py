@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tiny_cli
 import torch
+from lightning.pytorch import Callback, Trainer
 from naive import accuracy
 from test_personal import kept_by
 from tiny import SaveAfter, double, fit, mlp, permuted, split, tiny_client, tiny_data, tiny_trainer, weights
@@ -35,6 +39,7 @@ from cfl.methods import (
     Method,
     PersonalLayers,
 )
+from cfl.metrics import FORMULAS
 from cfl.schedule import BoundSchedule, RoundPlan, Schedule
 
 SPREAD = 0.67
@@ -297,6 +302,53 @@ def test_validate_scores_every_client_whatever_task_it_is_at(tmp_path: Path) -> 
     total = client.federation.accuracy.counts
     for owner, task in tasks.items():
         assert total[owner, task].tolist() == [len(t.test) for t in again.tasks]
+
+
+def test_figures_amid_a_run_are_of_all_clients(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the last task that all have been evaluated after, and they say so: not the fastest clients' alone."""
+    options = ("--schedule.clock_spread", "0.7", "--schedule.clients_per_round", "1.0", "--seed_everything", "1")
+    said, figures, empty = list[str](), list[str](), list[list[bool]]()
+    for number in (0, 2, 3):
+        folder = tmp_path / str(number)
+        with tiny_cli.die_at("training", number, signal.SIGTERM):
+            assert tiny_cli.fit(folder, *options) == 143
+        capsys.readouterr()
+        assert tiny_cli.run("validate", "--run.dir", str(folder), "--ckpt_path", "last") == 0
+        printed = capsys.readouterr().out
+        said += re.findall("^clients are at .*", printed, re.M)
+        figures += re.findall(r"^(?:ACC|FGT) +(\S+)", printed, re.M)
+        averages = re.findall(r"^│ +[01] │.*│ *([\d.]*)│$", printed, re.M)
+        empty.append([value == "" for value in averages])
+    assert said == [
+        f"clients are at tasks {first} to {last}: figures are after task {first}, the last after which all have been "
+        "evaluated"
+        for first, last in ((0, 0), (0, 1), (1, 1))
+    ]
+    assert empty == [[False, True], [False, True], [False, False]]
+    assert [value == "undefined" for value in figures] == [False, True, False, True, False, False]
+
+
+def test_a_row_is_whole_when_all_have_been_evaluated() -> None:
+    class Asks(Callback):
+        def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+            federation = pl_module.federation
+            found.append((federation.last_whole_row(), federation.figures(federation.accuracy)))
+            matrices.append(federation.accuracy.compute())
+
+    data, found, matrices = data_of(), list[tuple[int | None, dict[str, Any]]](), list[torch.Tensor]()
+    run(data=data, callbacks=[Asks()])
+    ahead = 0
+    for number, ((row, figures), matrix) in enumerate(zip(found, matrices, strict=True)):
+        ended = [[data.rounds.task_at(number + 1, c) > t for c in range(4)] for t in range(2)]
+        ended.append([number + 1 >= data.rounds.num_rounds] * 4)
+        whole = [t for t, clients in enumerate(ended) if all(clients)]
+        assert row == (whole[-1] if whole else None)
+        if whole:
+            assert figures["acc"] == pytest.approx(matrix[:, whole[-1], : whole[-1] + 1].mean().item())
+        else:
+            assert figures == dict.fromkeys(FORMULAS)
+        ahead += any(ended[len(whole)]) if len(whole) < 3 else 0
+    assert ahead > 1, "some are at times a task ahead of others"
 
 
 def test_the_curve_has_the_mean_over_all_clients_where_the_last_of_them_ends_a_task() -> None:

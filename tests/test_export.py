@@ -435,6 +435,20 @@ def test_the_card_of_an_unfinished_run_says_which_outputs_have_been_trained(
     assert said in path.read_text()
 
 
+def test_the_card_of_clients_at_different_tasks_counts_the_fastest_ones_outputs(tmp_path: Path) -> None:
+    from cfl.export.card import write_card
+
+    schedule = {"rounds_per_task": 3, "clock_spread": 0.67}
+    client, path = trained(scenario="class", class_loss="seen", schedule=schedule), tmp_path / "card.md"
+    federation, answer = client.require_federation(), answer_of(client, Choice())
+    of_round = [[federation.schedule.task_at(r, c) for c in range(4)] for r in range(federation.schedule.num_rounds)]
+    federation.round = 1 + next(r for r, tasks in enumerate(of_round) if set(tasks) == {0, 1})
+    write_card(path, Path("m.onnx"), answer, Choice(), federation, "", tmp_path)
+    card = path.read_text()
+    assert "Only outputs below 4 have" in card
+    assert "after the last task so far after which every client has been evaluated" in card
+
+
 @pytest.mark.parametrize("content", [None, b"", b"no checkpoint"])
 def test_bad_checkpoints_are_refused(content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "bad.ckpt"

@@ -60,6 +60,8 @@ def write_card(
     data = federation.data
     summary = _figures(federation, run)
     whole = "of the whole run" if federation.finished else "after the last evaluation so far"
+    if federation.schedule.own_clocks and not federation.finished:
+        whole = "after the last task so far after which every client has been evaluated"
     if choice.client is not None:
         whole += ", over all clients, each with its own model: not of this model alone"
     elif choice.task is not None:
@@ -90,7 +92,7 @@ def _figures(federation: Federation, run: Path) -> dict[str, Any]:
         if summary.get("rounds") == federation.round:  # else an earlier checkpoint lies in the finished run's folder
             return {key: value for key, value in summary.items() if not isinstance(value, dict | list)}
     # Not of the task in progress, whose row may be empty still.
-    return {"method": method_name(federation.methods), **federation.measured.summary()}
+    return {"method": method_name(federation.methods), **federation.figures(federation.measured)}
 
 
 def _heading(choice: Choice, federation: Federation, summary: Mapping[str, Any]) -> str:
@@ -145,7 +147,8 @@ def _output(answer: Answer, choice: Choice, federation: Federation) -> str:
     data = federation.data
     meaning = _MEANINGS[data.scenario]
     if data.outputs.grows and not federation.finished:
-        seen = data.outputs.offsets[federation.last_task] + data.stream.classes_per_task[federation.last_task]
+        last = max(federation.rows_due(everyone=True).values())  # of those with clocks of their own, the fastest's
+        seen = data.outputs.offsets[last] + data.stream.classes_per_task[last]
         meaning += f" Only outputs below {seen} have been trained so far, and the run's tests asked no others."
     if data.scenario == "density":
         return f"## Output\n\nfloat32 `[N]`: the log-likelihood of each sample, in nats. {meaning}"
