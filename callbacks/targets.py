@@ -46,10 +46,14 @@ class AccuracyTargets(Callback):
             num_tasks: number of its tasks.
 
         Raises:
-            ConfigError: nothing is evaluated between task ends, or the run would stop before its last task.
+            ConfigError: nothing is evaluated between task ends, clients have clocks of their own, or the run would stop
+                before its last task.
         """
         if not self.accuracies:
             return
+        if schedule.clock_spread:
+            valid = "0 with targets.accuracies: with clocks of their own clients are not evaluated together"
+            raise ConfigError("schedule.clock_spread", schedule.clock_spread, valid)
         if schedule.evaluate_every < 1:
             raise ConfigError(
                 "schedule.evaluate_every",

@@ -22,10 +22,19 @@ def rounds_of_clients(rounds: Sequence[int], spread: float, num_clients: int, se
         num_clients: C.
         seed: the run's seed.
     """
-    least = [max(1, math.ceil(r * (1 - spread) - 1e-9)) for r in rounds]
-    most = [math.floor(r * (1 + spread) + 1e-9) for r in rounds]
+    least, most = _bounds(rounds, spread)
     drawn = [
         numpy_generator(seed, "clock of client", client).integers(least, most, endpoint=True)
         for client in range(num_clients)
     ]
     return np.stack(drawn)
+
+
+def can_differ(rounds: Sequence[int], spread: float) -> bool:
+    """Whether there is a task on which clients may spend different numbers of rounds; arguments as above."""
+    return any(few < many for few, many in zip(*_bounds(rounds, spread), strict=True))
+
+
+def _bounds(rounds: Sequence[int], spread: float) -> tuple[list[int], list[int]]:
+    least = [max(1, math.ceil(r * (1 - spread) - 1e-9)) for r in rounds]
+    return least, [math.floor(r * (1 + spread) + 1e-9) for r in rounds]

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from cfl.clocks import rounds_of_clients
+from cfl.clocks import can_differ, rounds_of_clients
 from cfl.errors import ConfigError
 from cfl.randomness import numpy_generator
 
@@ -51,7 +51,8 @@ class Schedule:
     Args:
         rounds_per_task: communication rounds of every task, or a list with one number per task.
         clients_per_round: clients sampled per round, uniformly without replacement: an integer, or a
-            fraction in (0, 1] of the clients that hold the task.
+            fraction in (0, 1] of the clients that hold the task, rounded to the nearest integer, halves to the even
+            one, at least 1.
         local_epochs: passes of a sampled client over its data of the task.
         batch_size: samples per local step.
         drop_last: drop a client's last partial batch instead of training on it.
@@ -162,7 +163,7 @@ class Schedule:
 
         Raises:
             ConfigError: if a round asks for more clients than hold the task, or may hold it, or clients have clocks of
-                their own and do not all hold every task.
+                their own and do not all hold every task, or could not differ in any.
         """
         fewest, task = min(
             (len(clients), task) for task, clients in enumerate(members if eligible is None else eligible)
@@ -177,6 +178,10 @@ class Schedule:
                 valid = "one in which every client holds every task, with schedule.clock_spread"
                 raise ConfigError("data.participation", "clients that hold some of the tasks", valid)
             rounds = self.rounds(len(members))
+            if not can_differ(rounds, self.clock_spread):
+                least = f", or at least 1/{max(rounds)}: rounds are whole ones" if max(rounds) > 1 else ""
+                valid = f"0{least}, and with rounds_per_task = {self.rounds_per_task} every client would have as many"
+                raise ConfigError("schedule.clock_spread", self.clock_spread, valid)
             clocks = rounds_of_clients(rounds, self.clock_spread, int(members[0][-1]) + 1, seed)
         return BoundSchedule(self, members, seed, clocks)
 

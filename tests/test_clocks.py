@@ -281,12 +281,19 @@ def test_a_run_goes_on_where_it_stopped(name: str, rounds: int, tmp_path: Path) 
     assert resumed.curve == pytest.approx(straight.curve)
 
 
-def test_clients_that_never_join_have_no_clock() -> None:
-    whole = run(data=data_of(participation=Joining(3, 0)))
-    assert whole.finished
-    found = whole.measured.compute()
-    assert not found[:3, -1].isnan().any()
-    assert found[3].isnan().all()
+@pytest.mark.parametrize(
+    ("rounds", "spread", "least"), [(3, 0.3, "1/3"), ([2, 4], 0.2, "1/4"), ([1, 2], 0.49, "1/2"), (1, 0.9, None)]
+)
+def test_a_spread_that_no_round_is_lost_or_gained_by_is_refused(rounds: Any, spread: float, least: str | None) -> None:
+    members = [np.arange(4)] * 2
+    with pytest.raises(ConfigError, match=r"schedule\.clock_spread = .*every client would have as many") as caught:
+        Schedule(rounds, 2, clock_spread=spread).bind(members, 0)
+    said = str(caught.value)
+    assert ("or at least" in said) == (least is not None)
+    if least is not None:
+        assert f"or at least {least}: rounds are whole ones" in said
+        one, of = map(int, least.split("/"))
+        assert Schedule(rounds, 2, clock_spread=one / of).bind(members, 0).own_clocks
 
 
 def test_validate_scores_every_client_whatever_task_it_is_at(tmp_path: Path) -> None:

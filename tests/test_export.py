@@ -20,6 +20,7 @@ from cfl.__main__ import main
 from cfl.cli import FederatedCLI
 from cfl.client import Client
 from cfl.data.evaluation import EvaluationBatch
+from cfl.data.participation import RandomShare
 from cfl.data.sources import Binarised, Synthetic
 from cfl.data.streams import Permuted
 from cfl.errors import ConfigError
@@ -248,6 +249,22 @@ def test_personal_layers_need_a_client(tmp_path: Path) -> None:
     found = exported(client, tmp_path / "m.pt2", Choice(client=3))
     assert_same(found, client, 3)
     assert float((found(images(client)) - scores(client, images(client), 2)).abs().max()) > 1e-3
+
+
+def test_a_client_that_has_never_trained_has_no_model_of_its_own() -> None:
+    client = trained(methods={"local": PersonalLayers(["head.*"])}, participation=RandomShare(0.25))
+    federation = client.require_federation()
+    took_part = sorted({int(c) for members in federation.data.members for c in members})
+    assert 0 < len(took_part) < 4
+    for owner in range(4):
+        if owner in took_part:
+            answer_of(client, Choice(client=owner))
+            continue
+        some = ", ".join(map(str, took_part))
+        with pytest.raises(
+            ConfigError, match=rf"--client = {owner} .*one that has trained in this run, such as {some}$"
+        ):
+            answer_of(client, Choice(client=owner))
 
 
 def test_one_global_model_has_no_clients() -> None:

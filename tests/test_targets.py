@@ -315,6 +315,10 @@ def test_a_checkpoint_is_not_resumed_with_other_targets(
         (asked(90, 85, 90), "targets.accuracies = [90.0, 85.0, 90.0] cannot work; valid: every accuracy once"),
         ((*asked(90), "--schedule.evaluate_every", "0"), "schedule.evaluate_every = 0 cannot work; valid: at least 1"),
         (
+            (*asked(90), "--schedule.evaluate_every", "0", "--schedule.clock_spread", "0.5"),
+            "schedule.clock_spread = 0.5 cannot work; valid: 0 with targets.accuracies",
+        ),
+        (
             (*asked(90), "--data.stream.num_tasks", "3"),
             "targets.stop = True cannot work; valid: false with 3 tasks",
         ),

@@ -107,24 +107,26 @@ def portions(held: Sequence[Mapping[int, np.ndarray]], seed: int, size: int | No
         ConfigError: a client does not hold every task, or has too few samples.
     """
     periods = len(held)
+    clients = sorted({client for own in held for client in own})
+    if any(client not in own for client in clients for own in held):
+        raise ConfigError("data.exposure", "asynchronous", "a participation in which every client holds every task")
+    totals = {client: sum(len(own[client]) for own in held) for client in clients}
+    poorest = min(clients, key=lambda client: totals[client])
+    fewest, needed = totals[poorest], periods * (size or 1)
+    if fewest < periods:
+        value = f"{fewest} samples of client {poorest} over {periods} portions"
+        valid = "fewer data.num_clients, or a partition under which each client has a sample for every portion"
+        raise ConfigError("data.partition", value, valid)
+    if fewest < needed:
+        valid = f"at most {fewest // periods}: client {poorest} has {fewest} samples in all"
+        raise ConfigError("data.portion", size, valid)
     found: list[dict[int, np.ndarray]] = [{} for _ in range(periods)]
-    for client in sorted({client for own in held for client in own}):
-        if any(client not in own for own in held):
-            raise ConfigError("data.exposure", "asynchronous", "a participation in which every client holds every task")
+    for client in clients:
         parts = []
         for task, of_task in enumerate(held):
             generator = numpy_generator(seed, "clock", task, client)
             parts.append(generator.permutation(of_task[client]))
         own = np.concatenate(parts)
-        needed = periods * (size or 1)
-        if len(own) < periods:
-            value = f"{len(own)} samples of client {client} over {periods} portions"
-            valid = "fewer data.num_clients, or a partition under which each client has a sample for every portion"
-            raise ConfigError("data.partition", value, valid)
-        if len(own) < needed:
-            raise ConfigError(
-                "data.portion", size, f"at most {len(own) // periods}: client {client} has {len(own)} samples in all"
-            )
         cut = np.array_split(own, periods) if size is None else np.split(own[:needed], periods)
         for period, part in enumerate(cut):
             found[period][client] = np.sort(part)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 
 import numpy as np
@@ -54,7 +53,8 @@ class RandomShare(Participation):
     Source: task heterogeneity in FOT (Bakman et al., ICLR 2024), Table 10, share 0.6.
 
     Args:
-        share: of the clients, above 0, at most 1; the number is rounded to the nearest integer, at least 1.
+        share: of the clients, above 0, at most 1; their number is rounded as all shares of clients are: to the nearest
+            integer, halves to the even one; at least 1.
 
     Raises:
         ConfigError: ``data.participation.share`` outside (0, 1].
@@ -69,7 +69,7 @@ class RandomShare(Participation):
     def members(self, num_clients: int, num_tasks: int, seed: int) -> list[np.ndarray]:
         """See :meth:`Participation.members`."""
         _require_clients(num_clients)
-        count = max(1, math.floor(self.share * num_clients + 0.5))
+        count = max(1, round(self.share * num_clients))
         return [
             np.sort(numpy_generator(seed, "participation", t).choice(num_clients, size=count, replace=False))
             for t in range(num_tasks)
@@ -101,13 +101,20 @@ class Joining(Participation):
         """See :meth:`Participation.members`.
 
         Raises:
-            ConfigError: also when ``data.participation.initial`` exceeds the number of clients.
+            ConfigError: also when ``data.participation.initial`` exceeds the number of clients, or some of them would
+                not have joined in the last task either: nothing would ever become of them.
         """
         _require_clients(num_clients)
         if self.initial > num_clients:
             raise ConfigError(
                 "data.participation.initial", self.initial, f"between 1 and data.num_clients = {num_clients}"
             )
+        joined = self.initial + (num_tasks - 1) * self.per_task
+        if joined < num_clients:
+            valid = (
+                f"at most {joined}, who have joined by the last of {num_tasks} tasks: the others would never take part"
+            )
+            raise ConfigError("data.num_clients", num_clients, valid)
         everyone = np.arange(num_clients)
         return [everyone[: self.initial + t * self.per_task] for t in range(num_tasks)]
 

@@ -42,7 +42,8 @@ class CFeD(Method):
 
     where ``h_old`` is the global model as it stood when the task began, in evaluation mode, and o runs over the outputs
     that earlier tasks have trained (all of them where classes compete from the start). There is no factor T^2. The
-    server averages over both groups alike. Which ``round(share * clients)`` clients review is drawn in every round.
+    server averages over both groups alike. Which ``round(share * clients)`` clients review is drawn in every round; a
+    half is rounded to the even number.
 
     The surrogate set is dealt out to the clients once and for all, at random and in equal shards. A reviewing client
     takes as many local steps, of as many images, as it would with its own samples; it goes through its shard in a new

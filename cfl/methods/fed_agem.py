@@ -125,8 +125,8 @@ class FedAGEM(Method):
         self._training = torch.ones(0, dtype=torch.bool)
 
     def setup(self, federation: Federation) -> None:
-        """Find what has a part in the reference; refuse to run without any, or before others that change gradients or
-        may move the global model after a round."""
+        """Find what has a part in the reference; refuse to run without any, before others that change gradients or
+        may move the global model after a round, or for fewer rounds than a reference takes."""
         super().setup(federation)
         later = {name: federation.methods[name] for name in list(federation.methods)[self.source :]}
         for behind, why in (
@@ -146,6 +146,10 @@ class FedAGEM(Method):
             keeping = [n for n, m in federation.methods.items() if m is not self and m.overrides("keeps_local")]
             what = f"every parameter of the model stays on its client (methods.{', methods.'.join(keeping)})"
             raise ConfigError(f"methods.{self.name}", what, "a run with at least one parameter that clients share")
+        rounds = federation.schedule.num_rounds
+        if self.every > 1 and self.every >= rounds:
+            valid = f"an integer below {rounds}, the number of rounds: there would be no reference in any"
+            raise ConfigError(f"methods.{self.name}.every", self.every, valid)
         self._masks = DropoutMasks(federation.network, federation.data.input_shape)
 
     # Local training.

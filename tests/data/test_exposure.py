@@ -258,6 +258,15 @@ def test_portions_of_whoever_has_too_few_samples() -> None:
         portions([{0: np.arange(1)}, {0: np.zeros(0, dtype=np.int64)}], 0, None)
 
 
+def test_the_client_with_the_fewest_samples_says_what_portions_there_can_be() -> None:
+    held = [{0: np.arange(9), 1: np.arange(5), 2: np.arange(7)}] * 2
+    with pytest.raises(ConfigError, match=r"data\.portion = 8 .*at most 5: client 1 has 10 samples in all"):
+        portions(held, 0, 8)
+    assert [len(own[1]) for own in portions(held, 0, 5)] == [5, 5]
+    with pytest.raises(ConfigError, match=r"data\.partition = '1 samples of client 1 over 2 portions'"):
+        portions([{0: np.arange(4), 1: np.arange(1)}, {0: np.arange(4), 1: np.arange(0)}], 0, 8)
+
+
 @pytest.mark.parametrize("options", [{"portion": 5}, {"portion": 0, "exposure": "asynchronous"}])
 def test_bad_portions_are_refused(options: Any) -> None:
     with pytest.raises(ConfigError, match=r"data\.portion"):

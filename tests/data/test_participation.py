@@ -7,6 +7,7 @@ import pytest
 
 from cfl.data.participation import AllClients, Joining, Participation, RandomShare
 from cfl.errors import ConfigError
+from cfl.schedule import Schedule
 
 
 def test_all_clients() -> None:
@@ -20,7 +21,7 @@ def test_all_clients() -> None:
         (0.6, 208, 125),  # FOT, Table 10: C / 0.6 clients of which C take part
         (0.6, 83, 50),
         (0.6, 250, 150),
-        (0.5, 5, 3),
+        (0.5, 5, 2),
         (1.0, 7, 7),
         (0.01, 10, 1),
     ],
@@ -52,11 +53,21 @@ def test_random_share_is_keyed_by_seed_and_task() -> None:
     assert not np.array_equal(long[0], RandomShare(0.3).members(30, 1, seed=3)[0])
 
 
+@pytest.mark.parametrize(
+    ("share", "clients", "count"), [(0.25, 10, 2), (0.35, 10, 4), (0.5, 7, 4), (0.5, 5, 2), (0.01, 9, 1)]
+)
+def test_shares_are_rounded_in_rounds_as_in_tasks(share: float, clients: int, count: int) -> None:
+    members = RandomShare(share).members(clients, 3, seed=0)
+    assert [len(own) for own in members] == [count] * 3
+    everyone = AllClients().members(clients, 3, seed=0)
+    assert len(Schedule(1, clients_per_round=share).bind(everyone, 0).round(0).clients) == count
+
+
 def test_joining_clients_stay_and_never_exceed_the_federation() -> None:
     members = Joining(30, 10).members(120, 12, seed=0)  # the published run grows from 30 to 120 clients in ten tasks
     assert [len(m) for m in members] == [30, 40, 50, 60, 70, 80, 90, 100, 110, 120, 120, 120]
     assert all(np.array_equal(m, np.arange(len(m))) for m in members)
-    assert [len(m) for m in Joining(3, 0).members(5, 3, seed=0)] == [3, 3, 3]
+    assert [len(m) for m in Joining(3, 0).members(3, 3, seed=0)] == [3, 3, 3]
 
 
 def test_names_tell_settings_apart() -> None:
@@ -74,6 +85,10 @@ def test_bad_settings_are_refused() -> None:
         Joining(1, -1)
     with pytest.raises(ConfigError, match=r"data\.participation\.initial = 6 .*between 1 and data\.num_clients = 5"):
         Joining(6, 1).members(5, 2, seed=0)
+    for joining, most in ((Joining(3, 0), 3), (Joining(2, 1), 4)):
+        with pytest.raises(ConfigError, match=rf"data\.num_clients = 5 .*at most {most}, .* would never take part"):
+            joining.members(5, 3, seed=0)
+        assert joining.members(most, 3, seed=0)[-1].tolist() == list(range(most))
     for rule in (AllClients(), RandomShare(0.5), Joining(1, 1)):
         with pytest.raises(ConfigError, match=r"data\.num_clients = 0"):
             rule.members(0, 2, seed=0)

@@ -740,6 +740,19 @@ def test_nothing_shared_is_refused() -> None:
     assert caught.value.key == "methods.fed_agem"
 
 
+def test_a_reference_that_no_round_is_left_for_is_refused() -> None:
+    data = replay_data(schedule={"rounds_per_task": 2})
+    rounds = data.num_rounds
+    with pytest.raises(ConfigError, match=rf"methods\.fed_agem\.every = {rounds} .*an integer below {rounds}"):
+        fit(replay_client(data, {"fed_agem": FedAGEM(every=rounds)}, mlp), data)
+    last = FedAGEM(every=rounds - 1)
+    federation = fit(replay_client(data, {"fed_agem": last}, mlp), data)
+    assert federation.finished
+    assert last.reference
+    data = replay_data(permuted(1), schedule={"rounds_per_task": 1})
+    assert fit(replay_client(data, {"fed_agem": FedAGEM()}, mlp), data).finished, "one round is one too few for any"
+
+
 # Messages.
 
 
