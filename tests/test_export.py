@@ -452,6 +452,18 @@ def test_the_card_of_an_unfinished_run_says_which_outputs_have_been_trained(
     assert said in path.read_text()
 
 
+def test_the_card_of_a_common_model_with_a_clients_own_statistics_says_whose_figures_it_has(tmp_path: Path) -> None:
+    from cfl.export.card import write_card
+
+    client, path = trained(norm_net, federated={"batchnorm": "local"}), tmp_path / "card.md"
+    choice = Choice(client=1)
+    write_card(path, Path("m.onnx"), answer_of(client, choice), choice, client.require_federation(), "", tmp_path)
+    card = path.read_text()
+    assert "Weights are the global model's, statistics of normalisation layers the client's own." in card
+    assert "of the global model with the statistics of test batches: not of this model, accuracies" in card
+    assert "each with its own model" not in card
+
+
 def test_the_card_of_clients_at_different_tasks_counts_the_fastest_ones_outputs(tmp_path: Path) -> None:
     from cfl.export.card import write_card
 

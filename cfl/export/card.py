@@ -13,6 +13,7 @@ from cfl.errors import ConfigError
 from cfl.experiment import method_name
 from cfl.export.answer import Answer, Choice
 from cfl.federation import Federation
+from cfl.models.density import densities_differ
 from cfl.whole_file import write_whole
 
 _MEANINGS = {
@@ -62,7 +63,9 @@ def write_card(
     whole = "of the whole run" if federation.finished else "after the last evaluation so far"
     if federation.schedule.own_clocks and not federation.finished:
         whole = "after the last task so far after which every client has been evaluated"
-    if choice.client is not None:
+    if choice.client is not None and not federation.has_personal_models and not densities_differ(federation.network):
+        whole += ", of the global model with the statistics of test batches: not of this model"
+    elif choice.client is not None:
         whole += ", over all clients, each with its own model: not of this model alone"
     elif choice.task is not None:
         whole += ", over all tasks, each with its own model: not of this model alone"
