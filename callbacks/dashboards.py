@@ -115,7 +115,7 @@ class DashboardLog(Callback):
         heatmap = f"cl/{federation.measure.name}_{kind}"
         measure = federation.measure
         _log_picture(logger, heatmap, accuracy_heatmap(matrix, f"after task {task}", measure=measure), place)
-        curve = accuracy_curve({name: matrix}, measure, {name: federation.measured.means(measure.figure)})
+        curve = accuracy_curve({name: matrix}, measure, {name: federation.means()})
         _log_picture(logger, f"cl/{measure.name}_curve", curve, place)
         if federation.finished and federation.schedule.settings.evaluate_every:
             curves = learning_curves({name: federation.curve}, targets, measure)

@@ -58,8 +58,8 @@ class FederatedOrchestrator(Callback):
         batchnorm: what becomes of BatchNorm's running statistics: ``average`` them like weights, keep them ``local``,
             or ``drop`` them after local training. Where the global model has none, it is evaluated with the statistics
             of the test batch.
-        on_bad_update: a client that sends NaN or infinity makes the run ``stop``, or is left out of the round
-            (``skip``).
+        on_bad_update: a client that has trained to NaN or infinity makes the run ``stop``, or is left out of the round
+            (``skip``); so does, or is, any other message that holds such.
         client_state_memory_mb: memory in MB (10^6 bytes) for what clients keep between rounds, such as personal layers;
             what exceeds it is held in a file in the run folder. null sets no limit. Changes memory and speed, never
             results.

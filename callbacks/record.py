@@ -383,8 +383,7 @@ class RunRecord(Callback):
         title = f"{figures['method']} on {figures['benchmark']}"
         measure, name = federation.measure, federation.measure.name
         save_figure(accuracy_heatmap(matrix, title, measure=measure), self.folder / f"{name}_matrix.png")
-        means = {figures["method"]: federation.measured.means(measure.figure)}
-        curve = accuracy_curve({figures["method"]: matrix}, measure, means)
+        curve = accuracy_curve({figures["method"]: matrix}, measure, {figures["method"]: federation.means()})
         save_figure(curve, self.folder / f"{name}_curve.png")
         if federation.schedule.settings.evaluate_every:
             curves = learning_curves({figures["method"]: federation.curve}, self.targets.accuracies, measure)
@@ -441,10 +440,8 @@ class RunRecord(Callback):
 
     def show(self, federation: Federation) -> None:
         """Print accuracy matrix, ACC, FGT, BWT and FWT, the bytes of all clients together and the time."""
-        means, whole = federation.measured.means(federation.measure.figure), federation.last_whole_row()
-        means = [mean if whole is not None and t <= whole else math.nan for t, mean in enumerate(means)]
-        print_table(matrix_table(mean_matrix(federation), federation.measure, means))
-        after, plan_of = federation.last_task, federation.schedule
+        print_table(matrix_table(mean_matrix(federation), federation.measure, federation.means()))
+        after, plan_of, whole = federation.last_task, federation.schedule, federation.last_whole_row()
         if plan_of.own_clocks and not federation.finished:
             at = federation.rows_due(everyone=True).values()
             of_all = f"figures are after task {whole}, the last after which all have been evaluated"

@@ -45,7 +45,8 @@ class Channel:
     process's own until :meth:`synchronise`.
 
     Args:
-        on_bad_update: ``stop`` raises when a client sends NaN or infinity, ``skip`` leaves that client out of the sum.
+        on_bad_update: ``stop`` raises when a client sends NaN or infinity, ``skip`` leaves that message out of the
+            sum, and with its model the client out of the round.
         individual_allowed: whether a method declared that the server must see single messages.
         diverges_with: options whose smaller values usually keep clients from NaN and infinity.
 
@@ -156,9 +157,8 @@ class Channel:
             seen |= senders
         sums = processes.add_up(self._sums.pop(topic, {}))
         if weight == 0.0:
-            raise BadUpdate(
-                f"round {self._round} (task {self._task}): no usable message for {topic!r}; every client was skipped"
-            )
+            why = "every client was skipped" if topic == UPDATE else "every one that came has NaN or infinity"
+            raise BadUpdate(f"round {self._round} (task {self._task}): no usable message for {topic!r}; {why}")
         return sums, weight
 
     def mean(self, topic: str) -> dict[str, Tensor]:
@@ -234,13 +234,13 @@ class Channel:
         return finite
 
     def _bad(self, client: int, topic: str) -> str:
-        what, out = "trained to NaN or infinity", "client"
+        what, out = "trained to NaN or infinity", "the client"
         if topic != UPDATE:  # between rounds clients may be at other tasks than the round's
-            what, out = f"has NaN or infinity in its {topic!r}", "message"
+            what, out = f"has NaN or infinity in its {topic!r}", "that"
         when = f"in round {self._round}" + (f" (task {self._task})" if topic == UPDATE else "")
         return (
             f"client {client} {what} {when}; a smaller {' or '.join(self.diverges_with)} usually helps, or "
-            f"federated.on_bad_update=skip leaves the {out} out"
+            f"federated.on_bad_update=skip leaves {out} out"
         )
 
     def synchronise(self) -> None:

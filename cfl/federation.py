@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +17,7 @@ from cfl.data.kept_samples import kept_bytes, kept_samples
 from cfl.density_metrics import NLLMatrix
 from cfl.errors import ConfigError
 from cfl.measure import ACCURACY, NLL, Measure
-from cfl.metrics import AccuracyMatrix
+from cfl.metrics import AccuracyMatrix, average_accuracy
 from cfl.models.density import is_density
 from cfl.replay_buffer import TOPIC as BUFFER_TOPIC
 from cfl.replay_buffer import ReplayBuffer
@@ -239,6 +240,17 @@ class Federation:
         :meth:`cfl.task_matrix.TaskMatrix.summary`."""
         row = self.last_whole_row()
         return dict.fromkeys(self.measure.formulas) if row is None else matrix.summary(after=row)
+
+    def means(self) -> list[float]:
+        """ACC after each task, or NLL, up to :meth:`last_whole_row`, NaN where not evaluated.
+
+        Of clients with matrices of their own it is the mean over those that have it: where some do not hold every task,
+        this is not that of the mean matrix.
+        """
+        matrix, row = self.measured.compute(), self.last_whole_row()
+        known = range(0 if row is None else row + 1)
+        means = [average_accuracy(matrix, after=t).nanmean().item() for t in known]
+        return means + [math.nan] * (self.data.num_tasks - len(means))
 
     def members(self, task: TaskRef) -> list[int]:
         """The clients that hold a task, ascending."""

@@ -195,7 +195,7 @@ def accuracy_curve(
         matrices: name of the run to ``[T, T]`` in percent; T may differ.
         measure: what the values are.
         means: name of a run to ACC after each task, NaN where unknown, if it is not that of its matrix
-            (:meth:`cfl.task_matrix.TaskMatrix.means`).
+            (:meth:`cfl.federation.Federation.means`).
 
     Raises:
         ValueError: nothing to draw or a matrix that is not ``[T, T]``.

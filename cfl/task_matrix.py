@@ -109,18 +109,6 @@ class TaskMatrix(Metric, ABC):
             ValueError: ``after`` is not a row.
         """
 
-    def means(self, figure: str) -> list[float]:
-        """A figure of :meth:`summary` after each task, NaN where there is none.
-
-        Of clients' own models it is the mean over the clients that have it: where some do not hold every task, this is
-        not that of the mean matrix.
-
-        Args:
-            figure: the measure's, such as ``acc``.
-        """
-        found = (self.summary(after=t)[figure] for t in range(self.num_tasks))
-        return [math.nan if value is None else value for value in found]
-
     def _means(self) -> Tensor:
         # On the CPU: some accelerators have no float64, and the readers are tables and pictures.
         sums, counts = self.sums.cpu().double(), self.counts.cpu()

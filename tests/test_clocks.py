@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 from pathlib import Path
@@ -12,11 +13,14 @@ import pytest
 import tiny_cli
 import torch
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.loggers.logger import DummyLogger
 from naive import accuracy
 from test_personal import kept_by
 from tiny import SaveAfter, double, fit, mlp, permuted, split, tiny_client, tiny_data, tiny_trainer, weights
 from torch.func import functional_call
 
+import callbacks.dashboards
+from callbacks.dashboards import DashboardLog
 from cfl.clocks import rounds_of_clients
 from cfl.data.cohorts import RoundLoader
 from cfl.data.datamodule import FederatedDataModule
@@ -281,6 +285,15 @@ def test_a_run_goes_on_where_it_stopped(name: str, rounds: int, tmp_path: Path) 
     assert resumed.curve == pytest.approx(straight.curve)
 
 
+def test_clients_that_never_join_have_no_clock() -> None:
+    with pytest.warns(UserWarning, match="client 3 takes part in none of the 3 tasks"):
+        whole = run(data=data_of(participation=Joining(3, 0)))
+    assert whole.finished
+    found = whole.measured.compute()
+    assert not found[:3, -1].isnan().any()
+    assert found[3].isnan().all()
+
+
 @pytest.mark.parametrize(
     ("rounds", "spread", "least"), [(3, 0.3, "1/3"), ([2, 4], 0.2, "1/4"), ([1, 2], 0.49, "1/2"), (1, 0.9, None)]
 )
@@ -335,13 +348,20 @@ def test_figures_amid_a_run_are_of_all_clients(tmp_path: Path, capsys: pytest.Ca
     assert [value == "undefined" for value in figures] == [False, True, False, True, False, False]
 
 
-def test_a_row_is_whole_when_all_have_been_evaluated() -> None:
+def test_a_row_is_whole_when_all_have_been_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
     class Asks(Callback):
         def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
             federation = pl_module.federation
             found.append((federation.last_whole_row(), federation.figures(federation.accuracy)))
             matrices.append(federation.accuracy.compute())
+            means.append(federation.means())
+            DashboardLog._log_matrix(DummyLogger(), federation, (), 0, 0)
 
+    def drawn_curve(*given: Any) -> Any:
+        drawn.append(given[2]["fedavg"])
+
+    drawn, means = list[list[float]](), list[list[float]]()
+    monkeypatch.setattr(callbacks.dashboards, "accuracy_curve", drawn_curve)
     data, found, matrices = data_of(), list[tuple[int | None, dict[str, Any]]](), list[torch.Tensor]()
     run(data=data, callbacks=[Asks()])
     ahead = 0
@@ -355,6 +375,10 @@ def test_a_row_is_whole_when_all_have_been_evaluated() -> None:
         else:
             assert figures == dict.fromkeys(FORMULAS)
         ahead += any(ended[len(whole)]) if len(whole) < 3 else 0
+        expected = [matrix[:, t, : t + 1].mean().item() for t in whole]
+        assert means[number][: len(whole)] == pytest.approx(expected)
+        assert all(math.isnan(value) for value in means[number][len(whole) :])
+    np.testing.assert_equal(drawn, means)
     assert ahead > 1, "some are at times a task ahead of others"
 
 

@@ -251,20 +251,18 @@ def test_personal_layers_need_a_client(tmp_path: Path) -> None:
     assert float((found(images(client)) - scores(client, images(client), 2)).abs().max()) > 1e-3
 
 
-def test_a_client_that_has_never_trained_has_no_model_of_its_own() -> None:
+def test_the_card_of_a_client_that_has_never_trained_says_so(tmp_path: Path) -> None:
+    """It is scored all the same: by the common layers, and its own as the run began with them."""
+    from cfl.export.card import write_card
+
     client = trained(methods={"local": PersonalLayers(["head.*"])}, participation=RandomShare(0.25))
     federation = client.require_federation()
-    took_part = sorted({int(c) for members in federation.data.members for c in members})
+    took_part = {int(c) for members in federation.data.members for c in members}
     assert 0 < len(took_part) < 4
     for owner in range(4):
-        if owner in took_part:
-            answer_of(client, Choice(client=owner))
-            continue
-        some = ", ".join(map(str, took_part))
-        with pytest.raises(
-            ConfigError, match=rf"--client = {owner} .*one that has trained in this run, such as {some}$"
-        ):
-            answer_of(client, Choice(client=owner))
+        choice, path = Choice(client=owner), tmp_path / f"{owner}.md"
+        write_card(path, Path("m.onnx"), answer_of(client, choice), choice, federation, "", tmp_path)
+        assert ("It has not trained so far" in path.read_text()) == (owner not in took_part)
 
 
 def test_one_global_model_has_no_clients() -> None:
@@ -476,6 +474,15 @@ def test_the_card_of_clients_at_different_tasks_counts_the_fastest_ones_outputs(
     card = path.read_text()
     assert "Only outputs below 4 have" in card
     assert "after the last task so far after which every client has been evaluated" in card
+    matrix = federation.accuracy
+    for owner in range(1, 4):
+        matrix.clear_row(1, [owner])
+        matrix.clear_row(0, [owner])
+    for owner in range(1, 4):
+        matrix.update(0, 0, torch.tensor(1), 4, owner)
+    write_card(path, Path("m.onnx"), answer, Choice(), federation, "", tmp_path)
+    expected = (matrix.compute()[0, 0, 0] + 75) / 4
+    assert f"| acc | {float(expected):.6g} |" in path.read_text(), "after task 0, of all four"
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no checkpoint"])

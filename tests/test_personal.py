@@ -20,7 +20,7 @@ from torch.func import functional_call
 from cfl.client import Client
 from cfl.cohort import Cohort
 from cfl.data.datamodule import FederatedDataModule
-from cfl.data.participation import Joining
+from cfl.data.participation import Joining, RandomShare
 from cfl.data.partitions import Dirichlet
 from cfl.errors import BadUpdate, ConfigError
 from cfl.federation import Federation
@@ -177,6 +177,18 @@ def test_every_client_is_evaluated_with_its_own_model_on_the_tasks_it_holds(laye
     means = [sum(float(matrix[c, 1, i]) for i in held) / len(held) for c in range(5) if (held := held_by(data, c))]
     assert summary["acc"] == pytest.approx(sum(means) / 5), "who holds fewer tasks is judged by these"
     assert summary["clients_evaluated"] == 5
+
+
+def test_figures_are_of_whoever_holds_a_task() -> None:
+    """Clients that join later have no row of earlier tasks; nor have others one of tasks that they do not hold."""
+    data = data_of(participation=RandomShare(0.4), schedule={"clients_per_round": 1.0})
+    federation = fit(personal_client(data, ["head.*"]), data)
+    matrix = federation.accuracy.compute()
+    assert any(matrix[c, 1].isnan().all() for c in range(data.num_clients))
+    assert federation.last_whole_row() == data.num_tasks - 1
+    assert federation.figures(federation.accuracy) == federation.accuracy.summary()
+    known = matrix[~matrix[:, -1].isnan().all(-1)]
+    assert federation.means()[-1] == pytest.approx(known[:, -1].nanmean(-1).mean().item())
 
 
 def held_by(data: FederatedDataModule, client: int) -> list[int]:

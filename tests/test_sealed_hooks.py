@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from cfl.data.participation import Joining
 from cfl.data.samples import Samples
+from cfl.errors import ConfigError
 from cfl.export.answer import Choice, answer_of
 from cfl.methods import Method
 from cfl.objective import cross_entropies
@@ -106,6 +107,11 @@ def test_models_are_put_into_the_coordinates_of_a_task_that_is_not_named(free: b
     assert {type(task) for task in told} == {SealedTask if free else int}
     assert {opened(task) for task in told} == {0, 1}
     assert method.tells_tasks_apart is not free
+    if free:
+        with pytest.raises(ConfigError, match=r"--task = 1 .*one model for all tasks"):
+            answer_of(client, Choice(0, 1))
+    else:
+        answer_of(client, Choice(0, 1))
 
 
 @pytest.mark.parametrize("exposure", ["sequential", "cumulative", "asynchronous"])

@@ -60,16 +60,15 @@ class Row:
             return []
         return [np.mean(several, axis=0) for _, several in sorted(found.items())]
 
-    def means(self, measure: str) -> list[float] | None:
-        """ACC after each task, or NLL, as :meth:`matrices` has matrices, their mean; None where a run does not say."""
-        runs = [reading.run for reading in self.readings if measure in reading.matrices]
-        found: dict[int, list[Sequence[float]]] = {}
-        for run in runs:
-            found.setdefault(run.seed, []).append(run.means)
-        if not all(len(run.means) == len(runs[0].means) > 0 for run in runs):
-            return None
-        means: list[float] = np.mean([np.mean(several, axis=0) for several in found.values()], axis=0).tolist()
-        return means
+    def seen(self, measure: str) -> list[np.ndarray]:
+        """The mean over the tasks seen after each task, ``[T]``, of every seed that has one of :meth:`matrices`."""
+        found: dict[int, list[np.ndarray]] = {}
+        for reading in self.readings:
+            if measure in reading.matrices:
+                found.setdefault(reading.run.seed, []).append(seen_by(reading, measure))
+        if len({len(means) for several in found.values() for means in several}) > 1:
+            return []
+        return [np.mean(several, axis=0) for _, several in sorted(found.items())]
 
     def of_measure(self, measure: str) -> Row | None:
         """The runs whose own measure it is, ``accuracy`` or ``nll``; None where there are none."""
@@ -154,6 +153,15 @@ def seen_mean(matrix: np.ndarray) -> np.ndarray:
     """``mean over i <= t of a[t, i]`` for every t: ``[..., T, T]`` to ``[..., T]``, NaN where a term is missing."""
     tasks = matrix.shape[-1]
     return np.stack([matrix[..., t, : t + 1].mean(-1) for t in range(tasks)], axis=-1)
+
+
+def seen_by(reading: Reading, measure: str) -> np.ndarray:
+    """ACC or NLL after each task, ``[T]``: where clients have matrices of their own, the run's mean over them."""
+    means = seen_mean(reading.matrices[measure])
+    if measure != reading.run.measure or not reading.run.means:
+        return means
+    known = np.array(reading.run.means)
+    return np.where(np.isnan(known), means, known)
 
 
 def setting_of(reading: Reading, key: str) -> Any:

@@ -24,7 +24,7 @@ def matrix_table(matrix: Tensor, measure: Measure = ACCURACY, means: Sequence[fl
         matrix: ``[T, T]`` in percent.
         measure: what the values are.
         means: ACC after each task, NaN where unknown, if it is not that of the matrix
-            (:meth:`cfl.task_matrix.TaskMatrix.means`).
+            (:meth:`cfl.federation.Federation.means`).
 
     Raises:
         ValueError: ``matrix`` is not ``[T, T]``.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cfl.compare.groups import Comparison, Row, figure_of, seen_mean
+from cfl.compare.groups import Comparison, Row, figure_of
 from cfl.compare.matrix_file import RunFolderError
 from cfl.compare.measures import CURVES, FIGURES, MEASURES, Measure
 from cfl.compare.partition_file import read_partition
@@ -166,7 +166,7 @@ def _measured(row: Row, measure: Measure, side: int, points: int) -> dict[str, A
     stacked = np.stack(matrices)  # [seeds, T, T]
     tasks = stacked.shape[-1]
     at, places = _evenly(tasks, points), _evenly(tasks, side)
-    seen, seen_std = _mean_and_std(seen_mean(stacked)[:, at])
+    seen, seen_std = _mean_and_std(np.stack(row.seen(measure.key))[:, at])
     first, first_std = _mean_and_std(stacked[:, at, 0])
     mean = stacked.mean(0)
     return {

@@ -45,7 +45,7 @@ def _draw(folder: Path, comparison: Comparison, measure: Measure, end: str) -> l
     means = {row.label: np.mean(found, axis=0) for row in rows if (found := row.matrices(measure.name))}
     if means:
         matrices = {label: torch.from_numpy(mean) for label, mean in means.items()}
-        known = {row.label: after for row in rows if row.label in means and (after := row.means(measure.name))}
+        known = {row.label: np.mean(row.seen(measure.name), axis=0).tolist() for row in rows if row.label in means}
         pictures["curve"] = accuracy_curve(matrices, measure, known)
         pictures["heatmaps"] = accuracy_heatmaps(matrices, measure=measure)
     curves = {row.label: mean_curve(row, measure) for row in rows}

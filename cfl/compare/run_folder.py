@@ -84,8 +84,8 @@ class Run:
         used_space: share of the input space that a subspace method uses up, in percent; None for other methods.
         matrix: ``[T, T]`` float64 accuracy matrix in percent, NaN where not evaluated.
         initial: ``[T]`` accuracies before training in percent, or None where the file has none.
-        means: ACC after each task, or NLL, NaN where unknown; not that of ``matrix`` where clients with models of their
-            own hold some of the tasks. Empty where ``rounds.csv`` does not say.
+        means: ACC after each task, or NLL, NaN where ``rounds.csv`` does not say; not that of ``matrix`` where clients
+            with matrices of their own hold some of the tasks. Empty where there is one matrix for all.
         curve: ACC in percent after each round, or NLL in nats by ``measure``, None after those without an evaluation;
             empty where the run was evaluated at task ends only.
         rounds_to_accuracy: the run's targets: percent -> rounds until ACC first reached it, None if never.
@@ -241,7 +241,7 @@ def read_run(folder: Path) -> Run:
         raise RunFolderError(f"{path}: stopped_early = {json.dumps(stopped)} cannot be; valid: true or false")
     progress = read_rounds(folder / "rounds.csv")
     curve = progress.get(CURVES[measure], [])
-    means = _after_tasks(curve, progress.get("task", []), values["tasks"])
+    means = _after_tasks(curve, progress.get("task", []), values["tasks"]) if "clients_evaluated" in summary else []
     progress = {name: column for name, column in progress.items() if name not in (*CURVES.values(), "task")}
     # With at most an evaluation per task there is nothing that the accuracy matrix does not say.
     if not targets and sum(value is not None for value in curve) <= values["tasks"]:
@@ -253,9 +253,9 @@ def read_run(folder: Path) -> Run:
 
 
 def _after_tasks(curve: Sequence[float | None], of: Sequence[float | None], tasks: int) -> list[float]:
-    """A curve after the last evaluated round of each task; empty where no round says to which it belongs."""
+    """A curve after the last evaluated round of each task; NaN where no round says so."""
     ends = {int(task): value for value, task in zip(curve, of, strict=False) if None not in (value, task)}  # type: ignore[arg-type]
-    return [math.nan if (value := ends.get(task)) is None else value for task in range(tasks)] if ends else []
+    return [math.nan if (value := ends.get(task)) is None else value for task in range(tasks)]
 
 
 def _check_percentages(path: Path, acc: float | None, matrix_path: Path, matrix: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -141,6 +142,7 @@ class FederatedDataModule(Holdings, LightningDataModule):
         # A process without a share of one task's test set may have one of another's.
         self.allow_zero_length_dataloader_with_multiple_devices = True
         self._unread: Exception | None = None
+        self._idle_named = False
 
     # Known without reading a file, so that a network can be sized and a schedule checked before loading.
 
@@ -253,6 +255,18 @@ class FederatedDataModule(Holdings, LightningDataModule):
             require_binary(self.tasks)
         if self.exposure == "asynchronous":
             _ = self._portions
+        self._name_idle_clients()
+
+    def _name_idle_clients(self) -> None:
+        """Warn of clients that take part in no task: they withhold samples at most, which may be meant."""
+        idle = np.setdiff1d(np.arange(self.num_clients), np.concatenate(self.members)).tolist()
+        if not idle or self._idle_named or processes.rank():
+            return
+        self._idle_named = True
+        some = ", ".join(map(str, idle[:5])) + (f" and {len(idle) - 5} more" if len(idle) > 5 else "")
+        who = f"client {some} takes" if len(idle) == 1 else f"clients {some} take"
+        key = f"data.participation = {self.participation.name}"
+        warnings.warn(f"{who} part in none of the {self.num_tasks} tasks ({key})", stacklevel=2)
 
     # Lightning's loaders.
 

@@ -53,8 +53,8 @@ class RandomShare(Participation):
     Source: task heterogeneity in FOT (Bakman et al., ICLR 2024), Table 10, share 0.6.
 
     Args:
-        share: of the clients, above 0, at most 1; their number is rounded as all shares of clients are: to the nearest
-            integer, halves to the even one; at least 1.
+        share: of the clients, above 0, at most 1; their number is rounded as ``schedule.clients_per_round`` is: to the
+            nearest integer, halves to the even one, at least 1.
 
     Raises:
         ConfigError: ``data.participation.share`` outside (0, 1].
@@ -101,20 +101,13 @@ class Joining(Participation):
         """See :meth:`Participation.members`.
 
         Raises:
-            ConfigError: also when ``data.participation.initial`` exceeds the number of clients, or some of them would
-                not have joined in the last task either: nothing would ever become of them.
+            ConfigError: also when ``data.participation.initial`` exceeds the number of clients.
         """
         _require_clients(num_clients)
         if self.initial > num_clients:
             raise ConfigError(
                 "data.participation.initial", self.initial, f"between 1 and data.num_clients = {num_clients}"
             )
-        joined = self.initial + (num_tasks - 1) * self.per_task
-        if joined < num_clients:
-            valid = (
-                f"at most {joined}, who have joined by the last of {num_tasks} tasks: the others would never take part"
-            )
-            raise ConfigError("data.num_clients", num_clients, valid)
         everyone = np.arange(num_clients)
         return [everyone[: self.initial + t * self.per_task] for t in range(num_tasks)]
 

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 
 from cfl.client import Client
 from cfl.errors import ConfigError
-from cfl.federation import MODEL_TOPIC, Federation
+from cfl.federation import Federation
 from cfl.methods import Method
 from cfl.models.density import LogLikelihood, densities_differ, is_density
 from cfl.models.frozen_vit import FrozenViT
@@ -177,12 +177,6 @@ def _check_client(federation: Federation, client: int | None) -> None:
         raise ConfigError("--client", client, "unset: the clients of this run have nothing but the global model")
     if not 0 <= client < clients:
         raise ConfigError("--client", client, f"0..{clients - 1}")
-    trained = federation.clients.holders(MODEL_TOPIC)
-    if federation.personal and client not in trained:
-        some = ", ".join(map(str, trained[:5])) + (", ..." if len(trained) > 5 else "")
-        raise ConfigError(
-            "--client", client, f"one that has trained in this run, such as {some}" if some else "no client yet"
-        )
 
 
 def _check_task(federation: Federation, choice: Choice, by_task: str | None) -> None:

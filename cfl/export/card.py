@@ -12,7 +12,7 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.errors import ConfigError
 from cfl.experiment import method_name
 from cfl.export.answer import Answer, Choice
-from cfl.federation import Federation
+from cfl.federation import MODEL_TOPIC, Federation
 from cfl.models.density import densities_differ
 from cfl.whole_file import write_whole
 
@@ -110,9 +110,15 @@ def _heading(choice: Choice, federation: Federation, summary: Mapping[str, Any])
     rounds = f"after {federation.round} of {federation.schedule.num_rounds} rounds"
     done = "" if federation.finished else "; the run is not over"
     text = f"{whose}, network {network}, {rounds}{done}. Seed {data.seed}, {data.num_clients} clients."
+    if federation.personal and choice.client is not None and not _has_trained(federation, choice.client):
+        text += " It has not trained so far: what clients keep to themselves is here as the run began with it."
     if choice.client is not None and not federation.has_personal_models:
         text += " Weights are the global model's, statistics of normalisation layers the client's own."
     return f"{title}\n\n{text}"
+
+
+def _has_trained(federation: Federation, client: int) -> bool:
+    return federation.clients.get(MODEL_TOPIC, client) is not None
 
 
 def _input(data: FederatedDataModule) -> str:

@@ -564,6 +564,29 @@ def test_a_client_that_is_left_out_keeps_its_variate(name: str, variant: Any) ->
         run(methods(), data_of(**of_data), norm_net)
 
 
+@both
+def test_a_variate_that_is_not_finite_is_left_out_alone(variant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client's model is sound, and counts."""
+    data = data_of(partition=IID(), schedule={"clients_per_round": 4})
+    client = data.rounds.round(4).clients[0]
+
+    def broken(of: Any) -> Any:
+        def found(self: SCAFFOLD, cohort: Cohort, positions: Sequence[int]) -> dict[str, torch.Tensor]:
+            gradients: dict[str, torch.Tensor] = of(self, cohort, positions)
+            for row, position in enumerate(positions):
+                if cohort.round == 4 and cohort.clients[position] == client:
+                    gradients["head.bias"][row] = torch.nan
+            return gradients
+
+        return found
+
+    for name in ("_gradients", "_mean_gradients"):
+        monkeypatch.setattr(SCAFFOLD, name, broken(getattr(SCAFFOLD, name)))
+    federation = run({"scaffold": SCAFFOLD(variant)}, data, norm_net, federated={"on_bad_update": "skip"})
+    assert federation.channel.skipped == []
+    assert federation.channel.skipped_messages == [(4, "scaffold", client)]
+
+
 def dropping(rate: float) -> NetworkFactory:
     return partial(StridedNet, dropout=rate)
 
