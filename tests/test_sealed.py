@@ -656,7 +656,8 @@ SCRAMBLED += [
 def test_scrambled_task_ids_and_places_change_nothing(name: str, exposure: str) -> None:
     make = FREE.get(name, lambda: {"cheat": CHEATS[name]()})
     runs = [_free_run(name, make(), scramble, exposure=exposure) for scramble in (False, True)]
-    same = [torch.equal(weights(runs[1])[key], value) for key, value in weights(runs[0]).items()]
+    # Not to the bit: BLAS may round by where in memory a tensor happens to lie, and GLFC's inversion adds to that.
+    same = [bool((weights(runs[1])[key] - value).abs().max() < 1e-6) for key, value in weights(runs[0]).items()]
     assert any(same) != (name in CHEATS)
     assert all(same) or name in CHEATS
     assert all(same) == torch.equal(runs[0].accuracy.compute(), runs[1].accuracy.compute())
