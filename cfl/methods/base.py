@@ -1,7 +1,7 @@
 """What a method may do, and when.
 
 A method is a set of plain parameters and a few of these hooks; ``{}`` (no method) is federated averaging. Methods
-compose: each hook runs for every method in the order of the ``methods`` mapping.
+compose: each hook runs for every method in the order of the ``methods`` mapping, ``decode`` in the reverse one.
 
 One round, as a method sees it::
 
@@ -21,7 +21,9 @@ One round, as a method sees it::
     end_round             the global model has moved
     end_task              after end_round of a task's last round, likewise: extra communication over the same channel
     recall                every test batch, where models are personal: the model that a client answers with
-    classify              every test batch: other scores than the network's
+    classify              every test batch: other scores than the network's; the first method that has some counts
+
+Before all that, once: ``extend_network``, ``setup`` and ``check_optimizer``.
 """
 
 from __future__ import annotations
@@ -223,7 +225,7 @@ class Method:
         return True
 
     def observe(self, cohort: Cohort, batch: CohortBatch, logits: Tensor) -> None:
-        """A step has been computed; not for runs in which a method replaces the local loss.
+        """A step has been computed; refused beside a method that replaces the local loss.
 
         Args:
             cohort: its parameters may have moved already.
@@ -318,8 +320,8 @@ class Method:
     def changes_gradients(self) -> bool:
         """Whether local steps must leave gradients behind for :meth:`penalty` or :meth:`adjust_gradients`.
 
-        Asked when a cohort has opened. A method that has nothing to add at the moment says no, so that the engine may
-        take plain SGD's step at once.
+        Asked when a cohort has opened, and before the first one, when an engine is chosen. A method that has nothing to
+        add at the moment says no, so that the engine may take plain SGD's step at once.
         """
         return self.overrides("penalty", "adjust_gradients")
 
