@@ -31,7 +31,12 @@ def rounds_of_clients(rounds: Sequence[int], spread: float, num_clients: int, se
 
 
 def can_differ(rounds: Sequence[int], spread: float) -> bool:
-    """Whether there is a task on which clients may spend different numbers of rounds; arguments as above."""
+    """Whether there is a task on which clients may spend different numbers of rounds.
+
+    Args:
+        rounds: r_t, at least 1, of each task.
+        spread: as for :func:`rounds_of_clients`.
+    """
     return any(few < many for few, many in zip(*_bounds(rounds, spread), strict=True))
 
 

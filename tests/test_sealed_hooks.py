@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,7 +89,7 @@ class InModels(Sees):
 
 
 @pytest.mark.parametrize("free", [True, False])
-def test_models_are_put_into_the_coordinates_of_a_task_that_is_not_named(free: bool, tmp_path: Path) -> None:
+def test_models_are_put_into_the_coordinates_of_a_task_that_is_not_named(free: bool) -> None:
     method, data = InModels(free), tiny_data(permuted(2))
     client = tiny_client(data, methods={"sees": method})
     federation = fit(client, data)

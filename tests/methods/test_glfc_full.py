@@ -150,6 +150,7 @@ def test_memories_follow_from_entropies(width: int) -> None:
             of, index = data.places.split(data.handles.places(kept[name][kept[name] >= 0]))
             own = [] if task is None else sorted(data.indices[task][memory.client])
             assert sorted(index.tolist()) == own
+            assert bool((kept[name][kept[name] >= 0].diff() > 0).all()), "in the order of handles"
             assert set(of.tolist()) == ({task} if own else set())
         assert set(kept["learned"].nonzero().flatten().tolist()) == set(memory.exemplars)
         held = kept["place"] >= 0
@@ -264,6 +265,7 @@ def test_nobody_tells_it_where_tasks_end() -> None:
         took_part = [data.rounds.task_of(r) for r in range(data.num_rounds) if client in data.rounds.round(r).clients]
         for name, period in zip(("before", "last"), [None, *sorted(set(took_part))][-2:], strict=True):
             found = data.handles.places(kept[name][kept[name] >= 0])
+            assert bool((kept[name][kept[name] >= 0].diff() > 0).all()), "in the order of handles"
             assert sorted(found.tolist()) == ([] if period is None else data.trained_on(period)[client].tolist())
 
 
