@@ -52,21 +52,18 @@ class Row:
 
     def matrices(self, measure: str) -> list[np.ndarray]:
         """A matrix ``[T, T]`` for each seed that has one, the mean where it has several; none where T differs."""
-        found: dict[int, list[np.ndarray]] = {}
-        for reading in self.readings:
-            if measure in reading.matrices:
-                found.setdefault(reading.run.seed, []).append(reading.matrices[measure])
-        if len({matrix.shape for several in found.values() for matrix in several}) > 1:
-            return []
-        return [np.mean(several, axis=0) for _, several in sorted(found.items())]
+        return self._of_seeds(measure, lambda reading: reading.matrices[measure])
 
     def seen(self, measure: str) -> list[np.ndarray]:
-        """The mean over the tasks seen after each task, ``[T]``, of every seed that has one of :meth:`matrices`."""
+        """ACC or NLL after each task, ``[T]``, for the same seeds as :meth:`matrices`."""
+        return self._of_seeds(measure, lambda reading: seen_by(reading, measure))
+
+    def _of_seeds(self, measure: str, value: Callable[[Reading], np.ndarray]) -> list[np.ndarray]:
         found: dict[int, list[np.ndarray]] = {}
         for reading in self.readings:
             if measure in reading.matrices:
-                found.setdefault(reading.run.seed, []).append(seen_by(reading, measure))
-        if len({len(means) for several in found.values() for means in several}) > 1:
+                found.setdefault(reading.run.seed, []).append(value(reading))
+        if len({values.shape for several in found.values() for values in several}) > 1:
             return []
         return [np.mean(several, axis=0) for _, several in sorted(found.items())]
 
