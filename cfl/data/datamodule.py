@@ -143,6 +143,7 @@ class FederatedDataModule(Holdings, LightningDataModule):
         self.allow_zero_length_dataloader_with_multiple_devices = True
         self._unread: Exception | None = None
         self._idle_named = False
+        self._unreached_named = False
 
     # Known without reading a file, so that a network can be sized and a schedule checked before loading.
 
@@ -256,6 +257,7 @@ class FederatedDataModule(Holdings, LightningDataModule):
         if self.exposure == "asynchronous":
             _ = self._portions
         self._name_idle_clients()
+        self._name_unreached_tasks()
 
     def _name_idle_clients(self) -> None:
         """Warn of clients that take part in no task: they withhold samples at most, which may be meant."""
@@ -267,6 +269,17 @@ class FederatedDataModule(Holdings, LightningDataModule):
         who = f"client {some} takes" if len(idle) == 1 else f"clients {some} take"
         key = f"data.participation = {self.participation.name}"
         warnings.warn(f"{who} part in none of the {self.num_tasks} tasks ({key})", stacklevel=2)
+
+    def _name_unreached_tasks(self) -> None:
+        """Warn of tasks that no client gets to: the last accuracies would be of tasks that nobody has learned."""
+        if self.exposure != "asynchronous" or self._unreached_named or processes.rank():
+            return
+        self._unreached_named = True
+        tasks = self.unreached_tasks()
+        if tasks:
+            some = f"task {tasks[0]}" if len(tasks) == 1 else f"tasks {', '.join(map(str, tasks))}"
+            ends = f"{self.num_tasks} portions of data.portion = {self.portion} end before"
+            warnings.warn(f"nobody trains on {some} (from 0): {ends}", stacklevel=2)
 
     # Lightning's loaders.
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from cfl.data.sentence_encoders import SentenceEncoder, sentence_encoder
 from cfl.data.sources.root import data_root
-from cfl.data.yahoo_csv import FIELDS, FOLDER, features_file, questions
+from cfl.data.yahoo_csv import FIELDS, FOLDER, TOPICS, features_file, questions
 from cfl.errors import ConfigError
 
 PARTS = ("train", "test")
@@ -89,7 +89,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the command line without the program's name; None takes the process's own.
     """
-    description = "Yahoo! Answers: embed the questions of train.csv and test.csv with a sentence encoder."
+    description = (
+        f"Embed the questions of ROOT/{FOLDER}/train.csv and test.csv with a sentence encoder, for the data set "
+        f"YahooAnswers. A line of these files is a question: topic, 1 to {TOPICS}, {', '.join(FIELDS)}."
+    )
     parser = argparse.ArgumentParser(prog="python -m cfl.data.embed", description=description, allow_abbrev=False)
     parser.add_argument("--root", help="folder of all data sets (default: CFL_DATA_ROOT, else ./data)")
     encoders = "wordllama-256 (default), -128, -64, or a folder in the layout of sentence-transformers"

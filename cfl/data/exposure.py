@@ -131,3 +131,18 @@ def portions(held: Sequence[Mapping[int, np.ndarray]], seed: int, size: int | No
         for period, part in enumerate(cut):
             found[period][client] = np.sort(part)
     return found
+
+
+def unreached(held: Sequence[Mapping[int, np.ndarray]], trained: Sequence[Mapping[int, np.ndarray]]) -> list[int]:
+    """Tasks of whose samples no client trains on any, in ascending order.
+
+    Args:
+        held: per task, client -> places of its samples.
+        trained: per period, client -> places of what it trains on (:func:`portions`).
+    """
+    used = np.unique(np.concatenate([places for own in trained for places in own.values()]))
+    return [
+        task
+        for task, own in enumerate(held)
+        if not any(np.isin(places, used, assume_unique=True).any() for places in own.values())
+    ]

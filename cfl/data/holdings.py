@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from cfl.data.cohorts import check_every_client_trains, holders
-from cfl.data.exposure import EXPOSURES, Exposure, Handles, Places, exposed, portions
+from cfl.data.exposure import EXPOSURES, Exposure, Handles, Places, exposed, portions, unreached
 from cfl.data.participation import Participation
 from cfl.data.partitions import Partition, client_indices
 from cfl.data.partitions.client_shares import ClientShares, share_sizes
@@ -263,6 +263,10 @@ class Holdings:
             {client: self.client_places(task, client) for client in clients if client in self.indices[task]}
             for task in range(self.num_tasks)
         ]
+
+    def unreached_tasks(self) -> list[int]:
+        """Tasks of which nobody trains on a sample in an asynchronous run, as portions end before them."""
+        return unreached(self._places_held(range(self.num_clients)), self._portions) if self.portion else []
 
     @cached_property
     def _portions(self) -> list[dict[int, np.ndarray]]:

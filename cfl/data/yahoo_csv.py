@@ -6,7 +6,7 @@ import csv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cfl.data.sources.files import WHERE_ELSE
+from cfl.data.sources.root import ENVIRONMENT_VARIABLE
 from cfl.errors import DataFilesMissing
 
 FOLDER = "yahoo_answers_csv"
@@ -31,8 +31,9 @@ def questions(file: Path, fields: Sequence[str] = FIELDS) -> Iterator[tuple[str,
     """
     if not file.is_file():
         raise DataFilesMissing(
-            f"{file} is missing. Expected: the files of yahoo_answers_csv.tgz ({ADDRESS}) in the folder {FOLDER} of "
-            f"the data root. {WHERE_ELSE}"
+            f"{file} is missing. Expected: train.csv and test.csv of yahoo_answers_csv.tgz ({ADDRESS}), or your own, a "
+            f"line per question: its topic, 1 to {TOPICS}, {', '.join(FIELDS)}. Put them there, or name a folder that "
+            f"has {FOLDER}/train.csv and test.csv with --root or the environment variable {ENVIRONMENT_VARIABLE}."
         )
     places = [1 + FIELDS.index(field) for field in fields]
     csv.field_size_limit(2**24)  # some answers are longer than the default, 2^17 characters

@@ -105,8 +105,8 @@ class Order:
         best: which end leads, of all figures or by figure (the highest of those that are not named).
         bounds: values that no method of the comparison is meant to reach, such as training on all data at once; they
             have a part neither in the order nor in who leads.
-        against: name of another table of the paper whose published numbers are compared with, for a table that has
-            none of its own, and the axis values there.
+        against: name of another table of the paper with the same axes whose published numbers are compared with, for a
+            table that has none of its own, and those axis values that differ there.
     """
 
     axis: str
@@ -181,6 +181,8 @@ class Table:
     over: Over = "tasks"
     seeds: int = 1
     no_targets: Sequence[NoTarget] = ()
+    dotted: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def full_name(self) -> str:
@@ -235,6 +237,10 @@ class Table:
             )
         yield from found
 
+    def label(self, axis: str, value: str) -> str:
+        """How the table shows an axis value: in its own words where it has some, else in the paper's."""
+        return self.labels.get(axis, {}).get(value) or self.paper.label(axis, value)
+
     def place(self, point: Point) -> dict[str, str]:
         """The axis values that name a point's cells."""
         return {axis: point[axis] for axis in self.axes}
@@ -267,10 +273,9 @@ class Table:
 
     def order_number(self, point: Point, figure: str) -> float | None:
         """By which published number a point stands in the order, its own or that of ``order.against``; None without."""
-        if self.order is None or self.order.against is None:
-            place = self.place(point)
-        else:
-            place = {**self.order.against[1], self.order.axis: point[self.order.axis]}
+        place = self.place(point)
+        if self.order is not None and self.order.against is not None:
+            place |= self.order.against[1]
         return self._order_numbers.get((frozenset(place.items()), figure))
 
     @cached_property
@@ -408,6 +413,8 @@ def read_table(paper: Paper, path: Path) -> Table:
         "notes",
         "seeds",
         "no_targets",
+        "dotted",
+        "labels",
     )
     refuse_unknown(entry, keys, where)
     axes = {axis: texts(values) for axis, values in entry["axes"].items()}
@@ -423,6 +430,19 @@ def read_table(paper: Paper, path: Path) -> Table:
     order = Order.read(entry["order"], axes, figures, where) if entry.get("order") else None
     if entry.get("lines") is not None and entry["lines"] not in axes:
         raise ConfigError(f"{where}, lines", entry["lines"], f"one of the axes {', '.join(axes)}")
+    dotted = {axis: str(value) for axis, value in entry.get("dotted", {}).items()}
+    if dotted and not (entry.get("lines") and len(dotted) == 1):
+        raise ConfigError(f"{where}, dotted", dotted, "one axis and its value, where there are lines")
+    for axis, value in dotted.items():
+        if axis == entry["lines"] or value not in axes.get(axis, ()):
+            raise ConfigError(
+                f"{where}, dotted", f"{axis}: {value}", "an axis other than that of the lines, and its value"
+            )
+    labels = {axis: {str(k): v for k, v in names.items()} for axis, names in entry.get("labels", {}).items()}
+    for axis, names in labels.items():
+        for value in names:
+            if value not in axes.get(axis, ()):
+                raise ConfigError(f"{where}, labels", f"{axis}: {value}", "an axis of the table, and its value")
     over = entry.get("over", "tasks")
     if over not in get_args(Over):
         raise ConfigError(f"{where}, over", over, f"one of {', '.join(get_args(Over))}")
@@ -444,6 +464,8 @@ def read_table(paper: Paper, path: Path) -> Table:
         over=over,
         seeds=_count(entry.get("seeds", paper.seeds), f"{where}, seeds"),
         no_targets=[NoTarget.read(part, figures, where) for part in entry.get("no_targets", [])],
+        dotted=dotted,
+        labels=labels,
     )
 
 

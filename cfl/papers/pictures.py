@@ -45,8 +45,9 @@ def spreads(cell: Cell) -> list[tuple[int | str | None, Spread | None]]:
 def table_picture(table: Table, cells: Sequence[Cell], path: Path) -> Path | None:
     """Draw a table's cells; None, and no file, where nothing of it has been run.
 
-    Curves: a panel per figure and place, a line per value of the table's ``lines`` axis, deviation as a band. Numbers:
-    a panel likewise, with the paper's number hollow and ours filled. Grids: a panel per cell, on one colour scale.
+    Curves: a panel per figure and place, a line per value of the table's ``lines`` axis, deviation as a band; where the
+    table has ``dotted``, lines of its axis' values share a panel, and those of the value named are dotted. Numbers: a
+    panel likewise, with the paper's number hollow and ours filled. Grids: a panel per cell, on one colour scale.
 
     Args:
         table: the table.
@@ -61,7 +62,7 @@ def table_picture(table: Table, cells: Sequence[Cell], path: Path) -> Path | Non
     across = table.lines or (table.order.axis if table.order else list(table.axes)[-1])
     panels: dict[tuple[str, ...], list[Cell]] = {}
     for cell in cells:
-        place = [table.paper.label(axis, cell.point[axis]) for axis in table.axes if axis != across]
+        place = [table.label(axis, cell.point[axis]) for axis in table.axes if axis not in (across, *table.dotted)]
         panels.setdefault((*place, cell.figure), []).append(cell)
     panels = {name: group for name, group in panels.items() if any(cell.seeds for cell in group)}
     columns = min(_COLUMNS, len(panels))
@@ -69,7 +70,8 @@ def table_picture(table: Table, cells: Sequence[Cell], path: Path) -> Path | Non
     figure = Figure(figsize=(3.4 * columns + 1.2, 2.9 * rows + 0.6), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes, (name, group) in zip(grid.flat, panels.items(), strict=False):
-        axes.set_title(", ".join(name), fontsize=9, parse_math=False)
+        axes.set_title(", ".join(name[:-1]), fontsize=9, parse_math=False)
+        (axes.set_ylabel if table.lines else axes.set_xlabel)(name[-1], fontsize=8, parse_math=False)
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8)
         if table.lines:
@@ -96,7 +98,7 @@ def _heatmaps(table: Table, cells: Sequence[Cell], path: Path) -> Path:
     most = max(attention_bound(grid.values) for _, grid in drawn)
     for axes, (cell, grid) in zip(axes_grid.flat, drawn, strict=False):
         draw_attention(axes, grid.values, grid.rows, grid.columns, most)
-        place = [table.paper.label(axis, cell.point[axis]) for axis in table.axes]
+        place = [table.label(axis, cell.point[axis]) for axis in table.axes]
         axes.set_title(", ".join([*place, cell.figure]), fontsize=9, parse_math=False)
     for axes in axes_grid.flat[len(drawn) :]:
         axes.set_axis_off()
@@ -109,8 +111,12 @@ def _style(k: int) -> dict[str, Any]:
 
 
 def _line_handles(table: Table, across: str) -> list[Line2D]:
-    names = [table.paper.label(across, value) for value in table.axes[across]]
-    return [Line2D([], [], label=name, **_style(k)) for k, name in enumerate(names)]
+    names = [table.label(across, value) for value in table.axes[across]]
+    handles = [Line2D([], [], label=name, **_style(k)) for k, name in enumerate(names)]
+    for axis, value in table.dotted.items():
+        looks = [(table.label(axis, other), ":" if other == value else "-") for other in table.axes[axis]]
+        handles += [Line2D([], [], label=name, color="#555555", linestyle=look) for name, look in looks]
+    return handles
 
 
 def _number_handles(scale: str) -> list[Line2D]:
@@ -129,13 +135,15 @@ def _curves(axes: Axes, table: Table, group: Sequence[Cell]) -> None:
             continue
         style = _style(list(table.axes[table.lines]).index(cell.point[table.lines]))
         xs, means = [x for x, _ in points], [spread.mean for _, spread in points]
+        dotted = any(cell.point[axis] == value for axis, value in table.dotted.items())
         # A marker per round would hide the line.
-        axes.plot(xs, means, linewidth=1.6, markersize=4, markevery=max(1, len(xs) // _MARKS), **style)
+        every = max(1, len(xs) // _MARKS)
+        axes.plot(xs, means, linewidth=1.6, linestyle=":" if dotted else "-", markersize=4, markevery=every, **style)
         low = [spread.mean - (spread.std or 0.0) for _, spread in points]
         high = [spread.mean + (spread.std or 0.0) for _, spread in points]
         axes.fill_between(xs, low, high, color=style["color"], alpha=0.15, linewidth=0)
     axes.set_xlabel(_AXIS[table.over], fontsize=8)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1))
     axes.grid(axis="y", color="#dddddd", linewidth=0.8)
 
 
@@ -149,7 +157,7 @@ def _numbers(axes: Axes, table: Table, group: Sequence[Cell], across: str) -> No
         for spread, shift, look in looks:
             if spread is not None:
                 axes.errorbar(spread.mean, y + shift, xerr=spread.std, fmt="o", markersize=5, capsize=2, **look)
-    axes.set_yticks(range(len(group)), [table.paper.label(across, cell.point[across]) for cell in group])
+    axes.set_yticks(range(len(group)), [table.label(across, cell.point[across]) for cell in group])
     for label in axes.get_yticklabels():
         label.set_parse_math(False)
     axes.set_ylim(len(group) - 0.5, -0.5)

@@ -134,7 +134,7 @@ def cell_table(table: Table, cells: Sequence[Cell], notes: list[str]) -> list[st
             if note not in notes:
                 notes.append(note)
         marks = "".join(f" [{notes.index(note) + 1}]" for note in cell.notes)
-        names = [table.paper.label(axis, cell.point[axis]) for axis in axes]
+        names = [table.label(axis, cell.point[axis]) for axis in axes]
         decimals = cell.definition.decimals
         published = Spread(cell.published.mean, cell.published.std, 1) if cell.published else None
         difference = cell.difference
@@ -165,7 +165,7 @@ def order_table(table: Table, comparisons: Sequence[OrderComparison]) -> list[st
     where there is none to compare."""
     if table.order is None or not comparisons:
         return []
-    order, label = table.order, table.paper.label
+    order, label = table.order, table.label
     leader, reference = (label(order.axis, value) for value in (order.leader, order.reference))
     places = list(comparisons[0].place)
     several = len(order.figures) > 1

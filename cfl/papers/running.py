@@ -237,7 +237,7 @@ class Runner:
         if status == 2 and (absent := find_missing(job.experiment)):
             self._absent |= set(absent)
             self.missing.add(absent)
-            return Outcome(job, "cannot run here", f"needs {', '.join(absent)}")
+            return Outcome(job, "cannot run here", f"needs {', '.join(absent)}, see {job.folder / LOG}")
         said = f"exit status {status}, see {job.folder / LOG}\n{last_lines(job.folder / LOG)}"
         return Outcome(job, "failed", said, has_diverged(job.folder))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -251,6 +252,20 @@ def test_others_are_never_told_of_one() -> None:
 def test_classes_seen_would_tell_where_tasks_end() -> None:
     with pytest.raises(ConfigError, match=r"data\.class_loss = 'seen' .* all with data.exposure: asynchronous"):
         asynchronous(scenario="class", class_loss="seen")
+
+
+def test_tasks_that_nobody_gets_to_are_named() -> None:
+    """Three samples of each client, all of its first task, of which it has at least three."""
+    data = asynchronous(1)
+    with pytest.warns(UserWarning, match=r"on tasks 1, 2 \(from 0\): 3 portions of data\.portion = 1 end before"):
+        data.setup("fit")
+    trained = {place for period in range(3) for own in data.trained_on(period).values() for place in own.tolist()}
+    assert len(trained) == 12
+    assert all(trained.isdisjoint(places) for c in range(4) for places in places_of(data, c)[1:])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        asynchronous().setup("fit")
+        tiny_data().setup("fit")
 
 
 def test_portions_of_whoever_has_too_few_samples() -> None:

@@ -154,10 +154,17 @@ def test_curves_run_over_tasks_unless_said_otherwise(tmp_path: Path) -> None:
     ("entries", "message"),
     [
         ({"over": "epochs"}, "over = 'epochs' cannot work; valid: one of tasks, rounds"),
+        (
+            {"dotted": {"method": "fot"}},
+            "dotted = 'method: fot' cannot work; valid: an axis other than that of the lines",
+        ),
+        ({"dotted": {"seed": "0"}}, "dotted = 'seed: 0' cannot work"),
+        ({"dotted": {"method": "fot"}, "lines": None}, "dotted = .* cannot work; valid: .* where there are lines"),
+        ({"labels": {"method": {"fott": "FOT"}}}, "labels = 'method: fott' cannot work; valid: an axis of the table"),
         ({"over": "rounds", "lines": None}, "over = 'rounds' cannot work; valid: unset where there are no lines"),
     ],
 )
-def test_what_curves_cannot_run_over(entries: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_what_curves_cannot_be(entries: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         table(tmp_path, **entries)
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 from fabricated import resolver, tables_of, write_run
+from matplotlib.figure import Figure
 
 from cfl.compare.matrix_file import write_matrix_csv
 from cfl.data.participation import Joining
@@ -19,9 +20,11 @@ from cfl.data.partitions import Dirichlet
 from cfl.experiment import flatten
 from cfl.methods.fed_agem import FedAGEM
 from cfl.models import MLP, ResNet18, SmallCNN
-from cfl.papers.cells import Experiments, each_recipe
+from cfl.papers.cells import Cell, Experiments, each_recipe
 from cfl.papers.definition import Table
 from cfl.papers.missing_data import MissingData
+from cfl.papers.orders import compare_orders
+from cfl.papers.pictures import table_picture
 from cfl.papers.recipes import CONFIGS, matches, setting
 from cfl.papers.resolving import seedless_hash
 from cfl.papers.results import Results, read_results
@@ -29,6 +32,7 @@ from cfl.papers.rough import rough
 from cfl.papers.sweeps import SweepState, read_sweep
 
 MNIST, CIFAR = ("rmnist", "pmnist"), ("cifar10", "cifar100")
+UNLIKE = ("path", "shape", "num_classes", "channels", "scale")  # options of Arrays that CIFAR10 has not
 IMPLEMENTED = ("fl", "agem", "gpm", "der", "fedcurv", "fedprox", "fot")
 
 
@@ -710,3 +714,78 @@ def test_figures_show_the_readings_of_a_run(tmp_path: Path) -> None:
         ("figure4", "FGT, Task-IL"): [None, 0.0, 10.0],  # what is best last is not forgotten
         ("figure5", "current task"): [80.0, 90.0, 70.0],
     }
+
+
+def test_figure_4_has_what_it_compares_in_one_panel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the paper, solid with Fed-A-GEM and dotted without."""
+    drawn: list[Figure] = []
+    monkeypatch.setattr("cfl.papers.pictures.save", lambda figure, path: drawn.append(figure) or path)
+    curves = {"without": [[80.0, 1.0], [50.0, 90.0]], "fedagem": [[81.0, 1.0], [75.0, 85.0]]}
+    for projection, matrix in curves.items():
+        arguments = fedagem()["table1"].recipe(place(method="der", projection=projection)).arguments
+        write_run(tmp_path / projection, arguments, matrix=matrix)
+    known = Experiments(resolver(), read_results(tmp_path), MissingData(tmp_path / "missing.json"))
+    table = fedagem()["figure4"]
+    assert table_picture(table, known.cells(table, "paper"), tmp_path / "p.png")
+    (figure,) = drawn
+    panels = [axes for axes in figure.axes if axes.lines]
+    assert [(axes.get_title(), axes.get_ylabel()) for axes in panels] == [("R-MNIST", "ACC"), ("R-MNIST", "FGT")]
+    lines = {line.get_linestyle(): list(line.get_ydata()) for line in panels[0].lines}  # type: ignore[arg-type]
+    assert lines == {":": [80.0, 70.0], "-": [81.0, 80.0]}
+    assert len({line.get_color() for line in panels[0].lines}) == 1
+    (legend,) = figure.legends
+    looks = {text.get_text(): line.get_linestyle() for text, line in zip(legend.texts, legend.get_lines(), strict=True)}
+    assert looks.items() >= {"FL+DER": "-", "without": ":", "with Fed-A-GEM": "-"}.items()
+    figure5 = fedagem()["figure5"]
+    assert [figure5.label("with", value) for value in figure5.axes["with"]] == ["FL", "FL+Fed-A-GEM"]
+
+
+def test_a_part_of_cifar_10_is_tried_as_the_whole() -> None:
+    """Every cell of table1-present is Table 1's, but for the images and what a reduced scale says."""
+    here, there = fedagem()["table1-present"], fedagem()["table1"]
+    assert not here.published
+    cells = [point for point in here.points("paper") if here.figures_at(point)]
+    assert {(p["benchmark"], p["method"]) for p in cells} == {
+        *(("cifar10", method) for method in here.axes["method"]),
+        ("cifar100", "cfed"),
+    }
+    assert set(there.axes["method"]) - set(here.axes["method"]) == {"l2p"}
+    part = {"path": "cifar10_subset.npz", "shape": [3, 32, 32], "num_classes": 10}
+    for point in cells:
+        found = flatten(resolver().config(here.recipe(point).arguments))
+        published = {axis: value for axis, value in point.items() if axis != "images"}
+        whole = flatten(resolver().config(there.recipe(published).arguments))
+        changed = {key for key in {*found, *whole} if found.get(key) != whole.get(key)}
+        if point["benchmark"] == "cifar10":
+            source = "data.stream.init_args.source"
+            assert found["run.benchmark"] == "fedagem-cifar10-present"
+            assert changed == {
+                "run.benchmark",
+                f"{source}.class_path",
+                *(f"{source}.init_args.{key}" for key in UNLIKE),
+            }
+        else:
+            source = "methods.cfed.init_args.surrogate"
+            assert {key for key in changed if not key.startswith(source)} == set()
+        assert {key: found[f"{source}.init_args.{key}"] for key in part} == part
+    short = resolver().config(here.recipe({**cells[0], "scale": "short"}).arguments)["schedule"]
+    assert (short["rounds_per_task"], short["local_epochs"]) == (10, 2)
+
+
+def test_a_part_of_cifar_10_is_held_against_table_1_by_order() -> None:
+    """Every method with Fed-A-GEM against itself without, beside the published numbers of that benchmark and method."""
+    table = fedagem()["table1-present"]
+    made = [
+        Cell(table, point, figure, None, {0: 60.0 if point["with"] == "fedagem" else 50.0})
+        for point in table.points("short", {"method": ["der", "fot"]})
+        for figure in table.figures_at(point)
+    ]
+    found = {(part.place["benchmark"], part.place["method"], part.figure): part for part in compare_orders(table, made)}
+    assert set(found) == {
+        ("cifar10", "der", "Class-IL"),
+        ("cifar10", "der", "Task-IL"),
+        ("cifar10", "fot", "Task-IL, own outputs"),
+    }
+    assert found["cifar10", "der", "Task-IL"].paper == {"without": 69.34, "fedagem": 77.99}
+    assert found["cifar10", "fot", "Task-IL, own outputs"].paper == {"without": 73.73, "fedagem": 76.94}
+    assert found["cifar10", "der", "Class-IL"].gap == (10.0, pytest.approx(12.5))

@@ -313,7 +313,7 @@ def test_data_sets_of_one_class_are_told_apart(tmp_path: Path, monkeypatch: pyte
         job(tmp_path / "c", FINISH, needing("here.npz")),
     ]
     assert [(o.state, o.reason) for o in used.run(jobs)] == [
-        ("cannot run here", "needs gone.npz"),
+        ("cannot run here", f"needs gone.npz, see {tmp_path / 'a' / 'log.txt'}"),
         ("cannot run here", "needs gone.npz"),
         ("finished", ""),
     ]
@@ -326,7 +326,10 @@ def test_missing_weights_are_found_out_too(tmp_path: Path) -> None:
     needs = {"data": {}, "model": {"network": network}}
     used, _ = runner(tmp_path)
     (outcome,) = used.run([job(tmp_path / "a", "sys.exit(2)", needs)])
-    assert (outcome.state, outcome.reason) == ("cannot run here", "needs resnet18.pth")
+    assert (outcome.state, outcome.reason) == (
+        "cannot run here",
+        f"needs resnet18.pth, see {tmp_path / 'a' / 'log.txt'}",
+    )
     assert MissingData(tmp_path / "missing.json").reason({"resnet18.pth"}) == "needs resnet18.pth"
     file.touch()
     used, _ = runner(tmp_path)
