@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -114,8 +114,9 @@ def _line_handles(table: Table, across: str) -> list[Line2D]:
     names = [table.label(across, value) for value in table.axes[across]]
     handles = [Line2D([], [], label=name, **_style(k)) for k, name in enumerate(names)]
     for axis, value in table.dotted.items():
-        looks = [(table.label(axis, other), ":" if other == value else "-") for other in table.axes[axis]]
-        handles += [Line2D([], [], label=name, color="#555555", linestyle=look) for name, look in looks]
+        for other in table.axes[axis]:
+            look: Literal[":", "-"] = ":" if other == value else "-"
+            handles.append(Line2D([], [], label=table.label(axis, other), color="#555555", linestyle=look))
     return handles
 
 
