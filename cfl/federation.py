@@ -380,6 +380,7 @@ class Federation:
             "accuracy_task_il": None if self.accuracy_task_il is None else self.accuracy_task_il.state_dict(),
             "nll_task_aware": None if self.nll_task_aware is None else self.nll_task_aware.state_dict(),
             "initial": {name: tensor.clone() for name, tensor in self._initial.items()},
+            "fixed_weights": self.network.fixed_digest,
         }
 
     @torch.no_grad()
@@ -387,11 +388,16 @@ class Federation:
         """Restore :meth:`state_dict`.
 
         Raises:
-            ConfigError: it was written in another format, by an earlier or later state of the code.
+            ConfigError: it was written in another format, by an earlier or later state of the code, or with other
+                fixed weights.
         """
         if state.get("format") != FORMAT:
             valid = f"{FORMAT}: other states of the code wrote it, and the run is to be finished or tested with these"
             raise ConfigError("ckpt_path", f"a checkpoint of format {state.get('format', 1)}", valid)
+        fixed = self.network.fixed_digest
+        if state.get("fixed_weights", fixed) != fixed:
+            value = "a checkpoint of a run with other fixed weights: the file model.network.weights has changed since"
+            raise ConfigError("ckpt_path", value, "that run's file of weights, or a new run with this one")
         self.round, self.seconds = state["round"], state["seconds"]
         self.curve, self.stopped = list(state["curve"]), state["stopped"]
         self.server.load_state_dict(state["server"])

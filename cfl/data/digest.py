@@ -5,13 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from cfl.data.types import ImageSet, Task
 from cfl.errors import ConfigError
-
-DIGITS = 16
+from cfl.tensor_digest import DIGITS, tensor_bytes
 
 
 def data_digests(tasks: Sequence[Task]) -> dict[str, str]:
@@ -38,9 +36,7 @@ def _digest(sets: Sequence[ImageSet], known: dict[int, bytes]) -> str:
 
 def _of_tensor(tensor: Tensor, known: dict[int, bytes]) -> bytes:
     if id(tensor) not in known:  # tasks hold their tensors as long as this takes, so ids stay theirs
-        digest = hashlib.sha256(repr((tensor.dtype, tuple(tensor.shape))).encode())
-        digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().data)
-        known[id(tensor)] = digest.digest()
+        known[id(tensor)] = tensor_bytes(tensor)
     return known[id(tensor)]
 
 

@@ -28,6 +28,7 @@ from cfl.methods.base import Method
 from cfl.randomness import numpy_generator
 from cfl.schedule import RoundPlan
 from cfl.surrogate import normalised_as, passes, read_surrogate, shards
+from cfl.tensor_digest import tensors_digest
 
 Gather = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -113,6 +114,7 @@ class CFeD(Method):
         self._taken: dict[int, int] = {}
         self._models: dict[int, dict[str, Tensor]] = {}
         self._compared = torch.zeros(0, dtype=torch.bool)
+        self._surrogate_digest = ""
         self._transforms: dict[int, PixelTransform] = {}
 
     def setup(self, federation: Federation) -> None:
@@ -136,7 +138,7 @@ class CFeD(Method):
         if len(images) < parties:
             valid = f"at least {parties}, one for everybody who has a shard"
             raise ConfigError(f"{key}.surrogate", f"{self.surrogate.name}, {len(images)} images", valid)
-        self._images = images
+        self._images, self._surrogate_digest = images, tensors_digest([images])
         self._shards = shards(len(images), parties, data.seed, f"{self.name} shards")
 
     def _reviewing(self, plan: RoundPlan) -> frozenset[int]:
@@ -341,10 +343,17 @@ class CFeD(Method):
         return {"surrogate_samples": max(map(len, self._shards)), "server_seconds": self.server_seconds}
 
     def state_dict(self) -> dict[str, Any]:
-        """The old model, and who has it."""
-        return {**self._old.state_dict(), "seconds": self.server_seconds}
+        """The old model, who has it, and which surrogate images there are."""
+        return {**self._old.state_dict(), "seconds": self.server_seconds, "surrogate": self._surrogate_digest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
+        """Restore :meth:`state_dict`.
+
+        Raises:
+            ConfigError: the surrogate images are others than those of the checkpoint's run.
+        """
+        if state.get("surrogate", self._surrogate_digest) != self._surrogate_digest:
+            value = f"a checkpoint of a run with other images of methods.{self.name}.surrogate: they have changed since"
+            raise ConfigError("ckpt_path", value, "data.root with the files of that run, or a new run on these")
         self._old.load_state_dict(state)
         self.server_seconds = state["seconds"]

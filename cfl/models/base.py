@@ -26,9 +26,15 @@ class Network(nn.Module, ABC):
 
     Raises:
         ConfigError: a size is not positive.
+
+    Attributes:
+        fixed_digest: of weights from a file that the network uses besides its own, and that no checkpoint holds
+            (:class:`cfl.models.frozen_vit.FrozenViT`): a checkpoint goes on with the same ones or not at all. None
+            where there are none.
     """
 
     head: nn.Linear
+    fixed_digest: str | None = None
 
     def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
         super().__init__()

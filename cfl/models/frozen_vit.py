@@ -12,6 +12,7 @@ from torch.nn.functional import interpolate
 
 from cfl.errors import ConfigError
 from cfl.models.weights_file import take_weights
+from cfl.tensor_digest import tensors_digest
 
 KEY = "model.network"
 
@@ -40,6 +41,9 @@ class FrozenViT:
 
     Raises:
         ConfigError: sizes that do not fit together, or a file that is absent, unreadable or of other sizes.
+
+    Attributes:
+        digest: of the weights that a file gave; None where they were drawn.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class FrozenViT:
                 HOW_TO_GET,
                 lambda state: vit.load_state_dict({n: w for n, w in state.items() if not n.startswith("heads.")}),
             )
+        self.digest = None if weights is None else tensors_digest(vit.state_dict().values())
         vit.requires_grad_(False).eval()
         # Under vmap on a CPU, torch computes attention for one client after another, and warns of it.
         warnings.filterwarnings("ignore", message=".*aten::_scaled_dot_product_flash_attention_for_cpu")

@@ -112,6 +112,7 @@ class PromptedViT(Network):
         if self.input_shape[0] not in (1, 3):
             raise ConfigError("model.network", f"PromptedViT on {self.input_shape[0]} channels", "1 or 3 channels")
         self.backbone = FrozenViT(image_size, patch_size, num_layers, num_heads, hidden_dim, mlp_dim, weights)
+        self.fixed_digest = self.backbone.digest
         self.pool = PromptPool(pool_size, prompt_length, top_k, hidden_dim)
         self.head = nn.Linear(hidden_dim, num_outputs)
 

@@ -427,6 +427,17 @@ def test_server_distillation_goes_on_after_an_interruption(tmp_path: Path) -> No
         assert torch.equal(weights(resumed)[name], value)
 
 
+def test_a_checkpoint_goes_on_with_its_surrogate_images_or_not_at_all(tmp_path: Path) -> None:
+    run(CFeD(surrogate(), 0.5), callbacks=[SaveAfter(2, tmp_path / "a.ckpt")])
+    run(CFeD(surrogate(), 0.5), ckpt_path=str(tmp_path / "a.ckpt"))
+    with pytest.raises(ConfigError, match=r"other images of methods\.cfed\.surrogate: they have changed"):
+        run(CFeD(surrogate(31), 0.5), ckpt_path=str(tmp_path / "a.ckpt"))
+    checkpoint = torch.load(tmp_path / "a.ckpt", weights_only=True)
+    del checkpoint["federation"]["methods"]["cfed"]["surrogate"]  # of a run from before it was noted
+    torch.save(checkpoint, tmp_path / "a.ckpt")
+    run(CFeD(surrogate(31), 0.5), ckpt_path=str(tmp_path / "a.ckpt"))
+
+
 def test_server_distillation_acts_within_the_first_task() -> None:
     watch, plain = Rounds(), Rounds()
     run(CFeD(surrogate(), server_distillation=1), callbacks=[watch])

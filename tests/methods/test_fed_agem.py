@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, partial
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +29,7 @@ from naive_replay import (
     word,
 )
 from naive_replay import Slot as Sample
-from tiny import ConvNet, Rounds, double, fit, mlp, norm_net, permuted, prompted_net, split, weights
+from tiny import ConvNet, Rounds, SaveAfter, double, fit, mlp, norm_net, permuted, prompted_net, split, weights
 from torch import Tensor
 from torch.func import functional_call
 
@@ -175,6 +176,21 @@ def test_references_of_every_other_round() -> None:
     data = replay_data(schedule={"rounds_per_task": 3})
     loop = assert_is_the_loop(data, {"fed_agem": FedAGEM(3, every=2)}, Settings(fed=3, every=2))
     assert len(loop.references) == 2
+
+
+def test_every_other_round_goes_on_after_an_interruption(tmp_path: Path) -> None:
+    """It is remembered who has the reference: nobody is sent it twice."""
+
+    def start(callbacks: Any, path: Path | None = None) -> tuple[dict[str, bytes], dict[str, int]]:
+        data = replay_data(schedule={"rounds_per_task": 4})
+        client = replay_client(data, {"fed_agem": FedAGEM(3, every=3)}, mlp)
+        federation = fit(client, data, None, callbacks, path)
+        return {n: w.numpy().tobytes() for n, w in weights(federation).items()}, dict(federation.channel.downlink_bytes)
+
+    rounds = range(7)
+    whole = start([SaveAfter(number, tmp_path / f"{number}.ckpt") for number in rounds])
+    for number in rounds:
+        assert start([], tmp_path / f"{number}.ckpt") == whole, f"interrupted after round {number}"
 
 
 def test_buffers_of_all_members() -> None:

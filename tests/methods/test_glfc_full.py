@@ -254,6 +254,22 @@ def test_replayed_samples_are_augmented_as_own_ones_are() -> None:
     assert unchanged < replayed / 2
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_so_many_remembered_samples_join_a_step(size: int) -> None:
+    """All that a client has, where these are fewer."""
+    method, watch = Chosen(threshold=0.0, batch_size=size, **QUICK), Watch()  # type: ignore[arg-type]
+    run(method, others={"watch": watch})
+    counts: set[int] = set()
+    for _, number, clients, batch in watch.steps:
+        for added in batch.added:
+            for row, client in enumerate(clients):
+                takes_part = bool(batch.mask[row].any())
+                expected = min(size, len(method.places[number, client])) if takes_part else 0
+                assert int(added.mask[row].sum()) == expected
+                counts.add(expected)
+    assert size in counts
+
+
 def test_nobody_tells_it_where_tasks_end() -> None:
     method = GLFC(**QUICK)  # type: ignore[arg-type]
     assert method.task_free

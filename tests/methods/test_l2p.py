@@ -199,6 +199,30 @@ def test_a_checkpoint_finds_its_transformer_again_by_the_seed(tmp_path: Path) ->
     assert not torch.equal(other["encoder.pos_embedding"], ours["encoder.pos_embedding"])
 
 
+def test_a_checkpoint_goes_on_with_its_transformer_or_not_at_all(tmp_path: Path) -> None:
+    """Where it is from a file, whose content may change; where it lies does not matter."""
+
+    def with_file(name: str, **options: Any) -> Federation:
+        network = partial(prompted, weights=str(tmp_path / name))
+        client = tiny_client(unequal(), network, sgd, {"l2p": L2P()})
+        client.buffer = ReplayBuffer(size=6)
+        return fit(client, unequal(), **options)
+
+    for name, seed in (("vit.pth", 5), ("other.pth", 6)):
+        torch.manual_seed(seed)
+        torch.save(prompted((1, 4, 4), 4).backbone.vit.state_dict(), tmp_path / name)
+    whole = with_file("vit.pth", callbacks=[SaveAfter(1, tmp_path / "1.ckpt")])
+    (tmp_path / "moved.pth").write_bytes((tmp_path / "vit.pth").read_bytes())
+    resumed = with_file("moved.pth", ckpt_path=str(tmp_path / "1.ckpt"))
+    assert all(torch.equal(value, weights(whole)[name]) for name, value in weights(resumed).items())
+    with pytest.raises(ConfigError, match=r"other fixed weights: the file model\.network\.weights has changed"):
+        with_file("other.pth", ckpt_path=str(tmp_path / "1.ckpt"))
+    checkpoint = torch.load(tmp_path / "1.ckpt", weights_only=True)
+    del checkpoint["federation"]["fixed_weights"]  # of a run from before it was noted
+    torch.save(checkpoint, tmp_path / "1.ckpt")
+    with_file("other.pth", ckpt_path=str(tmp_path / "1.ckpt"))
+
+
 def test_masked_logits_train_as_if_tasks_were_known() -> None:
     """The model of a class-incremental run is then that of a task-incremental one, bit for bit; its test is not."""
     streams = [split(train=120) for _ in range(3)]
