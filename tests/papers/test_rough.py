@@ -139,6 +139,10 @@ def test_words_are_of_streams_and_of_methods_that_stay(tmp_path: Path) -> None:
     other = rough([file, "--methods.a.init_args.surrogate.class_path=cfl.data.sources.Synthetic"]).words
     assert "Synthetic" in other
     assert "CIFAR100" not in other
+    own.write_text(yaml.safe_dump({"methods": {"a": {"class_path": "CFeD", "init_args": {"surrogate": "CIFAR100"}}}}))
+    other = rough([file, '--methods.a.surrogate={"class_path": "Arrays", "init_args": {"path": "part.npz"}}']).words
+    assert "part.npz" in other
+    assert "CIFAR100" not in other
 
 
 def test_every_data_set_that_a_run_looks_for_is_seen() -> None:
