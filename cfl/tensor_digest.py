@@ -11,13 +11,13 @@ from torch import Tensor
 DIGITS = 16
 
 
-def tensor_bytes(tensor: Tensor) -> bytes:
-    """SHA-256 of a tensor of any shape and device, however it lies in memory."""
+def tensor_sha256(tensor: Tensor) -> bytes:
+    """SHA-256 (32 bytes) of a tensor's type, shape ``[...]`` and content, on any device, however it lies in memory."""
     digest = hashlib.sha256(repr((tensor.dtype, tuple(tensor.shape))).encode())
     digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().data)
     return digest.digest()
 
 
 def tensors_digest(tensors: Iterable[Tensor]) -> str:
-    """Hexadecimal digits for tensors in their order; 0.9 s a GB."""
-    return hashlib.sha256(b"".join(map(tensor_bytes, tensors))).hexdigest()[:DIGITS]
+    """``DIGITS`` hexadecimal digits for tensors ``[...]`` in their order; 0.9 s a GB."""
+    return hashlib.sha256(b"".join(map(tensor_sha256, tensors))).hexdigest()[:DIGITS]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cfl.data.types import ImageSet, Task
 from cfl.errors import ConfigError
-from cfl.tensor_digest import DIGITS, tensor_bytes
+from cfl.tensor_digest import DIGITS, tensor_sha256
 
 
 def data_digests(tasks: Sequence[Task]) -> dict[str, str]:
@@ -36,7 +36,7 @@ def _digest(sets: Sequence[ImageSet], known: dict[int, bytes]) -> str:
 
 def _of_tensor(tensor: Tensor, known: dict[int, bytes]) -> bytes:
     if id(tensor) not in known:  # tasks hold their tensors as long as this takes, so ids stay theirs
-        known[id(tensor)] = tensor_bytes(tensor)
+        known[id(tensor)] = tensor_sha256(tensor)
     return known[id(tensor)]
 
 

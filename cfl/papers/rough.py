@@ -79,7 +79,7 @@ def _say(said: dict[str, Any], layer: Mapping[str, Any]) -> None:
             # Of an object named anew, as of one that a plain value takes the place of, nothing said before is sure;
             # that plain value may have been the class's name alone.
             above = key.removesuffix(_CLASS) if key.endswith(f".{_CLASS}") else f"{key}."
-            if f"{other}.".startswith(above) and other != key:
+            if f"{other}.".startswith(above):
                 del said[other]
         said[key] = value
     said.pop(_DIFFERS_BY_RUN, None)

@@ -166,6 +166,8 @@ def test_the_command_says_what_is_missing(tmp_path: Path, capsys: pytest.Capture
     error = capsys.readouterr().err
     assert "yahoo_answers_csv/train.csv is missing" in error
     assert "yahoo_answers_csv.tgz" in error
+    assert "a line per question: its topic, 1 to 10, title, content, answer" in error
+    assert "with --root or the environment variable CFL_DATA_ROOT" in error
     write_csv(tmp_path, "train", 1)
     write_csv(tmp_path, "test", 1)
     assert embed.main(["--root", str(tmp_path), "--fields", "title"]) == 0
