@@ -6,9 +6,10 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from torch import Tensor
+
+from cfl.checkpoint_file import read_checkpoint, write_checkpoint
 
 
 class StreamedCheckpoints(TorchCheckpointIO):
@@ -22,11 +23,11 @@ class StreamedCheckpoints(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         """Write ``checkpoint`` to ``path``; tensors that are mapped from another file are copied from there."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        torch.save(checkpoint, path)
+        write_checkpoint(checkpoint, Path(path))
 
     def load_checkpoint(self, path: Any, map_location: Any = "cpu", weights_only: bool | None = None) -> dict[str, Any]:
-        """What ``path`` holds, on the CPU."""
-        checkpoint: dict[str, Any] = torch.load(str(path), map_location="cpu", mmap=True, weights_only=weights_only)
+        """What ``path`` holds, on the CPU, as :func:`cfl.checkpoint_file.read_checkpoint` checks it."""
+        checkpoint = read_checkpoint(Path(path))
         loaded: dict[str, Any] = in_memory(checkpoint, checkpoint.get("federation", {}).get("clients"))
         return loaded
 

@@ -40,6 +40,7 @@ from cfl.figures import accuracy_curve, accuracy_heatmap, learning_curves, sampl
 from cfl.figures import save as save_figure
 from cfl.measure import ACCURACY, NLL
 from cfl.methods import Method
+from cfl.names import is_benchmark_name, is_method_name
 from cfl.samples import draw_images
 from cfl.schedule import RoundPlan
 from cfl.source_digest import source_digest
@@ -50,6 +51,7 @@ _log = logging.getLogger(__name__)
 
 LAST_CHECKPOINT = "last.ckpt"
 ROUNDS = "rounds.csv"
+SUMMARY = "summary.json"
 WANDB_ID = "wandb-id.txt"
 
 
@@ -62,9 +64,8 @@ PICTURES = (
     *(f"{measure.name}_{kind}.png" for measure in (ACCURACY, NLL) for kind in ("matrix", "curve", "rounds")),
 )
 """A run's pictures."""
-OTHER_FILES = ("summary.json", LAST_CHECKPOINT, WANDB_ID)
+OTHER_FILES = (SUMMARY, LAST_CHECKPOINT, WANDB_ID)
 """What else another run in the same folder must not find."""
-_NAME = re.compile("[A-Za-z0-9_-]+")
 
 
 def check_method_names(names: Iterable[str]) -> None:
@@ -74,7 +75,7 @@ def check_method_names(names: Iterable[str]) -> None:
         ConfigError: another character than a letter, a digit, ``_`` or ``-``, or the name of another table.
     """
     for name in names:
-        if _NAME.fullmatch(name) is None:
+        if not is_method_name(name):
             raise ConfigError(f"methods.{name}", name, "a name of letters, digits, _ and -")
         if name in TABLES:
             raise ConfigError(f"methods.{name}", name, f"another name: the run folder has a table {name}.csv anyhow")
@@ -100,7 +101,7 @@ def _left_by_a_run(folder: Path) -> list[Path]:
 def _is_of_another(file: Path, folder: Path) -> bool:
     """Whether a run that lies below a run's folder wrote the file."""
     between = file.parents[: file.parents.index(folder)]
-    return any((parent / name).is_file() for parent in between for name in ("config.yaml", "summary.json"))
+    return any((parent / name).is_file() for parent in between for name in ("config.yaml", SUMMARY))
 
 
 def _offline_wandb_folders(folder: Path) -> list[Path]:
@@ -119,7 +120,7 @@ def wandb_id_in(folder: Path) -> str | None:
     if not (folder / WANDB_ID).is_file():
         return None
     known = (folder / WANDB_ID).read_text(encoding="utf-8", errors="replace").strip()
-    return known if _NAME.fullmatch(known) else None
+    return known if is_method_name(known) else None
 
 
 def _methods_in(folder: Path) -> list[str]:
@@ -129,7 +130,7 @@ def _methods_in(folder: Path) -> list[str]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return []
     methods = config.get("methods") if isinstance(config, dict) else None
-    return [name for name in methods or () if isinstance(name, str) and _NAME.fullmatch(name)]
+    return [name for name in methods or () if is_method_name(name)]
 
 
 class RunRecord(Callback):
@@ -137,11 +138,12 @@ class RunRecord(Callback):
 
     ``config.yaml`` (resolved), ``partition.csv`` and ``.png``, ``rounds.csv`` (a row per round),
     ``accuracy_matrix.csv`` (row = after task, column = task), ``<method>.csv``, and when the last round is over
-    ``summary.json``, ``accuracy_matrix.png``, ``accuracy_curve.png`` and, if there were evaluations between task ends,
-    the learning curve ``accuracy_rounds.png``. Accuracies and forgetting are in percent. Runs that estimate a density
-    have ``nll_matrix.csv`` and so on instead, in nats. What is known of tests in which tasks are told apart lies beside
-    that, in ``accuracy_matrix_task_il.csv`` or ``nll_matrix_task_aware.csv``. Where a density of images is estimated,
-    ``samples.png`` shows some that are drawn from it (:func:`cfl.samples.draw_images`), also after ``cfl validate``.
+    ``accuracy_matrix.png``, ``accuracy_curve.png`` and, if there were evaluations between task ends, the learning curve
+    ``accuracy_rounds.png``. ``summary.json`` comes last, when the last checkpoint is written. Accuracies and forgetting
+    are in percent. Runs that estimate a density have ``nll_matrix.csv`` and so on instead, in nats. What is known of
+    tests in which tasks are told apart lies beside that, in ``accuracy_matrix_task_il.csv`` or
+    ``nll_matrix_task_aware.csv``. Where a density of images is estimated, ``samples.png`` shows some that are drawn
+    from it (:func:`cfl.samples.draw_images`), also after ``cfl validate``.
     Of several processes the first writes and prints.
 
     Args:
@@ -161,7 +163,7 @@ class RunRecord(Callback):
             raise ConfigError("run.samples", samples, "0 (none) or more")
         if dir is not None and not dir.strip():
             raise ConfigError("run.dir", dir, "a folder, or null for one of the run's own under runs/")
-        if benchmark is not None and not re.fullmatch(r"[^/\\\s.][^/\\]*", benchmark):
+        if benchmark is not None and not is_benchmark_name(benchmark):
             raise ConfigError("run.benchmark", benchmark, "a name that can be a folder's, or null")
         self.dir, self.benchmark, self.overwrite, self.samples = dir, benchmark, overwrite, samples
         self.config_yaml: str | None = None
@@ -170,6 +172,7 @@ class RunRecord(Callback):
         self.config_hash = ""
         self._prepared = False
         self._stale: list[Path] = []
+        self._drawn = False
         self.last_row: dict[str, Any] = {}
         self.targets = AccuracyTargets()
         self.local_models = LocalModels()
@@ -210,9 +213,9 @@ class RunRecord(Callback):
             raise ConfigError("run.dir", str(self.folder), f"a folder that can be written ({error.strerror})") from None
         if not alone:
             raise ConfigError("run.dir", str(self.folder), "a folder in which no other process is at work")
-        held = [name for name in ("summary.json", LAST_CHECKPOINT) if (self.folder / name).exists()]
+        held = [name for name in (SUMMARY, LAST_CHECKPOINT) if (self.folder / name).exists()]
         if held and not resuming and not self.overwrite:
-            state = "a finished run" if "summary.json" in held else "an interrupted run (--ckpt_path last resumes it)"
+            state = "a finished run" if SUMMARY in held else "an interrupted run (--ckpt_path last resumes it)"
             raise ConfigError(
                 "run.dir",
                 str(self.folder),
@@ -259,6 +262,11 @@ class RunRecord(Callback):
         if not trainer.is_global_zero:
             return
         self._begin()
+        self._drawn = False
+        if not federation_of(
+            pl_module
+        ).finished:  # a checkpoint of before the run's end lies in a finished run's folder
+            (self.folder / SUMMARY).unlink(missing_ok=True)
         data = data_of(trainer)
         # Who takes part; by the stream's tasks where those of clients differ.
         held = data.indices if data.order is None else data.dealt
@@ -283,11 +291,9 @@ class RunRecord(Callback):
         self.last_row = self._row(client_of(pl_module), plan, federation.schedule.row_is_whole(plan))
         self._append_round(self.last_row)
         if evaluated:
-            self.write_matrices(federation)
-            for name, method in federation.methods.items():
-                _write_csv(self.folder / f"{name}.csv", method.task_rows())
+            self._write_tables(federation)
         if federation.finished:
-            self._finish(client_of(pl_module))
+            self._draw(client_of(pl_module))  # before loggers, which show these pictures
 
     def _row(self, client: Client, plan: RoundPlan, evaluated: bool) -> dict[str, Any]:
         federation = client.require_federation()
@@ -377,20 +383,40 @@ class RunRecord(Callback):
         figures |= self.local_models.summary()
         return figures | methods_figures(federation.methods)
 
-    def _finish(self, client: Client) -> None:
+    def _write_tables(self, federation: Federation) -> None:
+        """Write the matrices and the methods' tables."""
+        self.write_matrices(federation)
+        for name, method in federation.methods.items():
+            _write_csv(self.folder / f"{name}.csv", method.task_rows())
+
+    def _draw(self, client: Client) -> None:
+        """Draw a finished run's pictures."""
         federation = client.require_federation()
-        figures, matrix = self.summary(federation), mean_matrix(federation)
-        title = f"{figures['method']} on {figures['benchmark']}"
+        matrix, method = mean_matrix(federation), method_name(federation.methods)
+        title = f"{method} on {self.name_of(federation.data)}"
         measure, name = federation.measure, federation.measure.name
         save_figure(accuracy_heatmap(matrix, title, measure=measure), self.folder / f"{name}_matrix.png")
-        curve = accuracy_curve({figures["method"]: matrix}, measure, {figures["method"]: federation.means()})
+        curve = accuracy_curve({method: matrix}, measure, {method: federation.means()})
         save_figure(curve, self.folder / f"{name}_curve.png")
         if federation.schedule.settings.evaluate_every:
-            curves = learning_curves({figures["method"]: federation.curve}, self.targets.accuracies, measure)
+            curves = learning_curves({method: federation.curve}, self.targets.accuracies, measure)
             save_figure(curves, self.folder / f"{name}_rounds.png")
         self._draw_samples(client)
-        # Last, in one piece: a summary says that everything else is there.
-        write_whole(self.folder / "summary.json", json.dumps(_finite(figures), indent=2, allow_nan=False) + "\n")
+        self._drawn = True
+
+    def _finish(self, client: Client) -> None:
+        """Write the summary of a finished run, which says that everything else is there, the last checkpoint too.
+
+        A run that was killed between its last checkpoint and its summary is finished when it is resumed.
+        """
+        federation, path = client.require_federation(), self.folder / SUMMARY
+        if path.exists():
+            return
+        if not self._drawn:
+            self._write_tables(federation)
+            self._draw(client)
+        text = json.dumps(_finite(self.summary(federation)), indent=2, allow_nan=False)
+        write_whole(path, text + "\n")
 
     def _draw_samples(self, client: Client) -> Path | None:
         """Write ``samples.png`` where there is a density of images to draw from."""
@@ -415,9 +441,10 @@ class RunRecord(Callback):
     # Showing the result.
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print the matrix and the figures of a finished run."""
+        """Write and print the figures of a finished run."""
         federation = federation_of(pl_module)
         if federation.finished and trainer.is_global_zero:
+            self._finish(client_of(pl_module))
             self.show(federation)
             print(f"run folder: {self.folder}", flush=True)
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import torch
 import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -35,16 +34,20 @@ from callbacks import (
 )
 from callbacks.federated import check_evaluation, check_trainer
 from callbacks.record import LAST_CHECKPOINT, check_method_names, wandb_id_in
+from cfl.checkpoint_file import read_checkpoint
 from cfl.client import Client
+from cfl.command_line import ABOUT_ALLOW, CommandLine, read_command_line
 from cfl.data.datamodule import FederatedDataModule
 from cfl.engines import EngineOptions
 from cfl.errors import ConfigError
 from cfl.experiment import benchmark_name, completed, config_hash, differences, experiment_of, method_name
 from cfl.following import BUILT_FROM, FOLLOWING
+from cfl.import_policy import TRUSTED, importing_only
 from cfl.method_keys import keys_as_typed
 from cfl.methods import Method
 from cfl.metrics import FORMULAS
 from cfl.parsing import Parser, debugging, reason_for_user
+from cfl.printable import printable
 from cfl.processes import cause_elsewhere
 from cfl.replay_buffer import ReplayBuffer
 from cfl.schedule import Schedule
@@ -62,8 +65,6 @@ _RESUMED = {
 }
 _RESUMED["test"] = _RESUMED["validate"]
 _ABSTRACT = re.compile(r"Can't instantiate abstract class (\w+) .*abstract methods? (.*)")
-_ZIP = b"PK\x03\x04"
-"""How files begin that torch.save writes."""
 FORMULAS_HELP = "With a[t, i] the accuracy on task i after task t, b[i] before training: " + "; ".join(
     f"{key.upper()}: {formula}" for key, formula in FORMULAS.items()
 )
@@ -105,7 +106,7 @@ class FederatedCLI(LightningCLI):
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         """As Lightning, saying what a checkpoint is here: Lightning's own words are of keywords that do not work."""
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
-        text = f"{_RESUMED[subcommand]} The configuration beside it is taken where none is given"
+        text = f"{_RESUMED[subcommand]} {ABOUT_ALLOW}"
         for action in parser._actions:
             if action.dest == "ckpt_path":
                 action.help = text
@@ -162,6 +163,7 @@ class FederatedCLI(LightningCLI):
         if settings.run.dir is None:
             settings.run.dir = f"runs/{benchmark}/{method}-seed{seed}-{self.config_hash[:8]}"
         self.config_yaml = kept_config(plain, settings.run.dir, benchmark)
+        self._rounds_done = self._settle_checkpoint(Path(settings.run.dir))
         if self.subcommand != "fit":  # Lightning opens loggers anyhow: every scoring would be an empty run at wandb
             settings.trainer.logger = False
         loggers = settings.trainer.logger
@@ -176,7 +178,7 @@ class FederatedCLI(LightningCLI):
                 own["job_type"] = own.get("job_type") or method
                 own["name"] = own.get("name") or f"{method}-seed{seed}"
                 if not own.get("id"):
-                    own["id"] = self.wandb_id = self._wandb_id(Path(settings.run.dir), settings.ckpt_path)
+                    own["id"] = self.wandb_id = self._wandb_id(settings.ckpt_path)
 
     wandb_id: str | None = None
 
@@ -197,11 +199,9 @@ class FederatedCLI(LightningCLI):
             super()._run_subcommand(subcommand)
 
     @staticmethod
-    def _wandb_id(folder: Path, checkpoint: str | None) -> str:
+    def _wandb_id(checkpoint: str | None) -> str:
         """A run that goes on, wherever it does, is the same at wandb; by another id it would count as a second seed."""
-        known = None
-        if checkpoint is not None:
-            known = wandb_id_in(folder if checkpoint == "last" else Path(checkpoint).parent)
+        known = None if checkpoint is None else wandb_id_in(Path(checkpoint).parent)
         return known or uuid4().hex[:8]
 
     def _plain_config(self) -> dict[str, Any]:
@@ -231,7 +231,9 @@ class FederatedCLI(LightningCLI):
             raise ConfigError("trainer.max_epochs", wanted, "unset: the number of rounds follows from schedule")
         if self.subcommand == "fit":
             self._get(self.config_init, "targets").check(data.schedule, data.num_tasks)
-        checkpoint = self._checkpoint(record)
+        checkpoint = self._settings.ckpt_path
+        if self.subcommand == "fit" and (self._rounds_done or 0) >= data.num_rounds and is_first_process():
+            print(f"{checkpoint} is of a finished run: nothing is left to train", flush=True)
         try:
             trainer = super().instantiate_trainer(max_epochs=data.num_rounds, **kwargs)
         except (ValueError, TypeError, RuntimeError, ImportError, MisconfigurationException) as error:
@@ -252,24 +254,26 @@ class FederatedCLI(LightningCLI):
         else:
             check_evaluation(self.trainer)
 
-    def _checkpoint(self, record: RunRecord) -> str | None:
-        """Resolve and check ``ckpt_path``; None starts from the beginning."""
-        given = self._settings.ckpt_path
+    def _settle_checkpoint(self, folder: Path) -> int | None:
+        """Resolve ``ckpt_path`` and hold the checkpoint against the configuration, before anything is made of either.
+
+        Returns:
+            How many rounds of it have been run; None starts from the beginning.
+        """
+        settings = self._settings
+        given = settings.ckpt_path
         if given is None:
             if self.subcommand != "fit":
                 raise ConfigError("ckpt_path", None, f"a checkpoint to score, e.g. RUN/{LAST_CHECKPOINT}, or last")
             return None
-        path = record.folder / LAST_CHECKPOINT if given == "last" else Path(given)
+        path = folder / LAST_CHECKPOINT if given == "last" else Path(given)
         if given == "last" and not path.exists() and self.subcommand == "fit":
             if is_first_process():
-                print(f"no checkpoint in {record.folder} yet: starting from the first round", flush=True)
-            self.config_init[self.subcommand]["ckpt_path"] = None
+                print(f"no checkpoint in {folder} yet: starting from the first round", flush=True)
+            settings.ckpt_path = None
             return None
-        rounds = check_checkpoint(path, self.experiment)
-        if self.subcommand == "fit" and rounds >= self.datamodule.num_rounds and is_first_process():
-            print(f"{path} is of a finished run: nothing is left to train", flush=True)
-        self.config_init[self.subcommand]["ckpt_path"] = str(path)
-        return str(path)
+        settings.ckpt_path = str(path)
+        return check_checkpoint(path, self.experiment)
 
     def after_fit(self) -> None:
         """An interrupted fit ends with the signal's exit status, so that scripts and schedulers notice.
@@ -317,46 +321,17 @@ def check_checkpoint(path: Path, experiment: Mapping[str, Any]) -> int:
     """
     if not path.is_file():
         raise ConfigError("ckpt_path", str(path), "an existing checkpoint file, or last for the run folder's own")
-    try:
-        with path.open("rb") as file:
-            begins = file.read(len(_ZIP))
-        if begins != _ZIP:  # of which torch would complain in words about its own options
-            raise ValueError("this file is not a checkpoint")
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # torch raises whatever the broken byte leads it to
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError("ckpt_path", str(path), f"a whole checkpoint written by cfl fit ({reason})") from error
-    if not isinstance(checkpoint, dict) or "federation" not in checkpoint:
-        raise ConfigError("ckpt_path", str(path), "a checkpoint written by cfl fit")
-    held = checkpoint["experiment"]
+    checkpoint = read_checkpoint(path)
+    held = checkpoint.get("experiment")
+    if not held:
+        valid = "a checkpoint that says which configuration it is of, as cfl fit writes it"
+        raise ConfigError("ckpt_path", str(path), valid)
     # A checkpoint from before an option existed goes on with the option at its default.
-    found = differences(experiment, completed(held, experiment, SECTIONS)) if held else []
+    found = differences(experiment, completed(held, experiment, SECTIONS))
     if found:
         shown = "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
         raise ConfigError("ckpt_path", str(path), f"a checkpoint of this configuration; they differ in {shown}")
     return int(checkpoint["federation"]["round"])
-
-
-def with_run_config(arguments: Sequence[str]) -> list[str]:
-    """Add configuration and folder of the run that a checkpoint belongs to, where no configuration is given.
-
-    Args:
-        arguments: the command line without the program's name.
-    """
-    given = list(arguments)
-    if not given or given[0] not in SUBCOMMANDS or any(a.startswith(("--config", "-c")) for a in given):
-        return given
-    values = {}
-    for position, argument in enumerate(given):
-        key, equals, value = argument.partition("=")
-        if key in ("--ckpt_path", "--run.dir"):
-            values[key] = value if equals else "".join(given[position + 1 : position + 2])
-    checkpoint = values.get("--ckpt_path")
-    folder = values.get("--run.dir") if checkpoint == "last" else checkpoint and str(Path(checkpoint).parent)
-    if folder and checkpoint and (Path(folder) / "config.yaml").is_file():
-        # The folder may have been moved since, or be known by another relative path from here.
-        return [given[0], "--config", str(Path(folder) / "config.yaml"), "--run.dir", folder, *given[1:]]
-    return given
 
 
 class _Restoring(FederatedCLI):
@@ -385,8 +360,9 @@ def restored(arguments: Sequence[str]) -> tuple[Client, str, Path]:
         ConfigError: for whatever ``cfl validate`` refuses.
         SystemExit: the command line cannot be parsed; said on standard error.
     """
-    given = with_run_config(["validate", *arguments])
-    built = _build(_Restoring, [*given, *(f"--trainer.{setting}" for setting in ALONE)])
+    line = read_command_line(["validate", *arguments])
+    alone = [f"--trainer.{setting}" for setting in ALONE]
+    built = _build(_Restoring, line._replace(arguments=[*line.arguments, *alone]))
     client: Client = built.model
     # As the Trainer does it: what belongs to the experiment is set up, then filled.
     built.trainer.datamodule = built.datamodule  # type: ignore[attr-defined]
@@ -394,45 +370,46 @@ def restored(arguments: Sequence[str]) -> tuple[Client, str, Path]:
         if isinstance(callback, FederatedOrchestrator):
             callback.setup(built.trainer, client, "validate")
     path = Path(built.config_init[built.subcommand]["ckpt_path"])  # found, where ``last`` was asked for
-    checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    checkpoint = read_checkpoint(path)
     client.on_load_checkpoint(checkpoint)
     client.load_state_dict(checkpoint["state_dict"])
     client.train(False)
     return client, built.config_yaml, path
 
 
-def _build(kind: type[FederatedCLI], arguments: Sequence[str]) -> FederatedCLI:
-    """Parse the command line, build what it names, and run the subcommand."""
+def _build(kind: type[FederatedCLI], line: CommandLine) -> FederatedCLI:
+    """Parse the command line, build what it names and may name, and run the subcommand."""
     warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
     warnings.filterwarnings("ignore", message=".*LightningCLI's args parameter.*")
     warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")  # a row per round, always
     warnings.filterwarnings("ignore", message=".*across ranks is zero, but local rank has zero.*")  # test sets' shares
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
-    return kind(
-        Client,
-        FederatedDataModule,
-        args=list(arguments),
-        seed_everything_default=0,
-        auto_configure_optimizers=False,
-        load_from_checkpoint_support=False,
-        save_config_callback=None,
-        parser_class=Parser,
-        parser_kwargs={
-            "prog": "cfl",
-            "description": "Train and compare methods of continual federated learning.",
-            "epilog": "Further commands, each with --help: cfl compare RUN... makes tables and a page of charts of "
-            "finished runs, cfl export a file of a run's model, cfl dashboard panels at wandb.",
-            **{
-                name: {
-                    "default_config_files": [str(DEFAULT_CONFIG)],
-                    "epilog": FORMULAS_HELP,
-                    "description": SUBCOMMANDS[name],
-                }
-                for name in FederatedCLI.subcommands()
+    with importing_only((*TRUSTED, *line.allowed) if line.of_run else None):
+        return kind(
+            Client,
+            FederatedDataModule,
+            args=line.arguments,
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            save_config_callback=None,
+            parser_class=Parser,
+            parser_kwargs={
+                "prog": "cfl",
+                "description": "Train and compare methods of continual federated learning.",
+                "epilog": "Further commands, each with --help: cfl compare RUN... makes tables and a page of charts of "
+                "finished runs, cfl export a file of a run's model, cfl dashboard panels at wandb.",
+                **{
+                    name: {
+                        "default_config_files": [str(DEFAULT_CONFIG)],
+                        "epilog": FORMULAS_HELP,
+                        "description": SUBCOMMANDS[name],
+                    }
+                    for name in FederatedCLI.subcommands()
+                },
             },
-        },
-    )
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -442,14 +419,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the command line without the program's name; None takes the process's own.
     """
     try:
-        _build(FederatedCLI, with_run_config(sys.argv[1:] if arguments is None else arguments))
+        _build(FederatedCLI, read_command_line(sys.argv[1:] if arguments is None else arguments))
     except Exception as error:
         elsewhere = cause_elsewhere(error)
         reason = reason_for_user(error) or elsewhere
         if reason is None or debugging():
             raise
         if elsewhere is None or is_first_process():  # one word about another process's failure is enough
-            print(f"error: {reason}", file=sys.stderr)
+            print(printable(f"error: {reason}"), file=sys.stderr)
         return 2
     finally:
         folder_lock.release()

@@ -29,3 +29,7 @@ class DataFilesMissing(FileNotFoundError):
 
 class BadUpdate(RuntimeError):
     """A client sent NaN or infinity; the message names client, task and round."""
+
+
+class DamagedFile(RuntimeError):
+    """A file that this program wrote holds something else now; the message names it."""

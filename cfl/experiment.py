@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import inspect
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from cfl.class_paths import named_class
 
 DECIDES_RESULTS = ("seed_everything", "model", "data", "methods", "schedule", "federated")
 TRAINER_DECIDES = ("precision", "gradient_clip_val", "gradient_clip_algorithm")
@@ -111,13 +112,8 @@ def completed(older: Any, newer: Any, classes: Mapping[str, type], owner: type |
     return result
 
 
-def _named_class(node: Mapping[str, Any]) -> type | None:
-    module, _, name = str(node.get("class_path", "")).rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module), name) if module else None
-    except (ImportError, AttributeError):
-        return None
-    return found if isinstance(found, type) else None
+def _named_class(node: Any) -> type | None:
+    return named_class(str(node.get("class_path", ""))) if isinstance(node, Mapping) else None
 
 
 def _default(owner: type, option: str) -> dict[str, Any]:

@@ -18,17 +18,20 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser
 
 from cfl.client import ELEMENTWISE_OPTIMIZERS
+from cfl.command_line import ALLOW
 from cfl.data.augmentation import Augmentation
 from cfl.data.participation import Participation
 from cfl.data.partitions import Partition
 from cfl.data.sequences import TaskSequences
 from cfl.data.sources import Source
 from cfl.data.streams import Stream
-from cfl.errors import BadUpdate, ConfigError, DataFilesMissing
+from cfl.errors import BadUpdate, ConfigError, DamagedFile, DataFilesMissing
 from cfl.following import BUILT_FROM, FOLLOWING, check_content, check_words
+from cfl.import_policy import require_classes
 from cfl.methods import Method
 from cfl.methods_given import NO_CLASS, UNKNOWN, Given, in_file, on_command_line, with_name
 from cfl.models import Network
+from cfl.printable import printable
 
 _PLUGINS: dict[str, type] = {
     "<name>": Method,
@@ -42,7 +45,7 @@ _PLUGINS: dict[str, type] = {
     "augmentation": Augmentation,
     "sequences": TaskSequences,
 }
-_SAID_IN_FULL = (ConfigError, DataFilesMissing, BadUpdate, MisconfigurationException)
+_SAID_IN_FULL = (ConfigError, DataFilesMissing, BadUpdate, DamagedFile, MisconfigurationException)
 COMMANDS = ("fit", "validate", "test", "compare", "export", "dashboard")
 _TYPES = {
     "NoneType": "null",
@@ -55,6 +58,11 @@ _TYPES = {
     "dict": "a mapping",
 }
 _LOGGER = "--trainer.logger CSVLogger --trainer.logger.save_dir . (the run folder)"
+_WITH_ALLOW = (
+    "a class of cfl, torch.optim or Lightning's loggers, as nobody has named this configuration; "
+    f"{ALLOW} PACKAGE, if you trust it, adds another package"
+)
+_OF_A_RUN = "a class that builds a part of a run"
 _REQUIRED = re.compile(r"class_path '(?:\S+\.)?(\w+)':\s+the following arguments are required: (\w+(?:, \w+)*)")
 _ROLE = re.compile(r":[a-z]+:`(~?)([^`]+)`")
 _read: list[tuple[str, Mapping[str, Any]]] = []
@@ -180,7 +188,9 @@ class Parser(LightningArgumentParser):
         given = args[0] if args else kwargs.get("args")
         _words[:] = map(str, sys.argv[1:] if given is None else given)
         check_words(_words)
-        return super().parse_args(*args, **kwargs)
+        found = super().parse_args(*args, **kwargs)
+        require_classes(found.get(found.get("subcommand"), found), copies=FOLLOWING)
+        return found
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         """As ever, without the roles that docstrings mark names with."""
@@ -204,7 +214,7 @@ class Parser(LightningArgumentParser):
         unknown = _unknown_option(message)
         file = next((f" (in {name})" for name, content in reversed(_read) if unknown and _holds(content, unknown)), "")
         reason = reason_for_user(ex) or with_name(one_line(message, options), message, _methods_given())
-        print(f"error: {reason}{file}", file=sys.stderr)
+        print(printable(f"error: {reason}{file}"), file=sys.stderr)
         raise SystemExit(2)
 
 
@@ -258,6 +268,10 @@ def one_line(message: str, options: list[str]) -> str:
         return own.group()
     if "class_path 'cfl.methods.Method'" in message:
         return str(ConfigError(key, NO_CLASS, "names with classes, e.g. --methods.fot FOT"))
+    if denied := re.search(r"Importing '(\S+)' is not allowed, denied by the '(\S+)' entry", message):
+        return str(ConfigError(key, denied[1], _WITH_ALLOW if denied[2] == "*" else _OF_A_RUN))
+    if function := re.search(r"Expected '(\S+)' to be a function that returns", message):
+        return str(ConfigError(key, function[1], f"a class, e.g. one of {', '.join(class_names(key))}"))
     if absent := re.search(r"class_path '(\S+)':\s+(.* has no attribute .*)", message):
         return str(ConfigError(key, absent[1], f"a class that is there ({absent[2]})"))
     if other := re.search(r"Expected '(\S+)' to be a subclass of <class '(\w+)'>", message):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -13,7 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cfl.errors import DamagedFile
+
 _BLOCK_BYTES = 1 << 24
+_CHECKED_BYTES = 1 << 20
+"""What is read at a time to be checked: little enough that the allocator gives it back."""
 
 
 class RowStore(Protocol):
@@ -80,6 +85,7 @@ class FileRows:
 
     Rows are read and written, not mapped: a mapped file that does not fit on the disk ends the process without a word,
     every page that is touched counts as the process's memory, and writing through a mapping took six times as long.
+    A checksum of every row stays in memory, so that a row that the disk has changed is not used.
 
     Args:
         width: values in a row.
@@ -90,6 +96,8 @@ class FileRows:
     def __init__(self, width: int, dtype: torch.dtype, folder: Path | None) -> None:
         self.width, self.dtype = width, dtype
         self._row_bytes = width * dtype.itemsize
+        self._sums = np.zeros(0, dtype=np.uint32)
+        self._folder = folder
         self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  open as long as the rows are wanted
 
     def write(self, rows: np.ndarray, values: Tensor) -> None:
@@ -99,6 +107,9 @@ class FileRows:
             OSError: if the disk is full.
         """
         data, size = _bytes_of(values.detach().cpu().contiguous()), self._row_bytes
+        if (more := int(rows.max(initial=-1)) + 1 - len(self._sums)) > 0:
+            self._sums = np.concatenate([self._sums, np.zeros(more, dtype=np.uint32)])
+        self._sums[rows] = self._checksums(data, len(rows))
         for start, stop in runs(rows):
             part, offset = data[start * size : stop * size], int(rows[start]) * size
             while part:
@@ -106,7 +117,11 @@ class FileRows:
                 part, offset = part[written:], offset + written
 
     def read(self, rows: np.ndarray) -> Tensor:
-        """See :meth:`RowStore.read`; on the CPU."""
+        """See :meth:`RowStore.read`; on the CPU.
+
+        Raises:
+            DamagedFile: a row is not what was written.
+        """
         values = torch.empty((len(rows), self.width), dtype=self.dtype)
         data, size = _bytes_of(values), self._row_bytes
         for start, stop in runs(rows):
@@ -116,17 +131,36 @@ class FileRows:
                 if count == 0:
                     raise EOFError(f"row {rows[start]} has never been written")
                 part, offset = part[count:], offset + count
+        self._check(data, rows)
         return values
 
     def first(self, count: int) -> Tensor:
         """Rows 0 to ``count - 1``, ``[count, width]``, as the file is then and later.
 
-        They are mapped: read when they are looked at, and given back to the system when memory is short.
+        They are mapped: read now, for their checksums, and whenever they are looked at, and given back to the system
+        when memory is short.
+
+        Raises:
+            DamagedFile: a row is not what was written.
         """
         if count * self._row_bytes == 0:
             return torch.empty((count, self.width), dtype=self.dtype)
+        for start in range(0, count, at_once := max(1, _CHECKED_BYTES // self._row_bytes)):
+            self.read(np.arange(start, min(start + at_once, count)))  # not through the mapping, which stays in memory
         mapped = mmap.mmap(self._file.fileno(), count * self._row_bytes)
         return torch.frombuffer(mapped, dtype=self.dtype).view(count, self.width)
+
+    def _checksums(self, data: memoryview, count: int) -> list[int]:
+        """The checksums of ``count`` rows that lie one behind the other."""
+        size = self._row_bytes
+        return [zlib.crc32(data[row * size : (row + 1) * size]) for row in range(count)]
+
+    def _check(self, data: memoryview, rows: np.ndarray) -> None:
+        """Hold rows that were read, one behind the other in ``data``, against what was written."""
+        changed = np.flatnonzero(self._sums[rows] != np.array(self._checksums(data, len(rows)), dtype=np.uint32))
+        if len(changed):
+            where = f"the file of what clients keep, in {self._folder or tempfile.gettempdir()}"
+            raise DamagedFile(f"{where}: row {rows[changed[0]]} is not what was written; the disk has changed it")
 
 
 def runs(rows: np.ndarray) -> Iterator[tuple[int, int]]:

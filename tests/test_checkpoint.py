@@ -18,6 +18,7 @@ from lightning.pytorch import Trainer
 
 import callbacks.checkpoint
 from callbacks import FederatedOrchestrator, RoundCheckpoint, RunRecord
+from cfl.checkpoint_file import write_checkpoint
 from cfl.compare.matrix_file import read_matrix_csv
 from cfl.data.sources import Synthetic
 from cfl.data.streams import Permuted
@@ -272,7 +273,7 @@ def test_a_checkpoint_in_another_format_is_refused(
     del checkpoint["federation"]["format"]
     if held is not None:
         checkpoint["federation"]["format"] = held
-    torch.save(checkpoint, path)
+    write_checkpoint(checkpoint, path)
     before = path.read_bytes()
     capsys.readouterr()
     assert tiny_cli.run(command, "--ckpt_path", str(path)) == 2
@@ -303,7 +304,7 @@ def test_a_checkpoint_older_than_an_option_is_resumed(tmp_path: Path, capsys: py
     checkpoint = torch.load(path, weights_only=True)
     for section, option in (("data", "exposure"), ("schedule", "drop_last"), ("federated", "server_momentum")):
         del checkpoint["experiment"][section][option]
-    torch.save(checkpoint, path)
+    write_checkpoint(checkpoint, path)
     assert tiny_cli.fit(tmp_path / "run", "--ckpt_path", "last") == 0
     assert tiny_cli.fit(tmp_path / "run", "--ckpt_path", "last", "--data.exposure", "joint") == 2
     assert "data.exposure: 'joint', in the checkpoint 'sequential'" in capsys.readouterr().err

@@ -13,7 +13,9 @@ import torch
 import yaml
 from lightning.pytorch.cli import LightningCLI
 
-from cfl.cli import FederatedCLI, with_run_config
+from cfl.checkpoint_file import write_checkpoint
+from cfl.cli import FederatedCLI
+from cfl.command_line import read_command_line
 from cfl.compare.matrix_file import read_matrix_csv
 
 FOT = ("--methods.fot", "FOT", "--methods.fot.threshold", "0.9")
@@ -266,7 +268,7 @@ def test_the_model_is_measured_again(
     saved = tiny_cli.checkpoint(run)
     saved["state_dict"]["network.head.weight"].zero_()
     saved["state_dict"]["network.head.bias"].copy_(torch.tensor([1.0, 0, 0, 0]))  # always class 0, one in four
-    torch.save(saved, tmp_path / "last.ckpt")
+    write_checkpoint(saved, tmp_path / "last.ckpt")
     capsys.readouterr()
     assert tiny_cli.run(command, "--ckpt_path", str(tmp_path / "last.ckpt")) == 0
     assert table(capsys.readouterr().out)[1] == [25.0, 25.0, 25.0]
@@ -318,4 +320,4 @@ def test_configuration_of_the_checkpoints_run_is_used(
     Path("RUN").mkdir()
     Path("RUN/config.yaml").touch()
     inserted = ["--config", "RUN/config.yaml", "--run.dir", "RUN"] if added else []
-    assert with_run_config(given) == [*given[:1], *inserted, *given[1:]]
+    assert read_command_line(given) == ([*given[:1], *inserted, *given[1:]], added, ())

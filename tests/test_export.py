@@ -251,6 +251,13 @@ def test_personal_layers_need_a_client(tmp_path: Path) -> None:
     assert float((found(images(client)) - scores(client, images(client), 2)).abs().max()) > 1e-3
 
 
+def model_in(folder: Path) -> Path:
+    """An exported file of which only the name and the bytes matter."""
+    path = folder / "m.onnx"
+    path.write_bytes(b"a model")
+    return path
+
+
 def test_the_card_of_a_client_that_has_never_trained_says_so(tmp_path: Path) -> None:
     """It is scored all the same: by the common layers, and its own as the run began with them."""
     from cfl.export.card import write_card
@@ -261,7 +268,7 @@ def test_the_card_of_a_client_that_has_never_trained_says_so(tmp_path: Path) -> 
     assert 0 < len(took_part) < 4
     for owner in range(4):
         choice, path = Choice(client=owner), tmp_path / f"{owner}.md"
-        write_card(path, Path("m.onnx"), answer_of(client, choice), choice, federation, "", tmp_path)
+        write_card(path, model_in(tmp_path), answer_of(client, choice), choice, federation, "", tmp_path)
         assert ("It has not trained so far" in path.read_text()) == (owner not in took_part)
 
 
@@ -422,7 +429,9 @@ def test_the_card_of_tasks_with_outputs_of_their_own(tmp_path: Path) -> None:
     client = trained(methods={"fedweit": FedWeIT()})
     choice = Choice(client=1, task=1)
     path = tmp_path / "card.md"
-    write_card(path, Path("m.onnx"), answer_of(client, choice), choice, client.require_federation(), "a: 1", tmp_path)
+    write_card(
+        path, model_in(tmp_path), answer_of(client, choice), choice, client.require_federation(), "a: 1", tmp_path
+    )
     card = path.read_text()
     assert "The model of client 1 for its task 1 (from 0)" in card
     assert "| 0 | 0 to 1 | 0 1 |\n| 1 | 2 to 3 | 2 3 |" in card
@@ -431,7 +440,15 @@ def test_the_card_of_tasks_with_outputs_of_their_own(tmp_path: Path) -> None:
     assert "Every task has outputs of its own; which task" in card
     assert "over all clients, each with its own model: not of this model alone, accuracies and forgetting" in card
     choice = Choice(task=1)
-    write_card(path, Path("m.onnx"), answer_of(client, Choice(1, 1)), choice, client.require_federation(), "", tmp_path)
+    write_card(
+        path,
+        model_in(tmp_path),
+        answer_of(client, Choice(1, 1)),
+        choice,
+        client.require_federation(),
+        "",
+        tmp_path,
+    )
     assert "over all tasks, each with its own model: not of this model alone, accuracies" in path.read_text()
 
 
@@ -442,11 +459,11 @@ def test_the_card_of_an_unfinished_run_says_which_outputs_have_been_trained(
 
     client, path, said = trained(scenario="class", class_loss="seen"), tmp_path / "card.md", "Only outputs below 2 have"
     federation, answer = client.require_federation(), answer_of(client, Choice())
-    write_card(path, Path("m.onnx"), answer, Choice(), federation, "", tmp_path)
+    write_card(path, model_in(tmp_path), answer, Choice(), federation, "", tmp_path)
     assert said not in path.read_text()
     monkeypatch.setattr(type(federation), "finished", False)
     monkeypatch.setattr(type(federation), "last_task", 0)
-    write_card(path, Path("m.onnx"), answer, Choice(), federation, "", tmp_path)
+    write_card(path, model_in(tmp_path), answer, Choice(), federation, "", tmp_path)
     assert said in path.read_text()
 
 
@@ -455,7 +472,7 @@ def test_the_card_of_a_common_model_with_a_clients_own_statistics_says_whose_fig
 
     client, path = trained(norm_net, federated={"batchnorm": "local"}), tmp_path / "card.md"
     choice = Choice(client=1)
-    write_card(path, Path("m.onnx"), answer_of(client, choice), choice, client.require_federation(), "", tmp_path)
+    write_card(path, model_in(tmp_path), answer_of(client, choice), choice, client.require_federation(), "", tmp_path)
     card = path.read_text()
     assert "Weights are the global model's, statistics of normalisation layers the client's own." in card
     assert "of the global model with the statistics of test batches: not of this model, accuracies" in card
@@ -470,7 +487,7 @@ def test_the_card_of_clients_at_different_tasks_counts_the_fastest_ones_outputs(
     federation, answer = client.require_federation(), answer_of(client, Choice())
     of_round = [[federation.schedule.task_at(r, c) for c in range(4)] for r in range(federation.schedule.num_rounds)]
     federation.round = 1 + next(r for r, tasks in enumerate(of_round) if set(tasks) == {0, 1})
-    write_card(path, Path("m.onnx"), answer, Choice(), federation, "", tmp_path)
+    write_card(path, model_in(tmp_path), answer, Choice(), federation, "", tmp_path)
     card = path.read_text()
     assert "Only outputs below 4 have" in card
     assert "after the last task so far after which every client has been evaluated" in card
@@ -480,7 +497,7 @@ def test_the_card_of_clients_at_different_tasks_counts_the_fastest_ones_outputs(
         matrix.clear_row(0, [owner])
     for owner in range(1, 4):
         matrix.update(0, 0, torch.tensor(1), 4, owner)
-    write_card(path, Path("m.onnx"), answer, Choice(), federation, "", tmp_path)
+    write_card(path, model_in(tmp_path), answer, Choice(), federation, "", tmp_path)
     expected = (matrix.compute()[0, 0, 0] + 75) / 4
     assert f"| acc | {float(expected):.6g} |" in path.read_text(), "after task 0, of all four"
 

@@ -136,8 +136,9 @@ def assert_same(ours: Any, theirs: Any, place: str = "") -> None:
 
 # Processes that die.
 
-STAGES = ("training", "closed", "writing", "written")
-"""Moments of a round: in a local step; its row written, its checkpoint not; half of the file written; file in place."""
+STAGES = ("training", "closed", "writing", "written", "ended")
+"""Moments of a round: in a local step; its row written, its checkpoint not; half of the file written; file in place;
+after the last one, all but the summary written."""
 
 
 def die_at(stage: str, round: int, number: int = signal.SIGKILL) -> ExitStack:
@@ -185,6 +186,8 @@ def die_at(stage: str, round: int, number: int = signal.SIGKILL) -> ExitStack:
         stack.enter_context(around(Client, "training_step", True, lambda client, *_: client.federation.round))
     elif stage == "closed":
         stack.enter_context(around(RunRecord, "on_train_epoch_end", False, next_round))
+    elif stage == "ended":
+        stack.enter_context(around(RunRecord, "_finish", True, lambda _, client: client.federation.round - 1))
     elif stage == "written":
         stack.enter_context(around(RoundCheckpoint, "_save", False, next_round))
     else:

@@ -24,6 +24,7 @@ from cfl.compare.writing import (
     write_runs_csv,
 )
 from cfl.errors import ConfigError
+from cfl.printable import on_one_line
 from cfl.whole_file import write_whole
 
 Compared = Sequence[tuple[Comparison, Row | None]]
@@ -173,4 +174,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _say(kind: str, text: str) -> None:
-    print(f"{kind}: {' '.join(text.split())}", file=sys.stderr)
+    print(f"{kind}: {on_one_line(text)}", file=sys.stderr)

@@ -17,6 +17,7 @@ from cfl.compare.matrix_file import RunFolderError, number_in, open_file, read_m
 from cfl.compare.measures import MEASURES
 from cfl.compare.run_folder import Run, read_rounds, read_run
 from cfl.compare.settings import settings_of
+from cfl.names import is_method_name
 
 # libyaml's loader is about ten times as fast, and the same.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -192,7 +193,7 @@ def _bytes(path: Path, consequence: str, warnings: list[str]) -> bytes:
 
 def _methods(config: Any) -> Sequence[str]:
     methods = config.get("methods") if isinstance(config, Mapping) else None
-    return list(methods) if isinstance(methods, Mapping) else []
+    return [name for name in methods if is_method_name(name)] if isinstance(methods, Mapping) else []
 
 
 def _one_line(path: Path, error: Exception, consequence: str) -> str:

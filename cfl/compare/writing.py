@@ -17,6 +17,7 @@ from cfl.compare.reading import LeftOut
 from cfl.compare.run_folder import SUMMARY_KEYS
 from cfl.compare.statistics import Spread, paired_difference
 from cfl.compare.tables import TextTable, caption, figures_of, ranks, targets
+from cfl.printable import in_markdown, on_one_line, printable
 from cfl.whole_file import write_whole
 
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
@@ -29,35 +30,35 @@ def terminal_table(table: TextTable, explanation: str = "") -> Table:
     """For :func:`cfl.compare.printing.print_table`: title and notes above, the explanation below."""
     notes = [f"NOTE: {note}" for note in table.notes]
     shown = Table(
-        title=Text("\n".join([table.title, *notes])),
+        title=Text(printable("\n".join([table.title, *notes]))),
         title_justify="left",
         title_style="bold",
         caption=Text(explanation) if explanation else None,
         caption_justify="left",
     )
     for k, heading in enumerate(table.headings):
-        shown.add_column(Text(heading), justify="right" if k else "left", no_wrap=True)
+        shown.add_column(Text(printable(heading)), justify="right" if k else "left", no_wrap=True)
     for row in table.rows:
-        shown.add_row(*map(Text, row))
+        shown.add_row(*(Text(printable(cell)) for cell in row))
     return shown
 
 
 def markdown_table(table: TextTable) -> str:
     """A heading, the notes as quotes, the table."""
-    lines = [f"## {table.title}", ""]
+    lines = [f"## {in_markdown(table.title)}", ""]
     for note in table.notes:
-        lines += [f"> NOTE: {note}", ""]
+        lines += [f"> NOTE: {in_markdown(note)}", ""]
     lines += [_markdown_row(table.headings), "|---" + "|---:" * (len(table.headings) - 1) + "|"]
     return "\n".join([*lines, *map(_markdown_row, table.rows)]) + "\n"
 
 
 def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(map(in_markdown, cells)) + " |"
 
 
 def latex_table(table: TextTable) -> str:
     """A ``table`` with the rules of the package booktabs; the notes are comments."""
-    lines = [f"% {note}" for note in table.notes]
+    lines = [f"% {on_one_line(note)}" for note in table.notes]
     lines += [r"\begin{table}", r"\centering", rf"\caption{{{_latex(table.title)}}}"]
     lines += [rf"\begin{{tabular}}{{l{'r' * (len(table.headings) - 1)}}}", r"\toprule"]
     lines += [" & ".join(map(_latex, table.headings)) + r" \\", r"\midrule"]
@@ -66,7 +67,7 @@ def latex_table(table: TextTable) -> str:
 
 
 def _latex(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in text)
+    return "".join(_LATEX.get(character, character) for character in on_one_line(text))
 
 
 def _latex_number(text: str) -> str:
@@ -85,9 +86,9 @@ def markdown_report(
 ) -> str:
     """All tables with their explanation, what is left out, and pictures by file names relative to the text."""
     parts = ["# Comparison of runs\n", *map(markdown_table, tables), caption(tables) + "\n"]
-    told = [f"- {one.folder}: {one.reason}" for one in left_out] + [f"- {warning}" for warning in warnings]
+    told = [*(f"{one.folder}: {one.reason}" for one in left_out), *warnings]
     if told:
-        parts.append("\n".join(["## Not compared", "", *told]) + "\n")
+        parts.append("\n".join(["## Not compared", "", *(f"- {in_markdown(line)}" for line in told)]) + "\n")
     parts += [f"![{Path(picture).stem.replace('_', ' ')}]({picture})\n" for picture in pictures]
     return "\n".join(parts)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from cfl.experiment import method_name
 from cfl.export.answer import Answer, Choice
 from cfl.federation import MODEL_TOPIC, Federation
 from cfl.models.density import densities_differ
+from cfl.printable import fenced, in_markdown
 from cfl.whole_file import write_whole
 
 _MEANINGS = {
@@ -69,13 +71,16 @@ def write_card(
         whole += ", over all clients, each with its own model: not of this model alone"
     elif choice.task is not None:
         whole += ", over all tasks, each with its own model: not of this model alone"
+    with model.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     sections = [
         _heading(choice, federation, summary),
-        f"## Use\n\n```python\n{_USE[model.suffix].format(name=model.name)}\n```",
+        f"## Use\n\n```python\n{_USE[model.suffix].format(name=model.name)}\n```\n\n"
+        f"SHA-256 of `{model.name}`: `{digest}` (`sha256sum {model.name}`).",
         _input(data),
         _output(answer, choice, federation),
         _table("Figures", f"{whole}, accuracies and forgetting in percent", ("figure", "value"), summary),
-        f"## Configuration\n\n```yaml\n{config.strip()}\n```",
+        f"## Configuration\n\n{fenced(config, 'yaml')}",
     ]
     if answer.frozen:
         names = ", ".join(f"`{name}.`" for name in answer.frozen)
@@ -100,7 +105,8 @@ def _figures(federation: Federation, run: Path) -> dict[str, Any]:
 
 def _heading(choice: Choice, federation: Federation, summary: Mapping[str, Any]) -> str:
     data, network = federation.data, type(federation.network).__name__
-    title = f"# {summary['method']} on {summary.get('benchmark', data.stream.name)}"
+    benchmark = summary.get("benchmark", data.stream.name)
+    title = f"# {in_markdown(str(summary['method']))} on {in_markdown(str(benchmark))}"
     whose = "The global model" if choice.client is None else f"The model of client {choice.client}"
     if choice.task is not None:
         whose += f" for task {choice.task}" if choice.client is None else f" for its task {choice.task}"
@@ -181,11 +187,11 @@ def _output(answer: Answer, choice: Choice, federation: Federation) -> str:
 
 def _table(title: str, about: str, header: tuple[str, str], values: Mapping[str, Any]) -> str:
     rows = [f"| {header[0]} | {header[1]} |", "|---|---|"]
-    rows += [f"| {key} | {_shown(value)} |" for key, value in values.items()]
+    rows += [f"| {in_markdown(str(key))} | {_shown(value)} |" for key, value in values.items()]
     return f"## {title}\n\n({about})\n\n" + "\n".join(rows)
 
 
 def _shown(value: Any) -> str:
     if value is None:
         return "undefined"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return f"{value:.6g}" if isinstance(value, float) else in_markdown(str(value))

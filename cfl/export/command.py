@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cfl.cli import restored
+from cfl.command_line import ABOUT_ALLOW
 from cfl.experiment import method_name
 from cfl.export.answer import Choice, answer_of
 from cfl.export.card import write_card
 from cfl.export.formats import PACKAGES, check_format, write
 from cfl.parsing import debugging, reason_for_user
+from cfl.printable import printable
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -20,8 +22,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="cfl export",
         description="Write a run's model as a file for use outside, and beside it FILE.md, which says what the model "
         "takes and gives. The model expects network input, that is, normalised images.",
-        epilog="Any other option is one of the configuration, as for cfl validate: --data.root, --config. The "
-        "configuration beside the checkpoint is taken unless --config is given.",
+        epilog="Any other option is one of the configuration, as for cfl validate: --data.root, --config. "
+        + ABOUT_ALLOW,
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -70,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reason = reason_for_user(error) or (error if isinstance(error, OSError) else None)
         if reason is None or debugging():
             raise
-        print(f"error: {reason}", file=sys.stderr)
+        print(printable(f"error: {reason}"), file=sys.stderr)
         return 2
     print(f"{options.out}: answers differ from the network's by at most {difference:.1e}\n{card}")
     return 0

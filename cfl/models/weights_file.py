@@ -28,7 +28,10 @@ def take_weights(path: str, valid: str, take: Callable[[dict[str, Tensor]], obje
     if not file.is_file():
         raise ConfigError(KEY, f"{path} (no such file)", valid)
     try:
-        take(torch.load(file, map_location="cpu", weights_only=True))
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
+        if unusable := [n for n, t in tensors.items() if t.is_floating_point() and not bool(t.isfinite().all())]:
+            raise ValueError(f"{unusable[0]} holds NaN or infinity")
+        take(tensors)
     except Exception as error:  # whatever unpickling and torch's own checks may raise
         reason = " ".join(str(error).split())
         raise ConfigError(KEY, f"{path} ({reason[:300]})", valid) from error

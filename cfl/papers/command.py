@@ -29,6 +29,7 @@ from cfl.papers.results import read_results
 from cfl.papers.run_log import has_diverged
 from cfl.papers.running import Job, Runner, exit_status
 from cfl.papers.sweeps import SweepState, read_sweep
+from cfl.printable import on_one_line, printable
 from cfl.whole_file import write_whole
 
 RUNS = Path("runs/tables")
@@ -62,7 +63,7 @@ def experiments_in(runs: Path) -> Experiments:
     """What is known of the finished runs below a folder; what is left out of them is said on stderr."""
     results = read_results(runs)
     for reason in results.left_out:
-        print(f"left out: {reason}", file=sys.stderr)
+        print(on_one_line(f"left out: {reason}"), file=sys.stderr)
     return Experiments(Resolver(), results, MissingData(runs / MISSING))
 
 
@@ -163,7 +164,7 @@ def keep_runs(options: argparse.Namespace, console: Console) -> int:
         for path in kept.written:
             console.print(str(path), highlight=False, soft_wrap=True)
         for reason in kept.left_out:
-            print(f"left out: {reason}", file=sys.stderr)
+            print(on_one_line(f"left out: {reason}"), file=sys.stderr)
     return 0
 
 
@@ -273,7 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status: int = options.handler(options, Console())
     except (ConfigError, NotAvailable, RunFolderError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # before or after the runs, which end by themselves
         return 128 + signal.SIGINT

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import fcntl
-import importlib
 import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cfl.class_paths import named_class
 from cfl.data.sources import Source
 from cfl.data.sources.root import data_root
 from cfl.errors import ConfigError, DataFilesMissing
@@ -44,11 +44,7 @@ def _sources(tree: Any) -> Iterator[tuple[Mapping[str, Any], type[Source]]]:
         for part in tree:
             yield from _sources(part)
     elif isinstance(tree, Mapping):
-        module, _, name = str(tree.get("class_path", "")).rpartition(".")
-        try:
-            found = getattr(importlib.import_module(module), name, None) if module else None
-        except ImportError:  # the run itself will say so
-            found = None
+        found = named_class(str(tree.get("class_path", "")))
         within = [inner for part in tree.values() for inner in _sources(part)]
         if isinstance(found, type) and issubclass(found, Source) and not within:
             yield tree, found

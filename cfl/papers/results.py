@@ -19,6 +19,7 @@ from cfl.compare.matrix_file import RunFolderError, read_matrix_csv
 from cfl.compare.run_folder import read_curve, read_run, rounds_to
 from cfl.experiment import config_hash, experiment_of
 from cfl.metrics import forgetting_max
+from cfl.names import is_method_name
 from cfl.papers.expressions import Undefined, evaluate
 from cfl.papers.grids import Grid, attention_grid
 from cfl.papers.resolving import same_experiment, seedless_hash
@@ -162,6 +163,8 @@ def read_result(folder: Path) -> Result:
         experiment = experiment_of(config)
         local_epochs = experiment["schedule"]["local_epochs"]
         methods = list(experiment["methods"])
+        if strange := [name for name in methods if not is_method_name(name)]:
+            raise ValueError(f"no method can be called {strange[0]!r}")
         int(experiment["seed_everything"])
         matrix = [[None if math.isnan(x) else x for x in row] for row in run.matrix.tolist()]
         reading = "summary.json"

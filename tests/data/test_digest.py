@@ -14,6 +14,7 @@ import tiny_cli
 import torch
 from tiny import permuted, split, tiny_data
 
+from cfl.checkpoint_file import write_checkpoint
 from cfl.data.digest import data_digests
 from cfl.data.types import ImageSet, Task
 
@@ -154,6 +155,6 @@ def test_a_run_goes_on_with_the_same_samples(interrupted: Path) -> None:
 def test_a_checkpoint_older_than_digests_goes_on(interrupted: Path) -> None:
     checkpoint = tiny_cli.checkpoint(interrupted)
     del checkpoint["FederatedDataModule"]
-    torch.save(checkpoint, interrupted / "last.ckpt")
+    write_checkpoint(checkpoint, interrupted / "last.ckpt")
     packed(interrupted.with_name("data.npz"), seed=2)
     assert tiny_cli.run("fit", "--ckpt_path", str(interrupted / "last.ckpt")) == 0

@@ -17,6 +17,7 @@ from naive_replay import local_samples, replay_client
 from tiny import Rounds, SaveAfter, double, fit, mlp, norm_net, sgd, split, tiny_client, tiny_data, weights
 from torch import Tensor
 
+from cfl.checkpoint_file import write_checkpoint
 from cfl.data.augmentation import CropFlip
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
@@ -434,7 +435,7 @@ def test_a_checkpoint_goes_on_with_its_surrogate_images_or_not_at_all(tmp_path: 
         run(CFeD(surrogate(31), 0.5), ckpt_path=str(tmp_path / "a.ckpt"))
     checkpoint = torch.load(tmp_path / "a.ckpt", weights_only=True)
     del checkpoint["federation"]["methods"]["cfed"]["surrogate"]  # of a run from before it was noted
-    torch.save(checkpoint, tmp_path / "a.ckpt")
+    write_checkpoint(checkpoint, tmp_path / "a.ckpt")
     run(CFeD(surrogate(31), 0.5), ckpt_path=str(tmp_path / "a.ckpt"))
 
 

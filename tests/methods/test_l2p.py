@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from tiny import Rounds, SaveAfter, double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
 from torch import Tensor, nn
 
+from cfl.checkpoint_file import write_checkpoint
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
 from cfl.data.samples import Added, Samples, join_samples
@@ -219,7 +220,7 @@ def test_a_checkpoint_goes_on_with_its_transformer_or_not_at_all(tmp_path: Path)
         with_file("other.pth", ckpt_path=str(tmp_path / "1.ckpt"))
     checkpoint = torch.load(tmp_path / "1.ckpt", weights_only=True)
     del checkpoint["federation"]["fixed_weights"]  # of a run from before it was noted
-    torch.save(checkpoint, tmp_path / "1.ckpt")
+    write_checkpoint(checkpoint, tmp_path / "1.ckpt")
     with_file("other.pth", ckpt_path=str(tmp_path / "1.ckpt"))
 
 

@@ -1,0 +1,18 @@
+"""Names from configurations that become names of files and folders."""
+
+from __future__ import annotations
+
+import re
+
+_METHOD = re.compile("[A-Za-z0-9_-]+")
+_BENCHMARK = re.compile(r"[^/\\\s.][^/\\]*")
+
+
+def is_method_name(text: object) -> bool:
+    """Whether a method may be called so: its table is ``<name>.csv``."""
+    return isinstance(text, str) and _METHOD.fullmatch(text) is not None
+
+
+def is_benchmark_name(text: object) -> bool:
+    """Whether a benchmark may be called so: a folder of its runs is, and terminals show it."""
+    return isinstance(text, str) and _BENCHMARK.fullmatch(text) is not None and text.isprintable()
