@@ -43,7 +43,7 @@ def write_checkpoint(content: Mapping[str, Any], path: Path) -> None:
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """What a file of :func:`write_checkpoint` holds, its tensors on the CPU and mapped from the file.
 
-    The whole file is read once for its digest, 0.6 s a GB. One that was written before there were digests is read with
+    The whole file is read once for its digest, 0.7 s a GB. One that was written before there were digests is read with
     a warning.
 
     Raises:
