@@ -1,0 +1,1 @@
+"""Run folders, pictures and comparisons; nothing here trains or imports a model."""
