@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from callbacks.access import data_of, federation_of
-from cfl.compare.run_folder import rounds_to
-from cfl.errors import ConfigError
-from cfl.schedule import Schedule
+from cfl.data.schedule import Schedule
+from cfl.reporting.run_folder import rounds_to
+from cfl.runtime.errors import ConfigError
+from cfl.training.access import data_of, federation_of
 
 
 class AccuracyTargets(Callback):

@@ -23,23 +23,23 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
-from callbacks.access import client_of, data_of, federation_of
-from cfl import processes
-from cfl.channel import UPDATE, Channel
-from cfl.client import Client
-from cfl.client_states import ClientStates
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
-from cfl.errors import ConfigError
-from cfl.federation import MODEL_TOPIC, Federation, state_buffers
-from cfl.full_precision import full_precision
-from cfl.located import Located
+from cfl.data.schedule import RoundPlan
+from cfl.federation.channel import UPDATE, Channel
+from cfl.federation.client_states import ClientStates
+from cfl.federation.federation import MODEL_TOPIC, Federation, state_buffers
+from cfl.federation.server import Server
 from cfl.methods import Method
-from cfl.parallel import check_strategy
-from cfl.randomness import seed_device, seed_for
-from cfl.schedule import RoundPlan
-from cfl.sealed import sealed_plan
-from cfl.server import Server
+from cfl.methods.task_free import sealed_plan
+from cfl.randomness.generators import seed_device, seed_for
+from cfl.runtime import distributed
+from cfl.runtime.error_context import Located
+from cfl.runtime.errors import ConfigError
+from cfl.runtime.precision import full_precision
+from cfl.training.access import client_of, data_of, federation_of
+from cfl.training.client import Client
+from cfl.training.strategy import check_strategy
 
 NEVER = 10**9  # epochs between validations that no run reaches
 
@@ -291,10 +291,10 @@ class FederatedOrchestrator(Callback):
 
     def _hear_others(self, client: Client) -> None:
         """Take in losses of other processes' clients, and the outputs that they trained."""
-        if processes.count() == 1:
+        if distributed.count() == 1:
             return
         used = self._used_outputs
-        heard = processes.gather((client.loss_sums.tolist(), None if used is None else used.cpu()))
+        heard = distributed.gather((client.loss_sums.tolist(), None if used is None else used.cpu()))
         client.loss_sums.copy_(torch.tensor([loss for loss, _ in heard]).sum(0))
         masks = [mask for _, mask in heard if mask is not None]
         self._used_outputs = torch.stack(masks).any(0) if masks else None
@@ -451,9 +451,9 @@ def check_same_model(federation: Federation) -> None:
     Raises:
         RuntimeError: naming the first process whose global model is not that of process 0, rounding aside.
     """
-    if processes.count() == 1:
+    if distributed.count() == 1:
         return
-    everyones = processes.gather([_digest(t.detach()) for t in federation.shared_tensors().values()])
+    everyones = distributed.gather([_digest(t.detach()) for t in federation.shared_tensors().values()])
     for process, digests in enumerate(everyones):
         pairs = zip(digests, everyones[0], strict=True)
         if any(abs(a - b) > 1e-3 * first[0] for theirs, first in pairs for a, b in zip(theirs, first, strict=True)):

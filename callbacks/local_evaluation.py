@@ -8,17 +8,17 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.func import functional_call
 
-from callbacks.access import client_of, data_of, federation_of
-from cfl import processes
-from cfl.client import Client
 from cfl.data.cohorts import CohortBatch
 from cfl.data.evaluation import EvaluationBatch
-from cfl.errors import ConfigError
-from cfl.federation import Federation
-from cfl.full_precision import full_precision
+from cfl.data.schedule import RoundPlan
+from cfl.federation.federation import Federation
 from cfl.models.density import LogLikelihood
 from cfl.models.evaluation import evaluation_mode
-from cfl.schedule import RoundPlan
+from cfl.runtime import distributed
+from cfl.runtime.errors import ConfigError
+from cfl.runtime.precision import full_precision
+from cfl.training.access import client_of, data_of, federation_of
+from cfl.training.client import Client
 
 
 class LocalModels(Callback):
@@ -85,9 +85,9 @@ class LocalModels(Callback):
         if not self.evaluate:
             return
         self._leave_out(federation_of(pl_module))
-        if processes.count() == 1:
+        if distributed.count() == 1:
             return
-        for theirs in processes.gather(self.scores):
+        for theirs in distributed.gather(self.scores):
             for task, scores in theirs.items():
                 self.scores.setdefault(task, {}).update(scores)
 

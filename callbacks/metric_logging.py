@@ -12,14 +12,14 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from callbacks.access import federation_of
-from callbacks.checkpoint import record_of
-from callbacks.federated import mean_matrix
-from cfl.experiment import flatten, method_name, setting_hash
-from cfl.federation import Federation
-from cfl.figures import accuracy_curve, accuracy_heatmap, learning_curves
-from cfl.metrics import average_accuracy
+from cfl.callbacks.checkpoint import record_of
+from cfl.callbacks.federated_orchestrator import mean_matrix
+from cfl.federation.federation import Federation
+from cfl.metrics.accuracy import average_accuracy
 from cfl.models.density import is_density
+from cfl.reporting.experiment import flatten, method_name, setting_hash
+from cfl.reporting.figures import accuracy_curve, accuracy_heatmap, learning_curves
+from cfl.training.access import federation_of
 
 _FINAL = ("acc", "fgt", "bwt", "nll")
 

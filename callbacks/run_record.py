@@ -21,30 +21,31 @@ import torch
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from callbacks import folder_lock
-from callbacks.access import client_of, data_of, federation_of
-from callbacks.federated import mean_matrix
-from callbacks.local_models import LocalModels
-from callbacks.targets import AccuracyTargets, rounds_in_words
-from cfl import __version__, processes
-from cfl.channel import payload_bytes
-from cfl.client import Client
-from cfl.compare.matrix_file import write_matrix_csv
-from cfl.compare.matrix_table import matrix_table
-from cfl.compare.printing import print_table
+from cfl import __version__
+from cfl.callbacks.accuracy_targets import AccuracyTargets, rounds_in_words
+from cfl.callbacks.federated_orchestrator import mean_matrix
+from cfl.callbacks.local_evaluation import LocalModels
 from cfl.data.report import save as save_partition_report
-from cfl.errors import ConfigError
-from cfl.experiment import method_name
-from cfl.federation import Federation
-from cfl.figures import accuracy_curve, accuracy_heatmap, learning_curves, sample_grid
-from cfl.figures import save as save_figure
-from cfl.measure import ACCURACY, NLL
+from cfl.data.schedule import RoundPlan
+from cfl.federation.channel import payload_bytes
+from cfl.federation.federation import Federation
 from cfl.methods import Method
-from cfl.samples import draw_images
-from cfl.schedule import RoundPlan
-from cfl.source_digest import source_digest
-from cfl.task_matrix import TaskMatrix
-from cfl.whole_file import write_whole
+from cfl.metrics.measure import ACCURACY, NLL
+from cfl.metrics.task_matrix import TaskMatrix
+from cfl.reporting import folder_lock
+from cfl.reporting.compare.matrix_table import matrix_table
+from cfl.reporting.compare.printing import print_table
+from cfl.reporting.experiment import method_name
+from cfl.reporting.figures import accuracy_curve, accuracy_heatmap, learning_curves, sample_grid
+from cfl.reporting.figures import save as save_figure
+from cfl.reporting.matrix_file import write_matrix_csv
+from cfl.runtime import distributed
+from cfl.runtime.atomic_write import write_whole
+from cfl.runtime.errors import ConfigError
+from cfl.runtime.source_digest import source_digest
+from cfl.training.access import client_of, data_of, federation_of
+from cfl.training.client import Client
+from cfl.training.density_samples import draw_images
 
 _log = logging.getLogger(__name__)
 
@@ -141,8 +142,8 @@ class RunRecord(Callback):
     the learning curve ``accuracy_rounds.png``. Accuracies and forgetting are in percent. Runs that estimate a density
     have ``nll_matrix.csv`` and so on instead, in nats. What is known of tests in which tasks are told apart lies beside
     that, in ``accuracy_matrix_task_il.csv`` or ``nll_matrix_task_aware.csv``. Where a density of images is estimated,
-    ``samples.png`` shows some that are drawn from it (:func:`cfl.samples.draw_images`), also after ``cfl validate``.
-    Of several processes the first writes and prints.
+    ``samples.png`` shows some that are drawn from it (:func:`cfl.training.density_samples.draw_images`), also after
+    ``cfl validate``. Of several processes the first writes and prints.
 
     Args:
         dir: the run folder; null makes ``runs/<benchmark>/<method>-seed<seed>-<hash>``.
@@ -358,7 +359,7 @@ class RunRecord(Callback):
             "skipped_messages": Counter(topic for _, topic, _ in channel.skipped_messages),
             "data_unlike_published": data.stream.unlike_published,
             "data_digests": data.digests,
-            "processes": processes.count(),
+            "processes": distributed.count(),
             "engine": federation.engine,
             "client_storage_bytes": federation.client_storage(),
             "model_bytes": data.num_clients * payload_bytes(dict(federation.network.named_parameters())),

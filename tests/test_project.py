@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import double, fit, mlp, tiny_client, tiny_data, weights
+from support.tiny import double, fit, mlp, tiny_client, tiny_data, weights
 from torch import Tensor
 
-from cfl.cli import main
-from cfl.cohort import Cohort
+from cfl.cli.main import main
+from cfl.engines.cohort import Cohort
 from cfl.methods import Method
 
 ROOT = Path(__file__).parents[1]
@@ -38,7 +38,7 @@ def test_only_the_command_line_knows_the_callbacks() -> None:
         for path in (ROOT / "cfl").rglob("*.py")
         if any(name.split(".")[0] == "callbacks" for name in imports(path))
     }
-    assert knowing == {"cfl/cli.py"}
+    assert knowing == {"cfl/cli/main.py"}
 
 
 def test_the_other_lightning_package_is_never_imported() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from cfl.errors import ConfigError
+from cfl.runtime.errors import ConfigError
 
 FOLLOWING = {
     "model.methods": "methods",

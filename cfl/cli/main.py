@@ -23,7 +23,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from callbacks import (
+from cfl.callbacks import (
     AccuracyTargets,
     DashboardLog,
     FederatedOrchestrator,
@@ -31,23 +31,30 @@ from callbacks import (
     RoundCheckpoint,
     RoundProgress,
     RunRecord,
-    folder_lock,
 )
-from callbacks.federated import check_evaluation, check_trainer
-from callbacks.record import LAST_CHECKPOINT, check_method_names, wandb_id_in
-from cfl.client import Client
+from cfl.callbacks.run_record import LAST_CHECKPOINT, check_method_names, wandb_id_in
+from cfl.callbacks.trainer_checks import check_evaluation, check_trainer
+from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING
+from cfl.cli.method_keys import keys_as_typed
+from cfl.cli.parsing import Parser, debugging, reason_for_user
 from cfl.data.datamodule import FederatedDataModule
+from cfl.data.schedule import Schedule
 from cfl.engines import EngineOptions
-from cfl.errors import ConfigError
-from cfl.experiment import benchmark_name, completed, config_hash, differences, experiment_of, method_name
-from cfl.following import BUILT_FROM, FOLLOWING
-from cfl.method_keys import keys_as_typed
+from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import Method
-from cfl.metrics import FORMULAS
-from cfl.parsing import Parser, debugging, reason_for_user
-from cfl.processes import cause_elsewhere
-from cfl.replay_buffer import ReplayBuffer
-from cfl.schedule import Schedule
+from cfl.metrics.accuracy import FORMULAS
+from cfl.reporting import folder_lock
+from cfl.reporting.experiment import (
+    benchmark_name,
+    completed,
+    config_hash,
+    differences,
+    experiment_of,
+    method_name,
+)
+from cfl.runtime.distributed import cause_elsewhere
+from cfl.runtime.errors import ConfigError
+from cfl.training.client import Client
 
 DEFAULT_CONFIG = Path(__file__).resolve().parent.parent / "configs" / "default.yaml"
 SUBCOMMANDS = {
@@ -307,7 +314,7 @@ def check_checkpoint(path: Path, experiment: Mapping[str, Any]) -> int:
 
     Args:
         path: the file.
-        experiment: the experiment about to run, as :func:`cfl.experiment.experiment_of` gives it.
+        experiment: the experiment about to run, as :func:`cfl.reporting.experiment.experiment_of` gives it.
 
     Returns:
         How many rounds of it have been run.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from cfl.errors import ConfigError
-from cfl.parsing import reason_for_user
+from cfl.cli.parsing import reason_for_user
+from cfl.runtime.errors import ConfigError
 
 
 def typed_key(key: str, methods: Mapping[str, str]) -> str:

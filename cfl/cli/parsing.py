@@ -17,18 +17,18 @@ from jsonargparse import ActionConfigFile, Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser
 
-from cfl.client import ELEMENTWISE_OPTIMIZERS
+from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING, check_content, check_words
+from cfl.cli.methods_given import NO_CLASS, UNKNOWN, Given, in_file, on_command_line, with_name
 from cfl.data.augmentation import Augmentation
 from cfl.data.participation import Participation
 from cfl.data.partitions import Partition
 from cfl.data.sequences import TaskSequences
 from cfl.data.sources import Source
 from cfl.data.streams import Stream
-from cfl.errors import BadUpdate, ConfigError, DataFilesMissing
-from cfl.following import BUILT_FROM, FOLLOWING, check_content, check_words
 from cfl.methods import Method
-from cfl.methods_given import NO_CLASS, UNKNOWN, Given, in_file, on_command_line, with_name
 from cfl.models import Network
+from cfl.runtime.errors import BadUpdate, ConfigError, DataFilesMissing
+from cfl.training.client import ELEMENTWISE_OPTIMIZERS
 
 _PLUGINS: dict[str, type] = {
     "<name>": Method,

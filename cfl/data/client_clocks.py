@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cfl.randomness import numpy_generator
+from cfl.randomness.generators import numpy_generator
 
 
 def rounds_of_clients(rounds: Sequence[int], spread: float, num_clients: int, seed: int) -> np.ndarray:

@@ -9,9 +9,9 @@ from typing import Literal
 
 import numpy as np
 
-from cfl.clocks import can_differ, rounds_of_clients
-from cfl.errors import ConfigError
-from cfl.randomness import numpy_generator
+from cfl.data.client_clocks import can_differ, rounds_of_clients
+from cfl.randomness.generators import numpy_generator
+from cfl.runtime.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Schedule:
         evaluate_every: evaluate the global model every so many rounds besides each task's end; 0 = task ends only.
         clock_spread: s in [0, 1). Above 0 clients do not change tasks together: each spends on each task a number of
             rounds of its own, drawn once from ``rounds_per_task`` times 1 - s to 1 + s
-            (:func:`cfl.clocks.rounds_of_clients`), and begins the next when it is through. Rounds go on, without those
-            that have learned all of their tasks, until nobody is left.
+            (:func:`cfl.data.client_clocks.rounds_of_clients`), and begins the next when it is through. Rounds go on,
+            without those that have learned all of their tasks, until nobody is left.
     """
 
     def __init__(

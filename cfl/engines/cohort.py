@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from cfl.sealed import SealedTasks, opened_tasks
+from cfl.data.task_handles import SealedTasks, opened_tasks
 
 if TYPE_CHECKING:
     from cfl.data.cohorts import CohortBatch

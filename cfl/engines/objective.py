@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cfl.data.samples import Samples
-from cfl.errors import ConfigError
 from cfl.models.density import negative_log_likelihoods
+from cfl.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
     from cfl.data.cohorts import CohortBatch

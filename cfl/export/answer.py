@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
-from cfl.client import Client
-from cfl.errors import ConfigError
-from cfl.federation import Federation
+from cfl.data.task_handles import shown_task
+from cfl.federation.federation import Federation
 from cfl.methods import Method
 from cfl.models.density import LogLikelihood, densities_differ, is_density
 from cfl.models.frozen_vit import FrozenViT
-from cfl.sealed import shown_task
+from cfl.runtime.errors import ConfigError
+from cfl.training.client import Client
 
 
 @dataclass(frozen=True)

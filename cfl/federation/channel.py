@@ -9,8 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from cfl import processes
-from cfl.errors import BadUpdate
+from cfl.runtime import distributed
+from cfl.runtime.errors import BadUpdate
 
 UPDATE = "update"
 """The topic of what clients have trained."""
@@ -145,7 +145,7 @@ class Channel:
             RuntimeError: if a client's messages came through two processes.
         """
         senders = self._senders.pop(topic, set())
-        own = processes.gather((self._weights.pop(topic, 0.0), senders))
+        own = distributed.gather((self._weights.pop(topic, 0.0), senders))
         weight = sum(weight for weight, _ in own)
         seen: set[int] = set()
         for _, senders in own:
@@ -155,7 +155,7 @@ class Channel:
                     "federation.own_clients(...)"
                 )
             seen |= senders
-        sums = processes.add_up(self._sums.pop(topic, {}))
+        sums = distributed.add_up(self._sums.pop(topic, {}))
         if weight == 0.0:
             why = "every client was skipped" if topic == UPDATE else "every one that came has NaN or infinity"
             raise BadUpdate(f"round {self._round} (task {self._task}): no usable message for {topic!r}; {why}")
@@ -188,7 +188,7 @@ class Channel:
     def collect_individually(self, topic: str) -> dict[int, dict[str, Tensor]]:
         """The server takes a topic's single messages, client -> payload, by ascending client id."""
         self._senders.pop(topic, None)
-        return dict(sorted(processes.share_out(self._single.pop(topic, {})).items()))
+        return dict(sorted(distributed.share_out(self._single.pop(topic, {})).items()))
 
     def _count_uplink(
         self, topic: str, payload: Mapping[str, Tensor], clients: Sequence[int], wire_bytes: int | None
@@ -253,7 +253,7 @@ class Channel:
             "skipped": self.skipped[known:],
             "skipped_messages": self.skipped_messages[messages:],
         }
-        everyones = processes.gather(fresh)
+        everyones = distributed.gather(fresh)
         for direction, total in (("uplink_bytes", self.uplink_bytes), ("downlink_bytes", self.downlink_bytes)):
             total.clear()
             total.update(before[direction])

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cfl.row_layout import RowLayout, dtype_name
-from cfl.row_store import FileRows, MemoryRows, RowStore
+from cfl.federation.row_layout import RowLayout, dtype_name
+from cfl.federation.row_store import FileRows, MemoryRows, RowStore
 
 _BYTES_AT_ONCE = 1 << 24
 
@@ -92,7 +92,7 @@ class ClientRows:
         self._memory.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """See :meth:`cfl.client_states.ClientStates.state_dict`."""
+        """See :meth:`cfl.federation.client_states.ClientStates.state_dict`."""
         clients = self.clients
         if self.on_disk:
             rows = {dtype_name(dtype): file.first(self.count) for dtype, file in self._files.items()}

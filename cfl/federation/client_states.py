@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cfl import processes
-from cfl.client_rows import ClientRows
-from cfl.row_layout import RowLayout, dtype_name
+from cfl.federation.client_rows import ClientRows
+from cfl.federation.row_layout import RowLayout, dtype_name
+from cfl.runtime import distributed
 
 
 class ClientStates:
@@ -119,17 +119,17 @@ class ClientStates:
         """
         changed = {topic: sorted(clients) for topic, clients in self._changed.items() if clients}
         self._changed.clear()
-        if processes.count() == 1:
+        if distributed.count() == 1:
             return
         layouts = {topic: self._topics[topic].layout for topic in changed}
-        everyones = processes.gather((changed, {topic: layout.plain() for topic, layout in layouts.items()}))
+        everyones = distributed.gather((changed, {topic: layout.plain() for topic, layout in layouts.items()}))
         own = {}
         for topic, clients in changed.items():
             rows = self._topics[topic].read_rows(self._topics[topic].rows_of(clients))
-            own[topic, processes.rank()] = {dtype_name(dtype): values for dtype, values in rows.items()}
-        shared = processes.share_out(own)
+            own[topic, distributed.rank()] = {dtype_name(dtype): values for dtype, values in rows.items()}
+        shared = distributed.share_out(own)
         for source, (theirs, plain) in enumerate(everyones):
-            if source == processes.rank():
+            if source == distributed.rank():
                 continue
             for topic, clients in theirs.items():
                 layout, message = RowLayout.from_plain(plain[topic]), shared[topic, source]

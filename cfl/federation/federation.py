@@ -10,24 +10,25 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from cfl.channel import Channel, payload_bytes
-from cfl.client_states import ClientStates
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.kept_samples import kept_bytes, kept_samples
-from cfl.density_metrics import NLLMatrix
-from cfl.errors import ConfigError
-from cfl.measure import ACCURACY, NLL, Measure
-from cfl.metrics import AccuracyMatrix, average_accuracy
+from cfl.data.schedule import BoundSchedule, RoundPlan
+from cfl.data.task_handles import TaskRef, opened, shown_task
+from cfl.federation.channel import Channel, payload_bytes
+from cfl.federation.client_states import ClientStates
+from cfl.federation.replay_buffer import TOPIC as BUFFER_TOPIC
+from cfl.federation.replay_buffer import ReplayBuffer
+from cfl.federation.server import Server
+from cfl.methods.task_free import sealed_federation
+from cfl.metrics.accuracy import AccuracyMatrix, average_accuracy
+from cfl.metrics.likelihood import NLLMatrix
+from cfl.metrics.measure import ACCURACY, NLL, Measure
+from cfl.metrics.task_matrix import TaskMatrix
 from cfl.models.density import is_density
-from cfl.replay_buffer import TOPIC as BUFFER_TOPIC
-from cfl.replay_buffer import ReplayBuffer
-from cfl.schedule import BoundSchedule, RoundPlan
-from cfl.sealed import TaskRef, opened, sealed_federation, shown_task
-from cfl.server import Server
-from cfl.task_matrix import TaskMatrix
+from cfl.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
-    from cfl.cohort import Cohort
+    from cfl.engines.cohort import Cohort
     from cfl.methods.base import Method
 
 FORMAT = 2
@@ -237,7 +238,7 @@ class Federation:
 
     def figures(self, matrix: TaskMatrix) -> dict[str, float | None]:
         """What one of :attr:`matrices` says of the run so far, after :meth:`last_whole_row`; see
-        :meth:`cfl.task_matrix.TaskMatrix.summary`."""
+        :meth:`cfl.metrics.task_matrix.TaskMatrix.summary`."""
         row = self.last_whole_row()
         return dict.fromkeys(self.measure.formulas) if row is None else matrix.summary(after=row)
 
@@ -305,7 +306,7 @@ class Federation:
 
     def trained_tensors(self, cohort: Cohort, positions: Sequence[int]) -> dict[str, Tensor]:
         """What these clients of a cohort send or keep of their models, name -> ``[k, ...]``; a client in whose tensors
-        there is NaN or infinity is left out, with all that it has (:meth:`cfl.channel.Channel.usable`)."""
+        there is NaN or infinity is left out, with all that it has (:meth:`cfl.federation.channel.Channel.usable`)."""
         names = (*self.shared_parameters, *self.shared_buffers, *self.personal)
         tensors = {**cohort.parameters, **cohort.buffers}
         return cohort.rows(positions, {name: tensors[name] for name in names})

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cfl.client_states import ClientStates
-from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
-from cfl.errors import ConfigError
-from cfl.randomness import seed_for
-from cfl.replay_memory import RULES, Rule, chosen, slots, winners
-from cfl.sealed import SealedTasks, opened_tasks
+from cfl.data.task_handles import SealedTasks, opened_tasks
+from cfl.engines.cohort import Cohort
+from cfl.federation.client_states import ClientStates
+from cfl.federation.replay_memory import RULES, Rule, chosen, slots, winners
+from cfl.randomness.generators import seed_for
+from cfl.runtime.errors import ConfigError
 
 TOPIC = "buffer"
 BETWEEN_ROUNDS = -1
@@ -73,7 +73,7 @@ class ReplayBuffer:
 
     Args:
         size: samples per client.
-        rule: which of the samples offered are held (:func:`cfl.replay_memory.slots`).
+        rule: which of the samples offered are held (:func:`cfl.federation.replay_memory.slots`).
         offered: ``once``: a sample is offered in the step in which its client first trains on it, never again, so that
             a reservoir is uniform over different samples. ``every_step``: whenever it is trained on.
         keeps: ``augmented``: the image as that step saw it, replayed unchanged. ``raw``: the stored image, augmented

@@ -12,8 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from cfl.client_states import ClientStates
-from cfl.random_words import random_words, random_words_at
+from cfl.federation.client_states import ClientStates
+from cfl.randomness.counter_bits import random_words, random_words_at
 
 Table = dict[str, Tensor]
 """``task`` ``[k, M]`` and ``index`` ``[k, M]`` int64, -1 where empty, and ``seen`` ``[k]`` int64, samples offered."""

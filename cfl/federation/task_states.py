@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from cfl.client_states import ClientStates
+from cfl.federation.client_states import ClientStates
 
 
 class TaskStates:

@@ -35,16 +35,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 
 from cfl.data.scenarios import Scenario
-from cfl.errors import ConfigError
+from cfl.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from cfl.cohort import Cohort
     from cfl.data.cohorts import CohortBatch
     from cfl.data.samples import Samples
-    from cfl.federation import Federation
-    from cfl.schedule import RoundPlan
+    from cfl.data.schedule import RoundPlan
+    from cfl.engines.cohort import Cohort
+    from cfl.federation.federation import Federation
 
 
 class Method:
@@ -70,7 +70,7 @@ class Method:
             ``sample_loss`` puts a term; at most one method of a run may say so.
         task_free: whether the method declares to need neither task ids nor boundaries, as general continual learning
             does. It is then shown none: ``begin_task`` and ``end_task`` are not called, and rounds, cohorts and batches
-            come without what tells tasks apart (:mod:`cfl.sealed`).
+            come without what tells tasks apart (:mod:`cfl.methods.task_free`).
         task_free_with: the setting that makes the method ``task_free``, as its option and value, if one does.
         topics: under which a ``task_free`` method keeps what its clients have between rounds (``federation.clients``),
             beside its name in the configuration. It is shown no others.

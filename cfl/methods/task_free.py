@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from cfl.cohort import Cohort
-    from cfl.federation import Federation
+    from cfl.data.schedule import RoundPlan
+    from cfl.engines.cohort import Cohort
+    from cfl.federation.federation import Federation
     from cfl.methods.base import Method
-    from cfl.schedule import RoundPlan
 
 
 class TaskHidden(RuntimeError):
@@ -132,7 +132,7 @@ class _View:
 
 
 class SealedPlan(_View):
-    """A round without what says where its task begins and ends; see :class:`cfl.schedule.RoundPlan`."""
+    """A round without what says where its task begins and ends; see :class:`cfl.data.schedule.RoundPlan`."""
 
     _SHOWN = frozenset({"round", "clients"})
     _WHOSE = "a round"
@@ -163,7 +163,7 @@ class SealedSchedule(_View):
     Who takes part in later ones would tell boundaries before they come, where clients join or leave with a task.
 
     Args:
-        behind: :class:`cfl.schedule.BoundSchedule`.
+        behind: :class:`cfl.data.schedule.BoundSchedule`.
         latest: says which is the running round, or the next one when it has ended.
     """
 
@@ -185,7 +185,7 @@ class SealedSchedule(_View):
         return SealedPlan(self._behind.round(self._begun(number)))
 
     def present(self, round: int) -> np.ndarray:
-        """As :meth:`cfl.schedule.BoundSchedule.present`."""
+        """As :meth:`cfl.data.schedule.BoundSchedule.present`."""
         present: np.ndarray = self._behind.present(self._begun(round))
         return present
 
@@ -267,7 +267,7 @@ class SealedStates(_View):
     """What clients keep between rounds of the method's own; not what others keep of them, such as a buffer's places.
 
     Args:
-        behind: :class:`cfl.client_states.ClientStates`.
+        behind: :class:`cfl.federation.client_states.ClientStates`.
         topics: the method's own.
     """
 
@@ -314,7 +314,7 @@ class SealedFederation(_View):
     """The federation, without what says which task clients are at.
 
     Args:
-        behind: :class:`cfl.federation.Federation`.
+        behind: :class:`cfl.federation.federation.Federation`.
         topics: the method's own among what clients keep.
         method: whose it is.
     """
@@ -363,22 +363,22 @@ class SealedFederation(_View):
         return None if self._behind.buffer is None else SealedBuffer(self._behind.buffer)
 
     def members(self, task: SealedTask) -> list[int]:
-        """As :meth:`cfl.federation.Federation.members`."""
+        """As :meth:`cfl.federation.federation.Federation.members`."""
         members: list[int] = self._behind.members(_sealed_only(task))
         return members
 
     def own_clients(self, task: SealedTask, clients: Sequence[int]) -> list[int]:
-        """As :meth:`cfl.federation.Federation.own_clients`."""
+        """As :meth:`cfl.federation.federation.Federation.own_clients`."""
         own: list[int] = self._behind.own_clients(_sealed_only(task), clients)
         return own
 
     def encode(self, task: SealedTask, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """As :meth:`cfl.federation.Federation.encode`."""
+        """As :meth:`cfl.federation.federation.Federation.encode`."""
         encoded: dict[str, Tensor] = self._behind.encode(_sealed_only(task), tensors)
         return encoded
 
     def decode(self, task: SealedTask, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """As :meth:`cfl.federation.Federation.decode`."""
+        """As :meth:`cfl.federation.federation.Federation.decode`."""
         decoded: dict[str, Tensor] = self._behind.decode(_sealed_only(task), tensors)
         return decoded
 

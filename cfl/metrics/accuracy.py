@@ -40,7 +40,7 @@ import math
 import torch
 from torch import Tensor
 
-from cfl.task_matrix import TaskMatrix
+from cfl.metrics.task_matrix import TaskMatrix
 
 FORMULAS: dict[str, str] = {
     "acc": "mean over i <= t of a[t, i], in percent (higher is better)",
@@ -192,7 +192,7 @@ class AccuracyMatrix(TaskMatrix):
             global model.
 
     Raises:
-        cfl.errors.ConfigError: a number below 1.
+        cfl.runtime.errors.ConfigError: a number below 1.
     """
 
     higher_is_better = True

@@ -26,8 +26,8 @@ import math
 import torch
 from torch import Tensor
 
-from cfl.metrics import average_accuracy, last_evaluated, mean_over, own_tasks
-from cfl.task_matrix import TaskMatrix
+from cfl.metrics.accuracy import average_accuracy, last_evaluated, mean_over, own_tasks
+from cfl.metrics.task_matrix import TaskMatrix
 
 NLL_FORMULAS: dict[str, str] = {
     "nll": "mean over i <= t of n[t, i], in nats (lower is better)",
@@ -69,7 +69,7 @@ class NLLMatrix(TaskMatrix):
         num_clients: number of clients C when each is evaluated by itself, at least 1; None for one global model.
 
     Raises:
-        cfl.errors.ConfigError: a number below 1.
+        cfl.runtime.errors.ConfigError: a number below 1.
     """
 
     higher_is_better = False

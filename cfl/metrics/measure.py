@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cfl.density_metrics import NLL_FORMULAS
-from cfl.metrics import FORMULAS
+from cfl.metrics.accuracy import FORMULAS
+from cfl.metrics.likelihood import NLL_FORMULAS
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from cfl import processes
-from cfl.errors import ConfigError
+from cfl.runtime import distributed
+from cfl.runtime.errors import ConfigError
 
 
 class TaskMatrix(Metric, ABC):
@@ -33,7 +33,7 @@ class TaskMatrix(Metric, ABC):
         dtype: of the sums.
 
     Raises:
-        cfl.errors.ConfigError: a number below 1.
+        cfl.runtime.errors.ConfigError: a number below 1.
     """
 
     is_differentiable = False
@@ -79,7 +79,7 @@ class TaskMatrix(Metric, ABC):
         """
         place = self._rows(row, clients)
         # From the CPU: a process without a share may not have counted on its accelerator yet.
-        added = processes.add_up({"sums": self.sums[place].cpu(), "counts": self.counts[place].cpu()})
+        added = distributed.add_up({"sums": self.sums[place].cpu(), "counts": self.counts[place].cpu()})
         self.sums[place] = added["sums"].to(self.sums.device)
         self.counts[place] = added["counts"].to(self.counts.device)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from cfl.data.sources import Source
 from cfl.data.sources.root import data_root
-from cfl.errors import ConfigError, DataFilesMissing
+from cfl.runtime.errors import ConfigError, DataFilesMissing
 
 
 def needs_of(experiment: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Random numbers of other kinds than bits, as hashes of a counter; see :mod:`cfl.random_words`."""
+"""Random numbers of other kinds than bits, as hashes of a counter; see :mod:`cfl.randomness.counter_bits`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from cfl.random_words import random_words
+from cfl.randomness.counter_bits import random_words
 
 _LOW = (1 << 32) - 1
 

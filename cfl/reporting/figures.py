@@ -2,8 +2,8 @@
 
 Colours are told apart by readers with any form of colour blindness and in grey: the scale is cividis, the lines use
 the palette of Okabe and Ito together with markers and dashes. Every matrix is ``[T, T]`` in percent with ``a[t, i]``
-the accuracy on task i after learning task t, NaN where not evaluated (:mod:`cfl.metrics`); or whatever else a
-:class:`cfl.measure.Measure` says.
+the accuracy on task i after learning task t, NaN where not evaluated (:mod:`cfl.metrics.accuracy`); or whatever else a
+:class:`cfl.metrics.measure.Measure` says.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from cfl.attention import read_attention
-from cfl.measure import ACCURACY, Measure
-from cfl.metrics import average_accuracy
+from cfl.metrics.accuracy import average_accuracy
+from cfl.metrics.measure import ACCURACY, Measure
+from cfl.reporting.attention import read_attention
 
 NUMBERS_UP_TO = 12
 """Largest number of tasks for which a heatmap prints the accuracies into its cells."""
@@ -195,7 +195,7 @@ def accuracy_curve(
         matrices: name of the run to ``[T, T]`` in percent; T may differ.
         measure: what the values are.
         means: name of a run to ACC after each task, NaN where unknown, if it is not that of its matrix
-            (:meth:`cfl.federation.Federation.means`).
+            (:meth:`cfl.federation.federation.Federation.means`).
 
     Raises:
         ValueError: nothing to draw or a matrix that is not ``[T, T]``.
@@ -275,7 +275,7 @@ def attention_heatmap(rows: Iterable[Mapping[str, Any]], layer: str) -> Figure:
     A panel per task, on one colour scale; see :func:`draw_attention`.
 
     Args:
-        rows: those of a run's ``fedweit.csv`` (:func:`cfl.attention.read_attention`).
+        rows: those of a run's ``fedweit.csv`` (:func:`cfl.reporting.attention.read_attention`).
         layer: the layer's name there, such as the first fully connected one.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import IO
 import torch
 from torch import Tensor
 
-from cfl.whole_file import write_whole
+from cfl.runtime.atomic_write import write_whole
 
 
 class RunFolderError(ValueError):

@@ -17,7 +17,7 @@ class Measure:
         name: for readers.
         unit: of its values.
         better: which values are.
-        file: of the run folder, with the matrix as :func:`cfl.compare.matrix_file.write_matrix_csv` writes it.
+        file: of the run folder, with the matrix as :func:`cfl.reporting.matrix_file.write_matrix_csv` writes it.
     """
 
     key: str

@@ -3,15 +3,15 @@
 A run folder holds two files:
 
 - ``summary.json``: an object with the keys of :data:`SUMMARY_KEYS`; ``acc``, ``fgt``, ``fgt_max``, ``bwt`` and
-  ``fwt`` as in :data:`cfl.metrics.FORMULAS`, null where undefined; ``used_space`` (percent or null) may be absent;
-  so may ``rounds_to_accuracy`` (target in percent -> rounds or null); other keys are kept as they are.
-- ``accuracy_matrix.csv``: see :func:`cfl.compare.matrix_file.write_matrix_csv`.
+  ``fwt`` as in :data:`cfl.metrics.accuracy.FORMULAS`, null where undefined; ``used_space`` (percent or null) may be
+  absent; so may ``rounds_to_accuracy`` (target in percent -> rounds or null); other keys are kept as they are.
+- ``accuracy_matrix.csv``: see :func:`cfl.reporting.matrix_file.write_matrix_csv`.
 
 A run that estimates a density has no accuracies: its summary has ``nll`` instead of the five figures, and its matrix is
 ``nll_matrix.csv``.
 
 and, if there is a learning curve, ``rounds.csv``: see :func:`read_curve`. What else there may be is read by
-:mod:`cfl.compare.reading`.
+:mod:`cfl.reporting.compare.reading`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cfl.compare.matrix_file import RunFolderError, number_in, open_file, read_matrix_csv
-from cfl.compare.measures import CURVES
+from cfl.reporting.matrix_file import RunFolderError, number_in, open_file, read_matrix_csv
+from cfl.reporting.measures import CURVES
 
 _TEXT, _COUNT, _NUMBER, _NUMBER_OR_NULL = "text", "an integer", "a number", "a number or null"
 SUMMARY_KEYS: dict[str, str] = {

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cfl.errors import BadUpdate, ConfigError, DataFilesMissing
+from cfl.runtime.errors import BadUpdate, ConfigError, DataFilesMissing
 
 T = TypeVar("T")
 Key = TypeVar("Key", bound=Hashable)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cfl.errors import BadUpdate, ConfigError
-from cfl.processes import ProcessFailed
+from cfl.runtime.distributed import ProcessFailed
+from cfl.runtime.errors import BadUpdate, ConfigError
 
 
 class Located:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from lightning.pytorch import LightningModule, Trainer
 
-from cfl.client import Client
 from cfl.data.datamodule import FederatedDataModule
-from cfl.federation import Federation
+from cfl.federation.federation import Federation
+from cfl.training.client import Client
 
 
 def client_of(module: LightningModule) -> Client:
@@ -16,7 +16,7 @@ def client_of(module: LightningModule) -> Client:
         TypeError: it is another one.
     """
     if not isinstance(module, Client):
-        raise TypeError(f"cfl's callbacks go with a cfl.client.Client, not with {type(module).__name__}")
+        raise TypeError(f"cfl's callbacks go with a cfl.training.client.Client, not with {type(module).__name__}")
     return module
 
 

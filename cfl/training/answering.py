@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from cfl.models.density import densities_differ
 
 if TYPE_CHECKING:
-    from cfl.federation import Federation
+    from cfl.federation.federation import Federation
 
 Owners = Sequence[tuple[int | None, int]]
 """(client, task) of entries of a matrix that a test is counted into; None where there is one matrix for all."""

@@ -13,33 +13,33 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.optim import Optimizer
 
-from cfl import processes
-from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.data.evaluation import EvaluationBatch
 from cfl.engines.base import Engine, EngineOptions, StepContext
 from cfl.engines.choice import EngineChoice, build_engine, candidates, from_dict
+from cfl.engines.cohort import Cohort
+from cfl.engines.objective import Objective
 from cfl.engines.probe import Measured, probe
+from cfl.engines.quadratic_pull import Steps
 from cfl.engines.scaled_steps import ScaledSteps
 from cfl.engines.trials import Trials
 from cfl.engines.updates import plain_sgd
-from cfl.errors import ConfigError
-from cfl.federation import Federation
-from cfl.full_precision import full_precision, matmul_precision
-from cfl.located import Located
+from cfl.federation.federation import Federation
+from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods.base import Method
-from cfl.methods.pulling import Pulling
-from cfl.methods.right_factors import RightMultiplication
+from cfl.methods.components.pulling import Pulling
+from cfl.methods.components.right_factors import RightMultiplication
+from cfl.methods.task_free import sealed_cohort
 from cfl.models.base import Network, require_head, require_one_name_each
 from cfl.models.batchnorm import convert_batchnorm, unmaskable_layers
 from cfl.models.density import is_density
 from cfl.models.dropout import convert_dropout
-from cfl.objective import Objective
-from cfl.pull import Steps
-from cfl.randomness import seed_for
-from cfl.replay_buffer import ReplayBuffer
-from cfl.scoring import Scoring
-from cfl.sealed import sealed_cohort
+from cfl.randomness.generators import seed_for
+from cfl.runtime import distributed
+from cfl.runtime.error_context import Located
+from cfl.runtime.errors import ConfigError
+from cfl.runtime.precision import full_precision, matmul_precision
+from cfl.training.evaluation import Scoring
 
 ELEMENTWISE_OPTIMIZERS = frozenset(
     {"SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta", "ASGD", "Rprop"}
@@ -185,7 +185,7 @@ class Client(LightningModule):
         data = self.require_federation().data
         width, most = data.schedule.cohort_width, data.rounds.most_clients
         if not isinstance(width, int):
-            most = -(-most // processes.count())  # of clients with alike samples: who has fewer may have more of them
+            most = -(-most // distributed.count())  # of clients with alike samples: who has fewer may have more of them
         open_choices = candidates(
             self.engine_options,
             width if isinstance(width, int) else None,
@@ -198,7 +198,7 @@ class Client(LightningModule):
         )
         settled = open_choices[0] if len(open_choices) == 1 else from_dict(self._resumed_choice, open_choices)
         # What is open depends on a process's math threads: if one needs a trial, the others must be in it.
-        everyones = processes.gather(settled)
+        everyones = distributed.gather(settled)
         if everyones[0] is not None and None not in everyones:
             return everyones[0]
         next_round = min(self.require_federation().round, data.num_rounds - 1)
@@ -213,7 +213,7 @@ class Client(LightningModule):
             self._objective.of_logits,
         )
         self.engine_trials = probe(open_choices, trials.of, trials.client_steps_of_run)
-        return processes.from_first(self.engine_trials[0].choice)
+        return distributed.from_first(self.engine_trials[0].choice)
 
     def _at_once(self, optimizer: Optimizer) -> tuple[float, float] | None:
         """Learning rate and weight decay, if an engine may take the optimizer's step without leaving gradients.

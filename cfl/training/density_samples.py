@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from cfl.client import Client
 from cfl.models.density import Sampler, densities_differ, is_density
-from cfl.randomness import torch_generator
+from cfl.randomness.generators import torch_generator
+from cfl.training.client import Client
 
 CLIENTS_AT_MOST = 8
 """Rows of a picture of personal models."""

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from cfl import processes
-from cfl.answering import answering_alike
 from cfl.data.evaluation import EvaluationBatch
-from cfl.density_metrics import NLLMatrix
+from cfl.data.task_handles import shown_task
+from cfl.metrics.likelihood import NLLMatrix
+from cfl.metrics.task_matrix import TaskMatrix
 from cfl.models.density import LogLikelihood, is_density
 from cfl.models.memory_format import channels_last, gains_by_channels_last
-from cfl.sealed import shown_task
-from cfl.task_matrix import TaskMatrix
+from cfl.runtime import distributed
+from cfl.training.evaluation import answering_alike
 
 if TYPE_CHECKING:
-    from cfl.federation import Federation
+    from cfl.federation.federation import Federation
 
 
 class Scoring:
@@ -86,7 +86,7 @@ class Scoring:
     def _score_personal(self, batch: EvaluationBatch, learners: Sequence[tuple[int | None, int]]) -> None:
         """Clients are shared out among processes."""
         federation = self.federation
-        for owner, task in learners[processes.rank() :: processes.count()]:
+        for owner, task in learners[distributed.rank() :: distributed.count()]:
             client = cast(int, owner)
             # Of whose task a sample is, nobody says where densities are estimated.
             told = None if self._density else task

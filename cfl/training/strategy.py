@@ -17,10 +17,10 @@ from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, Strategy
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from torch import Tensor, nn
 
-from cfl import processes
-from cfl.cores import usable_cores
 from cfl.data.cohorts import CohortBatch
-from cfl.errors import ConfigError
+from cfl.runtime import distributed
+from cfl.runtime.cpu_cores import usable_cores
+from cfl.runtime.errors import ConfigError
 
 _SECONDS_BETWEEN_QUESTIONS = 1.0
 _SECONDS_TO_END = 5.0
@@ -62,10 +62,10 @@ class ClientParallel(DDPStrategy):
 
     def setup_distributed(self) -> None:
         """As DDP's, with a plain message when not all processes come."""
-        with processes.answered():
+        with distributed.answered():
             super().setup_distributed()
         if "nccl" in (self.process_group_backend or ""):  # Lightning does so where that is all of the name
-            atexit.register(processes.leave)
+            atexit.register(distributed.leave)
 
     def _get_process_group_backend(self) -> str:
         # Gloo beside NCCL: values go over the CPU, where a dead process is noticed at once instead of at the timeout.
@@ -129,17 +129,17 @@ class ClientParallel(DDPStrategy):
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         """As DDP's."""
-        with processes.answered():
+        with distributed.answered():
             super().barrier(*args, **kwargs)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """As DDP's."""
-        with processes.answered():
+        with distributed.answered():
             return super().broadcast(obj, src)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """As DDP's."""
-        with processes.answered():
+        with distributed.answered():
             return super().reduce(tensor, group, reduce_op)
 
     # Failing together.
@@ -148,13 +148,13 @@ class ClientParallel(DDPStrategy):
         now = time.monotonic()
         if now - self._asked_at >= _SECONDS_BETWEEN_QUESTIONS:
             self._asked_at = now
-            processes.raise_if_one_failed()
+            distributed.raise_if_one_failed()
 
     def on_exception(self, exception: BaseException) -> None:
         """Tell the other processes, and see that those started here end."""
-        elsewhere = processes.cause_elsewhere(exception) is not None
+        elsewhere = distributed.cause_elsewhere(exception) is not None
         if not elsewhere:
-            processes.report_failure(exception)
+            distributed.report_failure(exception)
         for child in self._children:
             if elsewhere:  # one of them may be telling what went wrong
                 with suppress(subprocess.TimeoutExpired):
@@ -168,7 +168,7 @@ def fair_threads() -> int:
     """Cores that this process may use, divided by the processes that may use the same ones; at least 1."""
     cores = usable_cores()
     machine = platform.node()
-    sharing = [1 for node, theirs in processes.gather((machine, cores)) if node == machine and cores & theirs]
+    sharing = [1 for node, theirs in distributed.gather((machine, cores)) if node == machine and cores & theirs]
     return max(1, len(cores) // len(sharing))
 
 
@@ -203,5 +203,5 @@ def check_strategy(trainer: Trainer) -> None:
 
 
 # `trainer.strategy: cfl.parallel.ClientParallel` alone is text to Lightning, which looks it up in lower case.
-for _name in ("cfl.parallel.clientparallel", "clientparallel"):
+for _name in ("cfl.training.strategy.clientparallel", "clientparallel"):
     StrategyRegistry.register(_name, ClientParallel, description=ClientParallel.__doc__ or "", override=True)

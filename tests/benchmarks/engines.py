@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cfl.errors import ConfigError
+from cfl.runtime.errors import ConfigError
 
 
 @dataclass(frozen=True)

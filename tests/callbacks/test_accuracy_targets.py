@@ -12,17 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
-import tiny_cli
-from tiny_parallel import Crew
+from support import tiny, tiny_cli
+from support.tiny_parallel import Crew
 
-from callbacks import AccuracyTargets, FederatedOrchestrator, RunRecord
-from callbacks.targets import name_of
-from cfl.cli import SECTIONS
-from cfl.compare.run_folder import read_curve
-from cfl.errors import ConfigError
-from cfl.experiment import completed, config_hash, differences, experiment_of
-from cfl.schedule import Schedule
+from cfl.callbacks import AccuracyTargets, FederatedOrchestrator, RunRecord
+from cfl.callbacks.accuracy_targets import name_of
+from cfl.cli.main import SECTIONS
+from cfl.data.schedule import Schedule
+from cfl.reporting.experiment import completed, config_hash, differences, experiment_of
+from cfl.reporting.run_folder import read_curve
+from cfl.runtime.errors import ConfigError
 
 ROUNDS = 16
 ONE_TASK = (
@@ -249,7 +248,7 @@ def test_all_processes_stop_in_the_same_round(
 
 
 def states(size: int) -> dict[str, Any]:
-    from tiny_parallel import several
+    from support.tiny_parallel import several
 
     data = tiny.tiny_data(tiny.permuted(1), schedule={"rounds_per_task": 12, "evaluate_every": 1, "cohort_width": 2})
     watch = AccuracyTargets([40, 50])

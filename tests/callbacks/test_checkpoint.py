@@ -11,17 +11,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import tiny
-import tiny_cli
 import torch
 from lightning.pytorch import Trainer
+from support import tiny, tiny_cli
 
-import callbacks.checkpoint
-from callbacks import FederatedOrchestrator, RoundCheckpoint, RunRecord
-from cfl.compare.matrix_file import read_matrix_csv
+import cfl.callbacks.checkpoint
+from cfl.callbacks import FederatedOrchestrator, RoundCheckpoint, RunRecord
 from cfl.data.sources import Synthetic
 from cfl.data.streams import Permuted
 from cfl.models import MLP
+from cfl.reporting.matrix_file import read_matrix_csv
 
 VARIANTS = {
     "fedavg": (
@@ -181,7 +180,7 @@ def test_time_spent_on_writing_keeps_under_the_share(
         now[0] += 1.0
         end(*arguments)
 
-    monkeypatch.setattr(callbacks.checkpoint, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(cfl.callbacks.checkpoint, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(Trainer, "save_checkpoint", slow_save)
     monkeypatch.setattr(FederatedOrchestrator, "on_train_epoch_end", slow_round)
     data = tiny.tiny_data(

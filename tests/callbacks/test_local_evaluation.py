@@ -12,21 +12,21 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback
-from tiny import SaveAfter, double, fit, source, tiny_client, tiny_data, tiny_trainer, weights
+from support.tiny import SaveAfter, double, fit, source, tiny_client, tiny_data, tiny_trainer, weights
 from torch import Tensor
 
-from callbacks import FederatedOrchestrator, LocalModels
-from cfl.client import Client
+from cfl.callbacks import FederatedOrchestrator, LocalModels
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
 from cfl.data.sequences import FixedTasks
 from cfl.data.sources import Binarised
 from cfl.data.streams import ClassSplit, Permuted
-from cfl.errors import ConfigError
 from cfl.models import MADE
 from cfl.models.density import negative_log_likelihoods
-from cfl.randomness import numpy_generator
+from cfl.randomness.generators import numpy_generator
+from cfl.runtime.errors import ConfigError
+from cfl.training.client import Client
 
 ADAM = partial(torch.optim.Adam, lr=0.01)
 

@@ -12,15 +12,15 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import tiny_cli
 from lightning.pytorch.loggers import WandbLogger
 from PIL import Image
+from support import tiny_cli
+from support.tiny import fit, split, tiny_client, tiny_data
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tiny import fit, split, tiny_client, tiny_data
 from wandb.proto.wandb_internal_pb2 import Record
 
-from callbacks.dashboards import DashboardLog, evaluation_figures
-from callbacks.record import wandb_id_in
+from cfl.callbacks.metric_logging import DashboardLog, evaluation_figures
+from cfl.callbacks.run_record import wandb_id_in
 from cfl.methods import APD, FedWeIT, Method
 
 LOGGERS = Path(__file__).parent.parent / "configs" / "loggers"

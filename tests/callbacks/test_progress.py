@@ -13,13 +13,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import tiny_cli
 from rich.console import Console
+from support import tiny_cli
 
-import callbacks.progress
-from callbacks import FederatedOrchestrator, RoundProgress
-from callbacks.progress import clock
-from cfl.client import Client
+import cfl.callbacks.progress
+from cfl.callbacks import FederatedOrchestrator, RoundProgress
+from cfl.callbacks.progress import clock
+from cfl.training.client import Client
 
 LINE = re.compile(
     r"task (\d+)/(\d+)  round (\d+)/(\d+)  clients (\d+)/(\d+)  loss (\d+\.\d{4})  last ACC (-|\d+\.\d\d)  left (\S+)"
@@ -67,7 +67,7 @@ def test_time_left_is_rounds_left_times_mean_time_of_a_round(
         now[0] += 40.0
         start(*arguments)
 
-    monkeypatch.setattr(callbacks.progress, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(cfl.callbacks.progress, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(FederatedOrchestrator, "on_train_epoch_start", slow_start)
     with tiny_cli.die_at("training", 1, signal.SIGTERM):
         assert tiny_cli.fit(tmp_path, "--progress.plain_seconds", "0") == 143
@@ -91,7 +91,7 @@ def test_a_long_evaluation_says_how_far_it_is(
         now[0] += 6.0
         return evaluate(*arguments, **options)
 
-    monkeypatch.setattr(callbacks.progress, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(cfl.callbacks.progress, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(Client, "validation_step", slow)
     assert tiny_cli.fit(tmp_path, "--data.eval_batch_size", "20", "--schedule.evaluate_every", "2") == 0
     out = capsys.readouterr().out
@@ -186,7 +186,7 @@ class Terminal(io.StringIO):
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     screen = Terminal()
     monkeypatch.setenv("TERM", "xterm")  # on a dumb one there is no live line
-    monkeypatch.setattr(callbacks.progress, "Console", lambda: Console(force_terminal=True, file=screen, width=120))
+    monkeypatch.setattr(cfl.callbacks.progress, "Console", lambda: Console(force_terminal=True, file=screen, width=120))
     return screen
 
 
@@ -215,7 +215,7 @@ def test_terminal_is_refreshed_no_more_often_than_asked(
     tmp_path: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Drawing costs more than a local step: with the default pause a short run draws its task ends and little else."""
-    monkeypatch.setattr(callbacks.progress, "time", SimpleNamespace(perf_counter=lambda: 0.0))
+    monkeypatch.setattr(cfl.callbacks.progress, "time", SimpleNamespace(perf_counter=lambda: 0.0))
     drawn = []
     show = RoundProgress._show
     monkeypatch.setattr(RoundProgress, "_show", lambda *given: (drawn.append(1), show(*given)))

@@ -11,31 +11,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_cli
 import torch
 from PIL import Image
+from support import tiny_cli
 
-import callbacks.record
 import cfl
-import cfl.compare.pictures
-from callbacks import LocalModels, folder_lock
-from callbacks.record import _write_csv, methods_figures
-from cfl.compare.groups import compare
-from cfl.compare.matrix_file import read_matrix_csv
-from cfl.compare.page_data import page_data
-from cfl.compare.pictures import write_pictures
-from cfl.compare.reading import read as read_whole
-from cfl.compare.run_folder import SUMMARY_KEYS, read_run
+import cfl.callbacks.run_record
+import cfl.reporting.compare.pictures
+from cfl.callbacks import LocalModels
+from cfl.callbacks.run_record import _write_csv, methods_figures
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Shards
+from cfl.data.schedule import Schedule
 from cfl.data.sources import Synthetic
 from cfl.data.streams import Permuted
-from cfl.figures import accuracy_curve
 from cfl.methods import Method
-from cfl.metrics import average_accuracy
+from cfl.metrics.accuracy import average_accuracy
 from cfl.models import MLP
-from cfl.schedule import Schedule
-from cfl.source_digest import digest_of, source_digest
+from cfl.reporting import folder_lock
+from cfl.reporting.compare.groups import compare
+from cfl.reporting.compare.page_data import page_data
+from cfl.reporting.compare.pictures import write_pictures
+from cfl.reporting.compare.reading import read as read_whole
+from cfl.reporting.figures import accuracy_curve
+from cfl.reporting.matrix_file import read_matrix_csv
+from cfl.reporting.run_folder import SUMMARY_KEYS, read_run
+from cfl.runtime.source_digest import digest_of, source_digest
 
 ROUNDS, TASKS, SAMPLED = 6, 2, 2
 
@@ -502,11 +503,11 @@ def test_table_is_rewritten_in_one_step(tmp_path: Path, monkeypatch: pytest.Monk
     path = tmp_path / "rounds.csv"
     path.write_text("round,loss\n0,1.0\n")
 
-    class Dies(callbacks.record.csv.DictWriter):  # type: ignore[type-arg]
+    class Dies(cfl.callbacks.run_record.csv.DictWriter):  # type: ignore[type-arg]
         def writerows(self, rows: object) -> None:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(callbacks.record.csv, "DictWriter", Dies)
+    monkeypatch.setattr(cfl.callbacks.run_record.csv, "DictWriter", Dies)
     with pytest.raises(KeyboardInterrupt):
         _write_csv(path, [{"round": 0, "loss": 1.0}, {"round": 1, "loss": 0.5}])
     assert path.read_text() == "round,loss\n0,1.0\n"
@@ -524,7 +525,7 @@ def test_acc_is_one_figure_everywhere(
         drawn.append(figure.axes[0].lines[1].get_ydata())
         return figure
 
-    for module in (callbacks.record, cfl.compare.pictures):
+    for module in (cfl.callbacks.run_record, cfl.reporting.compare.pictures):
         monkeypatch.setattr(module, "accuracy_curve", curve_of)
     options = [
         "--data.participation",

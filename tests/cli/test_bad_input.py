@@ -10,21 +10,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_cli
+from cfl.callbacks.trainer_checks import check_trainer
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
-from tiny import fit, tiny_client, tiny_data, tiny_trainer
+from support import tiny_cli
+from support.tiny import fit, tiny_client, tiny_data, tiny_trainer
 
-from callbacks import FederatedOrchestrator, RoundCheckpoint, RoundProgress
-from callbacks.federated import _BREAKING, check_trainer
-from cfl.cli import main
+from cfl.callbacks import FederatedOrchestrator, RoundCheckpoint, RoundProgress
+from cfl.callbacks.federated_orchestrator import _BREAKING
+from cfl.cli.linked_defaults import check_words
+from cfl.cli.main import main
+from cfl.cli.methods_given import on_command_line
 from cfl.data.sources import Arrays
 from cfl.data.streams import ClassSplit
 from cfl.engines import EngineOptions
-from cfl.errors import ConfigError
-from cfl.following import check_words
-from cfl.methods_given import on_command_line
+from cfl.runtime.errors import ConfigError
 
 SPLIT = ("--data.stream", "ClassSplit", "--data.stream.source", "Synthetic")
 FOT = ("--methods.fot", "FOT")
@@ -393,7 +394,7 @@ def test_debug_variable_asks_for_the_trace(tmp_path: Path, monkeypatch: pytest.M
 
 def test_errors_of_the_program_are_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug must show its trace; only messages meant for the user are put on one line."""
-    monkeypatch.setattr("cfl.federation.Federation.__init__", lambda *_: {}["missing"])
+    monkeypatch.setattr("cfl.federation.federation.Federation.__init__", lambda *_: {}["missing"])
     with pytest.raises(KeyError, match="missing"):
         tiny_cli.fit(tmp_path)
 

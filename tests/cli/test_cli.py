@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_cli
 import torch
 import yaml
 from lightning.pytorch.cli import LightningCLI
+from support import tiny_cli
 
-from cfl.cli import FederatedCLI, with_run_config
-from cfl.compare.matrix_file import read_matrix_csv
+from cfl.cli.main import FederatedCLI, with_run_config
+from cfl.reporting.matrix_file import read_matrix_csv
 
 FOT = ("--methods.fot", "FOT", "--methods.fot.threshold", "0.9")
 

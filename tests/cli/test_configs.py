@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_cli
 import yaml
+from support import tiny_cli
 
-from cfl.cli import FederatedCLI
+from cfl.cli.main import FederatedCLI
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 

@@ -8,9 +8,9 @@ import re
 import pytest
 
 import cfl.methods
-from cfl.errors import ConfigError
-from cfl.method_keys import keys_as_typed, typed_key
+from cfl.cli.method_keys import keys_as_typed, typed_key
 from cfl.methods import GradientCompensation, Method
+from cfl.runtime.errors import ConfigError
 
 KINDS = [kind for kind in vars(cfl.methods).values() if inspect.isclass(kind) and issubclass(kind, Method)]
 

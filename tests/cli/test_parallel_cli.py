@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_cli
 import torch
+from support import tiny_cli
+from support.tiny_parallel import Crew, free_port
 from test_checkpoint import VARIANTS
 from test_parallel import arrays, assert_close
-from tiny_parallel import Crew, free_port
 
 STRATEGY = ("--trainer.strategy", "cfl.parallel.ClientParallel")
 ROOT = Path(__file__).parents[1]

@@ -10,24 +10,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_cli
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers.logger import DummyLogger
-from naive import accuracy
+from support import tiny_cli
+from support.naive import accuracy
+from support.tiny import SaveAfter, double, fit, mlp, permuted, split, tiny_client, tiny_data, tiny_trainer, weights
 from test_personal import kept_by
-from tiny import SaveAfter, double, fit, mlp, permuted, split, tiny_client, tiny_data, tiny_trainer, weights
 from torch.func import functional_call
 
-import callbacks.dashboards
-from callbacks.dashboards import DashboardLog
-from cfl.clocks import rounds_of_clients
+import cfl.callbacks.metric_logging
+from cfl.callbacks.metric_logging import DashboardLog
+from cfl.data.client_clocks import rounds_of_clients
 from cfl.data.cohorts import RoundLoader
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining
+from cfl.data.schedule import BoundSchedule, RoundPlan, Schedule
 from cfl.data.sequences import FixedTasks
-from cfl.errors import ConfigError
-from cfl.federation import Federation
+from cfl.federation.federation import Federation
 from cfl.methods import (
     AGEM,
     DER,
@@ -43,8 +43,8 @@ from cfl.methods import (
     Method,
     PersonalLayers,
 )
-from cfl.metrics import FORMULAS
-from cfl.schedule import BoundSchedule, RoundPlan, Schedule
+from cfl.metrics.accuracy import FORMULAS
+from cfl.runtime.errors import ConfigError
 
 SPREAD = 0.67
 EVERYONE = [np.arange(6)] * 3
@@ -361,7 +361,7 @@ def test_a_row_is_whole_when_all_have_been_evaluated(monkeypatch: pytest.MonkeyP
         drawn.append(given[2]["fedavg"])
 
     drawn, means = list[list[float]](), list[list[float]]()
-    monkeypatch.setattr(callbacks.dashboards, "accuracy_curve", drawn_curve)
+    monkeypatch.setattr(cfl.callbacks.metric_logging, "accuracy_curve", drawn_curve)
     data, found, matrices = data_of(), list[tuple[int | None, dict[str, Any]]](), list[torch.Tensor]()
     run(data=data, callbacks=[Asks()])
     ahead = 0

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from cfl.data.cohorts import CohortBatch, RoundLoader, check_every_client_trains, deal_cohorts, local_steps
-from cfl.errors import ConfigError
-from cfl.randomness import numpy_generator
-from cfl.schedule import RoundPlan, Schedule
+from cfl.data.schedule import RoundPlan, Schedule
+from cfl.randomness.generators import numpy_generator
+from cfl.runtime.errors import ConfigError
 
 SIZES = {1: 17, 2: 4, 5: 9, 6: 1, 8: 12, 9: 4, 11: 30}
 CASES = [

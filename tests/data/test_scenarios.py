@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from naive import accuracy, plain_network
-from tiny import Rounds, fit, mlp, permuted, split, tiny_client, tiny_data, weights
+from support.naive import accuracy, plain_network
+from support.tiny import Rounds, fit, mlp, permuted, split, tiny_client, tiny_data, weights
 from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
 from cfl.data.scenarios import output_map
 from cfl.data.sequences import RandomTasks
-from cfl.errors import ConfigError
+from cfl.runtime.errors import ConfigError
 
 
 def rows(mask: Tensor | None) -> list[list[int]] | None:

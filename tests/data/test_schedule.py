@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cfl.errors import ConfigError
-from cfl.schedule import BoundSchedule, Schedule
+from cfl.data.schedule import BoundSchedule, Schedule
+from cfl.runtime.errors import ConfigError
 
 MEMBERS = [np.arange(10), np.array([1, 3, 4, 8]), np.array([0, 2, 5, 6, 7, 9])]
 

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_cli
 import torch
-from tiny import fit, mlp, needs_onednn, tiny_client, tiny_data, weights
+from support import tiny_cli
+from support.tiny import fit, mlp, needs_onednn, tiny_client, tiny_data, weights
 
+from cfl.data.schedule import Schedule
 from cfl.engines import EngineChoice, EngineOptions, candidates, choice, trials
 from cfl.engines.choice import MEMORY_ON_CPU, PATCHES_ON_CPU, from_dict, patch_bytes
 from cfl.engines.probe import TRAINER_SECONDS, probe
 from cfl.engines.products import WORTH_ONEDNN
-from cfl.errors import ConfigError, EngineCannot
 from cfl.models import MLP, ResNet18, SmallCNN
 from cfl.models.dropout import convert_dropout
-from cfl.schedule import Schedule
+from cfl.runtime.errors import ConfigError, EngineCannot
 
 SMALL = MLP((1, 4, 4), 4, [8], 0.0)
 

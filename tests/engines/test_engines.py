@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import (
+from support.tiny import (
     ConvNet,
     StridedNet,
     double,
@@ -41,10 +41,10 @@ from cfl.engines import (
 from cfl.engines.batch_last import BatchLastChain
 from cfl.engines.chain import Chain
 from cfl.engines.products import Products
-from cfl.errors import ConfigError
 from cfl.methods.base import Method
 from cfl.models import MLP, AlexNet, LeNet, MnistCNN, Network, ResNet18, SmallCNN
 from cfl.models.dropout import convert_dropout
+from cfl.runtime.errors import ConfigError
 
 VMAP = EngineOptions("vmap")
 DECAY = partial(torch.optim.SGD, lr=0.1, weight_decay=0.05)

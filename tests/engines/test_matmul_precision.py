@@ -6,14 +6,14 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from tiny import fit, sgd, split, tiny_client, tiny_data, tiny_trainer
+from support.tiny import fit, sgd, split, tiny_client, tiny_data, tiny_trainer
 from torch import Tensor, nn
 
-from cfl.cohort import Cohort
 from cfl.engines import EngineOptions
+from cfl.engines.cohort import Cohort
+from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import FedAGEM, Method
 from cfl.models import Network
-from cfl.replay_buffer import ReplayBuffer
 
 Precision = Literal["highest", "high", "medium"]
 

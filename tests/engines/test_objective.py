@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cfl.data.samples import Added, Samples, join_samples
-from cfl.errors import ConfigError
+from cfl.engines.objective import Objective
 from cfl.methods import GLFC, GradientCompensation, ICaRL, Method
-from cfl.objective import Objective
+from cfl.runtime.errors import ConfigError
 
 
 def samples(seed: int = 0, clients: int = 3, allowed: bool = True) -> tuple[Tensor, Samples]:

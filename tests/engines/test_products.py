@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tiny import needs_onednn
+from support.tiny import needs_onednn
 from torch import Tensor
 
 from cfl.engines import products

@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import ConvNet, fit, mlp, permuted, tiny_client, tiny_data, weights
+from support.tiny import ConvNet, fit, mlp, permuted, tiny_client, tiny_data, weights
 from torch import Tensor, nn
 
-from cfl.client import Client
-from cfl.cohort import Cohort
 from cfl.data.partitions import Dirichlet
 from cfl.engines import EngineOptions
+from cfl.engines.cohort import Cohort
+from cfl.engines.quadratic_pull import Pull
 from cfl.engines.updates import KeepGradients
 from cfl.methods import ER, EWC, FedCurv, FedProx, Method
-from cfl.methods.pulling import Pulling
+from cfl.methods.components.pulling import Pulling
 from cfl.models import MLP, Network
-from cfl.pull import Pull
+from cfl.training.client import Client
 
 VMAP = EngineOptions("vmap")
 DECAY = partial(torch.optim.SGD, lr=0.1, weight_decay=0.05)

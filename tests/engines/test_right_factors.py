@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback
-from tiny import StridedNet, double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
+from support.tiny import StridedNet, double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
 from torch import Tensor
 
 from cfl.engines import EngineOptions
 from cfl.engines.layers import Pass
 from cfl.methods import GPM, RGO, FedProx, Method
-from cfl.methods.right_factors import RightMultiplication
+from cfl.methods.components.right_factors import RightMultiplication
 
 CASES: dict[str, Any] = {
     "gpm": partial(GPM, threshold=0.9),

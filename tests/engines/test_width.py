@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import ConvNet, double, fit, mlp, norm_net, permuted, sgd, split, tiny_client, tiny_data, weights
+from support.tiny import ConvNet, double, fit, mlp, norm_net, permuted, sgd, split, tiny_client, tiny_data, weights
 from torch import Tensor
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
-from cfl.federation import Federation
+from cfl.federation.federation import Federation
 from cfl.methods.personal import PersonalLayers
 
 CLIENTS = 7

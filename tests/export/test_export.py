@@ -11,24 +11,24 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import tiny_cli
 import torch
-from tiny import ConvNet, NetworkFactory, fit, mlp, norm_net, split, tiny_client, tiny_data
+from support import tiny_cli
+from support.tiny import ConvNet, NetworkFactory, fit, mlp, norm_net, split, tiny_client, tiny_data
 from torch import Tensor, nn
 
 from cfl.__main__ import main
-from cfl.cli import FederatedCLI
-from cfl.client import Client
+from cfl.cli.main import FederatedCLI
 from cfl.data.evaluation import EvaluationBatch
 from cfl.data.participation import RandomShare
 from cfl.data.sources import Binarised, Synthetic
 from cfl.data.streams import Permuted
-from cfl.errors import ConfigError
 from cfl.export.answer import Choice, answer_of, plain_network
 from cfl.export.formats import PACKAGES, check_format, read, write
 from cfl.methods import APD, RGO, FedWeIT, ICaRL, Method, PersonalLayers
 from cfl.models import MADE, MLP, PromptedViT
 from cfl.models.decomposition import decompose
+from cfl.runtime.errors import ConfigError
+from cfl.training.client import Client
 
 FORMATS = list(PACKAGES)
 

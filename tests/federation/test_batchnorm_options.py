@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
-from naive import accuracy, federated_averaging, plain_network, statistics
-from tiny import double, fit, norm_net, permuted, sgd, tiny_client, tiny_data, weights
+from support.naive import accuracy, federated_averaging, plain_network, statistics
+from support.tiny import double, fit, norm_net, permuted, sgd, tiny_client, tiny_data, weights
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cfl.client import Client
-from cfl.cohort import Cohort
 from cfl.data.datamodule import FederatedDataModule
-from cfl.federation import Federation
+from cfl.engines.cohort import Cohort
+from cfl.federation.federation import Federation
 from cfl.methods import Method
 from cfl.methods.personal import PersonalLayers
+from cfl.training.client import Client
 
 OPTIONS = ["average", "local", "drop"]
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from cfl.channel import Channel, payload_bytes
-from cfl.errors import BadUpdate
-from cfl.randomness import torch_generator
+from cfl.federation.channel import Channel, payload_bytes
+from cfl.randomness.generators import torch_generator
+from cfl.runtime.errors import BadUpdate
 
 SHAPES = {"weight": (3, 4), "kernel": (2, 2, 3, 3), "bias": (5,), "temperature": ()}
 

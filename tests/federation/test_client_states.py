@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cfl import row_store
-from cfl.client_states import ClientStates
+from cfl.federation import row_store
+from cfl.federation.client_states import ClientStates
 
 DEFAULT = {"w": torch.zeros(2, 3), "count": torch.tensor(7)}
 ROW = 2 * 3 * 4 + 8

@@ -11,22 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_cli
 import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.io import TorchCheckpointIO
-from tiny import SaveAfter, fit, norm_net, tiny_client, tiny_data, weights
-from tiny_parallel import Crew
+from support import tiny_cli
+from support.tiny import SaveAfter, fit, norm_net, tiny_client, tiny_data, weights
+from support.tiny_parallel import Crew
 from torch import Tensor
 
-from callbacks import RoundCheckpoint, RunRecord
-from callbacks.checkpoint_file import StreamedCheckpoints
-from cfl.client_states import ClientStates
+from cfl.callbacks import RoundCheckpoint, RunRecord
+from cfl.callbacks.checkpoint_file import StreamedCheckpoints
 from cfl.data.participation import RandomShare
 from cfl.data.partitions import Dirichlet
-from cfl.errors import ConfigError
-from cfl.federation import Federation
+from cfl.federation.client_states import ClientStates
+from cfl.federation.federation import Federation
 from cfl.methods.personal import PersonalLayers
+from cfl.runtime.errors import ConfigError
 
 HEAD = 4 * 8 + 4
 LIMITS = {"memory": "null", "disk": "0", "moved": str(2.5 * 4 * HEAD / 1e6)}
@@ -232,8 +232,8 @@ def test_every_process_knows_what_all_clients_keep() -> None:
 BUSY = """
 import sys, torch
 from pathlib import Path
-from cfl.client_states import ClientStates
-from callbacks.checkpoint_file import StreamedCheckpoints
+from cfl.federation.client_states import ClientStates
+from cfl.callbacks.checkpoint_file import StreamedCheckpoints
 
 def megabytes(kind):
     return int(next(line for line in open("/proc/self/status") if line.startswith(kind)).split()[1]) / 1024

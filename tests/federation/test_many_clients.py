@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import fit, permuted, tiny_client, tiny_data, weights
+from support.tiny import fit, permuted, tiny_client, tiny_data, weights
 
-from callbacks import RoundCheckpoint, RoundProgress, RunRecord
-from cfl import schedule
+from cfl.callbacks import RoundCheckpoint, RoundProgress, RunRecord
+from cfl.data import schedule
 from cfl.data.cohorts import RoundLoader, check_every_client_trains
 from cfl.data.participation import AllClients, Joining, RandomShare
 from cfl.data.partitions import IID, ClassesPerClient, Dirichlet, Partition, Shards, client_indices
 from cfl.data.report import partition_figure, partition_rows, write_partition_csv
+from cfl.data.schedule import Schedule
 from cfl.data.types import ImageSet, PixelTransform, Task
-from cfl.errors import ConfigError
-from cfl.randomness import numpy_generator
-from cfl.schedule import Schedule
+from cfl.randomness.generators import numpy_generator
+from cfl.runtime.errors import ConfigError
 
 POPULATION, SAMPLES = 100_000, 1_000_000
 

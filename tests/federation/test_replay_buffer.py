@@ -11,17 +11,16 @@ from types import FrameType
 from typing import Any
 
 import pytest
-import tiny_cli
 import torch
-from naive_replay import Slot, filled_buffers, held, inputs, local_samples, replay_client, word
+from cfl.data.task_handles import opened_tasks
+from support import tiny_cli
+from support.naive_replay import Slot, filled_buffers, held, inputs, local_samples, replay_client, word
+from support.tiny import SaveAfter, double, fit, mlp, permuted, split, tiny_data, weights
 from test_cli import printed_config
-from tiny import SaveAfter, double, fit, mlp, permuted, split, tiny_data, weights
 from torch import Tensor
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
-from cfl.channel import Channel
-from cfl.cohort import Cohort
 from cfl.data.augmentation import CropFlip
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
@@ -29,17 +28,18 @@ from cfl.data.participation import Joining
 from cfl.data.partitions import Dirichlet
 from cfl.engines import EngineOptions
 from cfl.engines.base import dropout_key
-from cfl.errors import ConfigError
-from cfl.experiment import config_hash, experiment_of
-from cfl.federation import Federation
+from cfl.engines.cohort import Cohort
+from cfl.federation.channel import Channel
+from cfl.federation.federation import Federation
+from cfl.federation.replay_buffer import BETWEEN_ROUNDS, ReplayBuffer, Replayed
+from cfl.federation.replay_memory import RULES, slots, winners
+from cfl.federation.server import Server
 from cfl.methods import AGEM, DER, FedAGEM, Method
 from cfl.models import MLP
 from cfl.models.dropout import DropoutMasks, dropout_masks
-from cfl.randomness import seed_for
-from cfl.replay_buffer import BETWEEN_ROUNDS, ReplayBuffer, Replayed
-from cfl.replay_memory import RULES, slots, winners
-from cfl.sealed import opened_tasks
-from cfl.server import Server
+from cfl.randomness.generators import seed_for
+from cfl.reporting.experiment import config_hash, experiment_of
+from cfl.runtime.errors import ConfigError
 
 UNEQUAL = Dirichlet(alpha=0.5, min_samples=3, balance=False)
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from cfl.client_states import ClientStates
-from cfl.random_words import random_words_at
-from cfl.replay_memory import RULES, ReplayMemory, Table, append, choose, reservoir, slots
+from cfl.federation.client_states import ClientStates
+from cfl.federation.replay_memory import RULES, ReplayMemory, Table, append, choose, reservoir, slots
+from cfl.randomness.counter_bits import random_words_at
 
 
 def empty(clients: int, size: int) -> Table:

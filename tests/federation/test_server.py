@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cfl.server import Server
+from cfl.federation.server import Server
 
 
 def server(lr: float = 1.0, momentum: float = 0.0, start: float = 10.0) -> Server:

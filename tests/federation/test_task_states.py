@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cfl.client_states import ClientStates
-from cfl.task_states import TaskStates
+from cfl.federation.client_states import ClientStates
+from cfl.federation.task_states import TaskStates
 
 
 def rows(*values: float) -> dict[str, Tensor]:

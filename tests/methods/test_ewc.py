@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from close import assert_close
-from naive_fisher import Before, fisher_by_loop
-from tiny import (
+from support.close import assert_close
+from support.naive_fisher import Before, fisher_by_loop
+from support.tiny import (
     NetworkFactory,
     SaveAfter,
     double,
@@ -26,19 +26,19 @@ from tiny import (
     tiny_data,
     weights,
 )
-from tiny_parallel import Crew, several
+from support.tiny_parallel import Crew, several
 from torch import Tensor
 
-from cfl.cohort import Cohort
-from cfl.curvature.fisher import diagonal_fisher
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining
 from cfl.data.partitions import Dirichlet
-from cfl.errors import BadUpdate, ConfigError
-from cfl.federation import Federation
+from cfl.data.schedule import RoundPlan
+from cfl.engines.cohort import Cohort
+from cfl.federation.federation import Federation
 from cfl.methods import EWC, FOT, Method, PersonalLayers
-from cfl.randomness import torch_generator
-from cfl.schedule import RoundPlan
+from cfl.methods.components.curvature.fisher import diagonal_fisher
+from cfl.randomness.generators import torch_generator
+from cfl.runtime.errors import BadUpdate, ConfigError
 
 MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 ADAM = partial(torch.optim.Adam, lr=0.01)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from close import assert_close
-from naive_fisher import Before, fisher_by_loop
-from tiny import (
+from support.close import assert_close
+from support.naive_fisher import Before, fisher_by_loop
+from support.tiny import (
     ConvNet,
     NetworkFactory,
     SaveAfter,
@@ -30,19 +30,19 @@ from tiny import (
 )
 from torch import Tensor
 
-from cfl.client import Client
-from cfl.cohort import Cohort
-from cfl.curvature.fisher import diagonal_fisher
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining
 from cfl.data.partitions import Dirichlet
+from cfl.data.schedule import RoundPlan
 from cfl.engines import EngineOptions
-from cfl.errors import BadUpdate, ConfigError
-from cfl.federation import Federation
+from cfl.engines.cohort import Cohort
+from cfl.federation.federation import Federation
 from cfl.methods import EWC, FOT, RGO, FedCurv, Method, PersonalLayers
+from cfl.methods.components.curvature.fisher import diagonal_fisher
 from cfl.models.copies import networks_for_threads
-from cfl.randomness import torch_generator
-from cfl.schedule import RoundPlan
+from cfl.randomness.generators import torch_generator
+from cfl.runtime.errors import BadUpdate, ConfigError
+from cfl.training.client import Client
 
 MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=0.1)
 ADAM = partial(torch.optim.Adam, lr=0.01)

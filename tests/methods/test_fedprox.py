@@ -9,19 +9,31 @@ from typing import Any
 
 import pytest
 import torch
-from close import assert_close, farthest
-from naive import Hook, federated_averaging, plain_network
-from naive_fisher import Before
+from support.close import assert_close, farthest
+from support.naive import Hook, federated_averaging, plain_network
+from support.naive_fisher import Before
+from support.tiny import (
+    NetworkFactory,
+    double,
+    fit,
+    mlp,
+    norm_net,
+    permuted,
+    sgd,
+    split,
+    tiny_client,
+    tiny_data,
+    weights,
+)
 from test_ewc import After, ConstantGradients, Flip
-from tiny import NetworkFactory, double, fit, mlp, norm_net, permuted, sgd, split, tiny_client, tiny_data, weights
 from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import IID, Dirichlet
 from cfl.engines import EngineOptions
-from cfl.errors import ConfigError
-from cfl.federation import Federation
+from cfl.federation.federation import Federation
 from cfl.methods import EWC, FedProx, Method, PersonalLayers
+from cfl.runtime.errors import ConfigError
 
 MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 ADAM = partial(torch.optim.Adam, lr=0.01)

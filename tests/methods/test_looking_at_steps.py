@@ -9,20 +9,20 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
+from support.tiny import ConvNet, StridedNet, double, fit, mlp, norm_net, sgd, split, tiny_client, weights
 from test_engines import DECAY, PoolNet, dropping, unequal
 from test_method_hooks import MOMENTUM
-from tiny import ConvNet, StridedNet, double, fit, mlp, norm_net, sgd, split, tiny_client, weights
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Added, Samples
 from cfl.engines import EngineOptions, recorded
-from cfl.errors import ConfigError
+from cfl.engines.cohort import Cohort
 from cfl.methods import FedProx
 from cfl.methods.base import Method
 from cfl.models import Network
+from cfl.runtime.errors import ConfigError
 
 # In float64 a network has a hook, so that workers take it by autograd; the hand-written step is seen in float32.
 NETWORKS: dict[str, Any] = {"mlp": mlp, "conv": ConvNet, "mlp64": double(mlp), "norm64": double(norm_net)}

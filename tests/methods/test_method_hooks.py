@@ -11,17 +11,17 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from naive import federated_averaging, plain_network
-from tiny import SaveAfter, double, fit, mlp, sgd, split, tiny_client, tiny_data, weights
+from support.naive import federated_averaging, plain_network
+from support.tiny import SaveAfter, double, fit, mlp, sgd, split, tiny_client, tiny_data, weights
 from torch import Tensor, nn
 
-from cfl.cohort import Cohort
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
-from cfl.errors import BadUpdate, ConfigError
-from cfl.federation import Federation
+from cfl.data.schedule import RoundPlan
+from cfl.engines.cohort import Cohort
+from cfl.federation.federation import Federation
 from cfl.methods import Method
-from cfl.schedule import RoundPlan
+from cfl.runtime.errors import BadUpdate, ConfigError
 
 MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 

@@ -12,20 +12,33 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
-from naive import accuracy, federated_averaging, plain_network, train_client
-from tiny import Rounds, SaveAfter, double, fit, mlp, norm_net, permuted, sgd, split, tiny_client, tiny_data, weights
+from support.naive import accuracy, federated_averaging, plain_network, train_client
+from support.tiny import (
+    Rounds,
+    SaveAfter,
+    double,
+    fit,
+    mlp,
+    norm_net,
+    permuted,
+    sgd,
+    split,
+    tiny_client,
+    tiny_data,
+    weights,
+)
 from torch import Tensor
 from torch.func import functional_call
 
-from cfl.client import Client
-from cfl.cohort import Cohort
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining, RandomShare
 from cfl.data.partitions import Dirichlet
-from cfl.errors import BadUpdate, ConfigError
-from cfl.federation import Federation
+from cfl.engines.cohort import Cohort
+from cfl.federation.federation import Federation
 from cfl.methods import Method
 from cfl.methods.personal import PersonalLayers
+from cfl.runtime.errors import BadUpdate, ConfigError
+from cfl.training.client import Client
 
 MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.05)
 HEAD = 4 * 8 + 4

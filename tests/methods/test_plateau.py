@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from close import assert_close
-from naive import plain_network, task_loss, train_client, used_outputs
-from tiny import (
+from support.close import assert_close
+from support.naive import plain_network, task_loss, train_client, used_outputs
+from support.tiny import (
     NetworkFactory,
     SaveAfter,
     double,
@@ -39,12 +39,12 @@ from cfl.data.sources import Binarised
 from cfl.data.streams import Permuted
 from cfl.engines import EngineOptions
 from cfl.engines.scaled_steps import LINEAR_OPTIMIZERS, ScaledSteps
-from cfl.errors import ConfigError
-from cfl.federation import Federation
+from cfl.federation.federation import Federation
 from cfl.methods import SCAFFOLD, FedProx, FedWeIT, LearningRateDecay, Method, PersonalLayers
+from cfl.methods.components.validation_loss import validation_loss
 from cfl.models import MADE
 from cfl.models.evaluation import evaluation_mode
-from cfl.validation_loss import validation_loss
+from cfl.runtime.errors import ConfigError
 
 OPTIMIZERS: dict[str, tuple[Any, float]] = {
     "sgd": (torch.optim.SGD, 0.4),

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from close import assert_close, farthest
-from naive import local_batches, plain_network, task_loss, used_outputs
-from tiny import (
+from support.close import assert_close, farthest
+from support.naive import local_batches, plain_network, task_loss, used_outputs
+from support.tiny import (
     NetworkFactory,
     Rounds,
     SaveAfter,
@@ -34,18 +34,18 @@ from tiny import (
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining
 from cfl.data.partitions import IID, Dirichlet, Shards
+from cfl.data.schedule import RoundPlan
 from cfl.engines import EngineOptions
-from cfl.errors import BadUpdate, ConfigError
-from cfl.federation import Federation
+from cfl.engines.cohort import Cohort
+from cfl.federation.federation import Federation
 from cfl.methods import ER, SCAFFOLD, FedProx, Method, PersonalLayers
+from cfl.methods.task_free import sealed_cohort
 from cfl.models import Network
-from cfl.schedule import RoundPlan
-from cfl.sealed import sealed_cohort
+from cfl.runtime.errors import BadUpdate, ConfigError
 
 LR = 0.1
 Tensors = dict[str, Tensor]

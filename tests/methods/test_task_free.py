@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from tiny import (
+from cfl.data.task_handles import SealedTask, SealedTasks, TaskHidden, opened, opened_tasks
+from support.tiny import (
     NetworkFactory,
     double,
     fit,
@@ -31,17 +32,16 @@ from tiny import (
 from torch import Tensor
 
 import cfl.methods
-from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.data.exposure import Handles
+from cfl.data.schedule import RoundPlan
 from cfl.data.sequences import RandomTasks
 from cfl.data.streams import Permuted
-from cfl.errors import ConfigError
-from cfl.federation import Federation, check_methods
+from cfl.engines.cohort import Cohort
+from cfl.federation.federation import Federation, check_methods
+from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import AGEM, DER, ER, EWC, GLFC, L2P, SCAFFOLD, FedAGEM, FedCurv, FedProx, Method, PersonalLayers
-from cfl.replay_buffer import ReplayBuffer
-from cfl.schedule import RoundPlan
-from cfl.sealed import (
+from cfl.methods.task_free import (
     SealedBuffer,
     SealedChannel,
     SealedCohort,
@@ -52,14 +52,10 @@ from cfl.sealed import (
     SealedSchedule,
     SealedSettings,
     SealedStates,
-    SealedTask,
-    SealedTasks,
-    TaskHidden,
-    opened,
-    opened_tasks,
     sealed_cohort,
     sealed_plan,
 )
+from cfl.runtime.errors import ConfigError
 
 FREE: dict[str, Callable[[], dict[str, Method]]] = {
     "agem": lambda: {"agem": AGEM(8)},

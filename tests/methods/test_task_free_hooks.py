@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data
+from cfl.data.task_handles import SealedTask, TaskHidden, opened
+from support.tiny import double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data
 from torch import Tensor, nn
 
 from cfl.data.participation import Joining
 from cfl.data.samples import Samples
-from cfl.errors import ConfigError
+from cfl.data.schedule import RoundPlan
+from cfl.engines.objective import cross_entropies
 from cfl.export.answer import Choice, answer_of
 from cfl.methods import Method
-from cfl.objective import cross_entropies
-from cfl.schedule import RoundPlan
-from cfl.sealed import SealedTask, TaskHidden, opened
+from cfl.runtime.errors import ConfigError
 
 
 class Sees(Method):

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cfl.errors import ConfigError
-from cfl.metrics import (
+from cfl.metrics.accuracy import (
     FORMULAS,
     AccuracyMatrix,
     average_accuracy,
@@ -21,6 +20,7 @@ from cfl.metrics import (
     forward_transfer,
     last_evaluated,
 )
+from cfl.runtime.errors import ConfigError
 
 NAN = math.nan
 HAND = torch.tensor([[70, 20, 14], [90, 80, 30], [75, 60, 85]], dtype=torch.float64)

@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import double, fit, source, tiny_client, tiny_data
+from support.tiny import double, fit, source, tiny_client, tiny_data
 from torch import Tensor
 
-from cfl.client import Client
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining
 from cfl.data.partitions import Dirichlet
 from cfl.data.sequences import FixedTasks
 from cfl.data.sources import Binarised
 from cfl.data.streams import ClassSplit, Permuted, Stream
-from cfl.errors import ConfigError
 from cfl.export.answer import Choice, answer_of
-from cfl.federation import Federation
+from cfl.federation.federation import Federation
 from cfl.methods import EWC, FedCurv, Method, PersonalLayers
 from cfl.models import MADE
 from cfl.models.made_masks import inner_masks, output_mask
+from cfl.runtime.errors import ConfigError
+from cfl.training.client import Client
 
 ADAM = partial(torch.optim.Adam, lr=0.01)
 

@@ -7,14 +7,14 @@ import textwrap
 from pathlib import Path
 
 import pytest
-import tiny_cli
 import torch
+from support import tiny_cli
 from torch import Tensor, nn
 
-from cfl.errors import ConfigError
-from cfl.layer_inputs.weighted_layers import choose_layers
+from cfl.methods.components.layer_inputs.weighted_layers import choose_layers
 from cfl.models import MLP
 from cfl.models.base import Network
+from cfl.runtime.errors import ConfigError
 
 DOCUMENTED = Path(__file__).parent.parent / "docs" / "architecture.md"
 HEADLESS = """

@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import ConvNet, double, fit, split, tiny_client, tiny_data, weights
+from support.tiny import ConvNet, double, fit, split, tiny_client, tiny_data, weights
 from torch import Tensor, nn
 
-from cfl.client import Client
 from cfl.data.datamodule import FederatedDataModule
 from cfl.engines import EngineOptions
-from cfl.errors import ConfigError
-from cfl.federation import Federation
+from cfl.federation.federation import Federation
 from cfl.methods import (
     APD,
     DER,
@@ -31,6 +29,8 @@ from cfl.methods import (
     SingleTask,
 )
 from cfl.models import Network
+from cfl.runtime.errors import ConfigError
+from cfl.training.client import Client
 
 ENGINES = ["vmap", "workers"]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cfl.random_words import random_words, random_words_at
+from cfl.randomness.counter_bits import random_words, random_words_at
 
 
 def keys(*values: int) -> Tensor:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cfl.random_normals import choices, normals, uniforms
-from cfl.random_words import random_words
+from cfl.randomness.counter_bits import random_words
+from cfl.randomness.counter_normals import choices, normals, uniforms
 
 
 def keys(*values: int) -> Tensor:

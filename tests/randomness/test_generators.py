@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback
-from tiny import double, fit, mlp, permuted, tiny_client, tiny_data, weights
+from support.tiny import double, fit, mlp, permuted, tiny_client, tiny_data, weights
 from torch import Tensor
 
-from cfl.cohort import Cohort
 from cfl.data.partitions import Dirichlet, Partition
+from cfl.engines.cohort import Cohort
 from cfl.methods import Method
 from cfl.models import MLP
-from cfl.randomness import numpy_generator, seed_for, torch_generator
+from cfl.randomness.generators import numpy_generator, seed_for, torch_generator
 
 with_dropout = partial(MLP, hidden=[8], dropout=0.5)
 

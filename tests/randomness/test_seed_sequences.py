@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cfl.seed_sequences import numpy_generator_of, pcg64_words
+from cfl.randomness.seed_sequences import numpy_generator_of, pcg64_words
 
 BORDERS = [0, 1, 2, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**63 - 1, 2**63, 2**64 - 1]
 

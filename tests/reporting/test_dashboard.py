@@ -11,11 +11,11 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import tiny_cli
+from support import tiny_cli
 from test_loggers import LOGGERS, OPTIONS, history, records_of
 
 from cfl.__main__ import main
-from cfl.dashboard.panels import GROUPING, SECTIONS
+from cfl.reporting.dashboard.panels import GROUPING, SECTIONS
 
 pytest.importorskip(
     "wandb_workspaces", reason="needs the optional package wandb-workspaces: pip install wandb-workspaces"
@@ -232,7 +232,10 @@ def test_another_servers_address(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(os.environ["WANDB_BASE_URL"])
         return Server()
 
-    with mock.patch("wandb.Api", side_effect=api), mock.patch("cfl.dashboard.server.publish", return_value=("a", "b")):
+    with (
+        mock.patch("wandb.Api", side_effect=api),
+        mock.patch("cfl.reporting.dashboard.server.publish", return_value=("a", "b")),
+    ):
         assert main(["dashboard", "--base-url", "http://localhost:8080/"]) == 0
         assert main(["dashboard"]) == 0
     assert seen[0] == "http://localhost:8080"
@@ -267,7 +270,7 @@ def test_bad_options_are_refused(options: tuple[str, str], tmp_path: Path, capsy
 def test_a_missing_package_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     find = importlib.util.find_spec
     absent = mock.patch(
-        "cfl.dashboard.command.find_spec", lambda name: None if name == "wandb_workspaces" else find(name)
+        "cfl.reporting.dashboard.command.find_spec", lambda name: None if name == "wandb_workspaces" else find(name)
     )
     with absent:
         assert main(["dashboard", "--dry-run", str(tmp_path / "spec.json")]) == 2

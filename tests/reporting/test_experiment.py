@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import yaml
-from tiny_cli import fit
+from support.tiny_cli import fit
 
-from cfl.experiment import benchmark_name, config_hash, differences, experiment_of
+from cfl.reporting.experiment import benchmark_name, config_hash, differences, experiment_of
 
 
 def config(*methods: str) -> dict[str, Any]:

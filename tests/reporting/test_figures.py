@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from torch import Tensor
 
-from cfl.figures import (
+from cfl.reporting.figures import (
     NUMBERS_UP_TO,
     accuracy_curve,
     accuracy_heatmap,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cfl.compare.matrix_file import RunFolderError, read_matrix_csv, write_matrix_csv
+from cfl.reporting.matrix_file import RunFolderError, read_matrix_csv, write_matrix_csv
 
 NAN = math.nan
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from made_up import make_density_run
+from support.made_up import make_density_run
 from torch import Tensor
 
-from cfl.compare.matrix_file import RunFolderError, write_matrix_csv
-from cfl.compare.run_folder import SUMMARY_KEYS, read_curve, read_rounds, read_run, rounds_to
+from cfl.reporting.matrix_file import RunFolderError, write_matrix_csv
+from cfl.reporting.run_folder import SUMMARY_KEYS, read_curve, read_rounds, read_run, rounds_to
 
 NAN = math.nan
 SUMMARY: dict[str, Any] = {

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from cfl.compare.command import write_report
-from cfl.compare.matrix_file import write_matrix_csv
-from cfl.compare.writing import write_differences_csv, write_means_csv, write_runs_csv
 from cfl.papers.command import main
-from cfl.whole_file import write_whole
+from cfl.reporting.compare.command import write_report
+from cfl.reporting.compare.writing import write_differences_csv, write_means_csv, write_runs_csv
+from cfl.reporting.matrix_file import write_matrix_csv
+from cfl.runtime.atomic_write import write_whole
 
 Writer = Callable[[Path], object]
 WRITERS: dict[str, Writer] = {

@@ -15,18 +15,18 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from tiny_parallel import TIMEOUT, Crew, Failed
+from support.tiny_parallel import TIMEOUT, Crew, Failed
 from torch import Tensor
 
-from cfl import processes
-from cfl.channel import Channel
-from cfl.client_states import ClientStates
 from cfl.data.cohorts import RoundLoader, deal_clients, local_steps
 from cfl.data.evaluation import EvaluationLoader
-from cfl.metrics import AccuracyMatrix
-from cfl.parallel import fair_threads
-from cfl.randomness import torch_generator
-from cfl.schedule import RoundPlan, Schedule
+from cfl.data.schedule import RoundPlan, Schedule
+from cfl.federation.channel import Channel
+from cfl.federation.client_states import ClientStates
+from cfl.metrics.accuracy import AccuracyMatrix
+from cfl.randomness.generators import torch_generator
+from cfl.runtime import distributed
+from cfl.training.strategy import fair_threads
 
 
 def connect(size: int) -> None:
@@ -48,12 +48,12 @@ def some(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def test_one_process_keeps_what_it_has() -> None:
     tensors = {"a": some(0, 2, 3)}
-    assert (processes.count(), processes.rank()) == (1, 0)
-    assert processes.gather("x") == ["x"]
-    assert processes.from_first("x") == "x"
-    assert processes.add_up(tensors)["a"] is tensors["a"]
-    assert processes.share_out({7: tensors})[7]["a"] is tensors["a"]
-    processes.raise_if_one_failed()
+    assert (distributed.count(), distributed.rank()) == (1, 0)
+    assert distributed.gather("x") == ["x"]
+    assert distributed.from_first("x") == "x"
+    assert distributed.add_up(tensors)["a"] is tensors["a"]
+    assert distributed.share_out({7: tensors})[7]["a"] is tensors["a"]
+    distributed.raise_if_one_failed()
 
 
 # Sums.
@@ -71,7 +71,7 @@ def contribution(rank: int) -> dict[str, Tensor]:
 
 
 def sums() -> list[tuple[str, list[float], list[int], str]]:
-    found = processes.add_up(contribution(processes.rank()))
+    found = distributed.add_up(contribution(distributed.rank()))
     return [(name, t.double().flatten().tolist(), list(t.shape), str(t.dtype)) for name, t in found.items()]
 
 
@@ -97,7 +97,7 @@ def reductions() -> int:
     dist.all_reduce = counted
     try:
         tensors = {f"f{i}": torch.zeros(2) for i in range(9)}
-        processes.add_up(tensors | {f"i{i}": torch.zeros(3).long() for i in range(9)})
+        distributed.add_up(tensors | {f"i{i}": torch.zeros(3).long() for i in range(9)})
     finally:
         dist.all_reduce = original
     return len(calls)
@@ -108,7 +108,7 @@ def test_one_reduction_per_dtype(crew: Crew) -> None:
 
 
 def other_shapes() -> None:
-    processes.add_up({"a": torch.zeros(2 + processes.rank())})
+    distributed.add_up({"a": torch.zeros(2 + distributed.rank())})
 
 
 def test_tensors_that_do_not_fit_are_refused_everywhere(crew: Crew) -> None:
@@ -123,8 +123,8 @@ def test_tensors_that_do_not_fit_are_refused_everywhere(crew: Crew) -> None:
 
 
 def values() -> tuple[list[Any], Any]:
-    me = processes.rank()
-    return processes.gather({"me": me}), processes.from_first(("first", me))
+    me = distributed.rank()
+    return distributed.gather({"me": me}), distributed.from_first(("first", me))
 
 
 def test_values_of_all_and_of_the_first(crew: Crew) -> None:
@@ -149,7 +149,7 @@ def belongings(rank: int) -> dict[Any, dict[str, Tensor]]:
 
 
 def shared_belongings() -> list[Any]:
-    found = processes.share_out(belongings(processes.rank()))
+    found = distributed.share_out(belongings(distributed.rank()))
     return [
         (key, n, str(t.dtype), list(t.shape), t.double().flatten().tolist())
         for key in sorted(found)
@@ -168,7 +168,7 @@ def test_everybody_gets_everything(crew: Crew) -> None:
 
 
 def twice() -> None:
-    processes.share_out({"same": {"a": torch.zeros(1)}})
+    distributed.share_out({"same": {"a": torch.zeros(1)}})
 
 
 def test_nothing_may_come_from_two_processes(crew: Crew) -> None:
@@ -215,7 +215,7 @@ def send(clients: list[int]) -> dict[str, Any]:
 
 
 def send_own() -> dict[str, Any]:
-    return send([[6, 0, 5], [], [3, 7]][processes.rank()])
+    return send([[6, 0, 5], [], [3, 7]][distributed.rank()])
 
 
 def test_the_server_reads_what_all_clients_have_sent(crew: Crew) -> None:
@@ -229,7 +229,7 @@ def test_the_server_reads_what_all_clients_have_sent(crew: Crew) -> None:
 
 def all_skipped() -> None:
     channel = Channel("skip")
-    channel.uplink("update", {"w": torch.full((1, 2), torch.nan)}, [1.0], [processes.rank()])
+    channel.uplink("update", {"w": torch.full((1, 2), torch.nan)}, [1.0], [distributed.rank()])
     channel.sum("update")
 
 
@@ -242,7 +242,7 @@ def test_no_usable_message_in_any_process_is_an_error_in_all(crew: Crew) -> None
 
 
 def keep() -> list[Any]:
-    me, states = processes.rank(), ClientStates()
+    me, states = distributed.rank(), ClientStates()
     for round in (0, 1):
         if me != 1:
             clients = [me, 4 + me] if round == 0 else [(me + 2) % 4]  # clients 0 and 2 change places
@@ -257,7 +257,7 @@ def test_what_clients_keep_follows_them(crew: Crew) -> None:
 
 def count(clients: int | None) -> dict[str, list[Any]]:
     """Two evaluations of the same row, and one before training; every process has a share of 60 batches."""
-    me, everybody = processes.rank(), processes.count()
+    me, everybody = distributed.rank(), distributed.count()
     matrix = AccuracyMatrix(3, clients)
     for row, seed in ((-1, 0), (0, 1), (1, 2), (1, 3)):
         draws = random.Random(seed)
@@ -281,7 +281,7 @@ def test_accuracy_counts_are_added_up(crew: Crew, clients: int | None) -> None:
 
 
 def threads(cores: list[set[int]], machines: list[str]) -> int:
-    me = processes.rank()
+    me = distributed.rank()
     with (
         mock.patch.object(os, "sched_getaffinity", return_value=cores[me], create=True),
         mock.patch.object(platform, "node", return_value=machines[me]),

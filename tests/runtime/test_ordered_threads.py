@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from cfl.in_order import in_order
+from cfl.runtime.ordered_threads import in_order
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 import yaml
 
-from cfl.compare.matrix_file import write_matrix_csv
 from cfl.papers.definition import SCALE, Table, papers
 from cfl.papers.resolving import Resolver
+from cfl.reporting.matrix_file import write_matrix_csv
 
 NAN = float("nan")
 MATRIX = [[80.0, 10.0, 10.0], [70.0, 90.0, 10.0], [60.0, 85.0, 95.0]]

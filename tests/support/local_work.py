@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from cfl.client import Client
+from cfl.training.client import Client
 
 
 class Work(TorchDispatchMode):

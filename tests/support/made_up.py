@@ -13,8 +13,14 @@ import numpy as np
 import torch
 import yaml
 
-from cfl.compare.matrix_file import read_matrix_csv, write_matrix_csv
-from cfl.metrics import average_accuracy, backward_transfer, forgetting, forgetting_max, forward_transfer
+from cfl.metrics.accuracy import (
+    average_accuracy,
+    backward_transfer,
+    forgetting,
+    forgetting_max,
+    forward_transfer,
+)
+from cfl.reporting.matrix_file import read_matrix_csv, write_matrix_csv
 
 METHOD_CLASSES = {"fot": "cfl.methods.FOT", "ewc": "cfl.methods.EWC", "er": "cfl.methods.ER"}
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tiny import NetworkFactory
 from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
-from cfl.randomness import numpy_generator
-from cfl.schedule import RoundPlan
+from cfl.data.schedule import RoundPlan
+from cfl.randomness.generators import numpy_generator
+from support.tiny import NetworkFactory
 
 Hook = Callable[[nn.Module, int], Any]
 """Called with a client's network and its id."""

@@ -10,18 +10,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from naive import accuracy, local_batches, task_loss, used_outputs
-from tiny import NetworkFactory, permuted, tiny_data
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cfl.client import Client
 from cfl.data.datamodule import FederatedDataModule
+from cfl.data.schedule import RoundPlan
 from cfl.data.streams import Stream
-from cfl.federation import Federation
+from cfl.federation.federation import Federation
 from cfl.methods import APD
 from cfl.models.decomposition import decomposed_layers
-from cfl.schedule import RoundPlan
+from cfl.training.client import Client
+from support.naive import accuracy, local_batches, task_loss, used_outputs
+from support.tiny import NetworkFactory, permuted, tiny_data
 
 Tensors = dict[str, Tensor]
 

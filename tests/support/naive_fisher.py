@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from cfl.cohort import Cohort
-from cfl.federation import Federation
+from cfl.engines.cohort import Cohort
+from cfl.federation.federation import Federation
 from cfl.methods import Method
 
 

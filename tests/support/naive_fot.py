@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from tiny import weights
 from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
-from cfl.layer_inputs.covariance import covariance_is_cheaper
 from cfl.methods import FOT
-from cfl.randomness import torch_generator
+from cfl.methods.components.layer_inputs.covariance import covariance_is_cheaper
+from cfl.randomness.generators import torch_generator
+from support.tiny import weights
 
 
 class Watch(Callback):

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
-from naive import plain_network, train_client
-from naive_fot import layer_rows, train_images
-from tiny import NetworkFactory
 from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
-from cfl.randomness import numpy_generator
+from cfl.randomness.generators import numpy_generator
+from support.naive import plain_network, train_client
+from support.naive_fot import layer_rows, train_images
+from support.tiny import NetworkFactory
 
 Change = Callable[[nn.Module, int], None]
 """Changes a network's gradients as a client does."""

@@ -14,20 +14,20 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from naive import plain_network
-from tiny import NetworkFactory, double, fit, mlp, sgd, split, tiny_client, tiny_data, weights
 from torch import Tensor, nn
 
-from cfl.client import Client
 from cfl.data.augmentation import augmentation_words
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
+from cfl.data.schedule import RoundPlan
 from cfl.engines import EngineOptions
-from cfl.federation import Federation
+from cfl.federation.federation import Federation
+from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import Method
-from cfl.randomness import numpy_generator, seed_for
-from cfl.replay_buffer import ReplayBuffer
-from cfl.schedule import RoundPlan
+from cfl.randomness.generators import numpy_generator, seed_for
+from cfl.training.client import Client
+from support.naive import plain_network
+from support.tiny import NetworkFactory, double, fit, mlp, sgd, split, tiny_client, tiny_data, weights
 
 LR = 0.1
 

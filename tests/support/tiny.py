@@ -14,16 +14,16 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch import Tensor, nn
 
-from callbacks import FederatedOrchestrator
-from cfl.client import Client
+from cfl.callbacks import FederatedOrchestrator
 from cfl.data.datamodule import FederatedDataModule
+from cfl.data.schedule import Schedule
 from cfl.data.sources import Synthetic
 from cfl.data.streams import ClassSplit, Permuted, Stream
 from cfl.engines import EngineOptions, products
-from cfl.federation import Federation
+from cfl.federation.federation import Federation
 from cfl.methods import Method
 from cfl.models import MLP, Network, PromptedViT
-from cfl.schedule import Schedule
+from cfl.training.client import Client
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
@@ -55,7 +55,7 @@ def tiny_data(
     Args:
         stream: the tasks.
         num_clients: number of clients.
-        schedule: options of ``cfl.schedule.Schedule``.
+        schedule: options of ``cfl.data.schedule.Schedule``.
         options: of ``FederatedDataModule``.
     """
     settings = {

@@ -18,9 +18,9 @@ import torch
 from lightning.pytorch import Trainer
 from matplotlib.figure import Figure
 
-from callbacks import RoundCheckpoint, RunRecord
-from cfl.cli import FederatedCLI, main
-from cfl.client import Client
+from cfl.callbacks import RoundCheckpoint, RunRecord
+from cfl.cli.main import FederatedCLI, main
+from cfl.training.client import Client
 
 TINY = Path(__file__).with_name("tiny.yaml")
 PARAMETERS = 16 * 8 + 8 + 8 * 4 + 4

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from cfl.parallel import ClientParallel
+from cfl.training.strategy import ClientParallel
 
 TIMEOUT = 60.0  # seconds; nothing here takes a tenth of that
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_cli
 import torch
 from lightning.pytorch import Callback
-from naive import local_batches
-from tiny import (
+from support import tiny_cli
+from support.naive import local_batches
+from support.tiny import (
     Rounds,
     SaveAfter,
     double,
@@ -29,23 +29,29 @@ from tiny import (
 from torch import Tensor
 from torch.func import functional_call
 
-from callbacks import AccuracyTargets
-from cfl.compare.matrix_file import read_matrix_csv
-from cfl.curvature.fisher import FISHER_KINDS, diagonal_fisher
+from cfl.callbacks import AccuracyTargets
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
 from cfl.data.sequences import FixedTasks
 from cfl.data.sources import Binarised
 from cfl.data.streams import ClassSplit, Permuted
-from cfl.density_metrics import NLLMatrix, nll_forgetting
 from cfl.engines import EngineOptions
-from cfl.errors import ConfigError
-from cfl.federation import Federation
-from cfl.figures import accuracy_curve, accuracy_heatmap, cell_colours, colour_scale, learning_curves
-from cfl.measure import NLL
+from cfl.federation.federation import Federation
 from cfl.methods import AGEM, DER, EWC, SCAFFOLD, FedAGEM, FedCurv, FedProx, Method, PersonalLayers
+from cfl.methods.components.curvature.fisher import FISHER_KINDS, diagonal_fisher
+from cfl.metrics.likelihood import NLLMatrix, nll_forgetting
+from cfl.metrics.measure import NLL
 from cfl.models import MADE
 from cfl.models.density import negative_log_likelihoods
+from cfl.reporting.figures import (
+    accuracy_curve,
+    accuracy_heatmap,
+    cell_colours,
+    colour_scale,
+    learning_curves,
+)
+from cfl.reporting.matrix_file import read_matrix_csv
+from cfl.runtime.errors import ConfigError
 
 ADAM = partial(torch.optim.Adam, lr=0.01)
 ENGINES = {"vmap": EngineOptions("vmap"), "workers": EngineOptions("workers", workers=2)}

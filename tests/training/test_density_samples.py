@@ -10,25 +10,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_cli
 import torch
 from PIL import Image
+from support import tiny_cli
+from support.tiny import fit, mlp, source, tiny_client, tiny_data
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tiny import fit, mlp, source, tiny_client, tiny_data
 
-from cfl.client import Client
-from cfl.compare.command import main as compare
-from cfl.compare.groups import Comparison, Row
-from cfl.compare.page_data import page_data
-from cfl.compare.reading import read
 from cfl.data.partitions import IID
 from cfl.data.sources import Binarised
 from cfl.data.streams import Permuted
-from cfl.figures import sample_grid
 from cfl.methods import CONFEDMADE, Method, PersonalLayers
 from cfl.models import MADE
-from cfl.randomness import torch_generator
-from cfl.samples import CLIENTS_AT_MOST, draw_images
+from cfl.randomness.generators import torch_generator
+from cfl.reporting.compare.command import main as compare
+from cfl.reporting.compare.groups import Comparison, Row
+from cfl.reporting.compare.page_data import page_data
+from cfl.reporting.compare.reading import read
+from cfl.reporting.figures import sample_grid
+from cfl.training.client import Client
+from cfl.training.density_samples import CLIENTS_AT_MOST, draw_images
 
 DENSITY = (
     "--data.scenario=density",
@@ -169,7 +169,7 @@ def test_validate_draws_the_same_picture(
         def refused(*_: object) -> Path:
             raise PermissionError(13, "Permission denied", str(folder / "samples.png"))
 
-        patch.setattr("callbacks.record.save_figure", refused)
+        patch.setattr("cfl.callbacks.run_record.save_figure", refused)
         assert tiny_cli.run("validate", "--ckpt_path", str(folder / "last.ckpt"), pictures=True) == 0
     assert "samples: not written ([Errno 13] Permission denied" in capsys.readouterr().out
     assert (folder / "samples.png").read_bytes() == before

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from tiny import fit, mlp, sgd, tiny_client, tiny_data, weights
+from support.tiny import fit, mlp, sgd, tiny_client, tiny_data, weights
 
+from cfl.federation.server import Server
 from cfl.methods import FOT, PersonalLayers
-from cfl.server import Server
 
 
 def test_fots_bases_follow_the_network() -> None:

@@ -7,8 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from naive import federated_averaging, plain_network
-from tiny import NetworkFactory, double, fit, mlp, norm_net, permuted, sgd, split, tiny_client, tiny_data, weights
+from support.naive import federated_averaging, plain_network
+from support.tiny import (
+    NetworkFactory,
+    double,
+    fit,
+    mlp,
+    norm_net,
+    permuted,
+    sgd,
+    split,
+    tiny_client,
+    tiny_data,
+    weights,
+)
 from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import double, fit, tiny_client, tiny_data
+from support.tiny import double, fit, tiny_client, tiny_data
 from torch import Tensor
 
 from cfl.data.sources import BinarySet

@@ -17,8 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, Trainer
-from test_width import MOMENTUM
-from tiny import (
+from support.tiny import (
     ConvNet,
     double,
     fit,
@@ -32,21 +31,22 @@ from tiny import (
     tiny_data,
     weights,
 )
-from tiny_parallel import Crew, several
+from support.tiny_parallel import Crew, several
+from test_width import MOMENTUM
 from torch import Tensor
 
-from cfl.client import Client
-from cfl.cohort import Cohort
 from cfl.data.augmentation import CropFlip
 from cfl.data.cohorts import CohortBatch
 from cfl.data.evaluation import EvaluationBatch
 from cfl.data.participation import Holders, Joining
 from cfl.data.partitions import Dirichlet
+from cfl.data.schedule import RoundPlan
 from cfl.data.sources import Binarised, Synthetic
 from cfl.data.streams import Permuted
 from cfl.engines import EngineOptions
-from cfl.errors import DataFilesMissing
-from cfl.federation import Federation
+from cfl.engines.cohort import Cohort
+from cfl.federation.federation import Federation
+from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import (
     AGEM,
     CONFEDMADE,
@@ -71,9 +71,9 @@ from cfl.methods import (
     SingleTask,
 )
 from cfl.models import MADE
-from cfl.processes import gather, rank
-from cfl.replay_buffer import ReplayBuffer
-from cfl.schedule import RoundPlan
+from cfl.runtime.distributed import gather, rank
+from cfl.runtime.errors import DataFilesMissing
+from cfl.training.client import Client
 
 UNEQUAL = Dirichlet(alpha=0.5, min_samples=3, balance=False)
 

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
-from tiny import fit, permuted, tiny_client, tiny_data
-from tiny_parallel import Crew, Failed
+from support.tiny import fit, permuted, tiny_client, tiny_data
+from support.tiny_parallel import Crew, Failed
 
-from cfl.cohort import Cohort
+from cfl.data.schedule import RoundPlan
+from cfl.engines.cohort import Cohort
 from cfl.methods import Method
-from cfl.parallel import ClientParallel
-from cfl.processes import rank
-from cfl.schedule import RoundPlan
+from cfl.runtime.distributed import rank
+from cfl.training.strategy import ClientParallel
 
 SOON = 10.0
 """Seconds: far below the time-out of 60 s that a process would wait for one that says nothing."""

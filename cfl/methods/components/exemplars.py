@@ -7,11 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
-from cfl.herding import herd
-from cfl.memory_share import memory_share
-from cfl.randomness import seed_for
+from cfl.engines.cohort import Cohort
+from cfl.methods.components.exemplars import memory_share
+from cfl.methods.components.herding import herd
+from cfl.randomness.generators import seed_for
 
 Table = dict[str, Tensor]
 """``place``, ``output`` and ``rank`` ``[S]`` int64 of a client's exemplars: where the sample is, its class, and how
@@ -72,7 +72,8 @@ class Replayed(NamedTuple):
 def replayed(
     table: Table, cohort: Cohort, batch: CohortBatch, batch_size: int | None, seed: int, purpose: str
 ) -> Replayed | None:
-    """Which exemplars join a step, see :func:`cfl.memory_share.memory_share`; None for no sample at all.
+    """Which exemplars join a step, see :func:`cfl.methods.components.exemplars.memory_share`; None for no sample at
+    all.
 
     Args:
         table: the cohort's, ``[K, S]``.

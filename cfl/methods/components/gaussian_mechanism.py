@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from cfl.errors import ConfigError
+from cfl.runtime.errors import ConfigError
 
 SigmaRule = Literal["paper", "standard"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cfl.replay_memory import chosen
+from cfl.federation.replay_memory import chosen
 
 
 def memory_share(

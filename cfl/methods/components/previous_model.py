@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from cfl.federation import Federation
+    from cfl.federation.federation import Federation
 
 
 class LentModel:

@@ -8,10 +8,10 @@ from types import MappingProxyType
 
 import torch
 
-from cfl.cohort import Cohort
+from cfl.data.schedule import RoundPlan
+from cfl.engines.cohort import Cohort
+from cfl.engines.quadratic_pull import Pull
 from cfl.methods.base import Method
-from cfl.pull import Pull
-from cfl.schedule import RoundPlan
 
 
 class Pulling(Method, ABC):
@@ -19,7 +19,7 @@ class Pulling(Method, ABC):
 
     Attributes:
         pulls: parameter name -> s and a of the clients being trained; empty where nothing is pulled. Whoever takes
-            plain SGD's step at once may do it instead, see :class:`cfl.pull.Pull`.
+            plain SGD's step at once may do it instead, see :class:`cfl.engines.quadratic_pull.Pull`.
     """
 
     pulls: Mapping[str, Pull] = MappingProxyType({})

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar
 
-from cfl.cohort import Cohort
-from cfl.layer_inputs.right_factors import RightFactor, multiply_gradients
+from cfl.data.schedule import RoundPlan
+from cfl.engines.cohort import Cohort
+from cfl.engines.right_factors import RightFactor, multiply_gradients
 from cfl.methods.base import Method
-from cfl.schedule import RoundPlan
 
 
 class RightMultiplication(Method, ABC):
@@ -19,7 +19,7 @@ class RightMultiplication(Method, ABC):
     Attributes:
         right_factors: weight name -> the factors of the clients being trained; empty where nothing is multiplied.
             Whoever computes the gradients may apply them to the layers' inputs instead, see
-            :mod:`cfl.layer_inputs.right_factors`.
+            :mod:`cfl.engines.right_factors`.
     """
 
     clipping_by_value: ClassVar[bool] = False

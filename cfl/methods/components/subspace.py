@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cfl.errors import ConfigError
+from cfl.runtime.errors import ConfigError
 
 RankRule = Literal["code", "gpm"]
 
@@ -127,12 +127,12 @@ class Sketch:
     of several clients' ``A`` is the sketch of their pooled data: the server needs only sums. That holds if every
     client and piece has its own ``G``; shared draws would sketch the sum of the clients' inputs instead.
 
-    :func:`cfl.layer_inputs.covariance.draw_sketch` gives a sketch of the same distribution from the inputs'
-    covariance alone.
+    :func:`cfl.methods.components.layer_inputs.covariance.draw_sketch` gives a sketch of the same distribution from the
+    inputs' covariance alone.
 
     Float32 products must be true float32 here: with TF32 the residual of an input inside the basis is up to
     1e-3 of it instead of 1e-7. Autocast is switched off inside; TF32 is between local steps
-    (:func:`cfl.full_precision.full_precision`).
+    (:func:`cfl.runtime.precision.full_precision`).
 
     Args:
         d: length of the input vectors, see :func:`layer_dim`.

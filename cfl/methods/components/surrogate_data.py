@@ -11,8 +11,8 @@ from torch.nn.functional import pad
 
 from cfl.data.sources.base import Source
 from cfl.data.types import PixelTransform
-from cfl.errors import ConfigError
-from cfl.randomness import numpy_generator
+from cfl.randomness.generators import numpy_generator
+from cfl.runtime.errors import ConfigError
 
 
 def read_surrogate(source: Source, root: Path, shape: tuple[int, int, int], key: str) -> Tensor:

@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
 
-from cfl.compare.groups import DEFAULT_KEYS, Comparison, Row, compare
-from cfl.compare.page import page_of
-from cfl.compare.printing import print_table
-from cfl.compare.reading import LeftOut, find_runs, is_run, read_all
-from cfl.compare.tables import TextTable, caption, differences_table, means_table
-from cfl.compare.writing import (
+from cfl.reporting.compare.groups import DEFAULT_KEYS, Comparison, Row, compare
+from cfl.reporting.compare.page import page_of
+from cfl.reporting.compare.printing import print_table
+from cfl.reporting.compare.reading import LeftOut, find_runs, is_run, read_all
+from cfl.reporting.compare.tables import TextTable, caption, differences_table, means_table
+from cfl.reporting.compare.writing import (
     latex_table,
     markdown_report,
     terminal_table,
@@ -23,12 +23,12 @@ from cfl.compare.writing import (
     write_means_csv,
     write_runs_csv,
 )
-from cfl.errors import ConfigError
-from cfl.whole_file import write_whole
+from cfl.runtime.atomic_write import write_whole
+from cfl.runtime.errors import ConfigError
 
 Compared = Sequence[tuple[Comparison, Row | None]]
 _PICTURE = re.compile(r"(accuracy|nll)_(curve|heatmaps|rounds)(_[1-9]\d*)?\.png")
-"""Names that :mod:`cfl.compare.pictures` gives its files."""
+"""Names that :mod:`cfl.reporting.compare.pictures` gives its files."""
 
 
 def write_report(
@@ -46,8 +46,8 @@ def write_report(
         left_out: folders that are not compared.
         warnings: lines about parts of runs that could not be read.
         pictures: also draw ``accuracy_curve.png``, ``accuracy_heatmaps.png`` and, where there are learning curves,
-            ``accuracy_rounds.png``: the first table's, as :mod:`cfl.compare.pictures` says, which has the names of
-            densities' as well.
+            ``accuracy_rounds.png``: the first table's, as :mod:`cfl.reporting.compare.pictures` says, which has the
+            names of densities' as well.
 
     Raises:
         OSError: the folder cannot be written.
@@ -58,7 +58,7 @@ def write_report(
         old.unlink()
     names: Sequence[str] = ()
     if pictures:
-        from cfl.compare.pictures import write_pictures  # matplotlib is slow to import
+        from cfl.reporting.compare.pictures import write_pictures  # matplotlib is slow to import
 
         names = write_pictures(folder, [comparison for comparison, _ in compared])
     texts = {

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from cfl.compare.measures import Figure
-from cfl.compare.reading import Reading
-from cfl.compare.run_folder import Run
-from cfl.compare.settings import differing, short_names, shown
-from cfl.errors import ConfigError
+from cfl.reporting.compare.reading import Reading
+from cfl.reporting.compare.settings import differing, short_names, shown
+from cfl.reporting.measures import Figure
+from cfl.reporting.run_folder import Run
+from cfl.runtime.errors import ConfigError
 
 OF_A_TABLE = ("benchmark", "partition", "scenario")
 """Keys that say what problem is solved: runs that differ in one stand in tables of their own."""

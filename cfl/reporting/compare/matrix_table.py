@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from cfl.figures import cell_colours, colour_scale
-from cfl.measure import ACCURACY, Measure
-from cfl.metrics import average_accuracy
+from cfl.metrics.accuracy import average_accuracy
+from cfl.metrics.measure import ACCURACY, Measure
+from cfl.reporting.figures import cell_colours, colour_scale
 
 
 def matrix_table(matrix: Tensor, measure: Measure = ACCURACY, means: Sequence[float] | None = None) -> Table:
@@ -24,7 +24,7 @@ def matrix_table(matrix: Tensor, measure: Measure = ACCURACY, means: Sequence[fl
         matrix: ``[T, T]`` in percent.
         measure: what the values are.
         means: ACC after each task, NaN where unknown, if it is not that of the matrix
-            (:meth:`cfl.federation.Federation.means`).
+            (:meth:`cfl.federation.federation.Federation.means`).
 
     Raises:
         ValueError: ``matrix`` is not ``[T, T]``.

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from cfl.compare.groups import Comparison, Row
-from cfl.compare.page_data import page_data
-from cfl.compare.reading import LeftOut
+from cfl.reporting.compare.groups import Comparison, Row
+from cfl.reporting.compare.page_data import page_data
+from cfl.reporting.compare.reading import LeftOut
 
 PLOTLY = "plotly-cartesian-4.1.1.min.js"
 """The drawing library: plotly.js's cartesian bundle as npm's ``plotly.js-cartesian-dist-min`` ships it, under the MIT
@@ -45,7 +45,7 @@ def page(data: Mapping[str, Any]) -> str:
     """The page as text.
 
     Args:
-        data: as :func:`cfl.compare.page_data.page_data` gives it.
+        data: as :func:`cfl.reporting.compare.page_data.page_data` gives it.
     """
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     # Inside a script element a name like </script> or <!-- would end or change it; in JSON < only stands in strings.
@@ -56,4 +56,4 @@ def page(data: Mapping[str, Any]) -> str:
 
 
 def _asset(name: str) -> str:
-    return (files("cfl.compare") / "assets" / name).read_text(encoding="utf-8")
+    return (files("cfl.reporting.compare") / "assets" / name).read_text(encoding="utf-8")

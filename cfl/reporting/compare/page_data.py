@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from cfl.compare.groups import Comparison, Row, figure_of
-from cfl.compare.matrix_file import RunFolderError
-from cfl.compare.measures import CURVES, FIGURES, MEASURES, Measure
-from cfl.compare.partition_file import read_partition
-from cfl.compare.reading import LeftOut
-from cfl.compare.settings import differing, shown
-from cfl.compare.statistics import LEVEL, Spread, paired_difference
-from cfl.compare.tables import figures_of, ranks
+from cfl.reporting.compare.groups import Comparison, Row, figure_of
+from cfl.reporting.compare.partition_file import read_partition
+from cfl.reporting.compare.reading import LeftOut
+from cfl.reporting.compare.settings import differing, shown
+from cfl.reporting.compare.statistics import LEVEL, Spread, paired_difference
+from cfl.reporting.compare.tables import figures_of, ranks
+from cfl.reporting.matrix_file import RunFolderError
+from cfl.reporting.measures import CURVES, FIGURES, MEASURES, Measure
 
 # Numbers in a page by kind, over all rows together; a comparison with more is thinned evenly.
 _MATRIX_CELLS = 250_000

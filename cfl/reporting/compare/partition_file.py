@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cfl.compare.matrix_file import RunFolderError, open_file
+from cfl.reporting.matrix_file import RunFolderError, open_file
 
 
 @dataclass(frozen=True, eq=False)

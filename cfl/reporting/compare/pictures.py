@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from cfl.compare.groups import Comparison, Row
-from cfl.compare.tables import targets
-from cfl.figures import accuracy_curve, accuracy_heatmaps, learning_curves, save
-from cfl.measure import ACCURACY, NLL, Measure
+from cfl.metrics.measure import ACCURACY, NLL, Measure
+from cfl.reporting.compare.groups import Comparison, Row
+from cfl.reporting.compare.tables import targets
+from cfl.reporting.figures import accuracy_curve, accuracy_heatmaps, learning_curves, save
 
 ROWS_AT_MOST = 24
 """More rows than these make no picture that anybody can read."""

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import yaml
 
-from cfl.compare.matrix_file import RunFolderError, number_in, open_file, read_matrix_csv
-from cfl.compare.measures import MEASURES
-from cfl.compare.run_folder import Run, read_rounds, read_run
-from cfl.compare.settings import settings_of
+from cfl.reporting.compare.settings import settings_of
+from cfl.reporting.matrix_file import RunFolderError, number_in, open_file, read_matrix_csv
+from cfl.reporting.measures import MEASURES
+from cfl.reporting.run_folder import Run, read_rounds, read_run
 
 # libyaml's loader is about ten times as fast, and the same.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -28,7 +28,8 @@ class Reading:
 
     Attributes:
         run: its figures and accuracy matrix.
-        settings: as :func:`cfl.compare.settings.settings_of`; empty where the configuration could not be read.
+        settings: as :func:`cfl.reporting.compare.settings.settings_of`; empty where the configuration could not be
+            read.
         matrices: name of a measure -> its matrix ``[T, T]``, NaN where not evaluated, of those that the run has.
         space: ``method.layer`` -> task -> percent of the layer's input space that is used up after it.
         clients: each client's ACC at the end in percent, or NLL in nats, of a run whose clients are evaluated one by

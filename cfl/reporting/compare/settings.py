@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cfl.experiment import (
+from cfl.reporting.experiment import (
     DECIDES_RESULTS,
     ONLY_WHERE_OR_HOW_FAST,
     TRAINER_DECIDES,
@@ -22,9 +22,9 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """What decides a run's results, the seed apart, as ``{"methods.fot.threshold": 0.96}``.
 
     Keys are those of the command line: ``init_args`` is left out, and a class stands under its own key by its short
-    name, ``{"data.partition": "Shards", "data.partition.per_client": 2}``. Unlike :func:`cfl.experiment.experiment_of`
-    this imports no method, since a comparison needs no training code; so it has the ``buffer`` also where no method
-    replays from it.
+    name, ``{"data.partition": "Shards", "data.partition.per_client": 2}``. Unlike
+    :func:`cfl.reporting.experiment.experiment_of` this imports no method, since a comparison needs no training code; so
+    it has the ``buffer`` also where no method replays from it.
 
     Args:
         config: a resolved configuration as plain dictionaries, lists and values.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cfl.compare.groups import Comparison, Row
-from cfl.compare.measures import FIGURES, PRINTED, Figure
-from cfl.compare.statistics import LEVEL, Difference, Spread, mean_ranks, paired_difference
+from cfl.reporting.compare.groups import Comparison, Row
+from cfl.reporting.compare.statistics import LEVEL, Difference, Spread, mean_ranks, paired_difference
+from cfl.reporting.measures import FIGURES, PRINTED, Figure
 
 MISSING = "-"
 

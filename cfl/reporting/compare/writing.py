@@ -11,13 +11,13 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from cfl.compare.groups import Comparison, Row, figure_of
-from cfl.compare.measures import FIGURES
-from cfl.compare.reading import LeftOut
-from cfl.compare.run_folder import SUMMARY_KEYS
-from cfl.compare.statistics import Spread, paired_difference
-from cfl.compare.tables import TextTable, caption, figures_of, ranks, targets
-from cfl.whole_file import write_whole
+from cfl.reporting.compare.groups import Comparison, Row, figure_of
+from cfl.reporting.compare.reading import LeftOut
+from cfl.reporting.compare.statistics import Spread, paired_difference
+from cfl.reporting.compare.tables import TextTable, caption, figures_of, ranks, targets
+from cfl.reporting.measures import FIGURES
+from cfl.reporting.run_folder import SUMMARY_KEYS
+from cfl.runtime.atomic_write import write_whole
 
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
     character: f"\\{character}" for character in "&%$#_{}"
@@ -26,7 +26,7 @@ _IN_MATHS = {"±": r" \pm ", "> ": ">"}
 
 
 def terminal_table(table: TextTable, explanation: str = "") -> Table:
-    """For :func:`cfl.compare.printing.print_table`: title and notes above, the explanation below."""
+    """For :func:`cfl.reporting.compare.printing.print_table`: title and notes above, the explanation below."""
     notes = [f"NOTE: {note}" for note in table.notes]
     shown = Table(
         title=Text("\n".join([table.title, *notes])),

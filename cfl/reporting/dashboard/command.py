@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from cfl.errors import ConfigError
+from cfl.runtime.errors import ConfigError
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -70,7 +70,7 @@ def _run(options: argparse.Namespace) -> None:
         os.environ["WANDB_BASE_URL"] = options.base_url.rstrip("/")
     project = options.project or os.environ.get("WANDB_PROJECT") or "cfl"
     entity = options.entity or os.environ.get("WANDB_ENTITY") or ""
-    from cfl.dashboard.views import as_plain, report_of, workspace_of
+    from cfl.reporting.dashboard.views import as_plain, report_of, workspace_of
 
     if options.dry_run is not None:
         made = [of(entity, project, options.title, options.benchmark) for of in (workspace_of, report_of)]
@@ -80,7 +80,7 @@ def _run(options: argparse.Namespace) -> None:
         return
     import wandb
 
-    from cfl.dashboard.server import default_entity, publish
+    from cfl.reporting.dashboard.server import default_entity, publish
 
     try:
         entity = entity or default_entity()

@@ -10,7 +10,7 @@ import wandb_workspaces.reports.v2 as reports
 import wandb_workspaces.workspaces as workspaces
 from wandb_workspaces import expr
 
-from cfl.dashboard.panels import AXIS, GROUPING, SECTIONS, Panel
+from cfl.reporting.dashboard.panels import AXIS, GROUPING, SECTIONS, Panel
 
 _COLUMNS, _HEIGHT = 24, 8  # of a report's grid; panels stand three in a row
 _PINNED = ("summary:final/acc", "summary:final/fgt", "summary:final/bwt")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from cfl.exemplars import no_exemplars, with_classes
-from cfl.herding import herd
+from cfl.methods.components.exemplars import no_exemplars, with_classes
+from cfl.methods.components.herding import herd
 
 
 def test_classes_join_and_earlier_ones_keep_their_first() -> None:

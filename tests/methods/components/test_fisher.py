@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny import ConvNet, StridedNet
+from support.tiny import ConvNet, StridedNet
 from torch import Tensor, nn
 from torch.func import functional_call
 
-import cfl.curvature.layer_squares
-import cfl.curvature.sample_gradients
-from cfl.curvature.fisher import FISHER_KINDS, FisherKind, diagonal_fisher
-from cfl.curvature.sample_gradients import squared_gradient_sums
+import cfl.methods.components.curvature.layer_squares
+import cfl.methods.components.curvature.sample_gradients
+from cfl.methods.components.curvature.fisher import FISHER_KINDS, FisherKind, diagonal_fisher
+from cfl.methods.components.curvature.sample_gradients import squared_gradient_sums
 from cfl.models import MADE, MLP, LeNet
 from cfl.models.batchnorm import convert_batchnorm
-from cfl.randomness import torch_generator
+from cfl.randomness.generators import torch_generator
 
 SHAPE, OUTPUTS, SAMPLES = (2, 6, 6), 5, 7
 
@@ -197,7 +197,7 @@ def test_layers_that_are_known_take_the_short_way(name: str, monkeypatch: pytest
     def refuse(*_: object) -> None:
         raise AssertionError("sample by sample")
 
-    monkeypatch.setattr(cfl.curvature.sample_gradients, "_add_sample_by_sample", refuse)
+    monkeypatch.setattr(cfl.methods.components.curvature.sample_gradients, "_add_sample_by_sample", refuse)
     x, y = samples()
     diagonal_fisher(made(name), {}, [(x, y)])
 
@@ -209,7 +209,7 @@ def test_densities_take_the_short_way_and_are_the_mean_of_squared_gradients(
     def refuse(*_: object) -> None:
         raise AssertionError("sample by sample")
 
-    monkeypatch.setattr(cfl.curvature.sample_gradients, "_add_sample_by_sample", refuse)
+    monkeypatch.setattr(cfl.methods.components.curvature.sample_gradients, "_add_sample_by_sample", refuse)
     torch.manual_seed(3)
     network = MADE((1, 2, 3), 6, **options).double()
     x = torch.randint(0, 2, (SAMPLES, 1, 2, 3), generator=torch.Generator().manual_seed(4)).double()
@@ -225,13 +225,13 @@ def test_densities_take_the_short_way_and_are_the_mean_of_squared_gradients(
 def test_others_are_differentiated_sample_by_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is used twice, by others, or in a way that nobody wrote down; and nothing else."""
     asked: list[str] = []
-    whole = cfl.curvature.sample_gradients._add_sample_by_sample
+    whole = cfl.methods.components.curvature.sample_gradients._add_sample_by_sample
 
     def note(network: Any, tensors: Any, x: Any, v: Any, names: list[str], sums: Any) -> None:
         asked.extend(names)
         whole(network, tensors, x, v, names, sums)
 
-    monkeypatch.setattr(cfl.curvature.sample_gradients, "_add_sample_by_sample", note)
+    monkeypatch.setattr(cfl.methods.components.curvature.sample_gradients, "_add_sample_by_sample", note)
     x, y = samples()
     diagonal_fisher(made("shared"), {}, [(x, y)])
     assert {name.split(".")[0] for name in asked} == {"inner", "mirrored", "norm", "twice", "borrowed", "scale"}
@@ -245,20 +245,20 @@ def test_chunks_change_nothing(name: str, limit: str, monkeypatch: pytest.Monkey
     network = made(name)
     x, y = samples()
     whole = diagonal_fisher(network, {}, [(x, y)])
-    chunks, sizes = cfl.curvature.layer_squares.chunks, []
+    chunks, sizes = cfl.methods.components.curvature.layer_squares.chunks, []
 
     def counted(count: int, numbers: int, most: int | None = None) -> list[slice]:
         cut = list(chunks(count, numbers, most))
         sizes.append(len(cut))
         return cut
 
-    for module in (cfl.curvature.layer_squares, cfl.curvature.sample_gradients):
+    for module in (cfl.methods.components.curvature.layer_squares, cfl.methods.components.curvature.sample_gradients):
         if hasattr(module, "chunks"):
             monkeypatch.setattr(module, "chunks", counted)
     assert_close(diagonal_fisher(network, {}, [(x, y)]), whole)
     assert set(sizes) == {1}
     sizes.clear()
-    monkeypatch.setattr(cfl.curvature.layer_squares, limit, 1)
+    monkeypatch.setattr(cfl.methods.components.curvature.layer_squares, limit, 1)
     assert_close(diagonal_fisher(network, {}, [(x, y)]), whole)
     assert len(x) in sizes, "sample by sample"
 
@@ -285,7 +285,7 @@ def test_on_a_cpu_maps_have_their_channels_last(monkeypatch: pytest.MonkeyPatch)
     handle = layer.register_forward_hook(lambda module, inputs, output: orders.append(output.stride(1) == 1))
     found = diagonal_fisher(network, {}, [(x, y)])
     assert orders[-1]
-    monkeypatch.setattr("cfl.curvature.fisher.gains_by_channels_last", lambda *_: False)
+    monkeypatch.setattr("cfl.methods.components.curvature.fisher.gains_by_channels_last", lambda *_: False)
     expected = diagonal_fisher(network, {}, [(x, y)])
     assert not orders[-1]
     handle.remove()
@@ -308,7 +308,7 @@ def test_patches_are_those_of_unfold(groups: int, options: dict[str, Any], last:
     for a in (torch.randn(3, 4, 7, 8), channels_last(torch.randn(3, 4, 7, 8)), torch.randn(3, 4, 7, 9)[..., 1:]):
         geometry: Any = (module.kernel_size, module.dilation, module.padding, module.stride)
         expected = F.unfold(a, *geometry).unflatten(1, (groups, 4 // groups, 6))
-        found = cfl.curvature.layer_squares.unfolded(a, module, last)
+        found = cfl.methods.components.curvature.layer_squares.unfolded(a, module, last)
         columns = found.mT.unflatten(2, (6, 4 // groups) if last else (4 // groups, 6))
         assert torch.equal(columns.transpose(2, 3) if last else columns, expected)
 

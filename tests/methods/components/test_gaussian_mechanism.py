@@ -4,9 +4,9 @@ import math
 import pytest
 import torch
 
-from cfl.errors import ConfigError
-from cfl.gaussian import GaussianMechanism
-from cfl.randomness import torch_generator
+from cfl.methods.components.gaussian_mechanism import GaussianMechanism
+from cfl.randomness.generators import torch_generator
+from cfl.runtime.errors import ConfigError
 
 
 @pytest.mark.parametrize("clip", [1.0, 0.25, 7.0])

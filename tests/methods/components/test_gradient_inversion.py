@@ -8,7 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from cfl.gradient_inversion import GradientEncoder, encoder_gradient, invert_gradient, recovered_label
+from cfl.methods.components.gradient_inversion import (
+    GradientEncoder,
+    encoder_gradient,
+    invert_gradient,
+    recovered_label,
+)
 
 SHAPE = (1, 6, 6)
 

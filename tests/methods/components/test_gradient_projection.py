@@ -8,7 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from cfl.gradient_refinement import REFINEMENTS, Gradients, Refinement, conflicts, inner, refine
+from cfl.methods.components.gradient_projection import (
+    REFINEMENTS,
+    Gradients,
+    Refinement,
+    conflicts,
+    inner,
+    refine,
+)
 
 SHAPES = {"conv.weight": (3, 2, 2, 2), "conv.bias": (3,), "scale": (), "head.weight": (4, 3)}
 SIZE = 24 + 3 + 1 + 12

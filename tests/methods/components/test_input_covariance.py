@@ -7,11 +7,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cfl.layer_inputs import covariance as module
-from cfl.layer_inputs.covariance import InputCovariance, by_lines, covariance_is_cheaper, draw_sketch
-from cfl.layer_inputs.sketch import LayerSketch
-from cfl.randomness import torch_generator
-from cfl.subspace import choose_rank, layer_dim, layer_inputs, principal_directions, residual_share
+from cfl.methods.components.layer_inputs import covariance as module
+from cfl.methods.components.layer_inputs.covariance import (
+    InputCovariance,
+    by_lines,
+    covariance_is_cheaper,
+    draw_sketch,
+)
+from cfl.methods.components.layer_inputs.sketch import LayerSketch
+from cfl.methods.components.subspace import (
+    choose_rank,
+    layer_dim,
+    layer_inputs,
+    principal_directions,
+    residual_share,
+)
+from cfl.randomness.generators import torch_generator
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

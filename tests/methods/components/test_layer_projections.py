@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from cfl.layer_inputs.recursive_inverse import factor, inverse_with, normalised
-from cfl.layer_inputs.residual import ResidualInputs
-from cfl.layer_inputs.right_factors import RightFactor, multiply_gradients, removing
-from cfl.subspace import choose_rank
+from cfl.engines.right_factors import RightFactor, multiply_gradients, removing
+from cfl.methods.components.layer_inputs.recursive_inverse import factor, inverse_with, normalised
+from cfl.methods.components.layer_inputs.residual import ResidualInputs
+from cfl.methods.components.subspace import choose_rank
 
 
 def orthonormal(m: int, d: int, r: int, seed: int = 0) -> Tensor:

@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from cfl.memory_share import memory_share
+from cfl.methods.components.exemplars import memory_share
 
 
 def joining(held: int, size: int, own: int, batch_size: int | None = None) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from tiny import tiny_client, tiny_data, tiny_trainer
+from support.tiny import tiny_client, tiny_data, tiny_trainer
 
-from cfl.federation import Federation
-from cfl.lent_model import LentModel
+from cfl.federation.federation import Federation
+from cfl.methods.components.previous_model import LentModel
 
 CPU = torch.device("cpu")
 

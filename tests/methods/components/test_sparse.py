@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cfl.randomness import torch_generator
-from cfl.sparse import SparseRows, index_bytes, kept_entries, largest, message_bytes
+from cfl.methods.components.sparse import SparseRows, index_bytes, kept_entries, largest, message_bytes
+from cfl.randomness.generators import torch_generator
 
 
 @pytest.mark.parametrize(

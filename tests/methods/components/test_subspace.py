@@ -7,9 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cfl.errors import ConfigError
-from cfl.randomness import torch_generator
-from cfl.subspace import (
+from cfl.methods.components.subspace import (
     Sketch,
     choose_rank,
     grow_basis,
@@ -22,6 +20,8 @@ from cfl.subspace import (
     sketch_rows,
     used_share,
 )
+from cfl.randomness.generators import torch_generator
+from cfl.runtime.errors import ConfigError
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import make_density_run, make_run
+from support.made_up import make_density_run, make_run
 
-import cfl.compare.pictures as cfl_pictures
+import cfl.reporting.compare.pictures as cfl_pictures
 from cfl.__main__ import main as cfl
-from cfl.compare.command import main
+from cfl.reporting.compare.command import main
 
 FILES = ["comparison.md", "comparison.tex", "differences.csv", "means.csv", "report.html", "runs.csv"]
 PICTURES = ["accuracy_curve.png", "accuracy_heatmaps.png"]

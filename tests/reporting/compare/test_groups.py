@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from made_up import make_run
+from support.made_up import make_run
 
-from cfl.compare.groups import Comparison, Row, compare, figure_of, seen_mean
-from cfl.compare.measures import FIGURES
-from cfl.compare.reading import Reading, read
-from cfl.errors import ConfigError
-from cfl.metrics import average_accuracy
+from cfl.metrics.accuracy import average_accuracy
+from cfl.reporting.compare.groups import Comparison, Row, compare, figure_of, seen_mean
+from cfl.reporting.compare.reading import Reading, read
+from cfl.reporting.measures import FIGURES
+from cfl.runtime.errors import ConfigError
 
 ACC = FIGURES[0]
 

@@ -11,10 +11,10 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from cfl.compare.matrix_table import matrix_table
-from cfl.compare.printing import print_table
-from cfl.figures import cell_colours
-from cfl.metrics import average_accuracy
+from cfl.metrics.accuracy import average_accuracy
+from cfl.reporting.compare.matrix_table import matrix_table
+from cfl.reporting.compare.printing import print_table
+from cfl.reporting.figures import cell_colours
 
 NAN = math.nan
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from made_up import make_density_run, make_run
+from support.made_up import make_density_run, make_run
 
-from cfl.compare.groups import Comparison, Row, compare
-from cfl.compare.page import PLOTLY, SIZE_LIMIT, page, page_of
-from cfl.compare.page_data import page_data
-from cfl.compare.reading import LeftOut, Reading, read
-from cfl.metrics import average_accuracy
+from cfl.metrics.accuracy import average_accuracy
+from cfl.reporting.compare.groups import Comparison, Row, compare
+from cfl.reporting.compare.page import PLOTLY, SIZE_LIMIT, page, page_of
+from cfl.reporting.compare.page_data import page_data
+from cfl.reporting.compare.reading import LeftOut, Reading, read
 
 
 def readings(folder: Path, *runs: dict[str, Any]) -> list[Reading]:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import make_density_run, make_run
+from support.made_up import make_density_run, make_run
 
-from cfl.compare.command import main
+from cfl.reporting.compare.command import main
 
 api = pytest.importorskip("playwright.sync_api", reason="the Python package playwright is not installed")
 CHROMIUM = next(

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny_cli
-from made_up import make_run
+from support import tiny_cli
+from support.made_up import make_run
 
-from cfl.compare import reading
-from cfl.compare.groups import compare, figure_of
-from cfl.compare.matrix_file import RunFolderError
-from cfl.compare.page_data import page_data
-from cfl.compare.partition_file import read_partition
-from cfl.compare.reading import find_runs, read, read_all, read_space
-from cfl.compare.run_folder import Run
-from cfl.compare.tables import figures_of
+from cfl.reporting.compare import reading
+from cfl.reporting.compare.groups import compare, figure_of
+from cfl.reporting.compare.page_data import page_data
+from cfl.reporting.compare.partition_file import read_partition
+from cfl.reporting.compare.reading import find_runs, read, read_all, read_space
+from cfl.reporting.compare.tables import figures_of
+from cfl.reporting.matrix_file import RunFolderError
+from cfl.reporting.run_folder import Run
 
 
 def test_runs_are_found_below_a_folder_and_each_once(tmp_path: Path) -> None:

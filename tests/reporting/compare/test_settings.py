@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import tiny_cli
 import yaml
+from support import tiny_cli
 
-from cfl.compare.settings import differing, settings_of, short_names
-from cfl.experiment import experiment_of, flatten
+from cfl.reporting.compare.settings import differing, settings_of, short_names
+from cfl.reporting.experiment import experiment_of, flatten
 
 CONFIG = {
     "seed_everything": 3,

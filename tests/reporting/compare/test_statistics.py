@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from cfl.compare.statistics import Difference, Spread, mean_ranks, paired_difference
+from cfl.reporting.compare.statistics import Difference, Spread, mean_ranks, paired_difference
 
 
 def test_mean_and_sample_deviation_worked_by_hand() -> None:

@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import make_density_run, make_run
 from scipy import stats
+from support.made_up import make_density_run, make_run
 
-from cfl.compare.groups import Comparison, compare
-from cfl.compare.measures import FIGURES
-from cfl.compare.printing import TABLE_WIDTH, print_table
-from cfl.compare.reading import LeftOut, Reading, read
-from cfl.compare.run_folder import SUMMARY_KEYS
-from cfl.compare.tables import TextTable, differences_table, means_table
-from cfl.compare.writing import (
+from cfl.reporting.compare.groups import Comparison, compare
+from cfl.reporting.compare.printing import TABLE_WIDTH, print_table
+from cfl.reporting.compare.reading import LeftOut, Reading, read
+from cfl.reporting.compare.tables import TextTable, differences_table, means_table
+from cfl.reporting.compare.writing import (
     latex_table,
     markdown_report,
     markdown_table,
@@ -27,6 +25,8 @@ from cfl.compare.writing import (
     write_means_csv,
     write_runs_csv,
 )
+from cfl.reporting.measures import FIGURES
+from cfl.reporting.run_folder import SUMMARY_KEYS
 
 ACCURACIES = {"fedavg": [70.0, 72.0, 80.0], "fot": [80.0, 81.5, 85.0]}
 

@@ -8,11 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from cfl.curvature.sample_gradients import squared_gradient_sums
-from cfl.errors import ConfigError
+from cfl.methods.components.curvature.sample_gradients import squared_gradient_sums
 from cfl.models.density import densities_differ, is_density
 from cfl.models.evaluation import evaluation_mode
 from cfl.models.memory_format import channels_last, gains_by_channels_last
+from cfl.runtime.errors import ConfigError
 
 FisherKind = Literal["empirical", "expected", "sampled", "weighted"]
 FISHER_KINDS: tuple[FisherKind, ...] = ("empirical", "expected", "sampled", "weighted")
@@ -41,7 +41,7 @@ def diagonal_fisher(
       ``expected``. So does the EWC of the mammoth library.
 
     The first, third and fourth cost a forward and a backward pass over the samples and a product for every layer's
-    squares: about one epoch of training; see :mod:`cfl.curvature.sample_gradients`.
+    squares: about one epoch of training; see :mod:`cfl.methods.components.curvature.sample_gradients`.
 
     Where the network estimates a density, it is ``mean_n (d log p(x_n, w) / d w_i)^2`` of the samples themselves, which
     is ``empirical``; p is that of the network's logits, those of the first order of MADE.

@@ -2,8 +2,8 @@
 
 What is differentiated is ``v_b . logits_b`` of every sample b, for given signals ``v [B, O]``. Autograd runs once for
 the batch, down to the layers' outputs; a layer's weights get theirs from its inputs and its outputs' gradients
-(:mod:`cfl.curvature.layer_squares`). That holds for a layer that is called once and whose weights nobody else uses;
-all other parameters are differentiated sample by sample under ``vmap``.
+(:mod:`cfl.methods.components.curvature.layer_squares`). That holds for a layer that is called once and whose weights
+nobody else uses; all other parameters are differentiated sample by sample under ``vmap``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from cfl.curvature.layer_squares import chunks, convolution_squares, linear_squares, normalisation_squares
+from cfl.methods.components.curvature.layer_squares import (
+    chunks,
+    convolution_squares,
+    linear_squares,
+    normalisation_squares,
+)
 from cfl.models.batchnorm import MaskedBatchNorm1d, MaskedBatchNorm2d
 from cfl.models.evaluation import evaluation_mode
 from cfl.models.made import MaskedLinear

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cfl.gan.losses import acgan_loss
+from cfl.methods.components.gan.losses import acgan_loss
 from cfl.models.acgan import ACGAN
 from cfl.models.dropout import dropout_masks
 from cfl.models.evaluation import training_mode
 
 
 class MadeBatch(NamedTuple):
-    """What one step is taken on; see :func:`cfl.gan.losses.acgan_loss`.
+    """What one step is taken on; see :func:`cfl.methods.components.gan.losses.acgan_loss`.
 
     Attributes:
         x: ``[N, C, H, W]``.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cfl.layer_inputs.weighted_layers import weighted_layers
+from cfl.methods.components.layer_inputs.weighted_layers import weighted_layers
 from cfl.models.dropout import dropout_masks
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cfl.subspace import conv_padding, layer_dim, layer_inputs
+from cfl.methods.components.subspace import conv_padding, layer_dim, layer_inputs
 
 _MAX_ROWS = 4096
 
@@ -25,8 +25,9 @@ _ROOT = 9
 class InputCovariance:
     """``C = sum_j x_j x_j^T`` over a layer's input vectors ``x_j [d]``, in float64, batch by batch.
 
-    The vectors are those of :func:`cfl.subspace.layer_inputs`. Float64, because a sketch drawn from ``C`` has the
-    square roots of its eigenvalues: float32 would leave singular values of 3e-4 of the largest where there is nothing.
+    The vectors are those of :func:`cfl.methods.components.subspace.layer_inputs`. Float64, because a sketch drawn from
+    ``C`` has the square roots of its eigenvalues: float32 would leave singular values of 3e-4 of the largest where
+    there is nothing.
 
     A convolution with vertical stride 1 needs no patches. With ``l_t`` the vector of all values that a patch sees of
     padded image line t (``channels * kw`` long, one per horizontal position), the block of kernel lines i and i + a is
@@ -34,7 +35,7 @@ class InputCovariance:
     products of whole images and some of single lines make all kh^2 blocks.
 
     Args:
-        layer: see :func:`cfl.subspace.layer_dim`.
+        layer: see :func:`cfl.methods.components.subspace.layer_dim`.
         with_bias: append an input that is always 1.
 
     Attributes:

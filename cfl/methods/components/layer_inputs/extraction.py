@@ -10,18 +10,24 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cfl.federation import Federation
-from cfl.gaussian import GaussianMechanism
-from cfl.in_order import in_order
-from cfl.layer_inputs.before_dropout import watch_before_dropout
-from cfl.layer_inputs.of_clients import client_model, decode_inputs, encode_inputs, evaluating, inputs_watched
-from cfl.layer_inputs.sketch import LayerSketch
-from cfl.layer_inputs.workers_in_step import stream_of
+from cfl.federation.federation import Federation
+from cfl.methods.components.gaussian_mechanism import GaussianMechanism
+from cfl.methods.components.layer_inputs.before_dropout import watch_before_dropout
+from cfl.methods.components.layer_inputs.of_clients import (
+    client_model,
+    decode_inputs,
+    encode_inputs,
+    evaluating,
+    inputs_watched,
+)
+from cfl.methods.components.layer_inputs.sketch import LayerSketch
+from cfl.methods.components.layer_inputs.workers_in_step import stream_of
+from cfl.methods.components.subspace import layer_dim, layer_inputs, residual_share
 from cfl.models.copies import networks_for_threads
 from cfl.models.dropout import DropoutMasks
 from cfl.models.evaluation import evaluation_mode
-from cfl.randomness import seed_for, torch_generator
-from cfl.subspace import layer_dim, layer_inputs, residual_share
+from cfl.randomness.generators import seed_for, torch_generator
+from cfl.runtime.ordered_threads import in_order
 
 
 class SubspaceExtraction:
@@ -34,9 +40,9 @@ class SubspaceExtraction:
         multiples: ``conv`` and ``linear`` -> columns of a sketch as a multiple of the layer's input dimension d.
         batch_size: samples per forward pass; with dropout each is computed twice.
         dropout: whether dropout stays active, but for the one directly in front of each layer
-            (:func:`cfl.layer_inputs.before_dropout.watch_before_dropout`).
+            (:func:`cfl.methods.components.layer_inputs.before_dropout.watch_before_dropout`).
         sharing: worker processes, at least 1, of which those with equally many clients draw the same Gaussian numbers
-            (:func:`cfl.layer_inputs.workers_in_step.stream_of`).
+            (:func:`cfl.methods.components.layer_inputs.workers_in_step.stream_of`).
         scalars: ``energy``: summed squares of the inputs and of what is outside the basis; ``client_mean``: number of
             samples, and that times the client's own share outside.
         mechanism: noise on the sketches, or None.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from cfl.randomness import numpy_generator
+from cfl.randomness.generators import numpy_generator
 
 
 class FeaturePermutations:

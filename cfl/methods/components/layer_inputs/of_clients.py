@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from cfl.layer_inputs.weighted_layers import WeightedLayer
+from cfl.data.task_handles import TaskRef
+from cfl.methods.components.layer_inputs.weighted_layers import WeightedLayer
+from cfl.methods.components.subspace import layer_inputs
 from cfl.models.evaluation import evaluation_mode
-from cfl.randomness import numpy_generator
-from cfl.sealed import TaskRef
-from cfl.subspace import layer_inputs
+from cfl.randomness.generators import numpy_generator
 
 if TYPE_CHECKING:
-    from cfl.federation import Federation
+    from cfl.federation.federation import Federation
 
 See = Callable[[str, Tensor], None]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cfl.subspace import principal_directions, project, residual_share
+from cfl.methods.components.subspace import principal_directions, project, residual_share
 
 
 class ResidualInputs:
-    """Exact counterpart of :class:`cfl.subspace.Sketch` for inputs that stay where they are.
+    """Exact counterpart of :class:`cfl.methods.components.subspace.Sketch` for inputs that stay where they are.
 
     Rows are kept while there are fewer than ``d`` of them; from then on their second moments ``[d, d]``.
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cfl.layer_inputs.covariance import InputCovariance, covariance_is_cheaper, draw_sketch
-from cfl.subspace import Sketch, layer_dim, layer_inputs, sketch_rows
+from cfl.methods.components.layer_inputs.covariance import InputCovariance, covariance_is_cheaper, draw_sketch
+from cfl.methods.components.subspace import Sketch, layer_dim, layer_inputs, sketch_rows
 
 
 class Sketched(NamedTuple):
@@ -26,16 +26,17 @@ class Sketched(NamedTuple):
 
 
 class LayerSketch:
-    """``A = X* G`` (FOT eq 8, 9), piece by piece (:class:`cfl.subspace.Sketch`) or by way of the covariance.
+    """``A = X* G`` (FOT eq 8, 9), piece by piece (:class:`cfl.methods.components.subspace.Sketch`) or by way of the
+    covariance.
 
-    Both ways have the same distribution (:func:`cfl.layer_inputs.covariance.draw_sketch`). Which is taken depends on
-    layer, ``rows`` and ``columns`` only, so that a client's draws do not depend on how it cuts its samples into
-    batches, and is the same on every machine; on an accelerator it is always the first, since normal numbers cost
-    nothing there and float64 may cost a lot. With many more rows than inputs, as convolutions have, the covariance is
-    several times cheaper.
+    Both ways have the same distribution (:func:`cfl.methods.components.layer_inputs.covariance.draw_sketch`). Which is
+    taken depends on layer, ``rows`` and ``columns`` only, so that a client's draws do not depend on how it cuts its
+    samples into batches, and is the same on every machine; on an accelerator it is always the first, since normal
+    numbers cost nothing there and float64 may cost a lot. With many more rows than inputs, as convolutions have, the
+    covariance is several times cheaper.
 
     Args:
-        layer: see :func:`cfl.subspace.layer_dim`.
+        layer: see :func:`cfl.methods.components.subspace.layer_dim`.
         with_bias: whether 1 is appended to its inputs.
         columns: s.
         basis: ``[d, k]`` of earlier tasks' inputs, on the layer's device, or None.

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from cfl.errors import ConfigError
+from cfl.runtime.errors import ConfigError
 
 WeightedLayer = nn.Linear | nn.Conv2d
 _NORMALISING = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
