@@ -29,7 +29,7 @@ from cfl.data.report import save as save_partition_report
 from cfl.data.schedule import RoundPlan
 from cfl.federation.channel import payload_bytes
 from cfl.federation.federation import Federation
-from cfl.methods import Method
+from cfl.federation.method_protocol import FederatedMethod
 from cfl.metrics.measure import ACCURACY, NLL
 from cfl.metrics.task_matrix import TaskMatrix
 from cfl.reporting import folder_lock
@@ -470,7 +470,7 @@ class RunRecord(Callback):
         print(f"{federation.round:,} rounds, uplink {up:,.2f} MB, downlink {down:,.2f} MB, {federation.seconds:,.1f} s")
 
 
-def methods_figures(methods: Mapping[str, Method]) -> dict[str, Any]:
+def methods_figures(methods: Mapping[str, FederatedMethod]) -> dict[str, Any]:
     """What methods add to the summary; a figure that several have is told apart by the method's name in front."""
     found = {name: method.summary() for name, method in methods.items()}
     several = Counter(key for figures in found.values() for key in figures)

@@ -3,19 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Samples
+from cfl.engines.cohort import Cohort
 from cfl.models.density import negative_log_likelihoods
 from cfl.runtime.errors import ConfigError
 
-if TYPE_CHECKING:
-    from cfl.data.cohorts import CohortBatch
-    from cfl.methods.base import Method
+
+class LossMethod(Protocol):
+    """A method, as far as it has a say in clients' losses; :class:`cfl.methods.base.Method` explains each."""
+
+    @property
+    def key(self) -> str:
+        """Where its options stand in a configuration."""
+
+    @property
+    def task_free(self) -> bool:
+        """Whether it must be shown handles in the place of tasks."""
+
+    @property
+    def replays_logits(self) -> bool:
+        """Whether logits have to be kept with the samples of clients' buffers."""
+
+    @property
+    def reweighs_added_only(self) -> bool:
+        """Whether it does nothing to a step that has its own samples alone."""
+
+    @property
+    def replaces_own_loss(self) -> bool:
+        """Whether it puts a term in the place of the cross-entropy of a step's own samples."""
+
+    @property
+    def passes_forward(self) -> bool:
+        """Whether local steps go through :meth:`forward_pass`."""
+
+    @property
+    def observes(self) -> bool:
+        """Whether it wants to see the logits of the cohort that has just opened."""
+
+    def overrides(self, *hooks: str) -> bool:
+        """Whether it has one of these hooks of its own."""
+
+    def weigh(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
+        """Map the factors ``[N]`` of one client's cross-entropies to those to use."""
+
+    def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
+        """A term ``[]`` of one client's loss."""
+
+    def forward_pass(self, network: nn.Module, x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+        """Logits ``[N, O]`` of one client's step and a term ``[]`` of its loss."""
+
+    def local_loss(self, network: nn.Module, x: Tensor, samples: Samples) -> Tensor:
+        """The whole loss ``[]`` of one client's step."""
+
+    def observe(self, cohort: Cohort, batch: CohortBatch, logits: Tensor) -> None:
+        """See the logits of a step that has been computed."""
 
 
 class Objective:
@@ -41,7 +89,7 @@ class Objective:
             one replaces the whole loss and another wants to see logits.
     """
 
-    def __init__(self, methods: Iterable[Method] = (), density: bool = False) -> None:
+    def __init__(self, methods: Iterable[LossMethod] = (), density: bool = False) -> None:
         methods = tuple(methods)
         self.density = density
         self.weighers = tuple(m for m in methods if m.overrides("weigh"))
@@ -178,11 +226,11 @@ def weighted_cross_entropy_with_gradient(logits: Tensor, samples: Samples) -> tu
     return losses.sum(-1), gradient.mul_(torch.where(samples.mask, weights, torch.zeros_like(weights)).unsqueeze(-1))
 
 
-def _shown(method: Method, samples: Samples) -> Samples:
+def _shown(method: LossMethod, samples: Samples) -> Samples:
     return samples.without_tasks() if method.task_free else samples
 
 
-def _checked(found: Tensor, shape: list[int], method: Method, hook: str) -> Tensor:
+def _checked(found: Tensor, shape: list[int], method: LossMethod, hook: str) -> Tensor:
     """What a method's hook returned for one client: another shape would be spread over the samples, unnoticed."""
     if not isinstance(found, Tensor):
         raise TypeError(f"{method.key}: {hook} is {found!r}, not a tensor of shape {shape}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,22 +14,19 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.data.kept_samples import kept_bytes, kept_samples
 from cfl.data.schedule import BoundSchedule, RoundPlan
 from cfl.data.task_handles import TaskRef, opened, shown_task
+from cfl.engines.cohort import Cohort
 from cfl.federation.channel import Channel, payload_bytes
 from cfl.federation.client_states import ClientStates
+from cfl.federation.method_protocol import FederatedMethod
 from cfl.federation.replay_buffer import TOPIC as BUFFER_TOPIC
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.federation.server import Server
-from cfl.methods.task_free import sealed_federation
 from cfl.metrics.accuracy import AccuracyMatrix, average_accuracy
 from cfl.metrics.likelihood import NLLMatrix
 from cfl.metrics.measure import ACCURACY, NLL, Measure
 from cfl.metrics.task_matrix import TaskMatrix
 from cfl.models.density import is_density
 from cfl.runtime.errors import ConfigError
-
-if TYPE_CHECKING:
-    from cfl.engines.cohort import Cohort
-    from cfl.methods.base import Method
 
 FORMAT = 2
 """Of what a checkpoint holds of a federation: a higher one whenever files of the last one no longer do."""
@@ -58,7 +55,7 @@ def state_buffers(network: nn.Module) -> list[str]:
     return list(buffers)
 
 
-def check_methods(methods: Mapping[str, Method], data: FederatedDataModule) -> None:
+def check_methods(methods: Mapping[str, FederatedMethod], data: FederatedDataModule) -> None:
     """Refuse methods that the data's scenario, order, clocks or exposure leave nothing to stand on, and names in use.
 
     Raises:
@@ -129,7 +126,7 @@ class Federation:
         self,
         network: nn.Module,
         data: FederatedDataModule,
-        methods: Mapping[str, Method],
+        methods: Mapping[str, FederatedMethod],
         server: Server,
         channel: Channel,
         batchnorm: Literal["average", "local", "drop"] = "average",
@@ -162,7 +159,7 @@ class Federation:
             self.buffer.bind(self.clients, data, any(method.replays_logits for method in self.methods.values()))
         for name, method in self.methods.items():
             own = frozenset({name, *method.topics}) - OF_ALL
-            method.setup(sealed_federation(self, own, method) if method.task_free else self)
+            method.setup(method.federation_view(self, own))
         owners = data.num_clients if self.measures_clients else None
         self.measure: Measure = NLL if data.scenario == "density" else ACCURACY
         kind = NLLMatrix if data.scenario == "density" else AccuracyMatrix

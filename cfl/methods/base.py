@@ -34,17 +34,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
+from cfl.data.cohorts import CohortBatch
+from cfl.data.samples import Samples
 from cfl.data.scenarios import Scenario
+from cfl.data.schedule import RoundPlan
+from cfl.engines.cohort import Cohort
+from cfl.federation.federation import Federation
+from cfl.methods.task_free import sealed_federation
 from cfl.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
-
-    from cfl.data.cohorts import CohortBatch
-    from cfl.data.samples import Samples
-    from cfl.data.schedule import RoundPlan
-    from cfl.engines.cohort import Cohort
-    from cfl.federation.federation import Federation
 
 
 class Method:
@@ -121,6 +121,15 @@ class Method:
         for number, (name, method) in enumerate(federation.methods.items(), 1):
             if method is self:
                 self.name, self.source = name, number
+
+    def federation_view(self, federation: Federation, topics: frozenset[str]) -> Federation:
+        """What :meth:`setup` is called with: the federation, or of it what a ``task_free`` method is shown.
+
+        Args:
+            federation: the whole of it.
+            topics: the method's own among what clients keep.
+        """
+        return sealed_federation(federation, topics, self) if self.task_free else federation
 
     @classmethod
     def overrides(cls, *hooks: str) -> bool:

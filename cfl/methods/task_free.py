@@ -1,13 +1,13 @@
-"""What methods that need not know a task are shown of it: something to hand on, nothing to look at.
+"""What methods that need neither task ids nor boundaries are shown of rounds, cohorts and the federation.
 
 General continual learning has no task ids and no boundaries at training time. A method that declares so
-(``Method.task_free``) gets rounds, cohorts and batches whose ``task`` is a :class:`SealedTask`: functions that
-address a client's current data or map a model into its coordinates take it, arithmetic and comparisons fail. The
-federation that it is set up with shows what is named here and nothing else, and finds data by a sealed task only; a
-buffer's samples, and those that other methods have added to a step, come with :class:`SealedTasks`. Samples go by
-handles, in a step's ``index`` too, and of what clients keep it is shown its own topics, of other methods what they
-declare. What a loss is taken over stays
-open to it: a client that computes one knows its outputs, which differ from task to task only where the scenario or
+(``Method.task_free``) gets rounds, cohorts and batches whose ``task`` is a
+:class:`cfl.data.task_handles.SealedTask`: functions that address a client's current data or map a model into its
+coordinates take it, arithmetic and comparisons fail. The federation that it is set up with shows what is named here and
+nothing else, and finds data by a sealed task only; a buffer's samples, and those that other methods have added to a
+step, come with :class:`cfl.data.task_handles.SealedTasks`. Samples go by handles, in a step's ``index`` too, and of
+what clients keep it is shown its own topics, of other methods what they declare. What a loss is taken over stays open
+to it: a client that computes one knows its outputs, which differ from task to task only where the scenario or
 ``data.class_loss`` tells clients so.
 
 It keeps a method from leaning on a task unawares. It is no sandbox: Python lets whoever means to, reach into what
@@ -17,98 +17,17 @@ begins with an underscore.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
+from typing import Any, ClassVar, NoReturn, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from cfl.data.schedule import RoundPlan
-    from cfl.engines.cohort import Cohort
-    from cfl.federation.federation import Federation
-    from cfl.methods.base import Method
-
-
-class TaskHidden(RuntimeError):
-    """A method that declares to need no task has asked for one."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(f"{what} is hidden from a method that declares to need neither task ids nor boundaries")
-
-
-class _Token:
-    """To hand on: it is neither compared nor counted with."""
-
-    __slots__ = ()
-    _WHAT: ClassVar[str]
-
-    def _hidden(self, *_: Any) -> NoReturn:
-        raise TaskHidden(self._WHAT)
-
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _hidden
-    __hash__ = __int__ = __index__ = __bool__ = _hidden
-
-
-class SealedTask(_Token):
-    """Stands for a task.
-
-    Every handing out makes a new one, so that not even identity tells two tasks apart.
-    """
-
-    __slots__ = ("_task",)
-    _WHAT = "which task it is"
-
-    def __init__(self, task: int) -> None:
-        self._task = task
-
-    def __repr__(self) -> str:
-        return "a task"
-
-
-TaskRef = int | SealedTask
-"""A task, or what stands for one."""
-
-
-def opened(task: TaskRef) -> int:
-    """The task's number; for functions that act on a method's behalf."""
-    return task._task if isinstance(task, SealedTask) else task
-
-
-def shown_task(method: Method, task: int) -> int:
-    """A task as a method is shown it: its number, or what stands for it."""
-    return cast(int, SealedTask(task)) if method.task_free else task
-
-
-def _sealed_only(task: TaskRef) -> SealedTask:
-    if not isinstance(task, SealedTask):
-        raise TaskHidden("what belongs to a task that is named by its number")
-    return task
-
-
-class SealedTasks(_Token):
-    """Stands for the tasks of samples, one each."""
-
-    __slots__ = ("_tasks",)
-    _WHAT = "the tasks of samples"
-
-    def __init__(self, tasks: Tensor) -> None:
-        self._tasks = tasks
-
-    __getitem__ = __iter__ = __len__ = _Token._hidden
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("_"):  # asked for by Python itself, as when it copies
-            raise AttributeError(name)
-        self._hidden()
-
-    def __repr__(self) -> str:
-        return "tasks of samples"
-
-
-def opened_tasks(tasks: Tensor | SealedTasks) -> Tensor:
-    """The tasks of samples, int64; for functions that act on a method's behalf."""
-    return tasks._tasks if isinstance(tasks, SealedTasks) else tasks
+from cfl.data.schedule import RoundPlan
+from cfl.data.task_handles import SealedTask, SealedTasks, TaskHidden, only_handle
+from cfl.engines.cohort import Cohort
+from cfl.federation.federation import Federation
+from cfl.federation.method_protocol import FederatedMethod
 
 
 class _View:
@@ -228,7 +147,7 @@ class SealedData(_View):
     def places_trained_on(self, task: SealedTask, client: int) -> np.ndarray:
         """Ascending handles of what a client trains on: in the order of places, those of a portion (``data.exposure:
         asynchronous``) would be sorted by task."""
-        places = self._behind.places_trained_on(_sealed_only(task), client)
+        places = self._behind.places_trained_on(only_handle(task), client)
         return np.sort(self._behind.handles.of(places))
 
     def samples_at(
@@ -246,12 +165,12 @@ class SealedData(_View):
 
     def outputs_in_loss(self, task: SealedTask, client: int) -> Tensor | None:
         """As :meth:`cfl.data.datamodule.FederatedDataModule.outputs_in_loss`."""
-        outputs: Tensor | None = self._behind.outputs_in_loss(_sealed_only(task), client)
+        outputs: Tensor | None = self._behind.outputs_in_loss(only_handle(task), client)
         return outputs
 
     def outputs_in_loss_of(self, samples: SealedTasks, task: SealedTask) -> Tensor | None:
         """As :meth:`cfl.data.datamodule.FederatedDataModule.outputs_in_loss_of`."""
-        outputs: Tensor | None = self._behind.outputs_in_loss_of(samples, _sealed_only(task))
+        outputs: Tensor | None = self._behind.outputs_in_loss_of(samples, only_handle(task))
         return outputs
 
     def client_batches(
@@ -259,7 +178,7 @@ class SealedData(_View):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """As :meth:`cfl.data.datamodule.FederatedDataModule.client_batches`."""
         batches: Iterator[tuple[Tensor, Tensor]]
-        batches = self._behind.client_batches(_sealed_only(task), client, batch_size, device)
+        batches = self._behind.client_batches(only_handle(task), client, batch_size, device)
         return batches
 
 
@@ -306,7 +225,7 @@ class SealedMethod(_View):
     _WHOSE = "another method"
 
     @property  # type: ignore[misc]
-    def __class__(self) -> type[Method]:  # type: ignore[override]
+    def __class__(self) -> type[FederatedMethod]:  # type: ignore[override]
         return type(self._behind)
 
 
@@ -324,16 +243,16 @@ class SealedFederation(_View):
     _SHOWN = _MODEL | _TENSORS | frozenset({"round", "finished", "has_personal_models"})
     _WHOSE = "the federation"
 
-    def __init__(self, behind: Any, topics: frozenset[str], method: Method) -> None:
+    def __init__(self, behind: Any, topics: frozenset[str], method: FederatedMethod) -> None:
         super().__init__(behind)
         object.__setattr__(self, "_topics", topics)
         object.__setattr__(self, "_method", method)
 
     @property
-    def methods(self) -> dict[str, Method]:
+    def methods(self) -> dict[str, FederatedMethod]:
         """Name -> the method itself, or what is shown of another."""
         return {
-            name: method if method is self._method else cast("Method", SealedMethod(method))
+            name: method if method is self._method else cast(FederatedMethod, SealedMethod(method))
             for name, method in self._behind.methods.items()
         }
 
@@ -364,35 +283,35 @@ class SealedFederation(_View):
 
     def members(self, task: SealedTask) -> list[int]:
         """As :meth:`cfl.federation.federation.Federation.members`."""
-        members: list[int] = self._behind.members(_sealed_only(task))
+        members: list[int] = self._behind.members(only_handle(task))
         return members
 
     def own_clients(self, task: SealedTask, clients: Sequence[int]) -> list[int]:
         """As :meth:`cfl.federation.federation.Federation.own_clients`."""
-        own: list[int] = self._behind.own_clients(_sealed_only(task), clients)
+        own: list[int] = self._behind.own_clients(only_handle(task), clients)
         return own
 
     def encode(self, task: SealedTask, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """As :meth:`cfl.federation.federation.Federation.encode`."""
-        encoded: dict[str, Tensor] = self._behind.encode(_sealed_only(task), tensors)
+        encoded: dict[str, Tensor] = self._behind.encode(only_handle(task), tensors)
         return encoded
 
     def decode(self, task: SealedTask, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """As :meth:`cfl.federation.federation.Federation.decode`."""
-        decoded: dict[str, Tensor] = self._behind.decode(_sealed_only(task), tensors)
+        decoded: dict[str, Tensor] = self._behind.decode(only_handle(task), tensors)
         return decoded
 
 
 def sealed_plan(plan: RoundPlan) -> RoundPlan:
     """What a method is shown of a round."""
-    return cast("RoundPlan", SealedPlan(plan))
+    return cast(RoundPlan, SealedPlan(plan))
 
 
 def sealed_cohort(cohort: Cohort) -> Cohort:
     """What a method is shown of a cohort."""
-    return cast("Cohort", SealedCohort(cohort))
+    return cast(Cohort, SealedCohort(cohort))
 
 
-def sealed_federation(federation: Federation, topics: frozenset[str], method: Method) -> Federation:
+def sealed_federation(federation: Federation, topics: frozenset[str], method: FederatedMethod) -> Federation:
     """What a method is set up with that keeps ``topics`` of clients between rounds."""
-    return cast("Federation", SealedFederation(federation, topics, method))
+    return cast(Federation, SealedFederation(federation, topics, method))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,11 +14,11 @@ DIGITS = 12
 
 @cache
 def source_digest() -> str:
-    """Hex digits that every ``*.py`` file of the packages ``cfl`` and ``callbacks`` decides, in content and path.
+    """Hex digits that every ``*.py`` file of the package ``cfl`` decides, in content and path.
 
     Read once per process, at the first call: a file that is changed while a run goes on is not the code that it runs.
     """
-    return digest_of([_package("callbacks"), _package("cfl")])
+    return digest_of([_package("cfl")])
 
 
 def digest_of(packages: Sequence[Path]) -> str:
@@ -26,15 +27,19 @@ def digest_of(packages: Sequence[Path]) -> str:
     Args:
         packages: their folders; paths count from the folder that holds each.
     """
-    files = {
-        str(path.relative_to(folder.parent).as_posix()): path for folder in packages for path in folder.rglob("*.py")
-    }
+    files = {path.relative_to(folder.parent).as_posix(): path for folder in packages for path in source_files(folder)}
     digest = hashlib.sha256()
     for name, path in sorted(files.items()):
         content = path.read_bytes()
         digest.update(f"{name}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()[:DIGITS]
+
+
+def source_files(folder: Path) -> Iterator[Path]:
+    """Every ``*.py`` file below a folder, in folders that are links, too: ``cfl/callbacks`` is one in a checkout."""
+    for place, _, names in os.walk(folder, followlinks=True):
+        yield from (Path(place) / name for name in names if name.endswith(".py"))
 
 
 def _package(name: str) -> Path:

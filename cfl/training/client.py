@@ -15,10 +15,11 @@ from torch.optim import Optimizer
 
 from cfl.data.cohorts import CohortBatch
 from cfl.data.evaluation import EvaluationBatch
+from cfl.data.task_handles import TellsIfTaskFree
 from cfl.engines.base import Engine, EngineOptions, StepContext
 from cfl.engines.choice import EngineChoice, build_engine, candidates, from_dict
 from cfl.engines.cohort import Cohort
-from cfl.engines.objective import Objective
+from cfl.engines.objective import LossMethod, Objective
 from cfl.engines.probe import Measured, probe
 from cfl.engines.quadratic_pull import Steps
 from cfl.engines.scaled_steps import ScaledSteps
@@ -119,7 +120,7 @@ class Client(LightningModule):
         self._multiplier: Method | None = None
         self._scaled_steps: ScaledSteps | None = None
         self._frozen_in_cohort: frozenset[str] = frozenset()
-        self._observers: tuple[Method, ...] = ()
+        self._observers: tuple[LossMethod, ...] = ()
         self.local_step = 0
         self._located = Located(self._step_that_failed)
         self.loss_sums = torch.zeros(2)
@@ -335,7 +336,7 @@ class Client(LightningModule):
             cohort.use_outputs(added.tasks, added.mask)
         return batch
 
-    def shown(self, method: Method) -> Cohort:
+    def shown(self, method: TellsIfTaskFree) -> Cohort:
         """The cohort as a method may see it."""
         return self._sealed if method.task_free else self.require_cohort()
 

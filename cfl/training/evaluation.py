@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -11,15 +11,15 @@ from torch.func import functional_call
 
 from cfl.data.evaluation import EvaluationBatch
 from cfl.data.task_handles import shown_task
+from cfl.federation.federation import Federation
 from cfl.metrics.likelihood import NLLMatrix
 from cfl.metrics.task_matrix import TaskMatrix
-from cfl.models.density import LogLikelihood, is_density
+from cfl.models.density import LogLikelihood, densities_differ, is_density
 from cfl.models.memory_format import channels_last, gains_by_channels_last
 from cfl.runtime import distributed
-from cfl.training.evaluation import answering_alike
 
-if TYPE_CHECKING:
-    from cfl.federation.federation import Federation
+Owners = Sequence[tuple[int | None, int]]
+"""(client, task) of entries of a matrix that a test is counted into; None where there is one matrix for all."""
 
 
 class Scoring:
@@ -131,3 +131,24 @@ class Scoring:
             allowed = scores if mask is None else scores.masked_fill(~mask[batch.task].to(scores.device), -torch.inf)
             correct = allowed.argmax(1).eq(cast(Tensor, batch.y)).sum()
             matrix.update(row, task, correct, batch.stop - batch.start, client)
+
+
+def answering_alike(federation: Federation, stream_task: int, owners: Owners) -> list[tuple[Sequence[int], Owners]]:
+    """What a test of the global model has to compute: clients that answer together, and what their score counts for.
+
+    Usually all answer alike. Where networks are another density at every client (MADE with ``synchronised: false``),
+    the global model is one by each client's own masks: a matrix of a client takes that client's score, and the one
+    matrix of all takes the mean over the clients that hold the task. That is a pass over the tests per client.
+
+    Args:
+        federation: whose model.
+        stream_task: of whose test samples there is a score.
+        owners: what the score is to be counted for.
+    """
+    if not densities_differ(federation.network):
+        return [((0,), owners)]
+    found: list[tuple[Sequence[int], Owners]] = []
+    for client, task in owners:
+        whose = federation.members(stream_task) if client is None else [client]
+        found.append((whose, [(client, task)]))
+    return found

@@ -183,10 +183,10 @@ def check_strategy(trainer: Trainer) -> None:
     if not isinstance(strategy, ClientParallel):
         wanted = max(trainer.world_size, started)
         if wanted > 1 or isinstance(strategy, ParallelStrategy):
-            valid = "which shares the clients of a round out among them"
-            valid = (
-                f"cfl.parallel.ClientParallel for {wanted} processes, {valid}" if wanted > 1 else "auto for one process"
+            several = (
+                f"cfl.training.strategy.ClientParallel for {wanted} processes, which shares the clients of a round out"
             )
+            valid = f"{several} among them" if wanted > 1 else "auto for one process"
             raise ConfigError("trainer.strategy", type(strategy).__name__, valid)
         return
     if not strategy.timeout_seconds > 0:
@@ -202,6 +202,6 @@ def check_strategy(trainer: Trainer) -> None:
         raise ConfigError("trainer.sync_batchnorm", True, "false: batch statistics of clients never mix")
 
 
-# `trainer.strategy: cfl.parallel.ClientParallel` alone is text to Lightning, which looks it up in lower case.
-for _name in ("cfl.training.strategy.clientparallel", "clientparallel"):
+# `trainer.strategy: cfl.training.strategy.ClientParallel` alone is text to Lightning, which looks it up in lower case.
+for _name in ("cfl.training.strategy.clientparallel", "cfl.parallel.clientparallel", "clientparallel"):
     StrategyRegistry.register(_name, ClientParallel, description=ClientParallel.__doc__ or "", override=True)

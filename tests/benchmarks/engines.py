@@ -42,7 +42,7 @@ ENGINES = {
         Engine("cfl-1-thread", environment=_ONE_MATH_THREAD),
         Engine(
             "cfl-2-processes",
-            options=("--trainer.strategy", "cfl.parallel.ClientParallel", "--trainer.devices", "2"),
+            options=("--trainer.strategy", "cfl.training.strategy.ClientParallel", "--trainer.devices", "2"),
             environment=_ONE_MATH_THREAD,
         ),
         Engine("loop-1-thread", bare=True, environment=_ONE_MATH_THREAD),

@@ -29,7 +29,7 @@ ONE_TASK = (
     *("--schedule.evaluate_every", "2", "--seed_everything", "1"),
 )
 TWO_TASKS = ("--schedule.rounds_per_task", "6", "--schedule.evaluate_every", "1")
-PARALLEL = ("--trainer.strategy", "cfl.parallel.ClientParallel", "--trainer.devices", "2")
+PARALLEL = ("--trainer.strategy", "cfl.training.strategy.ClientParallel", "--trainer.devices", "2")
 
 
 def naive(folder: Path, target: float) -> int | None:

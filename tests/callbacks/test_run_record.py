@@ -132,21 +132,24 @@ def test_figures_that_several_methods_have_are_told_apart() -> None:
 
 def test_summary_says_which_code_it_was(run: Path, tmp_path: Path) -> None:
     """Every file of the packages counts, by path and content, wherever they lie; other files do not."""
-    packages = [Path(callbacks.__file__).parent, Path(cfl.__file__).parent]
     found = tiny_cli.summary(run)["versions"]["source"]
     assert re.fullmatch("[0-9a-f]{12}", found)
-    for package in packages:
+    copies = [tmp_path / "one" / "cfl", tmp_path / "two" / "cfl"]
+    for copy in copies:
         shutil.copytree(
-            package, tmp_path / package.name, ignore=lambda _, names: [n for n in names if n == "__pycache__"]
+            Path(cfl.__file__).parent, copy, ignore=lambda _, names: [n for n in names if n == "__pycache__"]
         )
-    copies = [tmp_path / package.name for package in packages]
-    assert found == digest_of(copies) == digest_of(copies[::-1]) == source_digest()
-    (copies[1] / "notes.txt").write_text("no code")
-    assert digest_of(copies) == found
-    (copies[1] / "errors.py").rename(copies[1] / "mistakes.py")
-    moved = digest_of(copies)
-    (copies[1] / "mistakes.py").write_text("pass")
-    assert len({found, moved, digest_of(copies)}) == 3
+    copy, other = copies
+    assert found == digest_of([copy]) == digest_of([other]) == source_digest()
+    assert len({found, digest_of(copies), digest_of([copy / "callbacks"])}) == 3
+    (copy / "notes.txt").write_text("no code")
+    assert digest_of([copy]) == found
+    (copy / "runtime" / "errors.py").rename(copy / "runtime" / "mistakes.py")
+    moved = digest_of([copy])
+    (copy / "runtime" / "mistakes.py").write_text("pass")
+    assert len({found, moved, digest_of([copy])}) == 3
+    (other / "callbacks" / "run_record.py").write_text("pass")
+    assert digest_of([other]) != found, "the callbacks count, which lie beside the package in a checkout"
 
 
 def test_summary_figures_follow_from_the_matrix(run: Path) -> None:

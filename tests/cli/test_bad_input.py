@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cfl.callbacks.trainer_checks import check_trainer
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
@@ -19,6 +18,7 @@ from support.tiny import fit, tiny_client, tiny_data, tiny_trainer
 
 from cfl.callbacks import FederatedOrchestrator, RoundCheckpoint, RoundProgress
 from cfl.callbacks.federated_orchestrator import _BREAKING
+from cfl.callbacks.trainer_checks import check_trainer
 from cfl.cli.linked_defaults import check_words
 from cfl.cli.main import main
 from cfl.cli.methods_given import on_command_line
@@ -265,7 +265,10 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("trainer.callbacks = 'StochasticWeightAveraging'", "server"),
     ),
     "debugging run": (("--trainer.fast_dev_run", "true"), ("trainer.fast_dev_run", "schedule")),
-    "devices": (("--trainer.devices", "2"), ("trainer.strategy = 'DDPStrategy'", "cfl.parallel.ClientParallel")),
+    "devices": (
+        ("--trainer.devices", "2"),
+        ("trainer.strategy = 'DDPStrategy'", "cfl.training.strategy.ClientParallel"),
+    ),
     "Lightning's own logger": (("--trainer.logger", "true"), ("trainer.logger = True", "configs/loggers")),
     "sanity check": (("--trainer.num_sanity_val_steps", "2"), ("trainer.num_sanity_val_steps = 2", "-1")),
     # Files.

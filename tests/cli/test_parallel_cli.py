@@ -20,7 +20,7 @@ from support.tiny_parallel import Crew, free_port
 from test_checkpoint import VARIANTS
 from test_parallel import arrays, assert_close
 
-STRATEGY = ("--trainer.strategy", "cfl.parallel.ClientParallel")
+STRATEGY = ("--trainer.strategy", "cfl.training.strategy.ClientParallel")
 ROOT = Path(__file__).parents[1]
 
 
@@ -148,7 +148,7 @@ def test_processes_that_would_mix_clients_are_refused(tmp_path: Path, capsys: py
     for options in (("--trainer.devices", "2"), ("--trainer.devices", "2", "--trainer.strategy", "ddp")):
         message = refused(capsys, tmp_path, *options)
         assert "trainer.strategy = 'DDPStrategy' cannot work" in message
-        assert "cfl.parallel.ClientParallel" in message
+        assert "cfl.training.strategy.ClientParallel" in message
     message = refused(capsys, tmp_path, "--trainer.strategy", "ddp")
     assert "trainer.strategy = 'DDPStrategy' cannot work; valid: auto for one process" in message
 
@@ -185,7 +185,7 @@ def test_processes_that_know_nothing_of_each_other_are_refused(
 def test_other_settings_of_the_strategy_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with_timeout = (
         "--trainer.strategy.class_path",
-        "cfl.parallel.ClientParallel",
+        "cfl.training.strategy.ClientParallel",
         "--trainer.strategy.init_args.timeout_seconds",
     )
     assert "trainer.strategy.timeout_seconds = 0.0" in refused(capsys, tmp_path, *with_timeout, "0")

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from cfl.data.task_handles import opened_tasks
 from support import tiny_cli
 from support.naive_replay import Slot, filled_buffers, held, inputs, local_samples, replay_client, word
 from support.tiny import SaveAfter, double, fit, mlp, permuted, split, tiny_data, weights
@@ -26,6 +25,7 @@ from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining
 from cfl.data.partitions import Dirichlet
+from cfl.data.task_handles import opened_tasks
 from cfl.engines import EngineOptions
 from cfl.engines.base import dropout_key
 from cfl.engines.cohort import Cohort

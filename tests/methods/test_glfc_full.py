@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from cfl.data.task_handles import opened
 from lightning.pytorch import Callback, Trainer
 from support.naive import plain_network
 from support.naive_augmentation import augmented
@@ -25,6 +24,7 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
 from cfl.data.samples import Samples
 from cfl.data.schedule import RoundPlan
+from cfl.data.task_handles import opened
 from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation
 from cfl.methods import GLFC, FedAGEM, Method, PersonalLayers

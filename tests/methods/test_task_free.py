@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from cfl.data.task_handles import SealedTask, SealedTasks, TaskHidden, opened, opened_tasks
 from support.tiny import (
     NetworkFactory,
     double,
@@ -37,6 +36,7 @@ from cfl.data.exposure import Handles
 from cfl.data.schedule import RoundPlan
 from cfl.data.sequences import RandomTasks
 from cfl.data.streams import Permuted
+from cfl.data.task_handles import SealedTask, SealedTasks, TaskHidden, opened, opened_tasks
 from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation, check_methods
 from cfl.federation.replay_buffer import ReplayBuffer

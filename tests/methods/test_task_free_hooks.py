@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from cfl.data.task_handles import SealedTask, TaskHidden, opened
 from support.tiny import double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data
 from torch import Tensor, nn
 
 from cfl.data.participation import Joining
 from cfl.data.samples import Samples
 from cfl.data.schedule import RoundPlan
+from cfl.data.task_handles import SealedTask, TaskHidden, opened
 from cfl.engines.objective import cross_entropies
 from cfl.export.answer import Choice, answer_of
 from cfl.methods import Method
