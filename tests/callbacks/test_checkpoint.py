@@ -14,6 +14,7 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from support import tiny, tiny_cli
+from support.tiny_cli import VARIANTS
 
 import cfl.callbacks.checkpoint
 from cfl.callbacks import FederatedOrchestrator, RoundCheckpoint, RunRecord
@@ -21,20 +22,6 @@ from cfl.data.sources import Synthetic
 from cfl.data.streams import Permuted
 from cfl.models import MLP
 from cfl.reporting.matrix_file import read_matrix_csv
-
-VARIANTS = {
-    "fedavg": (
-        *("--federated.server_momentum", "0.9", "--federated.client_weighting", "samples"),
-        *("--model.network.dropout", "0.3", "--schedule.evaluate_every", "2"),
-    ),
-    "fot": ("--methods.fot", "FOT", "--methods.fot.threshold", "0.9"),
-    "personal": ("--methods.own", "PersonalLayers", "--methods.own.layers", "['head.*']"),
-    "class-incremental": (
-        *("--data.stream", "ClassSplit", "--data.stream.source", "Synthetic", "--data.stream.num_tasks", "2"),
-        *("--data.stream.source.num_classes", "4", "--data.stream.source.train_size", "160"),
-        *("--data.scenario", "class"),
-    ),
-}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

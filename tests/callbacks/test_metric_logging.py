@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import io
 import json
-import struct
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
 from lightning.pytorch.loggers import WandbLogger
 from PIL import Image
 from support import tiny_cli
+from support.logged_runs import LOGGERS, OPTIONS, history, records_of
 from support.tiny import fit, split, tiny_client, tiny_data
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb.proto.wandb_internal_pb2 import Record
@@ -23,9 +20,7 @@ from cfl.callbacks.metric_logging import DashboardLog, evaluation_figures
 from cfl.callbacks.run_record import wandb_id_in
 from cfl.methods import APD, FedWeIT, Method
 
-LOGGERS = Path(__file__).parent.parent / "configs" / "loggers"
 PICTURES = ("cl/accuracy_matrix", "cl/accuracy_heatmap", "cl/accuracy_curve", "cl/learning_curve", "data/partition")
-OPTIONS = ("--methods.fot", "FOT", "--schedule.evaluate_every", "2")
 
 
 def expected_scalars(folder: Path) -> dict[str, dict[int, float]]:
@@ -183,35 +178,6 @@ def test_resumed_run_goes_on_in_the_same_tensorboard_folder(tmp_path: Path) -> N
 # wandb, offline, with the real library.
 
 
-def wandb_records(path: Path) -> Iterator[Record]:
-    """The records of a ``.wandb`` file: LevelDB's log format, blocks of 32 KiB, behind a header of 7 bytes."""
-    data, position, collected = path.read_bytes(), 7, b""
-    assert data.startswith(b":W&B")
-    while position + 7 <= len(data):
-        left = 2**15 - position % 2**15
-        if left < 7:
-            position += left
-            continue
-        _, length, kind = struct.unpack_from("<IHB", data, position)
-        if position + 7 + length > len(data):
-            return  # still being written
-        collected += data[position + 7 : position + 7 + length]
-        position += 7 + length
-        if kind in (1, 4):  # a whole record, or the last part of one
-            yield Record.FromString(collected)
-            collected = b""
-
-
-def records_of(path: Path) -> list[Record]:
-    """All records, once wandb's own process, which on a busy machine may still be at it, has written the last."""
-    deadline = time.monotonic() + 60
-    while True:
-        records = list(wandb_records(path))
-        if any(record.WhichOneof("record_type") == "exit" for record in records) or time.monotonic() > deadline:
-            return records
-        time.sleep(0.2)
-
-
 def offline_ids(folder: Path) -> list[str]:
     """The ids of what a folder holds for ``wandb sync``, from ``offline-run-<second>-<id>``."""
     return [path.name.split("-")[3] for path in folder.glob("wandb/offline-run-*")]
@@ -229,15 +195,6 @@ def wandb_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Reco
     assert [path.name for path in folder.parent.iterdir()] == ["run"]  # nothing beside the run folder
     (written,) = folder.glob("wandb/offline-run-*/run-*.wandb")
     return folder, records_of(written)
-
-
-def history(records: list[Record]) -> list[dict[str, Any]]:
-    """The logged steps as key -> value."""
-    return [
-        {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
-        for record in records
-        if record.WhichOneof("record_type") == "history"
-    ]
 
 
 def test_wandb_has_the_figures_of_the_run_folder(wandb_run: tuple[Path, list[Record]]) -> None:

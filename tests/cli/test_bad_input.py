@@ -17,8 +17,7 @@ from support import tiny_cli
 from support.tiny import fit, tiny_client, tiny_data, tiny_trainer
 
 from cfl.callbacks import FederatedOrchestrator, RoundCheckpoint, RoundProgress
-from cfl.callbacks.federated_orchestrator import _BREAKING
-from cfl.callbacks.trainer_checks import check_trainer
+from cfl.callbacks.trainer_checks import _BREAKING, check_trainer
 from cfl.cli.linked_defaults import check_words
 from cfl.cli.main import main
 from cfl.cli.methods_given import on_command_line
@@ -368,7 +367,7 @@ def test_run_folder_that_cannot_be_written(tmp_path: Path, logger: str, capsys: 
     """Found before any data are read; a path below a file cannot be made by anybody, not even root."""
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "run"
-    config = Path(__file__).parent.parent / "configs" / "loggers" / "wandb.yaml"
+    config = Path(__file__).parents[2] / "configs" / "loggers" / "wandb.yaml"
     options = ("--trainer.logger", "false") if logger == "false" else ("--config", str(config))
     assert tiny_cli.fit(folder, *options) == 2
     message = capsys.readouterr().err

@@ -12,19 +12,12 @@ import torch
 import yaml
 from lightning.pytorch.cli import LightningCLI
 from support import tiny_cli
+from support.tiny_cli import printed_config
 
 from cfl.cli.main import FederatedCLI, with_run_config
 from cfl.reporting.matrix_file import read_matrix_csv
 
 FOT = ("--methods.fot", "FOT", "--methods.fot.threshold", "0.9")
-
-
-def printed_config(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    """What ``--print_config`` prints."""
-    capsys.readouterr()
-    assert tiny_cli.run("fit", *arguments, "--print_config") == 0
-    config: dict[str, Any] = yaml.safe_load(capsys.readouterr().out)
-    return config
 
 
 # Configuration.
@@ -46,7 +39,7 @@ def test_later_files_win_and_the_command_line_wins_over_files(
 
 
 def test_benchmark_and_method_files_combine_in_either_order(capsys: pytest.CaptureFixture[str]) -> None:
-    configs = Path(__file__).parent.parent / "configs"
+    configs = Path(__file__).parents[2] / "configs"
     benchmark, method = (("--config", str(configs / name)) for name in ("benchmarks/cifar100.yaml", "methods/fot.yaml"))
     one = printed_config(capsys, *benchmark, *method, "--methods.fot.threshold", "0.8")
     assert one["data"]["stream"]["class_path"].endswith("ClassSplit")
@@ -57,7 +50,7 @@ def test_benchmark_and_method_files_combine_in_either_order(capsys: pytest.Captu
 def test_methods_can_be_composed_and_taken_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Methods are a mapping: a second file adds one by name, {} removes all."""
     second = tmp_path / "second.yaml"
-    fot = str(Path(__file__).parent.parent / "configs" / "methods" / "fot.yaml")
+    fot = str(Path(__file__).parents[2] / "configs" / "methods" / "fot.yaml")
     both = printed_config(capsys, "--config", fot, "--methods.own", "PersonalLayers")["methods"]
     assert list(both) == ["fot", "own"]
     second.write_text("methods: {}\n")
@@ -66,7 +59,7 @@ def test_methods_can_be_composed_and_taken_away(tmp_path: Path, capsys: pytest.C
 
 def test_files_of_methods_join(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In the order given; a name that is there already takes the later file's options, or its class."""
-    folder = Path(__file__).parent.parent / "configs" / "methods"
+    folder = Path(__file__).parents[2] / "configs" / "methods"
     fot, prox = (("--config", str(folder / f"{name}.yaml")) for name in ("fot", "fedprox"))
     alone = [printed_config(capsys, *one)["methods"] for one in (fot, prox)]
     for files, names in (((*fot, *prox), ["fot", "fedprox"]), ((*prox, *fot), ["fedprox", "fot"])):
@@ -87,7 +80,7 @@ def test_files_of_methods_join(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_files_of_loggers_join(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As those of methods do; options that two classes have by the same name are each one's own."""
-    folder = Path(__file__).parent.parent / "configs" / "loggers"
+    folder = Path(__file__).parents[2] / "configs" / "loggers"
     board, wandb = (("--config", str(folder / f"{name}.yaml")) for name in ("tensorboard", "wandb"))
 
     def loggers(*arguments: str) -> Any:

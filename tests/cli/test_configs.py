@@ -12,7 +12,7 @@ from support import tiny_cli
 
 from cfl.cli.main import FederatedCLI
 
-CONFIGS = Path(__file__).parent.parent / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def names(folder: str) -> list[str]:

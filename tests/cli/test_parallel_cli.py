@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 import torch
 from support import tiny_cli
-from support.tiny_parallel import Crew, free_port
-from test_checkpoint import VARIANTS
-from test_parallel import arrays, assert_close
+from support.tiny_cli import VARIANTS
+from support.tiny_parallel import Crew, arrays, assert_close, free_port
 
 STRATEGY = ("--trainer.strategy", "cfl.training.strategy.ClientParallel")
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +199,7 @@ def launch(folder: Path, *options: str, by: tuple[str, ...] = ("-m", "cfl")) -> 
     clean = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", "RANK")}
     return subprocess.Popen(
         [sys.executable, *by, *arguments, *options],
-        env={**clean, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent), "MPLBACKEND": "Agg"},
+        env={**clean, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1]), "MPLBACKEND": "Agg"},
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -15,8 +15,19 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers.logger import DummyLogger
 from support import tiny_cli
 from support.naive import accuracy
-from support.tiny import SaveAfter, double, fit, mlp, permuted, split, tiny_client, tiny_data, tiny_trainer, weights
-from test_personal import kept_by
+from support.tiny import (
+    SaveAfter,
+    double,
+    fit,
+    kept_by,
+    mlp,
+    permuted,
+    split,
+    tiny_client,
+    tiny_data,
+    tiny_trainer,
+    weights,
+)
 from torch.func import functional_call
 
 import cfl.callbacks.metric_logging

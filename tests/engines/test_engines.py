@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 import torch
 from support.tiny import (
+    DECAY,
+    MOMENTUM,
     ConvNet,
+    PoolNet,
     StridedNet,
     double,
+    dropping,
     fit,
     mlp,
     needs_onednn,
@@ -20,12 +24,11 @@ from support.tiny import (
     split,
     tiny_client,
     tiny_data,
+    unequal,
     weights,
 )
 from torch import Tensor, nn
 
-from cfl.data.datamodule import FederatedDataModule
-from cfl.data.partitions import Dirichlet
 from cfl.engines import (
     EngineChoice,
     EngineOptions,
@@ -47,10 +50,7 @@ from cfl.models.dropout import convert_dropout
 from cfl.runtime.errors import ConfigError
 
 VMAP = EngineOptions("vmap")
-DECAY = partial(torch.optim.SGD, lr=0.1, weight_decay=0.05)
-MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
 ADAM = partial(torch.optim.Adam, lr=0.02)
-dropping = partial(MLP, hidden=[12, 8], dropout=[0.2, 0.5])
 
 
 class Branches(Network):
@@ -68,22 +68,6 @@ class Branches(Network):
         return self.drop(torch.tanh(self.left(x)) + 0.5 * torch.relu(self.right(x)))
 
 
-class PoolNet(Network):
-    """Padding and dilation, dropped maps, and dropped units behind a pooling with overlaps and a column left over."""
-
-    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
-        super().__init__(input_shape, num_outputs)
-        channels, height, width = input_shape
-        self.conv1 = nn.Conv2d(channels, 3, 3, padding=2, dilation=(1, 2))
-        self.conv2 = nn.Conv2d(3, 4, 2, bias=False)
-        self.maps, self.units = nn.Dropout2d(0.3), nn.Dropout(0.4)
-        self.head = nn.Linear(4 * (height // 2) * ((width - 1) // 2), num_outputs)
-
-    def features(self, x: Tensor) -> Tensor:
-        x = torch.relu(self.conv2(torch.relu(self.maps(self.conv1(x)))))
-        return self.units(nn.functional.max_pool2d(x, (3, 2), 2)).flatten(1)
-
-
 class Thinned(Network):
     """Pooling of one place each, which only leaves places out, and kernels of one place."""
 
@@ -96,16 +80,6 @@ class Thinned(Network):
 
     def features(self, x: Tensor) -> Tensor:
         return self.pool(torch.relu(self.conv2(torch.relu(self.conv1(x))))).flatten(1)
-
-
-def unequal(width: int, stream: Any = None, **schedule: Any) -> FederatedDataModule:
-    """Seven clients of 4 to 24 samples in batches of 4: partial batches, clients that finish early."""
-    return tiny_data(
-        stream,
-        num_clients=7,
-        partition=Dirichlet(alpha=0.5, min_samples=3, balance=False),
-        schedule={"rounds_per_task": 2, "batch_size": 4, "cohort_width": width, **schedule},
-    )
 
 
 def trained(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.tiny import ConvNet, fit, mlp, permuted, tiny_client, tiny_data, weights
+from support.tiny import DECAY, ConvNet, fit, mlp, permuted, tiny_client, tiny_data, weights
 from torch import Tensor, nn
 
 from cfl.data.partitions import Dirichlet
@@ -19,7 +19,6 @@ from cfl.models import MLP, Network
 from cfl.training.client import Client
 
 VMAP = EngineOptions("vmap")
-DECAY = partial(torch.optim.SGD, lr=0.1, weight_decay=0.05)
 
 
 @pytest.mark.parametrize("strength", ["number", "by weight", "by client and weight"])

@@ -8,27 +8,29 @@ from typing import Any
 
 import pytest
 import torch
-from support.tiny import ConvNet, double, fit, mlp, norm_net, permuted, sgd, split, tiny_client, tiny_data, weights
+from support.tiny import (
+    MOMENTUM,
+    ConvNet,
+    double,
+    fit,
+    mlp,
+    norm_net,
+    permuted,
+    sgd,
+    split,
+    tiny_client,
+    tiny_data,
+    unequal,
+    weights,
+)
 from torch import Tensor
 
 from cfl.data.datamodule import FederatedDataModule
-from cfl.data.partitions import Dirichlet
 from cfl.federation.federation import Federation
 from cfl.methods.personal import PersonalLayers
 
 CLIENTS = 7
-MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
 ADAM = partial(torch.optim.Adam, lr=0.02, weight_decay=0.01)
-
-
-def unequal(width: int, stream: Any = None, **schedule: Any) -> FederatedDataModule:
-    """Seven clients of 4 to 24 samples in batches of 4: partial batches, clients that finish early."""
-    return tiny_data(
-        stream,
-        num_clients=CLIENTS,
-        partition=Dirichlet(alpha=0.5, min_samples=3, balance=False),
-        schedule={"rounds_per_task": 2, "batch_size": 4, "cohort_width": width, **schedule},
-    )
 
 
 def kept_by_clients(federation: Federation) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ import torch
 from support import tiny_cli
 from support.naive_replay import Slot, filled_buffers, held, inputs, local_samples, replay_client, word
 from support.tiny import SaveAfter, double, fit, mlp, permuted, split, tiny_data, weights
-from test_cli import printed_config
+from support.tiny_cli import printed_config
 from torch import Tensor
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode

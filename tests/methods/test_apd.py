@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.naive_decomposed import assert_the_same, data_of, written_out
-from support.tiny import ConvNet, double, fit, mlp, norm_net, sgd, split, tiny_client, tiny_data
-from test_personal import kept_by
+from support.tiny import ConvNet, double, fit, kept_by, mlp, norm_net, sgd, split, tiny_client, tiny_data
 from torch import Tensor
 
 from cfl.data.client_clocks import rounds_of_clients

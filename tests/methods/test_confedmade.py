@@ -12,8 +12,7 @@ import torch
 from support import tiny_cli
 from support.naive import local_batches
 from support.naive_decomposed import Naive, Owner, Tensors, clones, leaf, leaves, renamed
-from support.tiny import SaveAfter, double, fit, mlp, permuted, sgd, source, tiny_client, tiny_data
-from test_personal import kept_by
+from support.tiny import SaveAfter, double, fit, kept_by, mlp, permuted, sgd, source, tiny_client, tiny_data
 from torch import Tensor, nn
 from torch.func import functional_call
 

@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from support.naive import federated_averaging, plain_network
 from support.tiny import ConvNet, Rounds, double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
-from support.tiny_parallel import Crew
-from test_parallel import several
+from support.tiny_parallel import Crew, several
 from torch import Tensor, nn
 from torch.func import functional_call
 

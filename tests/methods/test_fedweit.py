@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.naive_decomposed import assert_the_same, data_of, written_out
-from support.tiny import ConvNet, SaveAfter, double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data
-from test_personal import kept_by
+from support.tiny import ConvNet, SaveAfter, double, fit, kept_by, mlp, permuted, sgd, split, tiny_client, tiny_data
 from torch import Tensor
 from torch.func import functional_call
 

@@ -9,8 +9,22 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
-from support.tiny import ConvNet, StridedNet, double, fit, mlp, norm_net, sgd, split, tiny_client, weights
-from test_engines import DECAY, PoolNet, dropping, unequal
+from support.tiny import (
+    DECAY,
+    ConvNet,
+    PoolNet,
+    StridedNet,
+    double,
+    dropping,
+    fit,
+    mlp,
+    norm_net,
+    sgd,
+    split,
+    tiny_client,
+    unequal,
+    weights,
+)
 from test_method_hooks import MOMENTUM
 from torch import Tensor, nn
 from torch.func import functional_call

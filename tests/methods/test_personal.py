@@ -18,6 +18,7 @@ from support.tiny import (
     SaveAfter,
     double,
     fit,
+    kept_by,
     mlp,
     norm_net,
     permuted,
@@ -34,7 +35,6 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining, RandomShare
 from cfl.data.partitions import Dirichlet
 from cfl.engines.cohort import Cohort
-from cfl.federation.federation import Federation
 from cfl.methods import Method
 from cfl.methods.personal import PersonalLayers
 from cfl.runtime.errors import BadUpdate, ConfigError
@@ -57,11 +57,6 @@ def data_of(stream: Any = None, **options: Any) -> FederatedDataModule:
 
 def personal_client(data: FederatedDataModule, layers: list[str], network: Any = mlp, optimizer: Any = sgd) -> Client:
     return tiny_client(data, network, optimizer, {"personal": PersonalLayers(layers)})
-
-
-def kept_by(federation: Federation) -> dict[int, dict[str, Tensor]]:
-    """What every client keeps, copied."""
-    return {c: federation.clients.get("model", c) or {} for c in federation.clients.holders("model")}
 
 
 class Kept(Callback):

@@ -11,8 +11,7 @@ import pytest
 import torch
 from support.naive import accuracy, plain_network, train_client
 from support.naive_decomposed import data_of
-from support.tiny import NetworkFactory, SaveAfter, double, fit, mlp, norm_net, sgd, split, tiny_client
-from test_personal import kept_by
+from support.tiny import NetworkFactory, SaveAfter, double, fit, kept_by, mlp, norm_net, sgd, split, tiny_client
 
 from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation

@@ -16,7 +16,7 @@ from cfl.models import MLP
 from cfl.models.base import Network
 from cfl.runtime.errors import ConfigError
 
-DOCUMENTED = Path(__file__).parent.parent / "docs" / "architecture.md"
+DOCUMENTED = Path(__file__).parents[2] / "docs" / "architecture.md"
 HEADLESS = """
 import torch
 from cfl.models.base import Network

@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 from support import tiny_cli
-from test_loggers import LOGGERS, OPTIONS, history, records_of
+from support.logged_runs import LOGGERS, OPTIONS, history, records_of
 
 from cfl.__main__ import main
 from cfl.reporting.dashboard.panels import GROUPING, SECTIONS

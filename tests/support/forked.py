@@ -24,7 +24,7 @@ class Forked:
         python, flag, *arguments, descriptor = command
         assert (python, flag, [int(descriptor)]) == (sys.executable, "-m", list(pass_fds))
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["cfl.cli"])
+        context.set_forkserver_preload(["cfl.cli.main"])
         with socket.socket(fileno=os.dup(int(descriptor))) as end:
             self._process = context.Process(target=_run, args=(arguments, end, stdout.name, dict(env)))
             self._process.start()

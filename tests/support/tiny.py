@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from cfl.callbacks import FederatedOrchestrator
 from cfl.data.datamodule import FederatedDataModule
+from cfl.data.partitions import Dirichlet
 from cfl.data.schedule import Schedule
 from cfl.data.sources import Synthetic
 from cfl.data.streams import ClassSplit, Permuted, Stream
@@ -215,3 +216,43 @@ class SaveAfter(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Client) -> None:
         if trainer.current_epoch == self.round:
             trainer.save_checkpoint(self.path)
+
+
+def kept_by(federation: Federation) -> dict[int, dict[str, Tensor]]:
+    """What every client keeps, copied."""
+    return {c: federation.clients.get("model", c) or {} for c in federation.clients.holders("model")}
+
+
+DECAY = partial(torch.optim.SGD, lr=0.1, weight_decay=0.05)
+
+
+MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+dropping = partial(MLP, hidden=[12, 8], dropout=[0.2, 0.5])
+
+
+class PoolNet(Network):
+    """Padding and dilation, dropped maps, and dropped units behind a pooling with overlaps and a column left over."""
+
+    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
+        super().__init__(input_shape, num_outputs)
+        channels, height, width = input_shape
+        self.conv1 = nn.Conv2d(channels, 3, 3, padding=2, dilation=(1, 2))
+        self.conv2 = nn.Conv2d(3, 4, 2, bias=False)
+        self.maps, self.units = nn.Dropout2d(0.3), nn.Dropout(0.4)
+        self.head = nn.Linear(4 * (height // 2) * ((width - 1) // 2), num_outputs)
+
+    def features(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.conv2(torch.relu(self.maps(self.conv1(x)))))
+        return self.units(nn.functional.max_pool2d(x, (3, 2), 2)).flatten(1)
+
+
+def unequal(width: int, stream: Any = None, **schedule: Any) -> FederatedDataModule:
+    """Seven clients of 4 to 24 samples in batches of 4: partial batches, clients that finish early."""
+    return tiny_data(
+        stream,
+        num_clients=7,
+        partition=Dirichlet(alpha=0.5, min_samples=3, balance=False),
+        schedule={"rounds_per_task": 2, "batch_size": 4, "cohort_width": width, **schedule},
+    )

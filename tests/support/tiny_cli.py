@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
+import yaml
 from lightning.pytorch import Trainer
 from matplotlib.figure import Figure
 
@@ -206,7 +208,7 @@ def start(*arguments: str, moment: tuple[str, int] | None = None) -> BaseProcess
     Processes are forked from one that has imported the program already, which saves seconds each.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["cfl.cli"])
+    context.set_forkserver_preload(["cfl.cli.main"])
     process = context.Process(target=_child, args=(arguments, moment))
     process.start()
     return process
@@ -217,3 +219,26 @@ def killed(stage: str, round: int, *arguments: str) -> int | None:
     process = start(*arguments, moment=(stage, round))
     process.join()
     return process.exitcode
+
+
+def printed_config(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    """What ``--print_config`` prints."""
+    capsys.readouterr()
+    assert run("fit", *arguments, "--print_config") == 0
+    config: dict[str, Any] = yaml.safe_load(capsys.readouterr().out)
+    return config
+
+
+VARIANTS = {
+    "fedavg": (
+        *("--federated.server_momentum", "0.9", "--federated.client_weighting", "samples"),
+        *("--model.network.dropout", "0.3", "--schedule.evaluate_every", "2"),
+    ),
+    "fot": ("--methods.fot", "FOT", "--methods.fot.threshold", "0.9"),
+    "personal": ("--methods.own", "PersonalLayers", "--methods.own.layers", "['head.*']"),
+    "class-incremental": (
+        *("--data.stream", "ClassSplit", "--data.stream.source", "Synthetic", "--data.stream.num_tasks", "2"),
+        *("--data.stream.source.num_classes", "4", "--data.stream.source.train_size", "160"),
+        *("--data.scenario", "class"),
+    ),
+}

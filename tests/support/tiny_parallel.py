@@ -6,12 +6,14 @@ import multiprocessing
 import os
 import socket
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from cfl.training.strategy import ClientParallel
 
@@ -73,7 +75,7 @@ class Crew:
 
     def __init__(self, size: int = 2) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["cfl.cli"])
+        context.set_forkserver_preload(["cfl.cli.main"])
         port = free_port()
         self.pipes: list[Connection] = []
         self.processes: list[BaseProcess] = []
@@ -117,3 +119,28 @@ class Crew:
         for process in self.processes:
             process.kill()
             process.join()
+
+
+def arrays(tree: Any) -> Any:
+    """Nested dictionaries and lists with NumPy arrays for tensors, so that they pass between processes as they are."""
+    if isinstance(tree, Tensor):
+        return tree.detach().cpu().numpy()
+    if isinstance(tree, Mapping):
+        return {key: arrays(value) for key, value in tree.items() if not str(key).endswith("seconds")}
+    return [arrays(value) for value in tree] if isinstance(tree, list | tuple) else tree
+
+
+def assert_close(found: Any, expected: Any, tolerance: float, place: str = "") -> None:
+    """Equality of nested dictionaries and lists, floating point arrays up to ``tolerance``."""
+    if isinstance(expected, Mapping):
+        assert set(found) == set(expected), place
+        for key, value in expected.items():
+            assert_close(found[key], value, tolerance, f"{place}/{key}")
+    elif isinstance(expected, list):
+        assert len(found) == len(expected), place
+        for number, (left, right) in enumerate(zip(found, expected, strict=True)):
+            assert_close(left, right, tolerance, f"{place}/{number}")
+    elif isinstance(expected, np.ndarray | float):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance, err_msg=place)
+    else:
+        assert found == expected, place

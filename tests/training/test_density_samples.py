@@ -211,7 +211,7 @@ def test_a_page_has_room_for_some(folder: Path) -> None:
 
 def test_tensorboard_shows_it(tmp_path: Path) -> None:
     """At the run's end, as large as the file."""
-    board = Path(__file__).parent.parent / "configs" / "loggers" / "tensorboard.yaml"
+    board = Path(__file__).parents[2] / "configs" / "loggers" / "tensorboard.yaml"
     folder = tmp_path / "run"
     assert tiny_cli.fit(folder, *DENSITY, "--run.samples=4", "--config", str(board), pictures=True) == 0
     events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"images": 0}).Reload()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, Trainer
 from support.tiny import (
+    MOMENTUM,
     ConvNet,
     double,
     fit,
@@ -31,9 +32,7 @@ from support.tiny import (
     tiny_data,
     weights,
 )
-from support.tiny_parallel import Crew, several
-from test_width import MOMENTUM
-from torch import Tensor
+from support.tiny_parallel import Crew, arrays, assert_close, several
 
 from cfl.data.augmentation import CropFlip
 from cfl.data.cohorts import CohortBatch
@@ -321,15 +320,6 @@ class Witness(Callback):
         self.models.append(arrays(weights(pl_module.federation)))
 
 
-def arrays(tree: Any) -> Any:
-    """Nested dictionaries and lists with NumPy arrays for tensors, so that they pass between processes as they are."""
-    if isinstance(tree, Tensor):
-        return tree.detach().cpu().numpy()
-    if isinstance(tree, Mapping):
-        return {key: arrays(value) for key, value in tree.items() if not str(key).endswith("seconds")}
-    return [arrays(value) for value in tree] if isinstance(tree, list | tuple) else tree
-
-
 def train(variant: str, size: int, as_double: bool = True, parallel: dict[str, Any] | None = None) -> dict[str, Any]:
     """Run a variant as one of ``size`` processes; what this process knows at the end."""
     network, methods, of_data, federated = VARIANTS[variant]
@@ -382,22 +372,6 @@ def alone(variant: str, as_double: bool = True) -> dict[str, Any]:
         finally:
             torch.set_num_threads(before)
     return _alone[variant, as_double]
-
-
-def assert_close(found: Any, expected: Any, tolerance: float, place: str = "") -> None:
-    """Equality of nested dictionaries and lists, floating point arrays up to ``tolerance``."""
-    if isinstance(expected, Mapping):
-        assert set(found) == set(expected), place
-        for key, value in expected.items():
-            assert_close(found[key], value, tolerance, f"{place}/{key}")
-    elif isinstance(expected, list):
-        assert len(found) == len(expected), place
-        for number, (left, right) in enumerate(zip(found, expected, strict=True)):
-            assert_close(left, right, tolerance, f"{place}/{number}")
-    elif isinstance(expected, np.ndarray | float):
-        np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance, err_msg=place)
-    else:
-        assert found == expected, place
 
 
 def assert_the_same_as_one_process(crew: Crew, variant: str) -> None:

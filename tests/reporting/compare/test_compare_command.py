@@ -182,7 +182,16 @@ def test_help_explains_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_comparison_imports_nothing_that_trains(runs: Path) -> None:
-    heavy = ("lightning", "torchmetrics", "torchvision", "matplotlib", "wandb", "cfl.cli", "cfl.methods", "callbacks")
+    heavy = (
+        "lightning",
+        "torchmetrics",
+        "torchvision",
+        "matplotlib",
+        "wandb",
+        "cfl.cli",
+        "cfl.methods",
+        "cfl.callbacks",
+    )
     program = (
         "import json, sys; from cfl.__main__ import main; status = main(sys.argv[1:]); "
         f"print(json.dumps([status, [name for name in {heavy!r} if name in sys.modules]]))"

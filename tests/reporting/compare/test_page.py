@@ -204,7 +204,7 @@ def test_names_cannot_break_out_of_the_page(tmp_path: Path) -> None:
 
 
 def test_the_library_is_the_one_that_is_named() -> None:
-    folder = Path(__file__).parents[2] / "cfl" / "compare" / "assets"
+    folder = Path(__file__).parents[3] / "cfl" / "reporting" / "compare" / "assets"
     version = re.search(r"plotly-cartesian-([\d.]+)\.min\.js", PLOTLY)
     assert version is not None
     assert f"v{version[1]}" in (folder / PLOTLY).read_text(encoding="utf-8")[:200]
