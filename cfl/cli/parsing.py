@@ -27,6 +27,7 @@ from cfl.data.sources import Source
 from cfl.data.streams import Stream
 from cfl.methods import Method
 from cfl.models import Network
+from cfl.reporting.experiment import with_moved_classes
 from cfl.runtime.errors import BadUpdate, ConfigError, DataFilesMissing
 from cfl.training.client import ELEMENTWISE_OPTIMIZERS
 
@@ -175,12 +176,23 @@ class Parser(LightningArgumentParser):
         return super().add_argument(*args, **kwargs)
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
-        """As ever, remembering nothing of an earlier command line."""
+        """As ever, remembering nothing of an earlier command line.
+
+        Classes that have moved go by their former paths, too.
+        """
         _read.clear()
-        given = args[0] if args else kwargs.get("args")
+        given = args[0] if args else kwargs.pop("args", None)
         _words[:] = map(str, sys.argv[1:] if given is None else given)
         check_words(_words)
-        return super().parse_args(*args, **kwargs)
+        return super().parse_args([with_moved_classes(word) for word in _words], *args[1:], **kwargs)
+
+    def parse_string(self, *args: Any, **kwargs: Any) -> Any:
+        """As ever, for a file's content; classes that have moved go by their former paths, too."""
+        if args:
+            args = (with_moved_classes(args[0]), *args[1:])
+        else:
+            kwargs["content"] = with_moved_classes(kwargs["content"])
+        return super().parse_string(*args, **kwargs)
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         """As ever, without the roles that docstrings mark names with."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import importlib
 import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -12,6 +11,7 @@ from typing import Any
 
 from cfl.data.sources import Source
 from cfl.data.sources.root import data_root
+from cfl.reporting.experiment import class_of
 from cfl.runtime.errors import ConfigError, DataFilesMissing
 
 
@@ -44,13 +44,9 @@ def _sources(tree: Any) -> Iterator[tuple[Mapping[str, Any], type[Source]]]:
         for part in tree:
             yield from _sources(part)
     elif isinstance(tree, Mapping):
-        module, _, name = str(tree.get("class_path", "")).rpartition(".")
-        try:
-            found = getattr(importlib.import_module(module), name, None) if module else None
-        except ImportError:  # the run itself will say so
-            found = None
+        found = class_of(tree)  # what is not there, the run itself will say
         within = [inner for part in tree.values() for inner in _sources(part)]
-        if isinstance(found, type) and issubclass(found, Source) and not within:
+        if found is not None and issubclass(found, Source) and not within:
             yield tree, found
         yield from within
 

@@ -23,6 +23,31 @@ ONLY_WHERE_OR_HOW_FAST = (
 _EXACT = "highest"
 """torch's own precision of float32 products."""
 
+MOVED = {
+    "cfl.gaussian.GaussianMechanism": "cfl.methods.components.gaussian_mechanism.GaussianMechanism",
+    "cfl.parallel.ClientParallel": "cfl.training.strategy.ClientParallel",
+}
+"""Class paths that configurations had before a module moved -> where the classes are now.
+
+Experiments, and hashes with them, have the former ones: so kept results and checkpoints stay valid.
+"""
+_FORMER = {now: former for former, now in MOVED.items()}
+_MOVED_PATHS = re.compile(rf"(?<![\w.])({'|'.join(map(re.escape, MOVED))})(?![\w.])")
+
+
+def with_moved_classes(text: str) -> str:
+    """A configuration's text, or a word of a command line, with the class paths of now in the place of former ones."""
+    return _MOVED_PATHS.sub(lambda found: MOVED[found[1]], text)
+
+
+def with_former_classes(tree: Any) -> Any:
+    """A configuration or a part of it with the class paths that hashes are taken of."""
+    if isinstance(tree, Mapping):
+        return {key: with_former_classes(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [with_former_classes(value) for value in tree]
+    return _FORMER.get(tree, tree) if isinstance(tree, str) else tree
+
 
 def matmul_precision_of(config: Mapping[str, Any]) -> str:
     """The precision of float32 products in a configuration's local steps: all else of ``engine`` changes rounding at
@@ -62,13 +87,14 @@ def experiment_of(config: Mapping[str, Any]) -> dict[str, Any]:
     methods = config.get("methods") or {}
     if len(methods) > 1:  # each takes what the one before leaves
         experiment["methods_order"] = list(methods)
-    named = [_named_class(method) for method in methods.values()]
+    named = [class_of(method) for method in methods.values()]
     if any(getattr(method, "replays", False) for method in named):
         experiment["buffer"] = json.loads(json.dumps(config.get("buffer") or {}))
     for section, key in ONLY_WHERE_OR_HOW_FAST:
         if isinstance(experiment[section], dict):
             experiment[section].pop(key, None)
-    return experiment
+    former: dict[str, Any] = with_former_classes(experiment)
+    return former
 
 
 def config_hash(experiment: Mapping[str, Any]) -> str:
@@ -100,7 +126,7 @@ def completed(older: Any, newer: Any, classes: Mapping[str, type], owner: type |
         return [completed(left, right, {}) for left, right in zip(older, newer, strict=True)]
     if not isinstance(older, Mapping) or not isinstance(newer, Mapping):
         return older
-    named = _named_class(newer) if older.get("class_path") == newer.get("class_path") else None
+    named = class_of(newer) if older.get("class_path") == newer.get("class_path") else None
     result = dict(older)
     for key, value in newer.items():
         if key in older or (key == "init_args" and named is not None):
@@ -111,8 +137,10 @@ def completed(older: Any, newer: Any, classes: Mapping[str, type], owner: type |
     return result
 
 
-def _named_class(node: Mapping[str, Any]) -> type | None:
-    module, _, name = str(node.get("class_path", "")).rpartition(".")
+def class_of(node: Mapping[str, Any]) -> type | None:
+    """The class that a part of a configuration names, by its former path or that of now; None if there is none."""
+    path = str(node.get("class_path", ""))
+    module, _, name = MOVED.get(path, path).rpartition(".")
     try:
         found = getattr(importlib.import_module(module), name) if module else None
     except (ImportError, AttributeError):
@@ -179,7 +207,7 @@ def benchmark_name(config: Mapping[str, Any]) -> str:
 
 
 def _data_set(source: Any) -> str:
-    told_by = getattr(_named_class(source), "told_by", None) if isinstance(source, Mapping) else None
+    told_by = getattr(class_of(source), "told_by", None) if isinstance(source, Mapping) else None
     told = (source.get("init_args") or {}).get(told_by) if told_by else None
     name = Path(told).name.removesuffix(".npz") if told else ""
     return re.sub(r"[^\w.]+", "-", name).strip("-.") or _class_name(source)

@@ -181,14 +181,17 @@ def test_processes_that_know_nothing_of_each_other_are_refused(
     assert "2, the number of processes that torchrun has started" in message
 
 
-def test_other_settings_of_the_strategy_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with_timeout = (
-        "--trainer.strategy.class_path",
-        "cfl.training.strategy.ClientParallel",
-        "--trainer.strategy.init_args.timeout_seconds",
-    )
-    assert "trainer.strategy.timeout_seconds = 0.0" in refused(capsys, tmp_path, *with_timeout, "0")
-    assert "trainer.sync_batchnorm = True" in refused(capsys, tmp_path, *STRATEGY, "--trainer.sync_batchnorm", "true")
+@pytest.mark.parametrize("name", [STRATEGY[1], "cfl.parallel.ClientParallel", "ClientParallel"])
+def test_other_settings_of_the_strategy_are_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Also where it goes by the path that it had, or by its class alone."""
+    if "." in name:
+        class_path = ("--trainer.strategy.class_path", name)
+        with_timeout = (*class_path, "--trainer.strategy.init_args.timeout_seconds", "0")
+        assert "trainer.strategy.timeout_seconds = 0.0" in refused(capsys, tmp_path, *with_timeout)
+    strategy = ("--trainer.strategy", name)
+    assert "trainer.sync_batchnorm = True" in refused(capsys, tmp_path, *strategy, "--trainer.sync_batchnorm", "true")
 
 
 # Launched for real.

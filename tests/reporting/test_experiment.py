@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
-from support.tiny_cli import fit
+from support.tiny_cli import fit, run, summary
 
-from cfl.reporting.experiment import benchmark_name, config_hash, differences, experiment_of
+from cfl.papers.definition import papers
+from cfl.papers.kept import RESULTS
+from cfl.reporting.experiment import MOVED, benchmark_name, class_of, completed, config_hash, differences, experiment_of
 
 
 def config(*methods: str) -> dict[str, Any]:
@@ -72,3 +76,66 @@ def test_a_run_is_continued_in_its_order_alone(tmp_path: Path, capsys: pytest.Ca
     capsys.readouterr()
     assert fit(tmp_path / "swapped", *ewc, *prox, *last) == 2
     assert "methods_order: ['ewc', 'prox'], in the checkpoint ['prox', 'ewc']" in capsys.readouterr().err
+
+
+# Classes that have moved.
+
+FORMER = "cfl.gaussian.GaussianMechanism"
+
+
+def test_every_class_that_moved_is_where_the_table_says() -> None:
+    for path, now in MOVED.items():
+        found = class_of({"class_path": path})
+        assert found is not None
+        assert found is class_of({"class_path": now})
+        assert f"{found.__module__}.{found.__name__}" == now
+
+
+def test_kept_results_have_the_hashes_of_their_experiments() -> None:
+    """The files of the project: what they say of classes that moved stays, and so do their hashes."""
+    moved = 0
+    for path in (file for paper in papers() for file in (paper.folder / RESULTS).glob("*-seed*.json")):
+        kept = json.loads(path.read_text())
+        assert config_hash(kept["experiment"]) == kept["config_hash"], path
+        assert completed(kept["experiment"], kept["experiment"], {}) == kept["experiment"]
+        moved += FORMER in json.dumps(kept["experiment"])
+        assert not any(now in json.dumps(kept["experiment"]) for now in MOVED.values())
+    assert moved == 2
+
+
+def test_a_class_that_moved_goes_by_either_path_into_one_experiment(tmp_path: Path) -> None:
+    """On the command line, in a file and inline; a run's own checkpoint and configuration hold, whatever they say."""
+    fot = ("--methods.fot", "FOT", "--methods.fot.threshold", "0.9")
+    noise = {"epsilon": 0.5, "delta": 1e-3}
+    options = tuple(part for key, value in noise.items() for part in (f"--methods.fot.mechanism.{key}", str(value)))
+    for number, name in enumerate(("GaussianMechanism", FORMER, MOVED[FORMER])):
+        assert fit(tmp_path / f"words{number}", *fot, "--methods.fot.mechanism", name, *options) == 0
+        mechanism = {"class_path": name, "init_args": noise}
+        method = {"class_path": "FOT", "init_args": {"threshold": 0.9, "mechanism": mechanism}}
+        content = yaml.safe_dump({"methods": {"fot": method}})
+        (tmp_path / "fot.yaml").write_text(content)
+        assert fit(tmp_path / f"file{number}", "--config", str(tmp_path / "fot.yaml")) == 0
+        assert fit(tmp_path / f"inline{number}", "--config", content) == 0
+    found = [summary(folder) for folder in sorted(tmp_path.iterdir()) if folder.is_dir()]
+    assert len(found) == 9
+    assert len({one["config_hash"] for one in found}) == 1
+    assert len({one["acc"] for one in found}) == 1
+    last = tmp_path / "words2" / "last.ckpt"
+    held = torch.load(last, weights_only=True)["experiment"]
+    assert held["methods"]["fot"]["init_args"]["mechanism"]["class_path"] == FORMER
+    kept = tmp_path / "words2" / "config.yaml"
+    assert MOVED[FORMER] in kept.read_text()
+    kept.write_text(kept.read_text().replace(MOVED[FORMER], FORMER))
+    assert run("validate", "--ckpt_path", str(last)) == 0
+
+
+def test_what_classes_say_of_themselves_is_found_by_their_former_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a method replays, and by which option a data set is called: read without making one."""
+    monkeypatch.setitem(MOVED, "once.AGEM", "cfl.methods.AGEM")
+    monkeypatch.setitem(MOVED, "once.Arrays", "cfl.data.sources.Arrays")
+    once = {**config(), "methods": {"agem": {"class_path": "once.AGEM", "init_args": {}}}, "buffer": {"size": 3}}
+    assert experiment_of(once)["buffer"] == {"size": 3}
+    options = {"source": {"class_path": "once.Arrays", "init_args": {"path": "rays.npz"}}}
+    assert benchmark_name({"data": {"stream": {"class_path": "cfl.data.streams.Permuted", "init_args": options}}}) == (
+        "permuted-rays"
+    )
