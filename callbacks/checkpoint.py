@@ -128,4 +128,4 @@ def record_of(trainer: Trainer) -> RunRecord:
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, RunRecord):
             return callback
-    raise RuntimeError("RoundCheckpoint writes into the run folder: add callbacks.RunRecord to the Trainer")
+    raise RuntimeError("RoundCheckpoint writes into the run folder: add cfl.callbacks.RunRecord to the Trainer")

@@ -1,1 +1,1 @@
-"""Run folders, pictures and comparisons; nothing here trains or imports a model."""
+"""Run folders, pictures and comparisons: what is made of a run's figures."""

@@ -256,7 +256,7 @@ class Client(LightningModule):
             RuntimeError: it is not.
         """
         if self.federation is None:
-            raise RuntimeError("no federation: add callbacks.FederatedOrchestrator to the Trainer")
+            raise RuntimeError("no federation: add cfl.callbacks.FederatedOrchestrator to the Trainer")
         return self.federation
 
     def require_cohort(self) -> Cohort:

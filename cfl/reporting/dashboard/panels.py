@@ -1,4 +1,4 @@
-"""What is compared: sections of panels, by the names under which ``callbacks.DashboardLog`` logs figures."""
+"""What is compared: sections of panels, by the names under which ``cfl.callbacks.DashboardLog`` logs figures."""
 
 from __future__ import annotations
 
