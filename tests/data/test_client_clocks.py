@@ -18,10 +18,10 @@ from support.naive import accuracy
 from support.tiny import (
     SaveAfter,
     double,
-    fit,
     kept_by,
     mlp,
     permuted,
+    runs_in_double,
     split,
     tiny_client,
     tiny_data,
@@ -38,7 +38,6 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining
 from cfl.data.schedule import BoundSchedule, RoundPlan, Schedule
 from cfl.data.sequences import FixedTasks
-from cfl.federation.federation import Federation
 from cfl.methods import (
     AGEM,
     DER,
@@ -172,9 +171,7 @@ def data_of(width: int = 10, stream: Any = None, **options: Any) -> FederatedDat
     return tiny_data(split(3, classes=6) if stream is None else stream, schedule=schedule, **options)
 
 
-def run(methods: dict[str, Method] | None = None, data: FederatedDataModule | None = None, **more: Any) -> Federation:
-    data = data_of() if data is None else data
-    return fit(tiny_client(data, double(mlp), methods=methods), data, **more)
+run = runs_in_double(data_of)
 
 
 @pytest.mark.parametrize("width", [1, 10])

@@ -17,11 +17,12 @@ from support.tiny import (
     ConvNet,
     NetworkFactory,
     SaveAfter,
-    double,
     fit,
+    five_unequal,
     mlp,
     norm_net,
     permuted,
+    runs_in_double,
     sgd,
     split,
     tiny_client,
@@ -53,20 +54,11 @@ Share = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 def data_of(width: int = 2, tasks: int = 2, **options: Any) -> FederatedDataModule:
     """Five unequal clients, four of them in the first task, three per round, tasks of three rounds."""
-    schedule = {"rounds_per_task": 3, "clients_per_round": 3, "cohort_width": width, **options.pop("schedule", {})}
-    settings = {"num_clients": 5, "partition": Dirichlet(1.0, 3), "participation": Joining(4, 1), **options}
-    return tiny_data(settings.pop("stream", permuted(tasks)), schedule=schedule, **settings)
+    settings = {"participation": Joining(4, 1), **options}
+    return five_unequal(settings.pop("stream", permuted(tasks)), width, **settings)
 
 
-def run(
-    methods: dict[str, Method],
-    data: FederatedDataModule | None = None,
-    network: NetworkFactory = mlp,
-    optimizer: Any = sgd,
-    **options: Any,
-) -> Federation:
-    data = data_of() if data is None else data
-    return fit(tiny_client(data, double(network), optimizer, methods), data, **options)
+run = runs_in_double(data_of)
 
 
 # Eq 3, written out.

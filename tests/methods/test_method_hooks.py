@@ -12,11 +12,10 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from support.naive import federated_averaging, plain_network
-from support.tiny import SaveAfter, double, fit, mlp, sgd, split, tiny_client, tiny_data, weights
+from support.tiny import SaveAfter, double, fit, five_unequal, mlp, sgd, split, tiny_client, tiny_data, weights
 from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
-from cfl.data.partitions import Dirichlet
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation
@@ -28,8 +27,7 @@ MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
 def data_of(width: int = 2, **options: Any) -> FederatedDataModule:
     """Five unequal clients, three per round, two tasks of three rounds."""
-    schedule = {"clients_per_round": 3, "cohort_width": width, **options.pop("schedule", {})}
-    return tiny_data(num_clients=5, partition=Dirichlet(1.0, 3), schedule=schedule, **options)
+    return five_unequal(width=width, **options)
 
 
 def run(methods: dict[str, Method], width: int = 2, optimizer: Any = sgd, **options: Any) -> Federation:

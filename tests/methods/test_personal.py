@@ -18,6 +18,7 @@ from support.tiny import (
     SaveAfter,
     double,
     fit,
+    five_unequal,
     kept_by,
     mlp,
     norm_net,
@@ -25,7 +26,6 @@ from support.tiny import (
     sgd,
     split,
     tiny_client,
-    tiny_data,
     weights,
 )
 from torch import Tensor
@@ -33,7 +33,6 @@ from torch.func import functional_call
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining, RandomShare
-from cfl.data.partitions import Dirichlet
 from cfl.engines.cohort import Cohort
 from cfl.methods import Method
 from cfl.methods.personal import PersonalLayers
@@ -46,13 +45,7 @@ HEAD = 4 * 8 + 4
 
 def data_of(stream: Any = None, **options: Any) -> FederatedDataModule:
     """Five unequal clients, three per round side by side, two tasks of three rounds."""
-    settings: dict[str, Any] = {
-        "num_clients": 5,
-        "partition": Dirichlet(1.0, 3),
-        "schedule": {"clients_per_round": 3, "cohort_width": 2, **options.pop("schedule", {})},
-        **options,
-    }
-    return tiny_data(stream, **settings)
+    return five_unequal(stream, **options)
 
 
 def personal_client(data: FederatedDataModule, layers: list[str], network: Any = mlp, optimizer: Any = sgd) -> Client:

@@ -256,3 +256,32 @@ def unequal(width: int, stream: Any = None, **schedule: Any) -> FederatedDataMod
         partition=Dirichlet(alpha=0.5, min_samples=3, balance=False),
         schedule={"rounds_per_task": 2, "batch_size": 4, "cohort_width": width, **schedule},
     )
+
+
+def five_unequal(
+    stream: Stream | None = None, width: int = 2, *, schedule: Mapping[str, Any] | None = None, **options: Any
+) -> FederatedDataModule:
+    """Five unequal clients, three per round, unless said otherwise; arguments as for :func:`tiny_data`."""
+    settings = {"num_clients": 5, "partition": Dirichlet(1.0, 3), **options}
+    return tiny_data(stream, schedule={"clients_per_round": 3, "cohort_width": width, **(schedule or {})}, **settings)
+
+
+def runs_in_double(data_of: Callable[[], FederatedDataModule]) -> Callable[..., Federation]:
+    """A function that runs methods in float64, on data of its own or on others.
+
+    Args:
+        data_of: makes the data where none are given.
+    """
+
+    def run(
+        methods: Mapping[str, Method] | None = None,
+        data: FederatedDataModule | None = None,
+        network: NetworkFactory = mlp,
+        optimizer: Any = sgd,
+        engine: EngineOptions | None = None,
+        **options: Any,
+    ) -> Federation:
+        data = data_of() if data is None else data
+        return fit(tiny_client(data, double(network), optimizer, dict(methods or {}), engine), data, **options)
+
+    return run
