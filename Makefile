@@ -67,9 +67,10 @@ $(TABLES): $(BIN)/.installed
 
 test: lint types tests  ## run lint, types and the test suite
 
-lint: $(BIN)/.installed  ## check style and format
+lint: $(BIN)/.installed  ## check style, format and the order of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 
 types: $(BIN)/.installed  ## check types
 	$(BIN)/mypy
@@ -78,7 +79,7 @@ tests: $(BIN)/.installed  ## run the test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations=20
 
 coverage: $(BIN)/.installed  ## run the test suite and report line coverage
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --cov=cfl --cov=callbacks --cov-report=term
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --cov=cfl --cov-report=term
 
 format: $(BIN)/.installed  ## format the code
 	$(BIN)/ruff check --fix .

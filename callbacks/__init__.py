@@ -1,13 +1,13 @@
 """Lightning callbacks that run, record and show an experiment."""
 
-import cfl  # noqa: F401  before lightning: see cfl/torchvision_ops.py
-from callbacks.checkpoint import RoundCheckpoint
-from callbacks.dashboards import DashboardLog
-from callbacks.federated import FederatedOrchestrator
-from callbacks.local_models import LocalModels
-from callbacks.progress import RoundProgress
-from callbacks.record import RunRecord
-from callbacks.targets import AccuracyTargets
+import cfl  # noqa: F401  before lightning: see cfl/runtime/torchvision_ops.py
+from cfl.callbacks.accuracy_targets import AccuracyTargets
+from cfl.callbacks.checkpoint import RoundCheckpoint
+from cfl.callbacks.federated_orchestrator import FederatedOrchestrator
+from cfl.callbacks.local_evaluation import LocalModels
+from cfl.callbacks.metric_logging import DashboardLog
+from cfl.callbacks.progress import RoundProgress
+from cfl.callbacks.run_record import RunRecord
 
 __all__ = [
     "AccuracyTargets",

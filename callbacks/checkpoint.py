@@ -13,12 +13,12 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from callbacks.access import federation_of
-from callbacks.checkpoint_file import StreamedCheckpoints
-from callbacks.record import LAST_CHECKPOINT, RunRecord
-from cfl import processes
-from cfl.errors import ConfigError
-from cfl.experiment import config_hash
+from cfl.callbacks.checkpoint_file import StreamedCheckpoints
+from cfl.callbacks.run_record import LAST_CHECKPOINT, RunRecord
+from cfl.reporting.experiment import config_hash
+from cfl.runtime import distributed
+from cfl.runtime.errors import ConfigError
+from cfl.training.access import federation_of
 
 
 class RoundCheckpoint(Checkpoint):
@@ -83,7 +83,7 @@ class RoundCheckpoint(Checkpoint):
         """The round is closed and evaluated: save if it is time."""
         federation = federation_of(pl_module)
         plan = federation.schedule.round(federation.round - 1)
-        everyones = processes.gather((self._signal, self._due()))
+        everyones = distributed.gather((self._signal, self._due()))
         agreed = next((number for number, _ in everyones if number is not None), None)
         stopping = agreed is not None
         if self.enabled and (stopping or plan.last_of_task or federation.finished or everyones[0][1]):
@@ -102,12 +102,12 @@ class RoundCheckpoint(Checkpoint):
         temporary = path.with_suffix(".tmp")
         try:
             trainer.save_checkpoint(temporary)  # in every process; the first one writes
-            if processes.rank() == 0:
+            if distributed.rank() == 0:
                 with temporary.open("rb") as file:
                     os.fsync(file.fileno())
                 temporary.replace(path)
         finally:
-            if processes.rank() == 0:
+            if distributed.rank() == 0:
                 temporary.unlink(missing_ok=True)  # half a file on a full disk would keep it full
         self._written_at = time.perf_counter()
         self._write_seconds = self._written_at - started
@@ -128,4 +128,4 @@ def record_of(trainer: Trainer) -> RunRecord:
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, RunRecord):
             return callback
-    raise RuntimeError("RoundCheckpoint writes into the run folder: add callbacks.RunRecord to the Trainer")
+    raise RuntimeError("RoundCheckpoint writes into the run folder: add cfl.callbacks.RunRecord to the Trainer")

@@ -9,7 +9,7 @@ from typing import Any
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
-from cfl.checkpoint_file import read_checkpoint, write_checkpoint
+from cfl.runtime.checkpoint_file import read_checkpoint, write_checkpoint
 
 
 class StreamedCheckpoints(TorchCheckpointIO):
@@ -26,7 +26,7 @@ class StreamedCheckpoints(TorchCheckpointIO):
         write_checkpoint(checkpoint, Path(path))
 
     def load_checkpoint(self, path: Any, map_location: Any = "cpu", weights_only: bool | None = None) -> dict[str, Any]:
-        """What ``path`` holds, on the CPU, as :func:`cfl.checkpoint_file.read_checkpoint` checks it."""
+        """What ``path`` holds, on the CPU, as :func:`cfl.runtime.checkpoint_file.read_checkpoint` checks it."""
         checkpoint = read_checkpoint(Path(path))
         loaded: dict[str, Any] = in_memory(checkpoint, checkpoint.get("federation", {}).get("clients"))
         return loaded

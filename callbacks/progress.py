@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from callbacks.access import client_of, federation_of
 from cfl.data.cohorts import CohortBatch
-from cfl.errors import ConfigError
-from cfl.schedule import RoundPlan
+from cfl.data.schedule import RoundPlan
+from cfl.runtime.errors import ConfigError
+from cfl.training.access import client_of, federation_of
 
 
 def clock(seconds: float) -> str:

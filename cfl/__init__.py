@@ -7,7 +7,7 @@ import sys
 # from it before it is known whether this command reads somebody's run. A checkout of the project stays where it is.
 if sys.argv[:1] == ["-m"] and sys.path[:1] == [os.getcwd()] != [os.path.dirname(os.path.dirname(__file__))]:
     _here = sys.path.pop(0)
-    from cfl.command_line import place_of_current_folder
+    from cfl.runtime.command_line import place_of_current_folder
 
     _place = place_of_current_folder(sys.argv[1:])
     if _place is not None:
@@ -17,6 +17,6 @@ if sys.argv[:1] == ["-m"] and sys.path[:1] == [os.getcwd()] != [os.path.dirname(
 # whose cores are also used by others, spinning made small networks several times slower. A value of the user's stands.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import cfl.torchvision_ops  # noqa: F401  before anything that imports torchvision: see the module
+import cfl.runtime.torchvision_ops  # noqa: F401  before anything that imports torchvision: see the module
 
 __version__ = "0.1.0"

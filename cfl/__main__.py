@@ -15,18 +15,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     # Imported only now: what trains takes seconds to import, and a comparison needs none of it.
     if given[:1] == ["compare"]:
-        from cfl.compare.command import main as compare
+        from cfl.reporting.compare.command import main as compare
 
         return compare(given[1:])
     if given[:1] == ["dashboard"]:
-        from cfl.dashboard.command import main as dashboard
+        from cfl.reporting.dashboard.command import main as dashboard
 
         return dashboard(given[1:])
     if given[:1] == ["export"]:
         from cfl.export.command import main as export
 
         return export(given[1:])
-    from cfl.cli import main as train
+    from cfl.cli.main import main as train
 
     return train(given)
 

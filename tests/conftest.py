@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import cfl  # noqa: F401  before any test imports lightning: see cfl/torchvision_ops.py
+import cfl  # noqa: F401  before any test imports lightning: see cfl/runtime/torchvision_ops.py
+
+pytest.register_assert_rewrite("support")  # failures of shared checks show the values
 
 
 @pytest.fixture(scope="session")

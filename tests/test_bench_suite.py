@@ -37,18 +37,18 @@ from benchmarks.suite import WORKS, chosen_works, run_suite
 from benchmarks.table import show
 from benchmarks.wire import Wire
 from benchmarks.works import FEW, MANY, W1, W2, W3, W9, Work
-from forked import Forked
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from rich.console import Console
-from tiny import fit, permuted, tiny_client, tiny_data
+from support.forked import Forked
+from support.tiny import fit, permuted, tiny_client, tiny_data
 from torch.nn.functional import cross_entropy
 
-from cfl.cohort import Cohort
+from cfl.data.schedule import RoundPlan
 from cfl.data.sources import Arrays
-from cfl.errors import ConfigError
+from cfl.engines.cohort import Cohort
 from cfl.methods import Method
-from cfl.schedule import RoundPlan
+from cfl.runtime.errors import ConfigError
 
 TINY = Work(
     name="W0",

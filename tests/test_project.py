@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import re
 import shlex
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny import double, fit, mlp, tiny_client, tiny_data, weights
+from support import tiny_cli
+from support.tiny import double, fit, mlp, tiny_client, tiny_data, weights
 from torch import Tensor
 
-from cfl.cli import main
-from cfl.cohort import Cohort
+from cfl.cli.main import main
+from cfl.engines.cohort import Cohort
 from cfl.methods import Method
+from cfl.runtime.source_digest import source_files
 
 ROOT = Path(__file__).parents[1]
 
@@ -32,29 +38,69 @@ def imports(path: Path) -> set[str]:
     return found
 
 
+def sources(*folders: str) -> list[Path]:
+    """Python files below folders of the repository; ``cfl/callbacks`` is a link and counts as ``callbacks``."""
+    return [
+        path for folder in folders for path in source_files(ROOT / folder) if "cfl/callbacks" not in path.as_posix()
+    ]
+
+
+def test_the_package_is_made_of_rooms() -> None:
+    """No modules lie loose in it; the folders beside it are parts of it."""
+    assert {path.name for path in (ROOT / "cfl").glob("*.py")} == {"__init__.py", "__main__.py"}
+    for name in ("callbacks", "configs"):
+        link = ROOT / "cfl" / name
+        assert link.is_symlink()
+        assert not link.readlink().is_absolute()
+        assert link.resolve() == ROOT / name
+
+
+def test_an_installation_adds_one_name() -> None:
+    setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    setuptools = pytest.importorskip("setuptools")
+    found = setuptools.find_namespace_packages(str(ROOT), include=setup["packages"]["find"]["include"])
+    assert {name.partition(".")[0] for name in found} == {"cfl"}
+    assert {"cfl.callbacks", "cfl.configs", "cfl.configs.methods", "cfl.methods.components"} <= set(found)
+    carried = {
+        path.relative_to(ROOT) for pattern in setup["package-data"]["cfl"] for path in (ROOT / "cfl").glob(pattern)
+    }
+    for file in ("configs/default.yaml", "reporting/compare/assets/page.js", "papers/fot/paper.yaml"):
+        assert Path("cfl", file) in carried
+
+
+def test_files_beside_a_run_are_not_taken_for_parts_of_the_program(tmp_path: Path) -> None:
+    for name in ("callbacks", "configs", "metrics", "runtime"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('somebody else's')")
+    command = [sys.executable, "-m", "cfl", "fit", "--config", str(tiny_cli.TINY), "--run.dir", "run"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "summary.json").is_file()
+
+
 def test_only_the_command_line_knows_the_callbacks() -> None:
     knowing = {
         path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "cfl").rglob("*.py")
-        if any(name.split(".")[0] == "callbacks" for name in imports(path))
+        for path in sources("cfl")
+        if any(name.startswith(("callbacks", "cfl.callbacks")) for name in imports(path))
     }
-    assert knowing == {"cfl/cli.py"}
+    assert knowing == {"cfl/cli/main.py"}
 
 
 def test_the_other_lightning_package_is_never_imported() -> None:
     """Its classes are not interchangeable with lightning.pytorch's, and the error does not say so."""
-    files = [path for folder in ("cfl", "callbacks", "tests") for path in (ROOT / folder).rglob("*.py")]
+    files = sources("cfl", "callbacks", "tests")
     assert len(files) > 50
     assert not [path for path in files if any(name.split(".")[0] == "pytorch_lightning" for name in imports(path))]
 
 
 def test_the_server_knows_neither_lightning_nor_data() -> None:
-    assert not {name for name in imports(ROOT / "cfl" / "server.py") if "lightning" in name or "data" in name}
+    server = ROOT / "cfl" / "federation" / "server.py"
+    assert not {name for name in imports(server) if "lightning" in name or "data" in name}
 
 
 def test_modules_that_docstrings_refer_to_are_there() -> None:
-    files = [path for folder in ("cfl", "callbacks") for path in (ROOT / folder).rglob("*.py")]
-    names = {name for path in files for name in re.findall(r":mod:`([\w.]+)`", path.read_text())}
+    names = {name for path in sources("cfl", "callbacks") for name in re.findall(r":mod:`([\w.]+)`", path.read_text())}
     assert len(names) > 10
     assert not [name for name in names if importlib.util.find_spec(name) is None]
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from cfl.errors import ConfigError
-from cfl.random_words import random_words_at
-from cfl.randomness import seed_for
+from cfl.randomness.counter_bits import random_words_at
+from cfl.randomness.generators import seed_for
+from cfl.runtime.errors import ConfigError
 
 _BITS = 24
 _OFFSET_MASK = (1 << _BITS) - 1

@@ -16,9 +16,9 @@ from cfl.data.exposure import Handles
 from cfl.data.orders import RoundOrders
 from cfl.data.partitions.client_shares import share_sizes
 from cfl.data.samples import Added, Samples, join_samples
-from cfl.errors import ConfigError
-from cfl.schedule import RoundPlan, Schedule
-from cfl.sealed import SealedTask, SealedTasks, opened, opened_tasks
+from cfl.data.schedule import RoundPlan, Schedule
+from cfl.data.task_handles import SealedTask, SealedTasks, opened, opened_tasks
+from cfl.runtime.errors import ConfigError
 
 Found = TypeVar("Found")
 

@@ -14,7 +14,6 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
-from cfl import processes
 from cfl.data.augmentation import Augmentation
 from cfl.data.cohorts import CohortBatch, RoundLoader, deal_clients, local_steps
 from cfl.data.digest import check_digests, data_digests
@@ -25,13 +24,14 @@ from cfl.data.inputs import Inputs, Moment
 from cfl.data.participation import AllClients, Participation
 from cfl.data.partitions import IID, Partition
 from cfl.data.scenarios import OutputMap, Scenario, output_map, require_binary
+from cfl.data.schedule import BoundSchedule, Schedule
 from cfl.data.sequences import TaskSequences
 from cfl.data.sources.root import data_root
 from cfl.data.streams import Stream
+from cfl.data.task_handles import SealedTasks, TaskRef, opened, opened_tasks
 from cfl.data.types import Task
-from cfl.errors import ConfigError
-from cfl.schedule import BoundSchedule, Schedule
-from cfl.sealed import SealedTasks, TaskRef, opened, opened_tasks
+from cfl.runtime import distributed
+from cfl.runtime.errors import ConfigError
 
 
 class FederatedDataModule(Holdings, LightningDataModule):
@@ -232,7 +232,7 @@ class FederatedDataModule(Holdings, LightningDataModule):
 
     def prepare_data(self) -> None:
         """Where several processes share a machine, one of them downloads what is missing before all read."""
-        if processes.count() > 1:
+        if distributed.count() > 1:
             try:
                 _ = self.tasks
             except Exception as error:  # the others are waiting; :meth:`setup` raises it
@@ -262,7 +262,7 @@ class FederatedDataModule(Holdings, LightningDataModule):
     def _name_idle_clients(self) -> None:
         """Warn of clients that take part in no task: they withhold samples at most, which may be meant."""
         idle = np.setdiff1d(np.arange(self.num_clients), np.concatenate(self.members)).tolist()
-        if not idle or self._idle_named or processes.rank():
+        if not idle or self._idle_named or distributed.rank():
             return
         self._idle_named = True
         some = ", ".join(map(str, idle[:5])) + (f" and {len(idle) - 5} more" if len(idle) > 5 else "")
@@ -272,7 +272,7 @@ class FederatedDataModule(Holdings, LightningDataModule):
 
     def _name_unreached_tasks(self) -> None:
         """Warn of tasks that no client gets to: the last accuracies would be of tasks that nobody has learned."""
-        if self.exposure != "asynchronous" or self._unreached_named or processes.rank():
+        if self.exposure != "asynchronous" or self._unreached_named or distributed.rank():
             return
         self._unreached_named = True
         tasks = self.unreached_tasks()
@@ -292,17 +292,17 @@ class FederatedDataModule(Holdings, LightningDataModule):
             task: whose data they are about to use.
             clients: the same in all processes.
         """
-        if processes.count() == 1:
+        if distributed.count() == 1:
             return sorted(clients)
         held = self.trained_on(task)
         steps = {client: local_steps(len(held[client]), self.schedule) if client in held else 1 for client in clients}
-        return deal_clients(steps, processes.count())[processes.rank()]
+        return deal_clients(steps, distributed.count())[distributed.rank()]
 
     def train_dataloader(self) -> RoundLoader:
         """This process's cohort batches of the next round (set by whoever runs the rounds)."""
         plan = self.rounds.round(min(self.next_round, self.num_rounds - 1))
         held = self.trained_in(plan)
-        return RoundLoader(plan, held, self.schedule, self.seed, processes.rank(), processes.count())
+        return RoundLoader(plan, held, self.schedule, self.seed, distributed.rank(), distributed.count())
 
     def val_dataloader(self) -> list[EvaluationLoader | NothingToEvaluate]:
         """One loader per task of the stream, seen or not.
@@ -310,11 +310,11 @@ class FederatedDataModule(Holdings, LightningDataModule):
         Several processes take turns at the batches of all tasks, except where whoever runs the rounds has set
         ``all_batches_everywhere``.
         """
-        every = 1 if self.all_batches_everywhere else processes.count()
+        every = 1 if self.all_batches_everywhere else distributed.count()
         loaders: list[EvaluationLoader | NothingToEvaluate] = []
         before = 0
         for t, task in enumerate(self.evaluated):
-            first = (processes.rank() - before) % every
+            first = (distributed.rank() - before) % every
             loaders.append(EvaluationLoader(t, len(task.test), self.eval_batch_size, first, every))
             before += -(-len(task.test) // self.eval_batch_size)
         if not any(len(loader) for loader in loaders):

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from cfl.data.types import ImageSet, Task
-from cfl.errors import ConfigError
-from cfl.tensor_digest import DIGITS, tensor_sha256
+from cfl.runtime.errors import ConfigError
+from cfl.runtime.tensor_digest import DIGITS, tensor_sha256
 
 
 def data_digests(tasks: Sequence[Task]) -> dict[str, str]:

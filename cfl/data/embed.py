@@ -24,7 +24,7 @@ import numpy as np
 from cfl.data.sentence_encoders import SentenceEncoder, sentence_encoder
 from cfl.data.sources.root import data_root
 from cfl.data.yahoo_csv import FIELDS, FOLDER, TOPICS, features_file, questions
-from cfl.errors import ConfigError
+from cfl.runtime.errors import ConfigError
 
 PARTS = ("train", "test")
 _AT_A_TIME = 8192  # texts in memory

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cfl.errors import ConfigError
-from cfl.randomness import numpy_generator
+from cfl.randomness.generators import numpy_generator
+from cfl.runtime.errors import ConfigError
 
 Exposure = Literal["sequential", "cumulative", "joint", "asynchronous"]
 EXPOSURES: tuple[Exposure, ...] = ("sequential", "cumulative", "joint", "asynchronous")

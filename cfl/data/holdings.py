@@ -13,13 +13,13 @@ from cfl.data.exposure import EXPOSURES, Exposure, Handles, Places, exposed, por
 from cfl.data.participation import Participation
 from cfl.data.partitions import Partition, client_indices
 from cfl.data.partitions.client_shares import ClientShares, share_sizes
+from cfl.data.schedule import RoundPlan, Schedule
 from cfl.data.sequences import TaskSequences
 from cfl.data.streams import Stream
+from cfl.data.task_handles import TaskRef, opened
 from cfl.data.types import Task
 from cfl.data.validation import set_aside
-from cfl.errors import ConfigError
-from cfl.schedule import RoundPlan, Schedule
-from cfl.sealed import TaskRef, opened
+from cfl.runtime.errors import ConfigError
 
 
 class Holdings:

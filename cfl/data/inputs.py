@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cfl.data.augmentation import Augmentation, augmentation_words
 from cfl.data.types import ImageSet, Task
-from cfl.randomness import numpy_generator
+from cfl.randomness.generators import numpy_generator
 
 Moment = tuple[int, int]
 """Round and local step in which samples are trained on."""

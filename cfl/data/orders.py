@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cfl.randomness import seed_for
-from cfl.seed_sequences import numpy_generator_of, pcg64_words
+from cfl.randomness.generators import seed_for
+from cfl.randomness.seed_sequences import numpy_generator_of, pcg64_words
 
 
 class RoundOrders:

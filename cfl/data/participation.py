@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from cfl.errors import ConfigError
-from cfl.randomness import numpy_generator
+from cfl.randomness.generators import numpy_generator
+from cfl.runtime.errors import ConfigError
 
 
 class Participation(ABC):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cfl.sealed import SealedTasks, opened_tasks
+from cfl.data.task_handles import SealedTasks, opened_tasks
 
 
 @dataclass(frozen=True)

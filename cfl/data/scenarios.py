@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cfl.data.types import Task
-from cfl.errors import ConfigError
+from cfl.runtime.errors import ConfigError
 
 Scenario = Literal["task", "class", "domain", "density"]
 

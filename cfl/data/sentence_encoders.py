@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cfl.errors import ConfigError
+from cfl.runtime.errors import ConfigError
 
 WORDLLAMA_SIZES = (256, 128, 64)
 _BATCH = 256  # texts at a time: how far a text is padded depends on it, in the last digits of its mean

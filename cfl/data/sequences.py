@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from cfl.errors import ConfigError
-from cfl.randomness import numpy_generator
+from cfl.randomness.generators import numpy_generator
+from cfl.runtime.errors import ConfigError
 
 Split = Literal["clients", "holders"]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cfl.data.partitions.client_shares import ClientShares, Shares
-from cfl.randomness import numpy_generator
+from cfl.randomness.generators import numpy_generator
 
 
 def set_aside(

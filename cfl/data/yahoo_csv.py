@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cfl.data.sources.root import ENVIRONMENT_VARIABLE
-from cfl.errors import DataFilesMissing
+from cfl.runtime.errors import DataFilesMissing
 
 FOLDER = "yahoo_answers_csv"
 FIELDS = ("title", "content", "answer")

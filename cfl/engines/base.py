@@ -10,15 +10,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
+from cfl.engines.cohort import Cohort
+from cfl.engines.objective import Objective
 from cfl.engines.products import Library, available
-from cfl.errors import ConfigError
-from cfl.layer_inputs.right_factors import RightFactor
+from cfl.engines.quadratic_pull import Steps
+from cfl.engines.right_factors import RightFactor
 from cfl.models.dropout import DropoutMasks
-from cfl.objective import Objective
-from cfl.pull import Steps
-from cfl.randomness import seed_for
+from cfl.randomness.generators import seed_for
+from cfl.runtime.errors import ConfigError
 
 EngineKind = Literal["vmap", "workers"]
 Compile = Literal["default", "reduce-overhead"]

@@ -17,8 +17,8 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from cfl.engines.layers import Conv2d, Dropout, Flatten, Layer, Linear, MaxPool2d, Pass, Relu
 from cfl.engines.products import Products
+from cfl.engines.right_factors import ClientFactor
 from cfl.engines.updates import Update
-from cfl.layer_inputs.right_factors import ClientFactor
 from cfl.models.dropout import CountedDropout, CountedDropout2d
 
 Head = Callable[[Tensor], tuple[Tensor, Tensor]]

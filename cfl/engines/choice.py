@@ -16,8 +16,8 @@ from cfl.engines.chain import Chain
 from cfl.engines.products import Library, available, faster, products_of, worth_onednn
 from cfl.engines.vmapped import VmapEngine
 from cfl.engines.workers import WorkerEngine
-from cfl.errors import ConfigError
 from cfl.models.dropout import DropoutMasks, dropout_masks
+from cfl.runtime.errors import ConfigError
 
 MEMORY_ON_CPU = 128 * 2**20
 """Bytes that :data:`COPIES` of a cohort's weights may take when the width is chosen for the user."""

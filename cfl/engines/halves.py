@@ -17,9 +17,9 @@ from torch import Tensor
 
 from cfl.engines.chain import Chain, Head
 from cfl.engines.layers import Pass
+from cfl.engines.quadratic_pull import Steps
 from cfl.engines.tracing import flat, to_be_changed, traced, update_of
 from cfl.engines.updates import KeepGradients, Update
-from cfl.pull import Steps
 
 
 @dataclass(frozen=True)

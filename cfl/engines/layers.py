@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from cfl.engines.products import Products
+from cfl.engines.right_factors import ClientFactor
 from cfl.engines.updates import Update
-from cfl.layer_inputs.right_factors import ClientFactor
 
 _aten = torch.ops.aten
 

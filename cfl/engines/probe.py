@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cfl.engines.choice import EngineChoice
-from cfl.errors import ConfigError, EngineCannot
+from cfl.runtime.errors import ConfigError, EngineCannot
 
 _log = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from torch import Tensor
 from cfl.data.samples import Samples
 from cfl.engines.chain import Chain
 from cfl.engines.halves import Halves, record_halves
+from cfl.engines.objective import weighted_cross_entropy_with_gradient
+from cfl.engines.quadratic_pull import Steps
 from cfl.engines.tracing import flat, to_be_changed, traced, update_of
-from cfl.objective import weighted_cross_entropy_with_gradient
-from cfl.pull import Steps
 
 WORTH_RECORDING = 24
 """Steps of one batch size after which it is recorded; recording takes as long as some twenty steps."""

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cfl.engines.quadratic_pull import Steps
 from cfl.engines.updates import KeepGradients, StepAtOnce, Update
-from cfl.pull import Steps
 
 
 def traced(function: Callable[..., Any], given: tuple[Tensor, ...]) -> Callable[..., Any]:

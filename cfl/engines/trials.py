@@ -10,15 +10,15 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch, RoundLoader, local_steps
 from cfl.data.datamodule import FederatedDataModule
 from cfl.engines.base import EngineOptions, StepContext
 from cfl.engines.choice import EngineChoice, build_engine
+from cfl.engines.cohort import Cohort
+from cfl.engines.objective import Objective
 from cfl.engines.probe import Trial
-from cfl.full_precision import matmul_precision
 from cfl.models.density import is_density
-from cfl.objective import Objective
+from cfl.runtime.precision import matmul_precision
 
 LONG_RUN = 2000
 """Client steps of a run whose trial records steps at once. Recording takes 0.02 (linear layers) to 0.3 s (convolutions)

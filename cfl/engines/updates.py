@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from cfl.engines.products import Products
-from cfl.pull import Steps
+from cfl.engines.quadratic_pull import Steps
 
 
 class Update(ABC):
@@ -36,7 +36,8 @@ class StepAtOnce(Update):
         weights: parameter name -> tensor, changed in place.
         lr: learning rate.
         weight_decay: L2 penalty.
-        pulls: parameter name -> anchor and how far towards it w goes before that, see :meth:`cfl.pull.Pull.step`.
+        pulls: parameter name -> anchor and how far towards it w goes before that, see
+            :meth:`cfl.engines.quadratic_pull.Pull.step`.
     """
 
     def __init__(

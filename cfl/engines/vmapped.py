@@ -11,15 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Samples
 from cfl.engines.base import Compile, Engine, StepContext, added_masks, behind, drawn_masks
-from cfl.errors import EngineCannot
+from cfl.engines.cohort import Cohort
+from cfl.engines.objective import Objective
 from cfl.models.batchnorm import batch_mask
 from cfl.models.dropout import DropoutMasks, dropout_masks
 from cfl.models.step_draws import StepDraws
-from cfl.objective import Objective
+from cfl.runtime.errors import EngineCannot
 
 _NO_VMAP = re.compile("vmap|batching rule|match the broadcast shape|doesn't have storage", re.IGNORECASE)
 """Words of torch where it cannot compute something for several models at once."""

@@ -10,20 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.engines.base import Engine, StepContext, added_masks, behind, drawn_masks
 from cfl.engines.batch_last import BatchLastChain
 from cfl.engines.chain import Chain
+from cfl.engines.cohort import Cohort
 from cfl.engines.freed_memory import keep_freed_memory
 from cfl.engines.halves import Halves
 from cfl.engines.joined import Joined
 from cfl.engines.products import Products
 from cfl.engines.recorded import RecordedSteps, Recording, arguments
 from cfl.engines.replica import Replica
+from cfl.engines.right_factors import ClientFactor, RightFactor
 from cfl.engines.threads import Threads
 from cfl.engines.updates import KeepGradients, PullRows, StepAtOnce, Update
-from cfl.layer_inputs.right_factors import ClientFactor, RightFactor
 from cfl.models.dropout import DropoutMasks
 from cfl.models.step_draws import StepDraws
 

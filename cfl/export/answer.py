@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
-from cfl.client import Client
-from cfl.errors import ConfigError
-from cfl.federation import Federation
-from cfl.methods import Method
+from cfl.data.task_handles import shown_task
+from cfl.federation.federation import Federation
+from cfl.federation.method_protocol import FederatedMethod
 from cfl.models.density import LogLikelihood, densities_differ, is_density
 from cfl.models.frozen_vit import FrozenViT
-from cfl.sealed import shown_task
+from cfl.runtime.errors import ConfigError
+from cfl.training.client import Client
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ class Answer(nn.Module):
         frozen: what the network computes with and holds none of: frozen transformers by name.
     """
 
-    def __init__(self, network: nn.Module, classifiers: Iterable[Method] = (), task: int = 0, client: int = 0) -> None:
+    def __init__(
+        self, network: nn.Module, classifiers: Iterable[FederatedMethod] = (), task: int = 0, client: int = 0
+    ) -> None:
         super().__init__()
         self.network = network
         held = {name: part.vit for name, part in vars(network).items() if isinstance(part, FrozenViT)}
@@ -103,7 +105,7 @@ def answer_of(client: Client, choice: Choice) -> Answer:
     return _answer(client, choice, classifiers)
 
 
-def _answer(client: Client, choice: Choice, classifiers: list[Method]) -> Answer:
+def _answer(client: Client, choice: Choice, classifiers: list[FederatedMethod]) -> Answer:
     federation, owner, task = client.require_federation(), choice.client, choice.task
     model = federation.state_tensors() if owner is None else federation.model_of(owner, task)
     stream_task = (task or 0) if owner is None else federation.data.stream_task(task or 0, owner)
@@ -148,7 +150,7 @@ def _encodes_by_task(federation: Federation) -> str | None:
     return None
 
 
-def _classifies_by_task(client: Client, owner: int | None, classifiers: list[Method]) -> str | None:
+def _classifies_by_task(client: Client, owner: int | None, classifiers: list[FederatedMethod]) -> str | None:
     """The method whose scores depend on the task, or None: tried out, as one may be told the task and not use it."""
     federation = client.require_federation()
     answer = _answer(client, Choice(owner), classifiers)

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from cfl.data.datamodule import FederatedDataModule
-from cfl.errors import ConfigError
-from cfl.experiment import method_name
 from cfl.export.answer import Answer, Choice
-from cfl.federation import MODEL_TOPIC, Federation
+from cfl.federation.federation import MODEL_TOPIC, Federation
 from cfl.models.density import densities_differ
-from cfl.printable import fenced, in_markdown
-from cfl.whole_file import write_whole
+from cfl.reporting.experiment import method_name
+from cfl.runtime.atomic_write import write_whole
+from cfl.runtime.errors import ConfigError
+from cfl.runtime.printable import fenced, in_markdown
 
 _MEANINGS = {
     "domain": "All tasks share the outputs: class k is output k in every task.",

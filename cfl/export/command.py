@@ -7,14 +7,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cfl.cli import restored
-from cfl.command_line import ABOUT_ALLOW
-from cfl.experiment import method_name
+from cfl.cli.main import restored
+from cfl.cli.parsing import debugging, reason_for_user
 from cfl.export.answer import Choice, answer_of
 from cfl.export.card import write_card
 from cfl.export.formats import PACKAGES, check_format, write
-from cfl.parsing import debugging, reason_for_user
-from cfl.printable import printable
+from cfl.reporting.experiment import method_name
+from cfl.runtime.command_line import ABOUT_ALLOW
+from cfl.runtime.printable import printable
 
 
 def _parser() -> argparse.ArgumentParser:

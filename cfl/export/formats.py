@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 from torch.overrides import TorchFunctionMode
 
-from cfl.errors import ConfigError
 from cfl.export.answer import Answer
+from cfl.runtime.errors import ConfigError
 
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     ".pt2": (),

@@ -7,13 +7,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.data.scenarios import Scenario
-from cfl.errors import ConfigError
-from cfl.federation import Federation
-from cfl.gradient_refinement import conflicts, inner, refine
+from cfl.engines.cohort import Cohort
+from cfl.federation.federation import Federation
 from cfl.methods.base import Method
+from cfl.methods.components.gradient_projection import conflicts, inner, refine
+from cfl.runtime.errors import ConfigError
 
 
 class AGEM(Method):
@@ -23,8 +23,8 @@ class AGEM(Method):
     weights as the step's own gradient g. Where ``g . g_b < 0``, g becomes ``g - (g . g_b / g_b . g_b) g_b`` (eq 11):
     one inner product over all parameters.
 
-    The buffer is the one of Fed-A-GEM (:class:`cfl.replay_buffer.ReplayBuffer`). The network is in training mode;
-    BatchNorm normalises the buffer's samples by their own statistics.
+    The buffer is the one of Fed-A-GEM (:class:`cfl.federation.replay_buffer.ReplayBuffer`). The network is in training
+    mode; BatchNorm normalises the buffer's samples by their own statistics.
 
     Differs from the paper: the buffer holds samples of the current task too, where the original adds a task's samples
     at its end. Differs from Fed-A-GEM's code: BatchNorm's running statistics do not count the buffer's samples; there

@@ -9,10 +9,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from cfl.channel import payload_bytes
-from cfl.cohort import Cohort
-from cfl.errors import ConfigError
-from cfl.federation import Federation
+from cfl.data.schedule import RoundPlan
+from cfl.engines.cohort import Cohort
+from cfl.federation.channel import payload_bytes
+from cfl.federation.federation import Federation
+from cfl.federation.task_states import TaskStates
 from cfl.methods.base import Method
 from cfl.models.decomposition import (
     DecomposedLayer,
@@ -22,9 +23,8 @@ from cfl.models.decomposition import (
     per_unit,
 )
 from cfl.models.initial_weights import variance_scaled
-from cfl.randomness import torch_generator
-from cfl.schedule import RoundPlan
-from cfl.task_states import TaskStates
+from cfl.randomness.generators import torch_generator
+from cfl.runtime.errors import ConfigError
 
 Tensors = dict[str, Tensor]
 

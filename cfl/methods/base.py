@@ -34,17 +34,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
+from cfl.data.cohorts import CohortBatch
+from cfl.data.samples import Samples
 from cfl.data.scenarios import Scenario
-from cfl.errors import ConfigError
+from cfl.data.schedule import RoundPlan
+from cfl.engines.cohort import Cohort
+from cfl.federation.federation import Federation
+from cfl.methods.task_free import sealed_federation
+from cfl.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
-
-    from cfl.cohort import Cohort
-    from cfl.data.cohorts import CohortBatch
-    from cfl.data.samples import Samples
-    from cfl.federation import Federation
-    from cfl.schedule import RoundPlan
 
 
 class Method:
@@ -70,7 +70,7 @@ class Method:
             ``sample_loss`` puts a term; at most one method of a run may say so.
         task_free: whether the method declares to need neither task ids nor boundaries, as general continual learning
             does. It is then shown none: ``begin_task`` and ``end_task`` are not called, and rounds, cohorts and batches
-            come without what tells tasks apart (:mod:`cfl.sealed`).
+            come without what tells tasks apart (:mod:`cfl.methods.task_free`).
         task_free_with: the setting that makes the method ``task_free``, as its option and value, if one does.
         topics: under which a ``task_free`` method keeps what its clients have between rounds (``federation.clients``),
             beside its name in the configuration. It is shown no others.
@@ -121,6 +121,15 @@ class Method:
         for number, (name, method) in enumerate(federation.methods.items(), 1):
             if method is self:
                 self.name, self.source = name, number
+
+    def federation_view(self, federation: Federation, topics: frozenset[str]) -> Federation:
+        """What :meth:`setup` is called with: the federation, or of it what a ``task_free`` method is shown.
+
+        Args:
+            federation: the whole of it.
+            topics: the method's own among what clients keep.
+        """
+        return sealed_federation(federation, topics, self) if self.task_free else federation
 
     @classmethod
     def overrides(cls, *hooks: str) -> bool:

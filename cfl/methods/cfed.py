@@ -14,21 +14,21 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from cfl.channel import payload_bytes
-from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Added, Samples
+from cfl.data.schedule import RoundPlan
 from cfl.data.sources.base import Source
 from cfl.data.types import PixelTransform
-from cfl.errors import ConfigError
-from cfl.federation import Federation
-from cfl.layer_inputs.of_clients import client_model, evaluating, evaluating_global
-from cfl.lent_model import LentModel
+from cfl.engines.cohort import Cohort
+from cfl.federation.channel import payload_bytes
+from cfl.federation.federation import Federation
 from cfl.methods.base import Method
-from cfl.randomness import numpy_generator
-from cfl.schedule import RoundPlan
-from cfl.surrogate import normalised_as, passes, read_surrogate, shards
-from cfl.tensor_digest import tensors_digest
+from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating, evaluating_global
+from cfl.methods.components.previous_model import LentModel
+from cfl.methods.components.surrogate_data import normalised_as, passes, read_surrogate, shards
+from cfl.randomness.generators import numpy_generator
+from cfl.runtime.errors import ConfigError
+from cfl.runtime.tensor_digest import tensors_digest
 
 Gather = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -50,8 +50,8 @@ class CFeD(Method):
     takes as many local steps, of as many images, as it would with its own samples; it goes through its shard in a new
     random order each time. Its own samples do not enter the network, nor, in local steps, the buffers and memories of
     methods that replay; a memory that chooses at a task's end chooses from all of them. Surrogate images are brought to
-    the network's input size (:func:`cfl.surrogate.read_surrogate`) and normalised as those of the task being trained,
-    without its permutation or rotation of pixels; they are not augmented.
+    the network's input size (:func:`cfl.methods.components.surrogate_data.read_surrogate`) and normalised as those of
+    the task being trained, without its permutation or rotation of pixels; they are not augmented.
 
     **Server distillation** (``server_distillation`` epochs after every round, from the first task on): the server has
     a shard of its own and lets the averaged model imitate the round's clients on it: the same loss without ``weight``,

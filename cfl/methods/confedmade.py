@@ -9,14 +9,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from cfl.cohort import Cohort
-from cfl.errors import ConfigError
-from cfl.federation import Federation
+from cfl.engines.cohort import Cohort
+from cfl.federation.federation import Federation
 from cfl.methods.apd import Tensors
+from cfl.methods.components.sparse import largest
 from cfl.methods.fedweit import FedWeIT
 from cfl.models import MADE
 from cfl.models.decomposition import DecomposedLayer
-from cfl.sparse import largest
+from cfl.runtime.errors import ConfigError
 
 
 class CONFEDMADE(FedWeIT):

@@ -8,11 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Added, Samples
-from cfl.errors import ConfigError
+from cfl.engines.cohort import Cohort
 from cfl.methods.base import Method
+from cfl.runtime.errors import ConfigError
 
 
 class DER(Method):

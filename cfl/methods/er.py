@@ -8,15 +8,15 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Added
-from cfl.errors import ConfigError
-from cfl.federation import Federation
+from cfl.data.schedule import RoundPlan
+from cfl.engines.cohort import Cohort
+from cfl.federation.federation import Federation
+from cfl.federation.replay_memory import ReplayMemory, Table, append, choose, reservoir
 from cfl.methods.base import Method
-from cfl.randomness import numpy_generator, seed_for
-from cfl.replay_memory import ReplayMemory, Table, append, choose, reservoir
-from cfl.schedule import RoundPlan
+from cfl.randomness.generators import numpy_generator, seed_for
+from cfl.runtime.errors import ConfigError
 
 Weighting = Literal["equal", "mean", "count", "appended"]
 

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from cfl import processes
-from cfl.channel import payload_bytes
-from cfl.cohort import Cohort
-from cfl.curvature.fisher import FISHER_KINDS, FisherKind, check_fisher, diagonal_fisher
 from cfl.data.scenarios import Scenario
-from cfl.errors import ConfigError
-from cfl.federation import Federation
-from cfl.methods.pulling import Pulling
-from cfl.pull import Pull
-from cfl.randomness import torch_generator
-from cfl.schedule import RoundPlan
+from cfl.data.schedule import RoundPlan
+from cfl.engines.cohort import Cohort
+from cfl.engines.quadratic_pull import Pull
+from cfl.federation.channel import payload_bytes
+from cfl.federation.federation import Federation
+from cfl.methods.components.curvature.fisher import FISHER_KINDS, FisherKind, check_fisher, diagonal_fisher
+from cfl.methods.components.pulling import Pulling
+from cfl.randomness.generators import torch_generator
+from cfl.runtime import distributed
+from cfl.runtime.errors import ConfigError
 
 Tensors = dict[str, Tensor]
 
@@ -32,7 +32,8 @@ class EWC(Pulling):
         strength / 2 * sum_t sum_i F_t,i (w_i - w*_t,i)^2                    (Kirkpatrick et al., 2017, eq 3)
 
     with ``w*_t``, the global model after the last round of task t, and ``F_t``, the diagonal Fisher information of the
-    task's data there (:func:`cfl.curvature.fisher.diagonal_fisher`; mean over samples). A sum of quadratics is one
+    task's data there (:func:`cfl.methods.components.curvature.fisher.diagonal_fisher`; mean over samples). A sum of
+    quadratics is one
     quadratic: kept are ``S = sum_t F_t`` and its centre ``A = sum_t F_t w*_t / S``, and every local step adds
     ``strength S (w - A)`` to the gradient, before clipping and the optimizer. The reported training loss is without the
     penalty, as for all methods.
@@ -208,7 +209,7 @@ class EWC(Pulling):
             old = {n: values.to(tensors[n].device) for n, values in self.curvature.items()}
             anchor = {n: values.to(tensors[n].device) for n, values in self.anchor.items()}
             self.curvature, self.anchor = self._consolidated(old, anchor, mean, latest)
-        everyones = processes.gather((entries, total, most, time.perf_counter() - started))
+        everyones = distributed.gather((entries, total, most, time.perf_counter() - started))
         self._rows.append(
             {
                 "task": plan.task,

@@ -10,21 +10,21 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from cfl import processes
-from cfl.channel import payload_bytes
-from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
-from cfl.errors import BadUpdate, ConfigError
-from cfl.federation import Federation
-from cfl.gradient_refinement import REFINEMENTS, Refinement, conflicts, inner, refine
-from cfl.layer_inputs.of_clients import client_model, evaluating
-from cfl.mean_gradient import Labelled, mean_gradient
+from cfl.data.schedule import RoundPlan
+from cfl.engines.cohort import Cohort
+from cfl.federation.channel import payload_bytes
+from cfl.federation.federation import Federation
+from cfl.federation.replay_buffer import Replayed
 from cfl.methods.base import Method
+from cfl.methods.components.gradient_projection import REFINEMENTS, Refinement, conflicts, inner, refine
+from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating
+from cfl.methods.components.mean_gradient import Labelled, mean_gradient
 from cfl.models.dropout import DropoutMasks
-from cfl.random_words import random_words_at
-from cfl.randomness import seed_for
-from cfl.replay_buffer import Replayed
-from cfl.schedule import RoundPlan
+from cfl.randomness.counter_bits import random_words_at
+from cfl.randomness.generators import seed_for
+from cfl.runtime import distributed
+from cfl.runtime.errors import BadUpdate, ConfigError
 
 
 class FedAGEM(Method):
@@ -44,16 +44,17 @@ class FedAGEM(Method):
     distils then, FedCIL's consolidates.
 
     Differs from the paper: in what buffers keep by default, each sample of a task at most once, and as it was augmented
-    then, as in its code (:class:`cfl.replay_buffer.ReplayBuffer`); and a gradient that is opposed to the reference by
-    no more than rounding, ``g . g_ref >= -64 eps g_ref . g_ref`` with eps the precision of the gradients, is left as it
-    is (:func:`cfl.gradient_refinement.conflicts`). In nothing else. Its variants are options: how a gradient is changed
-    (section 5.3.1, Table 9), which share of the conflicts (Table 10), how often the reference is renewed. Table 3's
-    "local weights between synchronisations" is ``schedule.local_epochs`` with fewer rounds. Parameters that stay on
-    their clients are neither in the reference nor changed. What it adds is a part of the reference, so that behind a
-    method that forbids clients some directions, as GPM does, or freezes parameters, they leave these a little where the
-    two conflict (FOT's are kept: there the server projects). A client without a sample of a task is refused before
-    training, as in every run, or with ``data.participation: Holders`` does not train in that task. Its buffer has a
-    part in the reference with ``clients: holders`` alone; in the authors' code, which does not train it either, always.
+    then, as in its code (:class:`cfl.federation.replay_buffer.ReplayBuffer`); and a gradient that is opposed to the
+    reference by no more than rounding, ``g . g_ref >= -64 eps g_ref . g_ref`` with eps the precision of the gradients,
+    is left as it is (:func:`cfl.methods.components.gradient_projection.conflicts`). In nothing else. Its variants are
+    options: how a gradient is changed (section 5.3.1, Table 9), which share of the conflicts (Table 10), how often the
+    reference is renewed. Table 3's "local weights between synchronisations" is ``schedule.local_epochs`` with fewer
+    rounds. Parameters that stay on their clients are neither in the reference nor changed. What it adds is a part of
+    the reference, so that behind a method that forbids clients some directions, as GPM does, or freezes parameters,
+    they leave these a little where the two conflict (FOT's are kept: there the server projects). A client without a
+    sample of a task is refused before training, as in every run, or with ``data.participation: Holders`` does not train
+    in that task. Its buffer has a part in the reference with ``clients: holders`` alone; in the authors' code, which
+    does not train it either, always.
 
     Sends: up a gradient (a tensor per parameter) whenever the reference is renewed, as a sum; down the reference with
     the model, once to every client that trains while it holds. The new global model goes down once more to those who
@@ -66,7 +67,7 @@ class FedAGEM(Method):
         samples: drawn per client for its gradient; all that there are, if fewer. The paper does not say how many; its
             code takes a minibatch, 32.
         every: rounds between two references. In between the last one holds, which clients keep.
-        refinement: what becomes of a gradient (:func:`cfl.gradient_refinement.refine`).
+        refinement: what becomes of a gradient (:func:`cfl.methods.components.gradient_projection.refine`).
         when: on ``conflict``, at more than a right angle, or ``always``.
         share: of these cases, drawn at random, in (0, 1].
         clients: whose buffers: of those ``sampled`` in the round; of ``all`` that hold its task and, where they have
@@ -231,7 +232,7 @@ class FedAGEM(Method):
         """Clients compute the next reference at the new global model."""
         federation = self.federation
         self._encoded = {}
-        counts = processes.gather(self._seen.tolist())
+        counts = distributed.gather(self._seen.tolist())
         self._steps += sum(steps for steps, _ in counts)
         self._refined += sum(refined for _, refined in counts)
         self._seen = torch.zeros(2, dtype=torch.int64)
@@ -245,7 +246,7 @@ class FedAGEM(Method):
         waiting = [client for client in own if client not in following]
         federation.channel.downlink("model", federation.shared_tensors(), len(waiting))
         sent = sum(self._send(plan, client) for client in own)
-        if sum(processes.gather(sent)):
+        if sum(distributed.gather(sent)):
             self._renew()
         self.seconds += time.perf_counter() - started
 

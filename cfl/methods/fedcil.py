@@ -8,21 +8,21 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from cfl import processes
-from cfl.channel import payload_bytes
-from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Added, Samples
-from cfl.errors import ConfigError
-from cfl.federation import Federation
-from cfl.gan.consolidation import MadeBatch, consolidated
-from cfl.gan.losses import Generation, acgan_loss, class_losses, divergences
+from cfl.data.schedule import RoundPlan
+from cfl.engines.cohort import Cohort
+from cfl.federation.channel import payload_bytes
+from cfl.federation.federation import Federation
 from cfl.methods.base import Method
+from cfl.methods.components.gan.consolidation import MadeBatch, consolidated
+from cfl.methods.components.gan.losses import Generation, acgan_loss, class_losses, divergences
 from cfl.models.acgan import ACGAN
 from cfl.models.dropout import DropoutMasks
-from cfl.random_normals import choices, normals
-from cfl.randomness import seed_for, torch_generator
-from cfl.schedule import RoundPlan
+from cfl.randomness.counter_normals import choices, normals
+from cfl.randomness.generators import seed_for, torch_generator
+from cfl.runtime import distributed
+from cfl.runtime.errors import ConfigError
 
 
 class FedCIL(Method):
@@ -32,7 +32,8 @@ class FedCIL(Method):
     generator (:class:`cfl.models.ACGAN`); the critic's class outputs are the classifier that is tested. From the second
     task on every local step adds images of the replay generator, the global model's as the last task left it, with
     classes drawn uniformly from the outputs of all earlier tasks. With the AC-GAN losses of real and replayed images
-    (:func:`cfl.gan.losses.acgan_loss`; class probabilities over the outputs of the sample's own task)::
+    (:func:`cfl.methods.components.gan.losses.acgan_loss`; class probabilities over the outputs of the sample's own
+    task)::
 
         L = (1 - replay_share) L(real batch) + replay_share L(replayed batch)
 
@@ -329,8 +330,8 @@ class FedCIL(Method):
         batches = self._made_batches(plan, generators, held, next(iter(tensors.values())).device)
         names = federation.shared_parameters
         trained = consolidated(self._network, tensors, names, batches, self.consolidation_lr)
-        if processes.count() > 1:  # one's for all: rounding that differs between processes would grow with every step
-            given = processes.from_first({name: tensor.cpu() for name, tensor in trained.items()})
+        if distributed.count() > 1:  # one's for all: rounding that differs between processes would grow with every step
+            given = distributed.from_first({name: tensor.cpu() for name, tensor in trained.items()})
             trained = {name: given[name].to(tensor.device) for name, tensor in trained.items()}
         server = federation.state_tensors()
         for name, tensor in federation.decode(plan.task, trained).items():

@@ -12,20 +12,20 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from cfl import processes
-from cfl.channel import payload_bytes
-from cfl.cohort import Cohort
-from cfl.curvature.fisher import FISHER_KINDS, FisherKind, check_fisher, diagonal_fisher
 from cfl.data.scenarios import Scenario
-from cfl.errors import ConfigError
-from cfl.federation import Federation
-from cfl.in_order import in_order
-from cfl.methods.pulling import Pulling
+from cfl.data.schedule import RoundPlan
+from cfl.engines.cohort import Cohort
+from cfl.engines.quadratic_pull import Pull
+from cfl.federation.channel import payload_bytes
+from cfl.federation.federation import Federation
+from cfl.methods.components.curvature.fisher import FISHER_KINDS, FisherKind, check_fisher, diagonal_fisher
+from cfl.methods.components.pulling import Pulling
+from cfl.methods.components.sparse import kept_entries, largest, message_bytes
 from cfl.models.copies import networks_for_threads
-from cfl.pull import Pull
-from cfl.randomness import torch_generator
-from cfl.schedule import RoundPlan
-from cfl.sparse import kept_entries, largest, message_bytes
+from cfl.randomness.generators import torch_generator
+from cfl.runtime import distributed
+from cfl.runtime.errors import ConfigError
+from cfl.runtime.ordered_threads import in_order
 
 Tensors = dict[str, Tensor]
 
@@ -39,7 +39,8 @@ class FedCurv(Pulling):
 
     in client s's local training of round t, with ``w_j``, the weights at which client j ended its local training of
     round t - 1, and ``F_j``, the diagonal Fisher information of its own data there
-    (:func:`cfl.curvature.fisher.diagonal_fisher`, the network in evaluation mode). The server reads two sums
+    (:func:`cfl.methods.components.curvature.fisher.diagonal_fisher`, the network in evaluation mode). The server reads
+    two sums
 
         u = sum_j F_j,    v = sum_j F_j w_j
 
@@ -290,7 +291,7 @@ class FedCurv(Pulling):
             sent = sum(int(((self.u[n] != 0) | (self.v[n] != 0)).sum()) for n in self._names)
             self._penalty_bytes = message_bytes(sent, size, dense // size)
         u_max = max(float(self.u[n].max()) for n in self._names)
-        seconds, self._fisher_seconds = max(processes.gather(self._fisher_seconds)), 0.0
+        seconds, self._fisher_seconds = max(distributed.gather(self._fisher_seconds)), 0.0
         self._rows.append(
             {
                 "round": plan.round,
@@ -315,7 +316,7 @@ class FedCurv(Pulling):
                 self.strength,
                 f"less than {limit:.3g}, or a smaller model.optimizer lr: {found}, and steps diverge above 2",
             )
-        if not self._warned and processes.rank() == 0:
+        if not self._warned and distributed.rank() == 0:
             _log.warning(
                 "methods.fedcurv.strength = %g with lr = %g and max(u) = %.3g: %s, and steps diverge above 2; strength "
                 "below %.3g, a smaller lr or on_unstable = clip help",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from cfl.cohort import Cohort
 from cfl.data.scenarios import Scenario
-from cfl.errors import ConfigError
-from cfl.federation import Federation
-from cfl.methods.pulling import Pulling
-from cfl.pull import Pull
+from cfl.engines.cohort import Cohort
+from cfl.engines.quadratic_pull import Pull
+from cfl.federation.federation import Federation
+from cfl.methods.components.pulling import Pulling
+from cfl.runtime.errors import ConfigError
 
 
 class FedProx(Pulling):

@@ -8,14 +8,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from cfl import processes
-from cfl.cohort import Cohort
-from cfl.errors import ConfigError
-from cfl.federation import Federation
+from cfl.data.schedule import RoundPlan
+from cfl.engines.cohort import Cohort
+from cfl.federation.federation import Federation
 from cfl.methods.apd import APD, Tensors
+from cfl.methods.components.sparse import SparseRows, largest, message_bytes
 from cfl.models.decomposition import DecomposedLayer, per_unit
-from cfl.schedule import RoundPlan
-from cfl.sparse import SparseRows, largest, message_bytes
+from cfl.runtime import distributed
+from cfl.runtime.errors import ConfigError
 
 
 class FedWeIT(APD):
@@ -288,7 +288,7 @@ class FedWeIT(APD):
 
     def _count_bytes(self, task: int) -> None:
         """Add what all processes' clients have sent and received since the last time to the task's figures."""
-        everyones = processes.gather(list(self._own_bytes))
+        everyones = distributed.gather(list(self._own_bytes))
         self._own_bytes = [0, 0]
         while len(self._bytes) <= task:
             self._bytes.append([0, 0])

@@ -10,18 +10,16 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from cfl import processes
-from cfl.channel import payload_bytes
-from cfl.cohort import Cohort
 from cfl.data.scenarios import Scenario
-from cfl.errors import ConfigError
-from cfl.federation import Federation
-from cfl.gaussian import GaussianMechanism
-from cfl.layer_inputs.extraction import SubspaceExtraction
-from cfl.layer_inputs.weighted_layers import choose_layers, weighted_layers
+from cfl.data.schedule import RoundPlan
+from cfl.engines.cohort import Cohort
+from cfl.federation.channel import payload_bytes
+from cfl.federation.federation import Federation
 from cfl.methods.base import Method
-from cfl.schedule import RoundPlan
-from cfl.subspace import (
+from cfl.methods.components.gaussian_mechanism import GaussianMechanism
+from cfl.methods.components.layer_inputs.extraction import SubspaceExtraction
+from cfl.methods.components.layer_inputs.weighted_layers import choose_layers, weighted_layers
+from cfl.methods.components.subspace import (
     RankRule,
     choose_rank,
     grow_basis,
@@ -31,6 +29,8 @@ from cfl.subspace import (
     residual_share,
     used_share,
 )
+from cfl.runtime import distributed
+from cfl.runtime.errors import ConfigError
 
 
 class FOT(Method):
@@ -48,7 +48,7 @@ class FOT(Method):
     where the authors' code folds it into the last training round (``gpse_model: local``).
 
     A layer with many more inputs than dimensions is sketched by way of its covariance on a CPU, which is several times
-    cheaper and has the same distribution (:class:`cfl.layer_inputs.sketch.LayerSketch`).
+    cheaper and has the same distribution (:class:`cfl.methods.components.layer_inputs.sketch.LayerSketch`).
 
     Sends: down, for GPSE, the new global model and the bases (float32); up the sketches (float32) and two float64
     scalars per layer, all of them as sums. Extra memory per client: none between rounds. Extra compute per client and
@@ -281,9 +281,9 @@ class FOT(Method):
         """The server's part: rank rule and basis growth from the summed sketches."""
         sums, _ = self.federation.channel.sum("fot sketch")
         # Of several processes the first computes: rounding may differ, and with it the number of directions.
-        rows = self._grow_from(sums, task) if processes.rank() == 0 else []
-        if processes.count() > 1:
-            self.bases, rows = processes.from_first(({n: basis.cpu() for n, basis in self.bases.items()}, rows))
+        rows = self._grow_from(sums, task) if distributed.rank() == 0 else []
+        if distributed.count() > 1:
+            self.bases, rows = distributed.from_first(({n: basis.cpu() for n, basis in self.bases.items()}, rows))
         seconds = time.perf_counter() - started
         self.gpse_seconds.append(seconds)
         self._rows += [{**row, "gpse_seconds": seconds} for row in rows]

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cfl.binary_cross_entropy import mean_bce
 from cfl.data.samples import Samples
-from cfl.errors import ConfigError
+from cfl.methods.components.binary_cross_entropy import mean_bce
 from cfl.methods.er import ER, Weighting
+from cfl.runtime.errors import ConfigError
 
 
 class GradientCompensation(ER):

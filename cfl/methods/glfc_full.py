@@ -12,27 +12,32 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from cfl import processes
-from cfl.binary_cross_entropy import mean_bce
-from cfl.channel import payload_bytes
-from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Added, Samples
 from cfl.data.scenarios import Scenario
-from cfl.errors import ConfigError
-from cfl.exemplars import Table, no_exemplars, replayed, with_classes
-from cfl.federation import Federation
-from cfl.gradient_inversion import GradientEncoder, encoder_gradient, invert_gradient, recovered_label
-from cfl.herding import herd
-from cfl.layer_inputs.of_clients import client_model, evaluating, evaluating_global
+from cfl.data.schedule import RoundPlan
+from cfl.data.task_handles import TaskRef
+from cfl.engines.cohort import Cohort
+from cfl.federation.channel import payload_bytes
+from cfl.federation.federation import Federation
+from cfl.methods.components.binary_cross_entropy import mean_bce
+from cfl.methods.components.exemplars import Table, no_exemplars, replayed, with_classes
+from cfl.methods.components.glfc_proxy import KeptModel, ProxyServer
+from cfl.methods.components.gradient_inversion import (
+    GradientEncoder,
+    encoder_gradient,
+    invert_gradient,
+    recovered_label,
+)
+from cfl.methods.components.herding import herd
+from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating, evaluating_global
+from cfl.methods.components.own_loss import OwnLoss
 from cfl.methods.glfc import over_group_means
-from cfl.methods.glfc_proxy import KeptModel, ProxyServer
-from cfl.methods.own_loss import OwnLoss
 from cfl.models.base import Network
 from cfl.models.features import unit_features
-from cfl.randomness import torch_generator
-from cfl.schedule import RoundPlan
-from cfl.sealed import TaskRef
+from cfl.randomness.generators import torch_generator
+from cfl.runtime import distributed
+from cfl.runtime.errors import ConfigError
 
 
 class GLFC(OwnLoss):
@@ -61,10 +66,11 @@ class GLFC(OwnLoss):
     **Proxy server.** A client with a signal takes, after local training, for each of its present classes the image
     nearest to the mean feature, disturbs it by ``perturbation_steps`` steps of SGD towards the trained model's own idea
     of the class (learning rate a tenth of the client's, weight decay 1e-5) and sends the gradient that it leaves in a
-    small fixed encoder (:class:`cfl.gradient_inversion.GradientEncoder`). The server recovers labels and images
-    (:func:`cfl.gradient_inversion.invert_gradient`), keeps the last ``images`` iterates of each, and measures every
-    round's global model on them: the best one of the task, and of the task before, are what clients distil from
-    (:class:`cfl.methods.glfc_proxy.ProxyServer`, which also says where it departs from the authors' code).
+    small fixed encoder (:class:`cfl.methods.components.gradient_inversion.GradientEncoder`). The server recovers labels
+    and images (:func:`cfl.methods.components.gradient_inversion.invert_gradient`), keeps the last ``images`` iterates
+    of each, and measures every round's global model on them: the best one of the task, and of the task before, are what
+    clients distil from (:class:`cfl.methods.components.glfc_proxy.ProxyServer`, which also says where it departs from
+    the authors' code).
 
     Differs from the paper. Its network grows, and all old outputs are distilled; here outputs are there from the start,
     and distilled are those of classes whose images the server had when it picked the model; models are judged among
@@ -366,8 +372,8 @@ class GLFC(OwnLoss):
         moved = False
         if messages:
             # By one process for all: rounding that differs between processes would grow with every iteration.
-            found = self._inverted(plan, messages) if processes.rank() == 0 else None
-            given = processes.from_first(found)
+            found = self._inverted(plan, messages) if distributed.rank() == 0 else None
+            given = distributed.from_first(found)
             assert given is not None
             moved = self.proxy.receive(*given)
             self._rows.append(
@@ -407,7 +413,7 @@ class GLFC(OwnLoss):
                 logits: Tensor = functional_call(federation.network, model, (pool[rows].to(self._device),)).cpu()
                 known = logits.masked_fill(~self.proxy.classes, -torch.inf)
                 correct += int((known.argmax(1) == labels[rows]).sum())
-        return float(processes.from_first(correct / len(labels)))
+        return float(distributed.from_first(correct / len(labels)))
 
     # Reports and checkpoints.
 

@@ -11,11 +11,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from cfl import processes
-from cfl.cohort import Cohort
-from cfl.errors import ConfigError
-from cfl.federation import Federation
-from cfl.layer_inputs.of_clients import (
+from cfl.data.schedule import RoundPlan
+from cfl.engines.cohort import Cohort
+from cfl.engines.right_factors import RightFactor, nothing, removing
+from cfl.federation.federation import Federation
+from cfl.methods.components.layer_inputs.of_clients import (
     client_model,
     decode_inputs,
     encode_inputs,
@@ -24,12 +24,12 @@ from cfl.layer_inputs.of_clients import (
     seen_inputs,
     some_samples,
 )
-from cfl.layer_inputs.residual import ResidualInputs
-from cfl.layer_inputs.right_factors import RightFactor, nothing, removing
-from cfl.layer_inputs.weighted_layers import choose_layers, input_dim, weighted_layers
-from cfl.methods.right_factors import RightMultiplication
-from cfl.schedule import RoundPlan
-from cfl.subspace import choose_rank, grow_basis
+from cfl.methods.components.layer_inputs.residual import ResidualInputs
+from cfl.methods.components.layer_inputs.weighted_layers import choose_layers, input_dim, weighted_layers
+from cfl.methods.components.right_factors import RightMultiplication
+from cfl.methods.components.subspace import choose_rank, grow_basis
+from cfl.runtime import distributed
+from cfl.runtime.errors import ConfigError
 
 BLOCK = 32  # directions that are kept together, so that short memories take little room
 
@@ -211,9 +211,9 @@ class GPM(RightMultiplication):
         own = federation.call_back(plan.task, clients)
         with evaluating(federation):
             grown = {client: self._grow(plan.task, client) for client in own}
-        everyones = {client: found for part in processes.gather(grown) for client, found in part.items()}
+        everyones = {client: found for part in distributed.gather(grown) for client, found in part.items()}
         self._record(plan.task, [everyones[client] for client in sorted(everyones)])
-        self.memory_seconds += processes.from_first(time.perf_counter() - started)
+        self.memory_seconds += distributed.from_first(time.perf_counter() - started)
 
     @torch.no_grad()
     def _grow(self, task: int, client: int) -> list[tuple[int, int, float]]:

@@ -10,21 +10,21 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from cfl.binary_cross_entropy import mean_bce
-from cfl.channel import payload_bytes
-from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Added, Samples
 from cfl.data.scenarios import Scenario
-from cfl.errors import ConfigError
-from cfl.exemplars import Table, no_exemplars, replayed, with_classes
-from cfl.federation import Federation
-from cfl.layer_inputs.of_clients import client_model, evaluating
-from cfl.lent_model import LentModel
-from cfl.methods.own_loss import OwnLoss
+from cfl.data.schedule import RoundPlan
+from cfl.engines.cohort import Cohort
+from cfl.federation.channel import payload_bytes
+from cfl.federation.federation import Federation
+from cfl.methods.components.binary_cross_entropy import mean_bce
+from cfl.methods.components.exemplars import Table, no_exemplars, replayed, with_classes
+from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating
+from cfl.methods.components.own_loss import OwnLoss
+from cfl.methods.components.previous_model import LentModel
 from cfl.models.base import Network
 from cfl.models.features import unit_features
-from cfl.schedule import RoundPlan
+from cfl.runtime.errors import ConfigError
 
 
 class ICaRL(OwnLoss):

@@ -8,10 +8,10 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from cfl.data.samples import Samples
-from cfl.errors import ConfigError
-from cfl.federation import Federation
+from cfl.federation.federation import Federation
 from cfl.methods.base import Method
 from cfl.models.vit import PromptedViT
+from cfl.runtime.errors import ConfigError
 
 
 class L2P(Method):

@@ -6,9 +6,9 @@ from fnmatch import fnmatchcase
 from typing import ClassVar
 
 from cfl.data.scenarios import Scenario
-from cfl.errors import ConfigError
-from cfl.federation import Federation
+from cfl.federation.federation import Federation
 from cfl.methods.base import Method
+from cfl.runtime.errors import ConfigError
 
 
 class PersonalLayers(Method):

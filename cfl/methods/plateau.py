@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from cfl.cohort import Cohort
 from cfl.data.scenarios import Scenario
+from cfl.data.schedule import RoundPlan
+from cfl.engines.cohort import Cohort
 from cfl.engines.scaled_steps import LINEAR_OPTIMIZERS
-from cfl.errors import ConfigError
-from cfl.federation import Federation
+from cfl.federation.federation import Federation
 from cfl.methods.base import Method
+from cfl.methods.components.validation_loss import validation_loss
 from cfl.methods.scaffold import SCAFFOLD
 from cfl.models.evaluation import evaluation_mode
-from cfl.schedule import RoundPlan
-from cfl.validation_loss import validation_loss
+from cfl.runtime.errors import ConfigError
 
 TOPIC = "learning rate"
 BEGINNING = {

@@ -9,12 +9,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from cfl import processes
-from cfl.cohort import Cohort
-from cfl.errors import ConfigError
-from cfl.federation import Federation
-from cfl.layer_inputs.feature_permutation import FeaturePermutations
-from cfl.layer_inputs.of_clients import (
+from cfl.data.schedule import RoundPlan
+from cfl.engines.cohort import Cohort
+from cfl.engines.right_factors import RightFactor
+from cfl.federation.federation import Federation
+from cfl.methods.components.layer_inputs.feature_permutation import FeaturePermutations
+from cfl.methods.components.layer_inputs.of_clients import (
     client_model,
     decode_inputs,
     encode_inputs,
@@ -24,12 +24,12 @@ from cfl.layer_inputs.of_clients import (
     seen_inputs,
     some_samples,
 )
-from cfl.layer_inputs.recursive_inverse import inverse_with, normalised
-from cfl.layer_inputs.right_factors import RightFactor
-from cfl.layer_inputs.weighted_layers import choose_layers, input_dim, weighted_layers
-from cfl.methods.right_factors import RightMultiplication
-from cfl.randomness import numpy_generator, torch_generator
-from cfl.schedule import RoundPlan
+from cfl.methods.components.layer_inputs.recursive_inverse import inverse_with, normalised
+from cfl.methods.components.layer_inputs.weighted_layers import choose_layers, input_dim, weighted_layers
+from cfl.methods.components.right_factors import RightMultiplication
+from cfl.randomness.generators import numpy_generator, torch_generator
+from cfl.runtime import distributed
+from cfl.runtime.errors import ConfigError
 
 
 class RGO(RightMultiplication):
@@ -223,9 +223,9 @@ class RGO(RightMultiplication):
         own = federation.call_back(plan.task, [client for client in clients if client in keepers])
         with evaluating(federation):
             found = {client: self._update(plan.task, client) for client in own}
-        everyones = {client: figures for part in processes.gather(found) for client, figures in part.items()}
+        everyones = {client: figures for part in distributed.gather(found) for client, figures in part.items()}
         self._record(plan.task, [everyones[client] for client in sorted(everyones)])
-        self.memory_seconds += processes.from_first(time.perf_counter() - started)
+        self.memory_seconds += distributed.from_first(time.perf_counter() - started)
 
     @torch.no_grad()
     def _update(self, task: int, client: int) -> list[tuple[float, float]]:

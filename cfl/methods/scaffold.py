@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from cfl import processes
-from cfl.channel import payload_bytes
-from cfl.cohort import Cohort
 from cfl.data.scenarios import Scenario
+from cfl.data.schedule import RoundPlan
+from cfl.engines.cohort import Cohort
 from cfl.engines.updates import plain_sgd
-from cfl.errors import ConfigError
-from cfl.federation import Federation
-from cfl.mean_gradient import Labelled, mean_gradient
+from cfl.federation.channel import payload_bytes
+from cfl.federation.federation import Federation
 from cfl.methods.base import Method
+from cfl.methods.components.mean_gradient import Labelled, mean_gradient
 from cfl.models.dropout import DropoutMasks
-from cfl.randomness import seed_for
-from cfl.schedule import RoundPlan
+from cfl.randomness.generators import seed_for
+from cfl.runtime import distributed
+from cfl.runtime.errors import ConfigError
 
 Tensors = dict[str, Tensor]
 
@@ -143,7 +143,7 @@ class SCAFFOLD(Method):
                 described,
                 "SGD without momentum, for which SCAFFOLD is made, or methods.scaffold.any_optimizer=true",
             )
-        if processes.rank() == 0:
+        if distributed.rank() == 0:
             warnings.warn(
                 f"SCAFFOLD with {described}: its analysis holds for plain SGD"
                 + ("; a client's step over K lr, its control variate, is no gradient" * (self.variant == "II")),

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from cfl.channel import payload_bytes
-from cfl.cohort import Cohort
-from cfl.federation import Federation
+from cfl.data.schedule import RoundPlan
+from cfl.engines.cohort import Cohort
+from cfl.federation.channel import payload_bytes
+from cfl.federation.federation import Federation
+from cfl.federation.task_states import TaskStates
 from cfl.methods.base import Method
-from cfl.schedule import RoundPlan
-from cfl.task_states import TaskStates
 
 
 class SingleTask(Method):

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cfl.errors import ConfigError
 from cfl.models.base import Network, at_least_one
 from cfl.models.batchnorm import MaskedBatchNorm1d, MaskedBatchNorm2d
 from cfl.models.evaluation import evaluation_mode
 from cfl.models.mlp import MLP
+from cfl.runtime.errors import ConfigError
 
 
 class ACGAN(Network):

@@ -8,7 +8,7 @@ from itertools import chain, count
 
 from torch import Tensor, nn
 
-from cfl.errors import ConfigError
+from cfl.runtime.errors import ConfigError
 
 
 class Network(nn.Module, ABC):

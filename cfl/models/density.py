@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cfl.errors import ConfigError
 from cfl.models.base import Network
+from cfl.runtime.errors import ConfigError
 
 
 class DensityNetwork(Network):

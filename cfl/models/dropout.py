@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from cfl.models.evaluation import evaluation_mode
-from cfl.random_words import random_words
+from cfl.randomness.counter_bits import random_words
 
 _Module = TypeVar("_Module", bound=nn.Module)
 

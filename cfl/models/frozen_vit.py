@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from cfl.errors import ConfigError
 from cfl.models.weights_file import take_weights
-from cfl.tensor_digest import tensors_digest
+from cfl.runtime.errors import ConfigError
+from cfl.runtime.tensor_digest import tensors_digest
 
 KEY = "model.network"
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
-from cfl.errors import ConfigError
 from cfl.models.base import Network
 from cfl.models.initial_weights import variance_scaled
+from cfl.runtime.errors import ConfigError
 
 
 class LocalResponseNorm(nn.Module):

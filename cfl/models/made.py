@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cfl.errors import ConfigError
 from cfl.models.base import at_least_one
 from cfl.models.density import DensityNetwork, negative_log_likelihoods
 from cfl.models.made_masks import (
@@ -24,7 +23,8 @@ from cfl.models.made_masks import (
     random_order,
 )
 from cfl.models.step_draws import DrawsEachStep
-from cfl.randomness import seed_for
+from cfl.randomness.generators import seed_for
+from cfl.runtime.errors import ConfigError
 
 
 class MaskedLinear(nn.Linear):

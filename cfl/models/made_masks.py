@@ -20,7 +20,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from cfl.randomness import numpy_generator
+from cfl.randomness.generators import numpy_generator
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def natural_order(variables: int) -> Tensor:
 
 
 def random_order(variables: int, seed: int, purpose: str, *indices: int) -> Tensor:
-    """``[D]`` int64, a uniform permutation; arguments as for :func:`cfl.randomness.seed_for`."""
+    """``[D]`` int64, a uniform permutation; arguments as for :func:`cfl.randomness.generators.seed_for`."""
     return torch.from_numpy(numpy_generator(seed, purpose, *indices).permutation(variables))
 
 
@@ -77,7 +77,7 @@ def random_hidden(widths: Sequence[int], variables: int, seed: int, purpose: str
     Args:
         widths: H of every hidden layer.
         variables: D.
-        seed: see :func:`cfl.randomness.seed_for`, as are the following.
+        seed: see :func:`cfl.randomness.generators.seed_for`, as are the following.
         purpose: names the draw.
         indices: identify it.
     """

@@ -7,10 +7,10 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, relu
 
-from cfl.errors import ConfigError
 from cfl.models.base import Network, at_least_one, final_map
 from cfl.models.batchnorm import MaskedBatchNorm2d
 from cfl.models.weights_file import take_weights
+from cfl.runtime.errors import ConfigError
 
 Norm = Literal["none", "batch", "batch_no_stats"]
 

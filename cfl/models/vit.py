@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from cfl.errors import ConfigError
 from cfl.models.base import Network, at_least_one
 from cfl.models.frozen_vit import FrozenViT
+from cfl.runtime.errors import ConfigError
 
 
 class PromptPool(nn.Module):

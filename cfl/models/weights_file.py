@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cfl.errors import ConfigError
+from cfl.runtime.errors import ConfigError
 
 KEY = "model.network.weights"
 

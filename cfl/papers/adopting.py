@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from cfl.compare.matrix_file import RunFolderError
 from cfl.papers.cells import each_recipe
 from cfl.papers.definition import Paper
 from cfl.papers.folders import run_folder
@@ -17,6 +16,7 @@ from cfl.papers.results import read_result
 from cfl.papers.rough import rough
 from cfl.papers.run_log import LOG, SUMMARY
 from cfl.papers.running import CHECKPOINT, LOCK
+from cfl.reporting.matrix_file import RunFolderError
 
 
 def adopt(folder: Path, papers: list[Paper], runs: Path, resolver: Resolver) -> Path:

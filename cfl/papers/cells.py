@@ -7,9 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cfl.compare.statistics import Spread
-from cfl.errors import ConfigError
-from cfl.experiment import config_hash
 from cfl.papers.definition import SCALE, Figure, Table
 from cfl.papers.expressions import Undefined, Unrecorded
 from cfl.papers.folders import begun, run_folder
@@ -21,6 +18,9 @@ from cfl.papers.resolving import Resolver
 from cfl.papers.results import Result, Results
 from cfl.papers.rough import rough
 from cfl.papers.running import Job
+from cfl.reporting.compare.statistics import Spread
+from cfl.reporting.experiment import config_hash
+from cfl.runtime.errors import ConfigError
 
 DIVERGED = "values left the finite numbers"
 

@@ -13,9 +13,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cfl.compare.matrix_file import RunFolderError
-from cfl.errors import ConfigError
-from cfl.experiment import config_hash
 from cfl.papers.adopting import adopt
 from cfl.papers.cells import Experiments
 from cfl.papers.definition import papers, table_named
@@ -29,8 +26,11 @@ from cfl.papers.results import read_results
 from cfl.papers.run_log import has_diverged
 from cfl.papers.running import Job, Runner, exit_status
 from cfl.papers.sweeps import SweepState, read_sweep
-from cfl.printable import on_one_line, printable
-from cfl.whole_file import write_whole
+from cfl.reporting.experiment import config_hash
+from cfl.reporting.matrix_file import RunFolderError
+from cfl.runtime.atomic_write import write_whole
+from cfl.runtime.errors import ConfigError
+from cfl.runtime.printable import on_one_line, printable
 
 RUNS = Path("runs/tables")
 _SHORT = {"bench": "benchmark", "methods": "method", "partition": "partition"}

@@ -12,10 +12,10 @@ from typing import Any, Literal, get_args
 
 import yaml
 
-from cfl.errors import ConfigError
 from cfl.papers import expressions
 from cfl.papers.published import Published, read_published
 from cfl.papers.recipes import NotAvailable, Point, Recipe, Rule, matches, recipe, refuse_unknown, texts
+from cfl.runtime.errors import ConfigError
 
 PAPERS = Path(__file__).resolve().parent
 SCALE = "scale"

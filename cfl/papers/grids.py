@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cfl.attention import Attention
+from cfl.reporting.attention import Attention
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cfl.attention import Attention
-from cfl.compare.matrix_file import RunFolderError
-from cfl.errors import ConfigError
 from cfl.papers.cells import each_recipe
 from cfl.papers.definition import Paper
 from cfl.papers.missing_data import MissingData
 from cfl.papers.results import Result, read_result
 from cfl.papers.rough import rough
-from cfl.whole_file import write_whole
+from cfl.reporting.attention import Attention
+from cfl.reporting.matrix_file import RunFolderError
+from cfl.runtime.atomic_write import write_whole
+from cfl.runtime.errors import ConfigError
 
 RESULTS, MISSING = "results", "missing-data.json"
 MOST_ATTENTION = 1000

@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cfl.class_paths import named_class
 from cfl.data.sources import Source
 from cfl.data.sources.root import data_root
-from cfl.errors import ConfigError, DataFilesMissing
+from cfl.reporting.experiment import class_of
+from cfl.runtime.errors import ConfigError, DataFilesMissing
 
 
 def needs_of(experiment: Mapping[str, Any]) -> list[str]:
@@ -44,9 +44,9 @@ def _sources(tree: Any) -> Iterator[tuple[Mapping[str, Any], type[Source]]]:
         for part in tree:
             yield from _sources(part)
     elif isinstance(tree, Mapping):
-        found = named_class(str(tree.get("class_path", "")))
+        found = class_of(tree)
         within = [inner for part in tree.values() for inner in _sources(part)]
-        if isinstance(found, type) and issubclass(found, Source) and not within:
+        if found is not None and issubclass(found, Source) and not within:
             yield tree, found
         yield from within
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cfl.compare.statistics import Spread
 from cfl.papers.cells import Cell
 from cfl.papers.definition import Table
+from cfl.reporting.compare.statistics import Spread
 
 
 @dataclass(frozen=True)

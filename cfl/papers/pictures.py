@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from cfl.compare.statistics import Spread
-from cfl.figures import _MARKERS, _PALETTE, attention_bound, attention_scale, draw_attention, save
 from cfl.papers.cells import Cell
 from cfl.papers.definition import SCALE, Over, Table
+from cfl.reporting.compare.statistics import Spread
+from cfl.reporting.figures import _MARKERS, _PALETTE, attention_bound, attention_scale, draw_attention, save
 
 _COLUMNS = 4
 _AXIS: dict[Over, str] = {"tasks": "tasks learned", "rounds": "communication rounds"}

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cfl.errors import ConfigError
+from cfl.runtime.errors import ConfigError
 
 FIRST, LAST = ["paper", "table"], ["figure", "mean", "std", "note"]
 """Columns of every file, before and behind those that name the table's axes."""

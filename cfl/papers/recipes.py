@@ -10,8 +10,8 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from cfl.cli import DEFAULT_CONFIG
-from cfl.errors import ConfigError
+from cfl.cli.main import DEFAULT_CONFIG
+from cfl.runtime.errors import ConfigError
 
 CONFIGS = DEFAULT_CONFIG.parent
 

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cfl.compare.statistics import Spread
 from cfl.papers.cells import Cell, Experiments
 from cfl.papers.definition import Table
 from cfl.papers.orders import OrderComparison, compare_orders
 from cfl.papers.pictures import spreads, table_picture
-from cfl.whole_file import beside, write_whole
+from cfl.reporting.compare.statistics import Spread
+from cfl.runtime.atomic_write import beside, write_whole
 
 REPORTS = "reports"
 

@@ -12,17 +12,17 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.cli import instantiate_class
 
-from cfl import cli
-from cfl.client import Client
+from cfl.cli import main as cli
+from cfl.cli.parsing import Parser
 from cfl.data.datamodule import FederatedDataModule
+from cfl.data.schedule import Schedule
 from cfl.data.sequences import TaskSequences
 from cfl.engines import EngineOptions
-from cfl.errors import ConfigError
-from cfl.experiment import completed, config_hash, experiment_of
+from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import Method
-from cfl.parsing import Parser
-from cfl.replay_buffer import ReplayBuffer
-from cfl.schedule import Schedule
+from cfl.reporting.experiment import completed, config_hash, experiment_of
+from cfl.runtime.errors import ConfigError
+from cfl.training.client import Client
 
 _BUILT_ALONE = {"schedule": Schedule, "engine": EngineOptions, "buffer": ReplayBuffer}
 """Section -> its class, where that needs nothing else."""

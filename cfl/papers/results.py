@@ -14,16 +14,16 @@ from typing import Any
 import torch
 import yaml
 
-from cfl.attention import Attention, read_attention
-from cfl.compare.matrix_file import RunFolderError, read_matrix_csv
-from cfl.compare.run_folder import read_curve, read_run, rounds_to
-from cfl.experiment import config_hash, experiment_of
-from cfl.metrics import forgetting_max
-from cfl.names import is_method_name
+from cfl.metrics.accuracy import forgetting_max
 from cfl.papers.expressions import Undefined, evaluate
 from cfl.papers.grids import Grid, attention_grid
 from cfl.papers.resolving import same_experiment, seedless_hash
 from cfl.papers.run_log import LOG, has_diverged
+from cfl.reporting.attention import Attention, read_attention
+from cfl.reporting.experiment import config_hash, experiment_of
+from cfl.reporting.matrix_file import RunFolderError, read_matrix_csv
+from cfl.reporting.names import is_method_name
+from cfl.reporting.run_folder import read_curve, read_run, rounds_to
 
 SPACE = "used_space"
 """The column of a method's table from which used space per task and layer is read."""
@@ -34,7 +34,7 @@ class Result:
     """One finished run.
 
     Attributes:
-        experiment: what decides its results (:func:`cfl.experiment.experiment_of`).
+        experiment: what decides its results (:func:`cfl.reporting.experiment.experiment_of`).
         summary: its ``summary.json``.
         matrix: ``[T][T]`` in percent, row = after task, column = task; None where not evaluated.
         space: layer -> percent of its input space used after each task but the last; empty where no method says so.

@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
-from cfl.cli import DEFAULT_CONFIG
-from cfl.errors import ConfigError
+from cfl.cli.main import DEFAULT_CONFIG
 from cfl.models.weights_file import KEY
+from cfl.runtime.errors import ConfigError
 
 _OPTIONS = "init_args"
 _CLASS = "class_path"

@@ -20,13 +20,13 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from cfl.compare.matrix_file import RunFolderError
-from cfl.cores import usable_cores
-from cfl.errors import ConfigError
 from cfl.papers.missing_data import MissingData, find_missing, needs_of
 from cfl.papers.resolving import num_rounds
 from cfl.papers.results import read_result
 from cfl.papers.run_log import LOG, SUMMARY, has_diverged, last_lines
+from cfl.reporting.matrix_file import RunFolderError
+from cfl.runtime.cpu_cores import usable_cores
+from cfl.runtime.errors import ConfigError
 
 LOCK, CHECKPOINT = ".lock", "last.ckpt"
 

@@ -12,9 +12,6 @@ from typing import Any, Literal
 
 import yaml
 
-from cfl.compare.statistics import Spread
-from cfl.errors import ConfigError
-from cfl.experiment import config_hash
 from cfl.papers import expressions
 from cfl.papers.definition import SCALE, Paper, papers
 from cfl.papers.expressions import Undefined, Unrecorded
@@ -24,6 +21,9 @@ from cfl.papers.report import shown
 from cfl.papers.resolving import Resolver
 from cfl.papers.results import Result, Results
 from cfl.papers.running import Job
+from cfl.reporting.compare.statistics import Spread
+from cfl.reporting.experiment import config_hash
+from cfl.runtime.errors import ConfigError
 
 Values = tuple[tuple[str, Any], ...]
 """One candidate: config keys with their values."""

@@ -13,7 +13,7 @@ from benchmarks import ENVIRONMENT
 from benchmarks.engines import CFL, LOOP, chosen_engines
 from benchmarks.suite import TITLES, chosen_works, run_suite
 from benchmarks.table import show
-from cfl.errors import ConfigError
+from cfl.runtime.errors import ConfigError
 
 FEWEST_ROUNDS = 10
 """Fewer are for a trial of the suite, not for figures."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cfl.errors import ConfigError
+from cfl.runtime.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ ENGINES = {
         Engine("cfl-1-thread", environment=_ONE_MATH_THREAD),
         Engine(
             "cfl-2-processes",
-            options=("--trainer.strategy", "cfl.parallel.ClientParallel", "--trainer.devices", "2"),
+            options=("--trainer.strategy", "cfl.training.strategy.ClientParallel", "--trainer.devices", "2"),
             environment=_ONE_MATH_THREAD,
         ),
         Engine("loop-1-thread", bare=True, environment=_ONE_MATH_THREAD),

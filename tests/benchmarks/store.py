@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.rows import REQUIRED, Row
-from cfl.errors import ConfigError
+from cfl.runtime.errors import ConfigError
 
 
 def stored_rows(path: Path) -> list[Row]:

@@ -20,7 +20,7 @@ from benchmarks.rows import Row, add_floor, ran
 from benchmarks.side_by_side import side_by_side
 from benchmarks.store import replace_rows, stored_rows
 from benchmarks.works import FEW, MANY, W1, W2, W3, W9
-from cfl.errors import ConfigError
+from cfl.runtime.errors import ConfigError
 
 Measure = Callable[[Bench], list[Row]]
 

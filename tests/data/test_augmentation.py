@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
-import tiny_cli
 import torch
-from tiny import ConvNet, double, fit, mlp, tiny_client, weights
+from support import tiny, tiny_cli
+from support.tiny import ConvNet, double, fit, mlp, tiny_client, weights
 from torch import Tensor
 
 from cfl.data.augmentation import Augmentation, CropFlip, augmentation_words
@@ -18,7 +17,7 @@ from cfl.data.cohorts import RoundLoader
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
 from cfl.engines import EngineOptions
-from cfl.errors import ConfigError
+from cfl.runtime.errors import ConfigError
 
 VMAP = EngineOptions("vmap")
 

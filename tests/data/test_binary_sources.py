@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import split, tiny_data
+from support.tiny import split, tiny_data
 
 from cfl.data.sources import MNIST, Binarised, BinarySet, Digits, Synthetic
 from cfl.data.sources.binary_sets import PARTS, VARIABLES, read_binary_text
 from cfl.data.sources.split import merged_split
 from cfl.data.streams import Sequence
 from cfl.data.types import ImageSet
-from cfl.errors import ConfigError, DataFilesMissing
+from cfl.runtime.errors import ConfigError, DataFilesMissing
 
 NOWHERE = Path("nowhere")
 SIZES = {"train": 30, "valid": 6, "test": 13}

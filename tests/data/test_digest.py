@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_cli
 import torch
-from tiny import permuted, split, tiny_data
+from support import tiny_cli
+from support.tiny import permuted, split, tiny_data
 
-from cfl.checkpoint_file import write_checkpoint
 from cfl.data.digest import data_digests
 from cfl.data.types import ImageSet, Task
+from cfl.runtime.checkpoint_file import write_checkpoint
 
 
 def tasks() -> list[Task]:

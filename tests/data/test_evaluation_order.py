@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-import tiny
 import torch
-from tiny import fit, norm_net, split, tiny_client, tiny_data
+from support import tiny
+from support.tiny import fit, norm_net, split, tiny_client, tiny_data
 from torch import Tensor
 
 from cfl.data.datamodule import FederatedDataModule

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny import double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
+from support.tiny import double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
 from torch import Tensor
 from torch.func import functional_call
 
@@ -20,8 +20,8 @@ from cfl.data.exposure import Exposure, Handles, Places, portions
 from cfl.data.participation import RandomShare
 from cfl.data.partitions import Dirichlet
 from cfl.engines import EngineOptions
-from cfl.errors import ConfigError
 from cfl.methods import EWC, FOT, SCAFFOLD, FedAGEM, Method
+from cfl.runtime.errors import ConfigError
 
 
 def test_places_are_numbered_through_all_tasks() -> None:

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
+from support.tiny import fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
 
-from callbacks import RunRecord
+from cfl.callbacks import RunRecord
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import AllClients, Holders, Joining, Participation, RandomShare
 from cfl.data.partitions import IID, Dirichlet
 from cfl.data.sequences import RandomTasks
-from cfl.errors import ConfigError
+from cfl.runtime.errors import ConfigError
 
 skewed = partial(Dirichlet, 0.05, min_samples=0, balance=False)
 

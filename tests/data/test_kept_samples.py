@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_cli
-from tiny import fit, mlp, norm_net, permuted, sgd, split, tiny_client, tiny_data
+from support import tiny_cli
+from support.tiny import fit, mlp, norm_net, permuted, sgd, split, tiny_client, tiny_data
 
 from cfl.data.exposure import Exposure
 from cfl.data.kept_samples import kept_samples

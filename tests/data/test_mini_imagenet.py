@@ -12,7 +12,7 @@ import torch
 
 from cfl.data.sources import MiniImageNet
 from cfl.data.streams import ClassSplit
-from cfl.errors import DataFilesMissing
+from cfl.runtime.errors import DataFilesMissing
 
 CLASSES = 100
 

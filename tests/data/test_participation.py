@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from cfl.data.participation import AllClients, Joining, Participation, RandomShare
-from cfl.errors import ConfigError
-from cfl.schedule import Schedule
+from cfl.data.schedule import Schedule
+from cfl.runtime.errors import ConfigError
 
 
 def test_all_clients() -> None:

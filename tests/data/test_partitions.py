@@ -20,8 +20,8 @@ from cfl.data.partitions import (
 )
 from cfl.data.partitions.client_shares import share_sizes
 from cfl.data.types import ImageSet, PixelTransform, Task
-from cfl.errors import ConfigError
-from cfl.randomness import numpy_generator
+from cfl.randomness.generators import numpy_generator
+from cfl.runtime.errors import ConfigError
 
 
 def rng(seed: int = 0) -> np.random.Generator:

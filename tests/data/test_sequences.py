@@ -11,17 +11,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import Callback, Trainer
-from tiny import SaveAfter, double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
+from support.tiny import SaveAfter, double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
 from torch.func import functional_call
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
 from cfl.data.sequences import DisjointTasks, FixedTasks, RandomTasks
-from cfl.errors import ConfigError
-from cfl.federation import Federation
+from cfl.federation.federation import Federation
 from cfl.methods import AGEM, ER, EWC, SCAFFOLD, FedCurv
 from cfl.methods.base import Method
 from cfl.methods.personal import PersonalLayers
+from cfl.runtime.errors import ConfigError
 
 OWN = [[2, 0], [1, 2], [0, 1]]
 

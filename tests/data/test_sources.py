@@ -47,7 +47,7 @@ from cfl.data.sources import (
 from cfl.data.sources.split import balanced_subset
 from cfl.data.streams import Permuted, Sequence
 from cfl.data.types import ImageSet
-from cfl.errors import ConfigError, DataFilesMissing
+from cfl.runtime.errors import ConfigError, DataFilesMissing
 
 FIXED = [Digits, MNIST, FashionMNIST, EMNISTLetters, KMNIST, CIFAR10, CIFAR100, SVHN, NotMNIST, USPS]
 FIXED += [MiniImageNet, TinyImageNet, YahooAnswers]

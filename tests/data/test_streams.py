@@ -14,7 +14,7 @@ import cfl  # noqa: F401  before torchvision
 from cfl.data.sources.base import Source
 from cfl.data.streams import ClassSplit, Mixture, Permuted, Rotated, Sequence, Stream
 from cfl.data.types import ImageSet, PixelTransform
-from cfl.errors import ConfigError
+from cfl.runtime.errors import ConfigError
 
 ROOT = Path("unused")
 

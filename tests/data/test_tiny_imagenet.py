@@ -12,7 +12,7 @@ import torch
 
 from cfl.data.sources import TinyImageNet
 from cfl.data.streams import ClassSplit
-from cfl.errors import DataFilesMissing
+from cfl.runtime.errors import DataFilesMissing
 
 CLASSES = 200
 # Not in alphabetical order, so that numbering by wnids.txt and by name differ.

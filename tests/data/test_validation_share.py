@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import fit, permuted, split, tiny_client, tiny_data, weights
+from support.tiny import fit, permuted, split, tiny_client, tiny_data, weights
 
 from cfl.data.augmentation import CropFlip
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
 from cfl.data.sequences import FixedTasks
 from cfl.data.validation import set_aside
-from cfl.errors import ConfigError
 from cfl.methods import DER, EWC
+from cfl.runtime.errors import ConfigError
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "sequential": {},

@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_cli
 import torch
+from support import tiny_cli
 
 from cfl.data import embed, sentence_encoders
 from cfl.data.sentence_encoders import SentenceTransformersFolder, WordLlama, sentence_encoder
 from cfl.data.sources import YahooAnswers
 from cfl.data.streams import ClassSplit
 from cfl.data.yahoo_csv import FIELDS, questions
-from cfl.errors import ConfigError, DataFilesMissing
+from cfl.runtime.errors import ConfigError, DataFilesMissing
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "configs" / "benchmarks" / "fedagem-yahooqa.yaml"
 

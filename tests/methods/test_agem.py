@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from naive_replay import EVEN, SCENARIOS, Settings, assert_is_the_loop, replay_client, replay_data
-from tiny import ConvNet, Rounds, fit, mlp, norm_net, split, weights
+from support.naive_replay import EVEN, SCENARIOS, Settings, assert_is_the_loop, replay_client, replay_data
+from support.tiny import ConvNet, Rounds, fit, mlp, norm_net, split, weights
 from torch import Tensor
 
-from cfl.cohort import Cohort
 from cfl.engines import EngineOptions
-from cfl.errors import ConfigError
-from cfl.gradient_refinement import inner
+from cfl.engines.cohort import Cohort
+from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import AGEM, FedAGEM, Method
+from cfl.methods.components.gradient_projection import inner
 from cfl.models import MLP
-from cfl.replay_buffer import ReplayBuffer
+from cfl.runtime.errors import ConfigError
 
 CLIPPED = {"gradient_clip_val": 0.1, "gradient_clip_algorithm": "value"}
 WORKERS = EngineOptions("workers", 1, 1, False)  # nothing chosen by trial, so that runs repeat bit by bit

@@ -8,18 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from naive_decomposed import assert_the_same, data_of, written_out
-from test_personal import kept_by
-from tiny import ConvNet, double, fit, mlp, norm_net, sgd, split, tiny_client, tiny_data
+from support.naive_decomposed import assert_the_same, data_of, written_out
+from support.tiny import ConvNet, double, fit, kept_by, mlp, norm_net, sgd, split, tiny_client, tiny_data
 from torch import Tensor
 
-from cfl.clocks import rounds_of_clients
-from cfl.cohort import Cohort
+from cfl.data.client_clocks import rounds_of_clients
 from cfl.engines import EngineOptions
-from cfl.errors import ConfigError
+from cfl.engines.cohort import Cohort
 from cfl.methods import APD, ER, EWC, FOT, GPM, RGO, FedProx, FedWeIT, Method, PersonalLayers, SingleTask
 from cfl.models import MLP
 from cfl.models.decomposition import decomposed_layers, is_base
+from cfl.runtime.errors import ConfigError
 
 OPTIONS: dict[str, Any] = {
     "sparsity": 0.01,

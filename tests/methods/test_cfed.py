@@ -11,25 +11,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from naive import local_batches, plain_network, statistics, task_loss, used_outputs
-from naive_augmentation import augmented
-from naive_replay import local_samples, replay_client
-from tiny import Rounds, SaveAfter, double, fit, mlp, norm_net, sgd, split, tiny_client, tiny_data, weights
+from support.naive import local_batches, plain_network, statistics, task_loss, used_outputs
+from support.naive_augmentation import augmented
+from support.naive_replay import local_samples, replay_client
+from support.tiny import Rounds, SaveAfter, double, fit, mlp, norm_net, sgd, split, tiny_client, tiny_data, weights
 from torch import Tensor
 
-from cfl.checkpoint_file import write_checkpoint
 from cfl.data.augmentation import CropFlip
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
+from cfl.data.schedule import RoundPlan
 from cfl.data.sources import Digits, Source, Synthetic
 from cfl.data.types import PixelTransform
-from cfl.errors import ConfigError
-from cfl.federation import Federation
+from cfl.federation.federation import Federation
+from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import AGEM, DER, ER, CFeD, FedAGEM, FedCIL, ICaRL, Method, PersonalLayers
-from cfl.randomness import numpy_generator
-from cfl.replay_buffer import ReplayBuffer
-from cfl.schedule import RoundPlan
-from cfl.surrogate import normalised_as, passes, read_surrogate, shards
+from cfl.methods.components.surrogate_data import normalised_as, passes, read_surrogate, shards
+from cfl.randomness.generators import numpy_generator
+from cfl.runtime.checkpoint_file import write_checkpoint
+from cfl.runtime.errors import ConfigError
 
 
 def surrogate(size: int = 30) -> Synthetic:

@@ -8,29 +8,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_cli
 import torch
-from naive import local_batches
-from naive_decomposed import Naive, Owner, Tensors, clones, leaf, leaves, renamed
-from test_personal import kept_by
-from tiny import SaveAfter, double, fit, mlp, permuted, sgd, source, tiny_client, tiny_data
+from support import tiny_cli
+from support.naive import local_batches
+from support.naive_decomposed import Naive, Owner, Tensors, clones, leaf, leaves, renamed
+from support.tiny import SaveAfter, double, fit, kept_by, mlp, permuted, sgd, source, tiny_client, tiny_data
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cfl.cohort import Cohort
-from cfl.compare.matrix_file import read_matrix_csv
 from cfl.data.datamodule import FederatedDataModule
+from cfl.data.schedule import RoundPlan
 from cfl.data.sequences import FixedTasks
 from cfl.data.sources import Binarised
 from cfl.data.streams import Permuted
 from cfl.engines import EngineOptions
-from cfl.errors import ConfigError
-from cfl.federation import Federation
+from cfl.engines.cohort import Cohort
+from cfl.federation.federation import Federation
 from cfl.methods import CONFEDMADE, FedWeIT, Method
 from cfl.models import MADE
 from cfl.models.decomposition import decompose, decomposed_layers
 from cfl.models.made_masks import Degrees
-from cfl.schedule import RoundPlan
+from cfl.reporting.matrix_file import read_matrix_csv
+from cfl.runtime.errors import ConfigError
 
 ADAM = partial(torch.optim.Adam, lr=0.02)
 OPTIONS: dict[str, Any] = {"sparsity": 0.02, "consolidation": 2.0, "lambda_3": 4.0, "cut_off": 0.4}

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from naive_replay import EVEN, SCENARIOS, Settings, assert_is_the_loop, replay_client, replay_data
-from tiny import ConvNet, Rounds, fit, mlp, norm_net, sgd, split, tiny_client, weights
+from support.naive_replay import EVEN, SCENARIOS, Settings, assert_is_the_loop, replay_client, replay_data
+from support.tiny import ConvNet, Rounds, fit, mlp, norm_net, sgd, split, tiny_client, weights
 from torch import Tensor, nn
 
 from cfl.data.samples import Samples
 from cfl.engines import EngineOptions
-from cfl.errors import ConfigError
+from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import DER, Method
 from cfl.models import MLP
-from cfl.replay_buffer import ReplayBuffer
+from cfl.runtime.errors import ConfigError
 
 WORKERS = EngineOptions("workers", 1, 1, False)  # nothing chosen by trial, so that runs repeat bit by bit
 

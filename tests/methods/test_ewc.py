@@ -10,35 +10,35 @@ from typing import Any
 
 import pytest
 import torch
-from close import assert_close
-from naive_fisher import Before, fisher_by_loop
-from tiny import (
+from support.close import assert_close
+from support.naive_fisher import Before, fisher_by_loop
+from support.tiny import (
     NetworkFactory,
     SaveAfter,
     double,
     fit,
+    five_unequal,
     mlp,
     norm_net,
     permuted,
-    sgd,
+    runs_in_double,
     split,
     tiny_client,
     tiny_data,
     weights,
 )
-from tiny_parallel import Crew, several
+from support.tiny_parallel import Crew, several
 from torch import Tensor
 
-from cfl.cohort import Cohort
-from cfl.curvature.fisher import diagonal_fisher
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining
-from cfl.data.partitions import Dirichlet
-from cfl.errors import BadUpdate, ConfigError
-from cfl.federation import Federation
+from cfl.data.schedule import RoundPlan
+from cfl.engines.cohort import Cohort
+from cfl.federation.federation import Federation
 from cfl.methods import EWC, FOT, Method, PersonalLayers
-from cfl.randomness import torch_generator
-from cfl.schedule import RoundPlan
+from cfl.methods.components.curvature.fisher import diagonal_fisher
+from cfl.randomness.generators import torch_generator
+from cfl.runtime.errors import BadUpdate, ConfigError
 
 MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 ADAM = partial(torch.optim.Adam, lr=0.01)
@@ -46,20 +46,12 @@ ADAM = partial(torch.optim.Adam, lr=0.01)
 
 def data_of(width: int = 2, tasks: int = 3, **options: Any) -> FederatedDataModule:
     """Five unequal clients, two of them in the first task, three per round, tasks of two rounds."""
-    schedule = {"rounds_per_task": 2, "clients_per_round": 3, "cohort_width": width, **options.pop("schedule", {})}
-    settings = {"num_clients": 5, "partition": Dirichlet(1.0, 3), "participation": Joining(4, 1), **options}
-    return tiny_data(settings.pop("stream", permuted(tasks)), schedule=schedule, **settings)
+    schedule = {"rounds_per_task": 2, **options.pop("schedule", {})}
+    settings = {"participation": Joining(4, 1), **options}
+    return five_unequal(settings.pop("stream", permuted(tasks)), width, schedule=schedule, **settings)
 
 
-def run(
-    methods: dict[str, Method],
-    data: FederatedDataModule | None = None,
-    network: NetworkFactory = mlp,
-    optimizer: Any = sgd,
-    **options: Any,
-) -> Federation:
-    data = data_of() if data is None else data
-    return fit(tiny_client(data, double(network), optimizer, methods), data, **options)
+run = runs_in_double(data_of)
 
 
 # The quadratic, written out.

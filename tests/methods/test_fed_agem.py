@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import Callback, Trainer
-from naive_replay import (
+from support.naive_replay import (
     EVEN,
     SCENARIOS,
     Settings,
@@ -28,24 +28,23 @@ from naive_replay import (
     replay_data,
     word,
 )
-from naive_replay import Slot as Sample
-from tiny import ConvNet, Rounds, SaveAfter, double, fit, mlp, norm_net, permuted, prompted_net, split, weights
+from support.naive_replay import Slot as Sample
+from support.tiny import ConvNet, Rounds, SaveAfter, double, fit, mlp, norm_net, permuted, prompted_net, split, weights
 from torch import Tensor
 from torch.func import functional_call
 
-from cfl.channel import Channel
-from cfl.client import Client
-from cfl.cohort import Cohort
 from cfl.data.augmentation import CropFlip
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining, RandomShare
+from cfl.data.schedule import RoundPlan
 from cfl.data.sources import Synthetic
 from cfl.engines import EngineOptions
-from cfl.errors import BadUpdate, ConfigError
-from cfl.federation import Federation
-from cfl.gradient_refinement import inner
-from cfl.layer_inputs.feature_permutation import FeaturePermutations
+from cfl.engines.cohort import Cohort
+from cfl.federation.channel import Channel
+from cfl.federation.federation import Federation
+from cfl.federation.replay_buffer import BETWEEN_ROUNDS, ReplayBuffer
+from cfl.federation.server import Server
 from cfl.methods import (
     AGEM,
     DER,
@@ -67,13 +66,14 @@ from cfl.methods import (
     Method,
     PersonalLayers,
 )
+from cfl.methods.components.gradient_projection import inner
+from cfl.methods.components.layer_inputs.feature_permutation import FeaturePermutations
+from cfl.methods.task_free import sealed_plan
 from cfl.models import ACGAN, MLP
 from cfl.models.dropout import DropoutMasks, dropout_masks
-from cfl.randomness import seed_for
-from cfl.replay_buffer import BETWEEN_ROUNDS, ReplayBuffer
-from cfl.schedule import RoundPlan
-from cfl.sealed import sealed_plan
-from cfl.server import Server
+from cfl.randomness.generators import seed_for
+from cfl.runtime.errors import BadUpdate, ConfigError
+from cfl.training.client import Client
 
 WORKERS = EngineOptions("workers", 1, 1, False)  # nothing chosen by trial, so that runs repeat bit by bit
 PARAMETERS = 16 * 8 + 8 + 8 * 4 + 4

@@ -11,26 +11,25 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from naive import federated_averaging, plain_network
-from test_parallel import several
-from tiny import ConvNet, Rounds, double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
-from tiny_parallel import Crew
+from support.naive import federated_averaging, plain_network
+from support.tiny import ConvNet, Rounds, double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
+from support.tiny_parallel import Crew, several
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cfl.client import Client
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.samples import Samples
+from cfl.data.schedule import RoundPlan
 from cfl.engines import EngineOptions
-from cfl.errors import ConfigError
-from cfl.federation import Federation
-from cfl.gan.consolidation import MadeBatch, consolidated
-from cfl.gan.losses import acgan_loss, class_losses, divergences
+from cfl.federation.federation import Federation
 from cfl.methods import ER, FedCIL, Method, PersonalLayers
+from cfl.methods.components.gan.consolidation import MadeBatch, consolidated
+from cfl.methods.components.gan.losses import acgan_loss, class_losses, divergences
 from cfl.models import ACGAN, MLP
-from cfl.random_normals import choices, normals
-from cfl.randomness import seed_for, torch_generator
-from cfl.schedule import RoundPlan
+from cfl.randomness.counter_normals import choices, normals
+from cfl.randomness.generators import seed_for, torch_generator
+from cfl.runtime.errors import ConfigError
+from cfl.training.client import Client
 
 ENGINES = [EngineOptions("vmap"), EngineOptions("workers", workers=2)]
 NOISE = 3

@@ -11,17 +11,18 @@ from typing import Any
 
 import pytest
 import torch
-from close import assert_close
-from naive_fisher import Before, fisher_by_loop
-from tiny import (
+from support.close import assert_close
+from support.naive_fisher import Before, fisher_by_loop
+from support.tiny import (
     ConvNet,
     NetworkFactory,
     SaveAfter,
-    double,
     fit,
+    five_unequal,
     mlp,
     norm_net,
     permuted,
+    runs_in_double,
     sgd,
     split,
     tiny_client,
@@ -30,19 +31,19 @@ from tiny import (
 )
 from torch import Tensor
 
-from cfl.client import Client
-from cfl.cohort import Cohort
-from cfl.curvature.fisher import diagonal_fisher
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining
 from cfl.data.partitions import Dirichlet
+from cfl.data.schedule import RoundPlan
 from cfl.engines import EngineOptions
-from cfl.errors import BadUpdate, ConfigError
-from cfl.federation import Federation
+from cfl.engines.cohort import Cohort
+from cfl.federation.federation import Federation
 from cfl.methods import EWC, FOT, RGO, FedCurv, Method, PersonalLayers
+from cfl.methods.components.curvature.fisher import diagonal_fisher
 from cfl.models.copies import networks_for_threads
-from cfl.randomness import torch_generator
-from cfl.schedule import RoundPlan
+from cfl.randomness.generators import torch_generator
+from cfl.runtime.errors import BadUpdate, ConfigError
+from cfl.training.client import Client
 
 MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=0.1)
 ADAM = partial(torch.optim.Adam, lr=0.01)
@@ -53,20 +54,11 @@ Share = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 def data_of(width: int = 2, tasks: int = 2, **options: Any) -> FederatedDataModule:
     """Five unequal clients, four of them in the first task, three per round, tasks of three rounds."""
-    schedule = {"rounds_per_task": 3, "clients_per_round": 3, "cohort_width": width, **options.pop("schedule", {})}
-    settings = {"num_clients": 5, "partition": Dirichlet(1.0, 3), "participation": Joining(4, 1), **options}
-    return tiny_data(settings.pop("stream", permuted(tasks)), schedule=schedule, **settings)
+    settings = {"participation": Joining(4, 1), **options}
+    return five_unequal(settings.pop("stream", permuted(tasks)), width, **settings)
 
 
-def run(
-    methods: dict[str, Method],
-    data: FederatedDataModule | None = None,
-    network: NetworkFactory = mlp,
-    optimizer: Any = sgd,
-    **options: Any,
-) -> Federation:
-    data = data_of() if data is None else data
-    return fit(tiny_client(data, double(network), optimizer, methods), data, **options)
+run = runs_in_double(data_of)
 
 
 # Eq 3, written out.

@@ -9,19 +9,32 @@ from typing import Any
 
 import pytest
 import torch
-from close import assert_close, farthest
-from naive import Hook, federated_averaging, plain_network
-from naive_fisher import Before
+from support.close import assert_close, farthest
+from support.naive import Hook, federated_averaging, plain_network
+from support.naive_fisher import Before
+from support.tiny import (
+    NetworkFactory,
+    double,
+    fit,
+    five_unequal,
+    mlp,
+    norm_net,
+    permuted,
+    runs_in_double,
+    sgd,
+    split,
+    tiny_client,
+    tiny_data,
+    weights,
+)
 from test_ewc import After, ConstantGradients, Flip
-from tiny import NetworkFactory, double, fit, mlp, norm_net, permuted, sgd, split, tiny_client, tiny_data, weights
 from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
-from cfl.data.partitions import IID, Dirichlet
+from cfl.data.partitions import IID
 from cfl.engines import EngineOptions
-from cfl.errors import ConfigError
-from cfl.federation import Federation
 from cfl.methods import EWC, FedProx, Method, PersonalLayers
+from cfl.runtime.errors import ConfigError
 
 MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 ADAM = partial(torch.optim.Adam, lr=0.01)
@@ -29,20 +42,10 @@ ADAM = partial(torch.optim.Adam, lr=0.01)
 
 def data_of(width: int = 2, **options: Any) -> FederatedDataModule:
     """Five unequal clients, three per round, two tasks of two rounds with two local epochs."""
-    schedule = {"rounds_per_task": 2, "clients_per_round": 3, "local_epochs": 2, "cohort_width": width}
-    return tiny_data(schedule=schedule, **{"num_clients": 5, "partition": Dirichlet(1.0, 3), **options})
+    return five_unequal(width=width, schedule={"rounds_per_task": 2, "local_epochs": 2}, **options)
 
 
-def run(
-    methods: dict[str, Method],
-    data: FederatedDataModule | None = None,
-    network: NetworkFactory = mlp,
-    optimizer: Any = sgd,
-    engine: EngineOptions | None = None,
-    **options: Any,
-) -> Federation:
-    data = data_of() if data is None else data
-    return fit(tiny_client(data, double(network), optimizer, methods, engine), data, **options)
+run = runs_in_double(data_of)
 
 
 def proximal_term(mu: float, personal: Callable[[str], bool] = lambda name: False) -> Hook:

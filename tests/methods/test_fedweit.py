@@ -9,21 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from naive_decomposed import assert_the_same, data_of, written_out
-from test_personal import kept_by
-from tiny import ConvNet, SaveAfter, double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data
+from support.naive_decomposed import assert_the_same, data_of, written_out
+from support.tiny import ConvNet, SaveAfter, double, fit, kept_by, mlp, permuted, sgd, split, tiny_client, tiny_data
 from torch import Tensor
 from torch.func import functional_call
 
-from cfl.clocks import rounds_of_clients
-from cfl.cohort import Cohort
+from cfl.data.client_clocks import rounds_of_clients
+from cfl.data.schedule import RoundPlan
 from cfl.data.sequences import FixedTasks
 from cfl.engines import EngineOptions
-from cfl.errors import ConfigError
-from cfl.federation import Federation
+from cfl.engines.cohort import Cohort
+from cfl.federation.federation import Federation
 from cfl.methods import FedProx, FedWeIT, Method
 from cfl.models.decomposition import decomposed_layers
-from cfl.schedule import RoundPlan
+from cfl.runtime.errors import ConfigError
 
 OPTIONS: dict[str, Any] = {
     "sparsity": 0.01,
@@ -80,7 +79,7 @@ def test_clients_with_clocks_of_their_own_are_the_paper_s_algorithm_3_written_ou
     make: Any, options: Any, optimizer: Any, width: int, engine: Any, sampled: Any, common: bool, monkeypatch: Any
 ) -> None:
     if common:  # all clocks agree, which the schedule does not know
-        monkeypatch.setattr("cfl.schedule.rounds_of_clients", lambda rounds, *_: np.array([rounds] * 3))
+        monkeypatch.setattr("cfl.data.schedule.rounds_of_clients", lambda rounds, *_: np.array([rounds] * 3))
     data = data_of(split(3, classes=6), width, rounds_per_task=3, clients_per_round=sampled, clock_spread=0.67)
     clocks = rounds_of_clients([3] * 3, 0.67, 3, data.seed).tolist()
     assert len({tuple(own) for own in clocks}) == 3

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from naive import plain_network, train_client
-from naive_fot import Grown, Watch, extract, layer_rows, projector, train_images
-from tiny import (
+from support.naive import plain_network, train_client
+from support.naive_fot import Grown, Watch, extract, layer_rows, projector, train_images
+from support.tiny import (
     NetworkFactory,
     StridedNet,
     double,
@@ -28,17 +28,17 @@ from tiny import (
 )
 from torch import Tensor, nn
 
-from cfl.channel import Channel
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import IID, Dirichlet, Partition, Shards
+from cfl.data.schedule import RoundPlan
 from cfl.data.sources import Synthetic
 from cfl.data.streams import Permuted, Stream
-from cfl.layer_inputs import covariance, sketch
-from cfl.layer_inputs.sketch import LayerSketch
+from cfl.federation.channel import Channel
 from cfl.methods import FOT
+from cfl.methods.components.layer_inputs import covariance, sketch
+from cfl.methods.components.layer_inputs.sketch import LayerSketch
+from cfl.methods.components.subspace import Sketch
 from cfl.models import MLP
-from cfl.schedule import RoundPlan
-from cfl.subspace import Sketch
 
 deep_mlp: NetworkFactory = partial(MLP, hidden=[10, 7], dropout=0.0)
 MLP_LAYERS = {"layers.0": 16, "layers.1": 10, "head": 7}

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import fit, mlp, permuted, sgd, tiny_client, tiny_data
+from support.tiny import fit, mlp, permuted, sgd, tiny_client, tiny_data
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, linear, max_pool2d
 
-from cfl.channel import Channel
-from cfl.errors import ConfigError
-from cfl.layer_inputs.before_dropout import watch_before_dropout
-from cfl.layer_inputs.workers_in_step import stream_of
+from cfl.federation.channel import Channel
 from cfl.methods import FOT
+from cfl.methods.components.layer_inputs.before_dropout import watch_before_dropout
+from cfl.methods.components.layer_inputs.workers_in_step import stream_of
 from cfl.models import MLP
 from cfl.models.dropout import DropoutMasks, convert_dropout
-from cfl.randomness import seed_for, torch_generator
+from cfl.randomness.generators import seed_for, torch_generator
+from cfl.runtime.errors import ConfigError
 
 dropping = partial(MLP, hidden=[24, 24], dropout=[0.5, 0.5])
 

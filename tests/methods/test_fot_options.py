@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from naive import plain_network
-from naive_fot import Watch, extract, projector
-from tiny import NetworkFactory, StridedNet, double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data
+from support.naive import plain_network
+from support.naive_fot import Watch, extract, projector
+from support.tiny import NetworkFactory, StridedNet, double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data
 from torch import Tensor, nn
 
-from cfl.channel import Channel
 from cfl.data.partitions import Shards
-from cfl.errors import ConfigError
-from cfl.gaussian import GaussianMechanism
+from cfl.federation.channel import Channel
 from cfl.methods import FOT, Method, PersonalLayers
+from cfl.methods.components.gaussian_mechanism import GaussianMechanism
 from cfl.models import MLP
-from cfl.randomness import torch_generator
+from cfl.randomness.generators import torch_generator
+from cfl.runtime.errors import ConfigError
 
 WEIGHTS = {"layers.0": 16 * 8 + 8, "head": 8 * 4 + 4}
 MODEL_BYTES = 4 * sum(WEIGHTS.values())

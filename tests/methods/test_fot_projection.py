@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from naive import Hook, plain_network, train_client
-from naive_fot import Watch, layer_rows, projector, train_images
-from tiny import NetworkFactory, StridedNet, double, fit, mlp, norm_net, sgd, split, tiny_client, tiny_data
+from support.naive import Hook, plain_network, train_client
+from support.naive_fot import Watch, layer_rows, projector, train_images
+from support.tiny import NetworkFactory, StridedNet, double, fit, mlp, norm_net, sgd, split, tiny_client, tiny_data
 from torch import Tensor, nn
 
-from cfl.cohort import Cohort
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.sources import Synthetic
 from cfl.data.streams import ClassSplit, Permuted, Stream
 from cfl.engines import EngineOptions
-from cfl.errors import ConfigError
+from cfl.engines.cohort import Cohort
 from cfl.methods import FOT, CFeD, Method, PersonalLayers
 from cfl.models import MLP
+from cfl.runtime.errors import ConfigError
 
 wide_mlp: NetworkFactory = partial(MLP, hidden=[12, 9], dropout=0.0)
 precise_mlp = double(wide_mlp)

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from tiny import Rounds, fit, mlp, permuted, sgd, tiny_client, tiny_data
+from support.tiny import Rounds, fit, mlp, permuted, sgd, tiny_client, tiny_data
 from torch.func import functional_call
 
 from cfl.methods import FOT, RGO, Method

@@ -13,28 +13,28 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch import Callback, Trainer
-from naive import plain_network
-from naive_augmentation import augmented
-from tiny import Rounds, double, fit, mlp, norm_net, sgd, split, tiny_client, tiny_data, weights
+from support.naive import plain_network
+from support.naive_augmentation import augmented
+from support.tiny import Rounds, double, fit, mlp, norm_net, sgd, split, tiny_client, tiny_data, weights
 from torch import Tensor, nn
 
-from cfl.client import Client
-from cfl.cohort import Cohort
 from cfl.data.augmentation import CropFlip
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
 from cfl.data.samples import Samples
-from cfl.errors import ConfigError
-from cfl.federation import Federation
-from cfl.gradient_inversion import GradientEncoder
+from cfl.data.schedule import RoundPlan
+from cfl.data.task_handles import opened
+from cfl.engines.cohort import Cohort
+from cfl.federation.federation import Federation
 from cfl.methods import GLFC, FedAGEM, Method, PersonalLayers
+from cfl.methods.components.glfc_proxy import ProxyServer
+from cfl.methods.components.gradient_inversion import GradientEncoder
 from cfl.methods.glfc_full import compensation
-from cfl.methods.glfc_proxy import ProxyServer
 from cfl.models import MLP, Network
-from cfl.randomness import torch_generator
-from cfl.schedule import RoundPlan
-from cfl.sealed import opened
+from cfl.randomness.generators import torch_generator
+from cfl.runtime.errors import ConfigError
+from cfl.training.client import Client
 
 QUICK = {"size": 12, "perturbation_steps": 2, "inversion_steps": 1, "images": 1}
 fast = partial(torch.optim.SGD, lr=2.0)  # the mean over outputs makes for small gradients

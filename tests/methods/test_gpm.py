@@ -12,19 +12,31 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from naive_fot import Watch, projector
-from naive_memories import chosen_samples, inputs_of, multiply, run_rounds
-from tiny import NetworkFactory, StridedNet, double, fit, mlp, norm_net, permuted, sgd, split, tiny_client, tiny_data
+from support.naive_fot import Watch, projector
+from support.naive_memories import chosen_samples, inputs_of, multiply, run_rounds
+from support.tiny import (
+    NetworkFactory,
+    StridedNet,
+    double,
+    fit,
+    mlp,
+    norm_net,
+    permuted,
+    sgd,
+    split,
+    tiny_client,
+    tiny_data,
+)
 from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining
 from cfl.data.partitions import IID, Dirichlet
 from cfl.data.streams import Stream
-from cfl.errors import ConfigError
-from cfl.federation import Federation
+from cfl.federation.federation import Federation
 from cfl.methods import GPM, RGO, Method
 from cfl.models import MLP
+from cfl.runtime.errors import ConfigError
 
 deep_mlp: NetworkFactory = partial(MLP, hidden=[10, 7], dropout=0.0)
 UNEQUAL = Dirichlet(alpha=1.0, min_samples=3)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from naive import local_batches, plain_network
-from naive_augmentation import augmented
-from tiny import (
+from support.naive import local_batches, plain_network
+from support.naive_augmentation import augmented
+from support.tiny import (
     ConvNet,
     Rounds,
     SaveAfter,
@@ -28,18 +28,18 @@ from tiny import (
 )
 from torch import Tensor, nn
 
-from cfl.cohort import Cohort
 from cfl.data.augmentation import CropFlip
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining, RandomShare
 from cfl.data.partitions import ClassesPerClient, Dirichlet
-from cfl.errors import ConfigError
-from cfl.federation import Federation
-from cfl.herding import herd
+from cfl.data.schedule import RoundPlan
+from cfl.engines.cohort import Cohort
+from cfl.federation.federation import Federation
 from cfl.methods import FedAGEM, ICaRL, Method, PersonalLayers
+from cfl.methods.components.herding import herd
 from cfl.models import MLP
-from cfl.schedule import RoundPlan
+from cfl.runtime.errors import ConfigError
 
 
 def data_of(width: int = 2, tasks: int = 3, **options: Any) -> FederatedDataModule:

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny import Rounds, SaveAfter, double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
+from support.tiny import Rounds, SaveAfter, double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
 from torch import Tensor, nn
 
-from cfl.checkpoint_file import write_checkpoint
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
 from cfl.data.samples import Added, Samples, join_samples
 from cfl.engines import EngineOptions
-from cfl.errors import ConfigError
-from cfl.federation import Federation
+from cfl.engines.objective import Objective
+from cfl.federation.federation import Federation
+from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import DER, L2P, FedAGEM, Method
 from cfl.models import PromptedViT
-from cfl.objective import Objective
-from cfl.replay_buffer import ReplayBuffer
+from cfl.runtime.checkpoint_file import write_checkpoint
+from cfl.runtime.errors import ConfigError
 
 prompted = partial(
     PromptedViT,

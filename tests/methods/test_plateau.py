@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from close import assert_close
-from naive import plain_network, task_loss, train_client, used_outputs
-from tiny import (
+from support.close import assert_close
+from support.naive import plain_network, task_loss, train_client, used_outputs
+from support.tiny import (
     NetworkFactory,
     SaveAfter,
     double,
-    fit,
+    five_unequal,
     mlp,
     norm_net,
     permuted,
+    runs_in_double,
     sgd,
     source,
     split,
@@ -39,12 +40,12 @@ from cfl.data.sources import Binarised
 from cfl.data.streams import Permuted
 from cfl.engines import EngineOptions
 from cfl.engines.scaled_steps import LINEAR_OPTIMIZERS, ScaledSteps
-from cfl.errors import ConfigError
-from cfl.federation import Federation
+from cfl.federation.federation import Federation
 from cfl.methods import SCAFFOLD, FedProx, FedWeIT, LearningRateDecay, Method, PersonalLayers
+from cfl.methods.components.validation_loss import validation_loss
 from cfl.models import MADE
 from cfl.models.evaluation import evaluation_mode
-from cfl.validation_loss import validation_loss
+from cfl.runtime.errors import ConfigError
 
 OPTIMIZERS: dict[str, tuple[Any, float]] = {
     "sgd": (torch.optim.SGD, 0.4),
@@ -57,9 +58,9 @@ DECAY = {"factor": 4.0, "patience": 1, "threshold": 0.15}
 
 def data_of(width: int = 2, **options: Any) -> FederatedDataModule:
     """Five unequal clients, three per round, two tasks of seven rounds with two local epochs."""
-    schedule = {"rounds_per_task": 7, "clients_per_round": 3, "local_epochs": 2, "cohort_width": width}
-    settings = {"num_clients": 5, "partition": Dirichlet(1.0, 4), "validation": 0.3, "schedule": schedule}
-    return tiny_data(options.pop("stream", None) or permuted(2, train=160), **{**settings, **options})
+    settings = {"partition": Dirichlet(1.0, 4), "validation": 0.3, **options}
+    stream = settings.pop("stream", None) or permuted(2, train=160)
+    return five_unequal(stream, width, **{"schedule": {"rounds_per_task": 7, "local_epochs": 2}, **settings})
 
 
 # The step of an optimizer with another learning rate.
@@ -208,15 +209,7 @@ class Loop:
         return task_loss(self.data, task, logits, images.train.labels[own]).item()
 
 
-def run(
-    methods: Mapping[str, Method],
-    data: FederatedDataModule,
-    network: NetworkFactory = mlp,
-    optimizer: Any = sgd,
-    engine: EngineOptions | None = None,
-    **options: Any,
-) -> Federation:
-    return fit(tiny_client(data, double(network), optimizer, dict(methods), engine), data, **options)
+run = runs_in_double(data_of)
 
 
 def loop(data: FederatedDataModule, network: NetworkFactory, optimizer: str, floor: float) -> Loop:

@@ -21,8 +21,8 @@ import torch
 import yaml
 from jsonargparse import ArgumentParser
 from lightning.pytorch import Callback, LightningModule, Trainer
-from local_work import counted_steps
-from tiny import (
+from support.local_work import counted_steps
+from support.tiny import (
     NetworkFactory,
     fit,
     norm_net,
@@ -45,10 +45,10 @@ from cfl.data.scenarios import Scenario
 from cfl.data.sources import Binarised, Synthetic
 from cfl.data.streams import Permuted, Stream
 from cfl.engines import EngineOptions
-from cfl.errors import ConfigError
-from cfl.federation import Federation
+from cfl.federation.federation import Federation
 from cfl.methods import FedAGEM, Method
 from cfl.models import ACGAN, MADE
+from cfl.runtime.errors import ConfigError
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "methods"
 

@@ -9,24 +9,24 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from naive_augmentation import augmented
-from naive_replay import replay_client, replay_data
-from tiny import ConvNet, Rounds, double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
+from support.naive_augmentation import augmented
+from support.naive_replay import replay_client, replay_data
+from support.tiny import ConvNet, Rounds, double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
 from torch import Tensor
 from torch.func import functional_call
 
-from cfl.client import Client
 from cfl.data.augmentation import CropFlip
 from cfl.data.datamodule import FederatedDataModule
+from cfl.data.schedule import RoundPlan
 from cfl.engines import EngineOptions
 from cfl.engines.recorded import RecordedSteps
-from cfl.errors import ConfigError
-from cfl.federation import Federation
+from cfl.federation.federation import Federation
+from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import DER, ER, GradientCompensation, Method
 from cfl.models import MLP
-from cfl.randomness import numpy_generator
-from cfl.replay_buffer import ReplayBuffer
-from cfl.schedule import RoundPlan
+from cfl.randomness.generators import numpy_generator
+from cfl.runtime.errors import ConfigError
+from cfl.training.client import Client
 
 ENGINES = [EngineOptions("vmap"), EngineOptions("workers", workers=2)]
 

@@ -11,9 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from naive_fot import Watch, layer_rows
-from naive_memories import chosen_samples, multiply, run_rounds
-from tiny import NetworkFactory, StridedNet, double, fit, mlp, norm_net, permuted, sgd, split, tiny_client, tiny_data
+from support.naive_fot import Watch, layer_rows
+from support.naive_memories import chosen_samples, multiply, run_rounds
+from support.tiny import (
+    NetworkFactory,
+    StridedNet,
+    double,
+    fit,
+    mlp,
+    norm_net,
+    permuted,
+    sgd,
+    split,
+    tiny_client,
+    tiny_data,
+)
 from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
@@ -21,12 +33,12 @@ from cfl.data.partitions import IID, Dirichlet
 from cfl.data.samples import Samples
 from cfl.data.sources import Synthetic
 from cfl.data.streams import Permuted, Stream
-from cfl.errors import ConfigError
-from cfl.layer_inputs.of_clients import decode_inputs, encode_inputs
 from cfl.methods import AGEM, ER, GPM, RGO, FedAGEM, Method
+from cfl.methods.components.layer_inputs.of_clients import decode_inputs, encode_inputs
 from cfl.methods.rgo import drawn_label_loss
 from cfl.models import MLP, Network
-from cfl.randomness import numpy_generator, torch_generator
+from cfl.randomness.generators import numpy_generator, torch_generator
+from cfl.runtime.errors import ConfigError
 
 deep_mlp: NetworkFactory = partial(MLP, hidden=[10, 7], dropout=0.0)
 UNEQUAL = Dirichlet(alpha=1.0, min_samples=3)

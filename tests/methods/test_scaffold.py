@@ -13,18 +13,20 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from close import assert_close, farthest
-from naive import local_batches, plain_network, task_loss, used_outputs
-from tiny import (
+from support.close import assert_close, farthest
+from support.naive import local_batches, plain_network, task_loss, used_outputs
+from support.tiny import (
     NetworkFactory,
     Rounds,
     SaveAfter,
     StridedNet,
     double,
     fit,
+    five_unequal,
     mlp,
     norm_net,
     permuted,
+    runs_in_double,
     sgd,
     split,
     tiny_client,
@@ -34,18 +36,18 @@ from tiny import (
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cfl.cohort import Cohort
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining
-from cfl.data.partitions import IID, Dirichlet, Shards
+from cfl.data.partitions import IID, Shards
+from cfl.data.schedule import RoundPlan
 from cfl.engines import EngineOptions
-from cfl.errors import BadUpdate, ConfigError
-from cfl.federation import Federation
+from cfl.engines.cohort import Cohort
+from cfl.federation.federation import Federation
 from cfl.methods import ER, SCAFFOLD, FedProx, Method, PersonalLayers
+from cfl.methods.task_free import sealed_cohort
 from cfl.models import Network
-from cfl.schedule import RoundPlan
-from cfl.sealed import sealed_cohort
+from cfl.runtime.errors import BadUpdate, ConfigError
 
 LR = 0.1
 Tensors = dict[str, Tensor]
@@ -54,20 +56,10 @@ Key = tuple[int, int]
 
 def data_of(width: int = 2, **options: Any) -> FederatedDataModule:
     """Five unequal clients, three per round, two tasks of three rounds with two local epochs."""
-    schedule = {"clients_per_round": 3, "local_epochs": 2, "cohort_width": width, **options.pop("schedule", {})}
-    return tiny_data(schedule=schedule, **{"num_clients": 5, "partition": Dirichlet(1.0, 3), **options})
+    return five_unequal(width=width, schedule={"local_epochs": 2, **options.pop("schedule", {})}, **options)
 
 
-def run(
-    methods: dict[str, Method],
-    data: FederatedDataModule | None = None,
-    network: NetworkFactory = mlp,
-    optimizer: Any = sgd,
-    engine: EngineOptions | None = None,
-    **options: Any,
-) -> Federation:
-    data = data_of() if data is None else data
-    return fit(tiny_client(data, double(network), optimizer, methods, engine), data, **options)
+run = runs_in_double(data_of)
 
 
 def variates(federation: Federation) -> dict[int, Tensors]:

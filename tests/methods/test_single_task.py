@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from naive import accuracy, plain_network, train_client
-from naive_decomposed import data_of
-from test_personal import kept_by
-from tiny import NetworkFactory, SaveAfter, double, fit, mlp, norm_net, sgd, split, tiny_client
+from support.naive import accuracy, plain_network, train_client
+from support.naive_decomposed import data_of
+from support.tiny import NetworkFactory, SaveAfter, double, fit, kept_by, mlp, norm_net, sgd, split, tiny_client
 
-from cfl.cohort import Cohort
-from cfl.federation import Federation
+from cfl.engines.cohort import Cohort
+from cfl.federation.federation import Federation
 from cfl.methods import Method, PersonalLayers, SingleTask
 
 ADAM = partial(torch.optim.Adam, lr=0.02)

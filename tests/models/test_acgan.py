@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from cfl.errors import ConfigError
 from cfl.models import ACGAN, MLP, AlexNet, ResNet18, SmallCNN, num_parameters
 from cfl.models.acgan import enlarged
+from cfl.runtime.errors import ConfigError
 
 
 @pytest.mark.parametrize("classifier", [partial(MLP, dropout=0.0), partial(AlexNet, dropout=0.0)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import norm_net
+from support.tiny import norm_net
 from torch.func import functional_call
 
 from cfl.models.copies import networks_for_threads

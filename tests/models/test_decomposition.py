@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from tiny import ConvNet, NetworkFactory, StridedNet, double, mlp
+from support.tiny import ConvNet, NetworkFactory, StridedNet, double, mlp
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from cfl.errors import ConfigError
 from cfl.models import LeNet
 from cfl.models.initial_weights import variance_scaled
+from cfl.runtime.errors import ConfigError
 
 
 @pytest.mark.parametrize("n", [20, 800])

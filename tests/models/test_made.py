@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from cfl.errors import ConfigError
 from cfl.models import MADE
 from cfl.models.decomposition import decompose, decomposed_layers
 from cfl.models.density import negative_log_likelihoods
 from cfl.models.dropout import dropout_masks
 from cfl.models.made_masks import Degrees, direct_mask, inner_masks, output_mask, random_hidden
 from cfl.models.step_draws import StepDraws
+from cfl.runtime.errors import ConfigError
 
 VARIABLES = 10
 

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from support.tiny import ConvNet, fit, tiny_client, tiny_data
 from test_networks import CASES, IDS, build, images
-from tiny import ConvNet, fit, tiny_client, tiny_data
 from torch import Tensor
 
 from cfl.models.density import is_density
 from cfl.models.memory_format import channels_last, gains_by_channels_last
-from cfl.scoring import Scoring
+from cfl.training.evaluation import Scoring
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -55,7 +55,7 @@ def matrices_of(monkeypatch: pytest.MonkeyPatch, network: type[ConvNet], tried: 
     with monkeypatch.context() as patch:
         patch.setattr(Scoring, "answers", watched)
         if not tried:
-            patch.setattr("cfl.scoring.gains_by_channels_last", lambda network, x: False)
+            patch.setattr("cfl.training.evaluation.gains_by_channels_last", lambda network, x: False)
         data = tiny_data()
         client = tiny_client(data, network)
         fit(client, data)

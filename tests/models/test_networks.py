@@ -14,7 +14,6 @@ from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.functional import avg_pool2d, conv2d, max_pool2d, relu
 
 import cfl.models
-from cfl.errors import ConfigError
 from cfl.models import (
     ACGAN,
     MADE,
@@ -32,6 +31,7 @@ from cfl.models import (
 from cfl.models.density import is_density
 from cfl.models.lenet import LocalResponseNorm, same_max_pool2d
 from cfl.models.vit import PromptPool
+from cfl.runtime.errors import ConfigError
 
 # (class, options, input shape, outputs): small ones, every class and every option value that changes the computation.
 CASES: list[tuple[type[Network], dict[str, Any], tuple[int, int, int], int]] = [

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from cfl.errors import ConfigError
 from cfl.models import ResNet18, convert_batchnorm
+from cfl.runtime.errors import ConfigError
 
 SHAPE = (3, 32, 32)
 

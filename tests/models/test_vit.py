@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torchvision.models import VisionTransformer
 
-from cfl.errors import ConfigError
 from cfl.models import PromptedViT, num_parameters
 from cfl.models.copies import networks_for_threads
 from cfl.models.vit import PromptPool
+from cfl.runtime.errors import ConfigError
 
 SIZES = {"image_size": 12, "patch_size": 4, "num_layers": 2, "num_heads": 2, "hidden_dim": 8, "mlp_dim": 12}
 POOL = {"pool_size": 5, "prompt_length": 3, "top_k": 2}

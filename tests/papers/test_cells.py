@@ -11,10 +11,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from fabricated import MATRIX, fot, point, resolver, write_run
+from support.fabricated import MATRIX, fot, point, resolver, write_run
 
-from cfl.compare.matrix_file import RunFolderError
-from cfl.compare.statistics import Spread
 from cfl.papers.cells import Cell, Experiments
 from cfl.papers.definition import NoTarget
 from cfl.papers.missing_data import MissingData
@@ -22,6 +20,8 @@ from cfl.papers.published import Published
 from cfl.papers.recipes import Rule
 from cfl.papers.report import counts, shown, tolerances, write_report
 from cfl.papers.results import Results, read_result, read_results
+from cfl.reporting.compare.statistics import Spread
+from cfl.reporting.matrix_file import RunFolderError
 
 PMNIST = {"benchmark": ["pmnist"], "partition": ["shards"]}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fabricated import resolver, tables_of, write_run
+from support.fabricated import resolver, tables_of, write_run
 
 from cfl.papers.definition import Table
 from cfl.papers.expressions import Undefined

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-from fabricated import fot, point, resolver, write_run
+from support.fabricated import fot, point, resolver, write_run
 
-from cfl.errors import ConfigError
 from cfl.papers import pictures
 from cfl.papers.cells import Experiments
 from cfl.papers.definition import Table, read_table
@@ -22,6 +21,7 @@ from cfl.papers.missing_data import MissingData
 from cfl.papers.pictures import table_picture
 from cfl.papers.report import write_report
 from cfl.papers.results import Results, read_result, read_results
+from cfl.runtime.errors import ConfigError
 
 PAPER = fot()["table1"].paper
 EVALUATED = "--schedule.evaluate_every=1"

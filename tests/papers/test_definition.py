@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from fabricated import every_table, fot, point, resolver, tables_of
+from support.fabricated import every_table, fot, point, resolver, tables_of
 
-from cfl.errors import ConfigError
 from cfl.papers.cells import each_recipe
 from cfl.papers.definition import PAPERS, Order, papers, read_table, table_named
 from cfl.papers.recipes import CONFIGS, NotAvailable, Rule, matches, recipe
 from cfl.papers.rough import rough
+from cfl.runtime.errors import ConfigError
 
 SCALES = ("paper", "short", "smoke")
 ORDER = {"axis": "method", "figure": "ACC", "leader": "fot", "reference": "fedavg"}

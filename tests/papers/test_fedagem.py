@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from fabricated import resolver, tables_of, write_run
 from matplotlib.figure import Figure
+from support.fabricated import resolver, tables_of, write_run
 
-from cfl.compare.matrix_file import write_matrix_csv
 from cfl.data.participation import Joining
 from cfl.data.partitions import Dirichlet
-from cfl.experiment import flatten
 from cfl.methods.fed_agem import FedAGEM
 from cfl.models import MLP, ResNet18, SmallCNN
 from cfl.papers.cells import Cell, Experiments, each_recipe
@@ -30,6 +28,8 @@ from cfl.papers.resolving import seedless_hash
 from cfl.papers.results import Results, read_results
 from cfl.papers.rough import rough
 from cfl.papers.sweeps import SweepState, read_sweep
+from cfl.reporting.experiment import flatten
+from cfl.reporting.matrix_file import write_matrix_csv
 
 MNIST, CIFAR = ("rmnist", "pmnist"), ("cifar10", "cifar100")
 UNLIKE = ("path", "shape", "num_classes", "channels", "scale")  # options of Arrays that CIFAR10 has not

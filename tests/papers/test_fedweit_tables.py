@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from fabricated import resolver, tables_of
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from tiny import fit, mlp, split, tiny_client, tiny_data
+from support.fabricated import resolver, tables_of
+from support.tiny import fit, mlp, split, tiny_client, tiny_data
 
 from cfl.data.sequences import FixedTasks
-from cfl.figures import attention_heatmap
 from cfl.methods import FedWeIT
 from cfl.papers.definition import Table
+from cfl.reporting.figures import attention_heatmap
 
 PICTURES = [
     "figure5a",

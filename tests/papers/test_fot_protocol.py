@@ -7,7 +7,7 @@ import copy
 from typing import Any
 
 import pytest
-from fabricated import fot, point, resolver
+from support.fabricated import fot, point, resolver
 
 from cfl.papers.cells import each_recipe
 

@@ -10,11 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fabricated import every_table, fot, point, resolver, write_run
+from support.fabricated import every_table, fot, point, resolver, write_run
 
-from cfl.compare.matrix_file import RunFolderError
-from cfl.errors import ConfigError
-from cfl.experiment import config_hash
 from cfl.papers.adopting import adopt
 from cfl.papers.cells import each_recipe
 from cfl.papers.command import main
@@ -24,6 +21,9 @@ from cfl.papers.reproducibility import page
 from cfl.papers.resolving import Resolver, same_experiment
 from cfl.papers.results import read_result, read_results
 from cfl.papers.rough import rough
+from cfl.reporting.experiment import config_hash
+from cfl.reporting.matrix_file import RunFolderError
+from cfl.runtime.errors import ConfigError
 
 ROOT = PAPERS.parent.parent
 PAPER = fot()["table1"].paper

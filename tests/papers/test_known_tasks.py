@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from fabricated import fot, point, write_run
+from support.fabricated import fot, point, write_run
 
-from cfl.compare.matrix_file import write_matrix_csv
 from cfl.papers.expressions import Undefined
 from cfl.papers.kept import keep, read_kept
 from cfl.papers.results import Result, read_result
+from cfl.reporting.matrix_file import write_matrix_csv
 
 PAPER = fot()["table1"].paper
 MATRIX = [[90.0, 10.0, 20.0], [70.0, 80.0, 30.0], [75.0, 60.0, 50.0]]

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fabricated import fot, tables_of
+from support.fabricated import fot, tables_of
 
-from cfl.errors import ConfigError
 from cfl.papers.cells import Cell
 from cfl.papers.definition import Order
 from cfl.papers.orders import compare_orders, rank_correlation
 from cfl.papers.report import markdown
+from cfl.runtime.errors import ConfigError
 
 
 def test_rank_correlation_is_pearsons_of_the_ranks() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fabricated import every_table, fot
+from support.fabricated import every_table, fot
 
-from cfl.errors import ConfigError
 from cfl.papers.published import Published, read_published
+from cfl.runtime.errors import ConfigError
 
 COUNTS = {"table1": 128, "table2": 16, "table3": 8, "table4": 6, "table5": 6, "table6": 8, "table7": 2}
 COUNTS |= {"table10": 96, "table11": 8, "table12": 72}

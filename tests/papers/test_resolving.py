@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_cli
-from fabricated import fot, point, resolver, tables_of, write_run
+from support import tiny_cli
+from support.fabricated import fot, point, resolver, tables_of, write_run
 
-from cfl.cli import SECTIONS
-from cfl.errors import ConfigError
-from cfl.experiment import completed, config_hash
+from cfl.cli.main import SECTIONS
 from cfl.papers.resolving import num_rounds, same_experiment
 from cfl.papers.results import Results, read_result
+from cfl.reporting.experiment import completed, config_hash
+from cfl.runtime.errors import ConfigError
 
 
 def test_hash_is_that_of_a_run(tmp_path: Path) -> None:

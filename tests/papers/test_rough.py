@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_cli
 import yaml
-from fabricated import every_table, resolver
+from support import tiny_cli
+from support.fabricated import every_table, resolver
 
 from cfl.papers.cells import each_recipe
 from cfl.papers.missing_data import needs_of

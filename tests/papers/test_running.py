@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_cli
-from fabricated import fot, point, resolver, write_run
 from rich.console import Console
+from support import tiny_cli
+from support.fabricated import fot, point, resolver, write_run
 
-from cfl.cores import usable_cores
-from cfl.errors import ConfigError
 from cfl.papers.missing_data import MissingData, needs_of
 from cfl.papers.running import Job, Runner, exit_status, rounds_done
+from cfl.runtime.cpu_cores import usable_cores
+from cfl.runtime.errors import ConfigError
 
 TINY_DATA = {
     "class_path": "cfl.data.streams.Permuted",

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import yaml
-from fabricated import resolver, write_run
+from support.fabricated import resolver, write_run
 
-from cfl.errors import ConfigError
-from cfl.experiment import config_hash
 from cfl.papers.command import main
 from cfl.papers.recipes import CONFIGS
 from cfl.papers.results import Results, read_results
 from cfl.papers.running import Job
 from cfl.papers.sweeps import Search, SweepState, read_sweep
+from cfl.reporting.experiment import config_hash
+from cfl.runtime.errors import ConfigError
 
 ENTRY: dict[str, Any] = {
     "paper": "fot",

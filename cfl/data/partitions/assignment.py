@@ -9,8 +9,8 @@ import numpy as np
 from cfl.data.partitions.base import Partition
 from cfl.data.partitions.client_shares import ClientShares, Shares
 from cfl.data.types import Task
-from cfl.errors import ConfigError
-from cfl.randomness import numpy_generator
+from cfl.randomness.generators import numpy_generator
+from cfl.runtime.errors import ConfigError
 
 
 def client_indices(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cfl.data.partitions.client_shares import Shares
-from cfl.errors import ConfigError
+from cfl.runtime.errors import ConfigError
 
 
 class Partition(ABC):

@@ -8,7 +8,7 @@ import numpy as np
 
 from cfl.data.partitions.base import Partition, group_by_owner, shuffled_by_class
 from cfl.data.partitions.client_shares import Shares
-from cfl.errors import ConfigError
+from cfl.runtime.errors import ConfigError
 
 _DRAWS_AT_ONCE = 1 << 20
 

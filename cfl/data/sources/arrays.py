@@ -15,7 +15,7 @@ from cfl.data.sources.files import where_else
 from cfl.data.sources.root import data_root
 from cfl.data.sources.standard import KEY, StandardSource, check_shape
 from cfl.data.types import ImageSet
-from cfl.errors import ConfigError, DataFilesMissing
+from cfl.runtime.errors import ConfigError, DataFilesMissing
 
 _Channels = Literal["last", "first"]
 _PARTS = ("train", "test")

@@ -41,7 +41,7 @@ class Source(ABC):
         """Training and test set, read from files under ``root``.
 
         Raises:
-            cfl.errors.DataFilesMissing: naming each file that is expected, where, and how to get it.
+            cfl.runtime.errors.DataFilesMissing: naming each file that is expected, where, and how to get it.
         """
 
     def transform(self) -> PixelTransform:

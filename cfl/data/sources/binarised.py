@@ -12,8 +12,8 @@ from cfl.data.sources.base import Source
 from cfl.data.sources.split import merged_split
 from cfl.data.sources.standard import KEY
 from cfl.data.types import ImageSet
-from cfl.errors import ConfigError
-from cfl.randomness import torch_generator
+from cfl.randomness.generators import torch_generator
+from cfl.runtime.errors import ConfigError
 
 
 class Binarised(Source):

@@ -14,7 +14,7 @@ from cfl.data.sources.files import WHERE_ELSE
 from cfl.data.sources.split import merged_split
 from cfl.data.sources.standard import KEY, StandardSource
 from cfl.data.types import ImageSet
-from cfl.errors import ConfigError, DataFilesMissing
+from cfl.runtime.errors import ConfigError, DataFilesMissing
 
 VARIABLES = {
     "accidents": 111,

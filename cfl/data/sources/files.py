@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from cfl.data.sources.idx import check_idx_size
 from cfl.data.sources.root import ENVIRONMENT_VARIABLE
-from cfl.errors import DataFilesMissing
+from cfl.runtime.errors import DataFilesMissing
 
 _log = logging.getLogger(__name__)
 _Loaded = TypeVar("_Loaded")

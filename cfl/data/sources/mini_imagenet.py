@@ -10,7 +10,7 @@ from cfl.data.sources.npy_images import read_npy_images
 from cfl.data.sources.split import stratified_split
 from cfl.data.sources.standard import StandardSource
 from cfl.data.types import ImageSet
-from cfl.errors import DataFilesMissing
+from cfl.runtime.errors import DataFilesMissing
 
 _PUBLISHED = (50_000, 10_000)
 _ADDRESS = "https://unimore365-my.sharepoint.com/:u:/g/personal/263133_unimore_it/EYLmey_IMdVPtGCrCBx_CCMBToexGLjdFVy5mz5mo3Wpcg?download=1"

@@ -16,7 +16,7 @@ from cfl.data.sources.idx import read_idx
 from cfl.data.sources.split import check_test_share, stratified_split
 from cfl.data.sources.standard import StandardSource
 from cfl.data.types import ImageSet
-from cfl.errors import DataFilesMissing
+from cfl.runtime.errors import DataFilesMissing
 
 _PUBLISHED = (18_724, 18_726)
 """Samples of the archive: images that can be read, and the two more that FOT counts."""

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from cfl.data.types import ImageSet
-from cfl.errors import DataFilesMissing
+from cfl.runtime.errors import DataFilesMissing
 
 _CHUNK = 1000  # images converted at a time, so that floats never exist for a whole set
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from cfl.errors import ConfigError
+from cfl.runtime.errors import ConfigError
 
 ENVIRONMENT_VARIABLE = "CFL_DATA_ROOT"
 

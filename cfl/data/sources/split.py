@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from cfl.data.types import ImageSet
-from cfl.errors import ConfigError
-from cfl.randomness import numpy_generator
+from cfl.randomness.generators import numpy_generator
+from cfl.runtime.errors import ConfigError
 
 SMALLEST_SHARE, LARGEST_SHARE = 0.01, 0.99
 
@@ -54,7 +54,7 @@ def balanced_subset(labels: Tensor, size: int, purpose: str) -> Tensor:
     Args:
         labels: ``[N]`` int64.
         size: number of samples wanted; all N are returned where it is N or more.
-        purpose: names the draw, see :mod:`cfl.randomness`; the run's seed plays no part.
+        purpose: names the draw, see :mod:`cfl.randomness.generators`; the run's seed plays no part.
 
     Returns:
         ``[min(size, N)]`` int64, ascending.
@@ -80,7 +80,7 @@ def merged_split(parts: Sequence[ImageSet], purpose: str) -> tuple[ImageSet, Ima
 
     Args:
         parts: sets of the same kind, in their order.
-        purpose: names the draw, see :mod:`cfl.randomness`; the run's seed plays no part.
+        purpose: names the draw, see :mod:`cfl.randomness.generators`; the run's seed plays no part.
     """
     whole = ImageSet(torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts]))
     train, test = [], []

@@ -10,7 +10,7 @@ from pathlib import Path
 from cfl.data.sources.base import Source
 from cfl.data.sources.split import balanced_subset
 from cfl.data.types import ImageSet
-from cfl.errors import ConfigError, DataFilesMissing
+from cfl.runtime.errors import ConfigError, DataFilesMissing
 
 KEY = "data.stream.source"
 _log = logging.getLogger(__name__)
@@ -91,8 +91,8 @@ class StandardSource(Source):
             root: folder of all data sets, see :func:`cfl.data.sources.root.data_root`.
 
         Raises:
-            cfl.errors.DataFilesMissing: files are absent or damaged; the message names each and how to get it.
-            cfl.errors.ConfigError: the options contradict the files.
+            cfl.runtime.errors.DataFilesMissing: files are absent or damaged; the message names each and how to get it.
+            cfl.runtime.errors.ConfigError: the options contradict the files.
         """
         train, test = self.read(Path(root))
         self._check_options_against_sizes()

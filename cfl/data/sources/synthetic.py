@@ -10,8 +10,8 @@ import torch
 
 from cfl.data.sources.standard import KEY, StandardSource, check_shape
 from cfl.data.types import ImageSet
-from cfl.errors import ConfigError
-from cfl.randomness import numpy_generator
+from cfl.randomness.generators import numpy_generator
+from cfl.runtime.errors import ConfigError
 
 _DARKEST, _BRIGHTEST = 64, 191  # prototypes keep away from 0 and 255, where noise would be cut off
 

@@ -12,7 +12,7 @@ from cfl.data.sources.files import WHERE_ELSE
 from cfl.data.sources.npy_images import read_npy_images
 from cfl.data.sources.standard import StandardSource
 from cfl.data.types import ImageSet
-from cfl.errors import DataFilesMissing
+from cfl.runtime.errors import DataFilesMissing
 
 _PUBLISHED = (100_000, 10_000)
 _IMAGES_ADDRESS = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"

@@ -15,7 +15,7 @@ import torch
 from cfl.data.sources.files import DataFile, fetch, refuse_damaged
 from cfl.data.sources.standard import StandardSource
 from cfl.data.types import ImageSet
-from cfl.errors import DataFilesMissing
+from cfl.runtime.errors import DataFilesMissing
 
 
 class TorchvisionSource(StandardSource):

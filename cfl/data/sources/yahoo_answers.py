@@ -14,7 +14,7 @@ from cfl.data.sources.files import WHERE_ELSE
 from cfl.data.sources.standard import KEY, StandardSource
 from cfl.data.types import ImageSet
 from cfl.data.yahoo_csv import ADDRESS, FOLDER, PUBLISHED, TOPICS, features_file
-from cfl.errors import ConfigError, DataFilesMissing
+from cfl.runtime.errors import ConfigError, DataFilesMissing
 
 _CENTRE, _PER_DEVIATION = 127, 127 / 4  # the stored integer that means 0, and integers per standard deviation
 _CHUNK = 65_536  # rows converted at a time

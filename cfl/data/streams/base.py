@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cfl.data.sources.base import Source
 from cfl.data.types import Task
-from cfl.errors import ConfigError
+from cfl.runtime.errors import ConfigError
 
 
 class Stream(ABC):
@@ -36,7 +36,7 @@ class Stream(ABC):
             seed: the run's seed; every draw is keyed by it and the task's number.
 
         Raises:
-            cfl.errors.DataFilesMissing: when a source's files are absent.
+            cfl.runtime.errors.DataFilesMissing: when a source's files are absent.
         """
 
     @property

@@ -11,8 +11,8 @@ import torch
 from cfl.data.sources.base import Source
 from cfl.data.streams.base import Stream, require_positive_num_tasks
 from cfl.data.types import ImageSet, Task
-from cfl.errors import ConfigError
-from cfl.randomness import numpy_generator
+from cfl.randomness.generators import numpy_generator
+from cfl.runtime.errors import ConfigError
 
 
 class ClassSplit(Stream):

@@ -12,8 +12,8 @@ from cfl.data.streams.base import Stream
 from cfl.data.streams.class_split import select_classes
 from cfl.data.streams.sequence import common_shape, enlarge, repeat_channels
 from cfl.data.types import Task
-from cfl.errors import ConfigError
-from cfl.randomness import numpy_generator
+from cfl.randomness.generators import numpy_generator
+from cfl.runtime.errors import ConfigError
 
 
 class Mixture(Stream):

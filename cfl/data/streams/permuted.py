@@ -10,7 +10,7 @@ from torch import Tensor
 from cfl.data.sources.base import Source
 from cfl.data.streams.base import Stream, require_positive_num_tasks
 from cfl.data.types import Task
-from cfl.randomness import numpy_generator
+from cfl.randomness.generators import numpy_generator
 
 
 class Permuted(Stream):

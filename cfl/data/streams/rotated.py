@@ -12,8 +12,8 @@ from torch import Tensor
 from cfl.data.sources.base import Source
 from cfl.data.streams.base import Stream, require_positive_num_tasks
 from cfl.data.types import Task
-from cfl.errors import ConfigError
-from cfl.randomness import numpy_generator
+from cfl.randomness.generators import numpy_generator
+from cfl.runtime.errors import ConfigError
 
 
 def rotation_map(height: int, width: int, degrees: float) -> Tensor:

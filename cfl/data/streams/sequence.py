@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 from cfl.data.sources.base import Source
 from cfl.data.streams.base import Stream
 from cfl.data.types import ImageSet, PixelTransform, Task
-from cfl.errors import ConfigError
+from cfl.runtime.errors import ConfigError
 
 
 class Sequence(Stream):

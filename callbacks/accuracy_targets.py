@@ -1,0 +1,115 @@
+"""Accuracies that a run is asked to reach: after how many rounds it does, and that it may then end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from cfl.data.schedule import Schedule
+from cfl.reporting.run_folder import rounds_to
+from cfl.runtime.errors import ConfigError
+from cfl.training.access import data_of, federation_of
+
+
+class AccuracyTargets(Callback):
+    """Rounds-to-accuracy: after how many communication rounds the averaged model first reaches each target.
+
+    What is compared is the run's ACC after the round, the mean over the tasks seen so far (``acc`` in ``rounds.csv``);
+    what is recorded is the number of rounds done since the run began, counted from 1. Only rounds after which
+    the model is evaluated can be found, so the resolution is ``schedule.evaluate_every``.
+
+    A run that stops does so between two rounds, as if it had had no more: ``summary.json``, pictures and checkpoint are
+    written, and resuming it does nothing. What methods do at a task's end is not done, for no task would follow.
+
+    FedCurv (Shoham et al., 2019, Table 1) counts rounds to a test accuracy of 0.85, 0.90 and 0.95 in this way.
+
+    Args:
+        accuracies: the targets in percent, e.g. [85, 90, 95]; none turns this off.
+        stop: end the run once all targets are met. Only a run of a single task may; for several, say false.
+    """
+
+    def __init__(self, accuracies: Sequence[float] = (), stop: bool = True) -> None:
+        for accuracy in accuracies:
+            if not 0 < accuracy <= 100:
+                raise ConfigError("targets.accuracies", accuracy, "numbers in (0, 100], in percent")
+        if len(set(accuracies)) < len(accuracies):
+            raise ConfigError("targets.accuracies", list(accuracies), "every accuracy once")
+        self.accuracies = tuple(sorted(float(accuracy) for accuracy in accuracies))
+        self.stop = stop
+
+    def check(self, schedule: Schedule, num_tasks: int) -> None:
+        """Refuse a run in which the targets would not mean what they say.
+
+        Args:
+            schedule: of the run.
+            num_tasks: number of its tasks.
+
+        Raises:
+            ConfigError: nothing is evaluated between task ends, clients have clocks of their own, or the run would stop
+                before its last task.
+        """
+        if not self.accuracies:
+            return
+        if schedule.clock_spread:
+            valid = "0 with targets.accuracies: with clocks of their own clients are not evaluated together"
+            raise ConfigError("schedule.clock_spread", schedule.clock_spread, valid)
+        if schedule.evaluate_every < 1:
+            raise ConfigError(
+                "schedule.evaluate_every",
+                schedule.evaluate_every,
+                "at least 1 with targets.accuracies: rounds are counted where the model is evaluated",
+            )
+        if self.stop and num_tasks > 1:
+            raise ConfigError(
+                "targets.stop", True, f"false with {num_tasks} tasks: a run that stops would not learn the rest of them"
+            )
+
+    def rounds(self, curve: Sequence[float | None]) -> dict[str, int | None]:
+        """Rounds to each target, lowest first, under its name (``"85"``); None for those not reached.
+
+        Args:
+            curve: ACC in percent after each round, None where not evaluated.
+        """
+        return {name_of(accuracy): rounds_to(curve, accuracy) for accuracy in self.accuracies}
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """As :meth:`check`; a density's network has no accuracies."""
+        if stage == "fit":
+            data = data_of(trainer)
+            self.check(data.schedule, data.num_tasks)
+            if self.accuracies and data.scenario == "density":
+                raise ConfigError("targets.accuracies", list(self.accuracies), "[] where a density is estimated")
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A run that had stopped is not continued."""
+        federation = federation_of(pl_module)
+        if federation.stopped:
+            trainer.should_stop = True
+            if trainer.is_global_zero:
+                print(f"nothing to do: the run stopped after {federation.round} rounds, with all targets met")
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop if it is time. ACC is the same in all processes, hence so is the answer."""
+        federation = federation_of(pl_module)
+        met = bool(self.accuracies) and None not in self.rounds(federation.curve).values()
+        if self.stop and met:
+            trainer.should_stop = True
+            federation.stopped = not federation.finished
+
+
+def name_of(accuracy: float) -> str:
+    """A target's name in tables and files: 85.0 is ``85``, 97.5 is ``97.5``."""
+    return str(int(accuracy)) if float(accuracy).is_integer() else repr(float(accuracy))
+
+
+def rounds_in_words(rounds: Mapping[str, int | None], done: int) -> list[str]:
+    """One line per target.
+
+    Args:
+        rounds: name of the target -> rounds to it.
+        done: rounds that the run has behind it.
+    """
+    return [
+        f"rounds to {name} %: {f'not reached in {done}' if found is None else found}" for name, found in rounds.items()
+    ]

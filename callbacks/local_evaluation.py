@@ -1,0 +1,120 @@
+"""How likely test samples are under clients' models as local training leaves them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.func import functional_call
+
+from cfl.data.cohorts import CohortBatch
+from cfl.data.evaluation import EvaluationBatch
+from cfl.data.schedule import RoundPlan
+from cfl.federation.federation import Federation
+from cfl.models.density import LogLikelihood
+from cfl.models.evaluation import evaluation_mode
+from cfl.runtime import distributed
+from cfl.runtime.errors import ConfigError
+from cfl.runtime.precision import full_precision
+from cfl.training.access import client_of, data_of, federation_of
+from cfl.training.client import Client
+
+
+class LocalModels(Callback):
+    """Scores clients' models before they are averaged, as the column "Client" of CONFEDMADE's Table 2 (as we read it).
+
+    In the last round of each task, when a client has finished its local training: the mean of ``-log p(x)`` in nats
+    over the test samples of the task it has learned, under its own masks. ``nll_of_clients`` in the run's summary is
+    the mean over the clients of the last round, for the last task; the averaged model's score is ``new_nll``. The
+    paper does not say on whose samples its clients are scored; here all are on the same ones. Clients that
+    ``federated.on_bad_update: skip`` leaves out of the average are left out here, too.
+
+    Costs a pass over the task's test samples per client and task. Changes no result. Comes before the callback that
+    collects from clients, which overwrites their models.
+
+    Args:
+        evaluate: whether to; only where a density is estimated.
+
+    Raises:
+        ConfigError: clients classify.
+    """
+
+    def __init__(self, evaluate: bool = False) -> None:
+        self.evaluate = evaluate
+        self.scores: dict[int, dict[int, float]] = {}
+        """Task -> client -> nats."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse runs without likelihoods."""
+        scenario = data_of(trainer).scenario
+        if self.evaluate and scenario != "density":
+            raise ConfigError("local_models.evaluate", True, f"false with data.scenario: {scenario}")
+
+    @torch.no_grad()
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: CohortBatch, batch_idx: int
+    ) -> None:
+        """Score the clients that have just finished the last round of their task."""
+        if not (self.evaluate and batch.closes):
+            return
+        client, federation = client_of(pl_module), federation_of(pl_module)
+        ended, cohort = _ended(federation.schedule.round(federation.round)), client.require_cohort()
+        for position in batch.closes:
+            owner = cohort.clients[position]
+            if owner in ended:
+                self.scores.setdefault(ended[owner], {})[owner] = self._score(client, position, owner, ended[owner])
+
+    @staticmethod
+    def _score(client: Client, position: int, owner: int, task: int) -> float:
+        data, cohort = client.require_federation().data, client.require_cohort()
+        tensors = {**cohort.parameters, **cohort.buffers}
+        model = {f"network.{name}": tensor[position].detach() for name, tensor in tensors.items()}
+        stream_task = data.stream_task(task, owner)
+        size, total = len(data.evaluated[stream_task].test), 0.0
+        with evaluation_mode(client.network), full_precision():
+            likelihood = LogLikelihood(client.network, (owner,))
+            for start in range(0, size, data.eval_batch_size):
+                part = EvaluationBatch(stream_task, start, min(start + data.eval_batch_size, size))
+                x = data.evaluation_batch(part, client.device).x
+                total -= functional_call(likelihood, model, (x,)).double().sum().item()
+        return total / size
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Drop the scores of clients that were left out of the round; let all processes know all others."""
+        if not self.evaluate:
+            return
+        self._leave_out(federation_of(pl_module))
+        if distributed.count() == 1:
+            return
+        for theirs in distributed.gather(self.scores):
+            for task, scores in theirs.items():
+                self.scores.setdefault(task, {}).update(scores)
+
+    def _leave_out(self, federation: Federation) -> None:
+        """Which clients are left out is known when all have sent: they are scored before that."""
+        number = federation.round - 1
+        ended = _ended(federation.schedule.round(number))
+        for round, _, owner in federation.channel.skipped:
+            if round == number and owner in ended:
+                self.scores.get(ended[owner], {}).pop(owner, None)
+
+    def summary(self) -> dict[str, float | None]:
+        """``nll_of_clients``, once a task has ended; None where every client was left out."""
+        if not self.scores:
+            return {}
+        last = self.scores[max(self.scores)]
+        return {"nll_of_clients": sum(last[owner] for owner in sorted(last)) / len(last) if last else None}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scores so far."""
+        return {"scores": {task: dict(scores) for task, scores in self.scores.items()}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        self.scores = {task: dict(scores) for task, scores in state_dict["scores"].items()}
+
+
+def _ended(plan: RoundPlan) -> dict[int, int]:
+    """Client -> task, of those clients whose task ends with a round."""
+    return {owner: part.task for part in plan.parts if part.last_of_task for owner in part.clients}

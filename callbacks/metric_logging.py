@@ -1,0 +1,224 @@
+"""The same figures for Lightning's loggers: scalars after every round, matrix and pictures after every task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+
+from cfl.callbacks.checkpoint import record_of
+from cfl.callbacks.federated_orchestrator import mean_matrix
+from cfl.federation.federation import Federation
+from cfl.metrics.accuracy import average_accuracy
+from cfl.models.density import is_density
+from cfl.reporting.experiment import flatten, method_name, setting_hash
+from cfl.reporting.figures import accuracy_curve, accuracy_heatmap, learning_curves
+from cfl.training.access import federation_of
+
+_FINAL = ("acc", "fgt", "bwt", "nll")
+
+
+class DashboardLog(Callback):
+    """Sends figures to every logger of the Trainer, under the same names.
+
+    ``round`` and ``task`` are the axes. ``cl/acc``, ``cl/fgt``, ``cl/fgt_max``, ``cl/bwt``, ``cl/fwt`` (percent and
+    points) and ``task_03/acc`` come with an evaluation, ``final/acc`` and the like with the run's last round alone,
+    ``cl/rounds_to_90`` once, when that target is met; ``train/loss``, ``comm/uplink_bytes``, ``comm/downlink_bytes``
+    (so far) and ``time/seconds`` with every round, and a method's own table as ``<method>/<layer>/<column>`` with every
+    task, the mean over clients where it has rows of each. TensorBoard and wandb also get the pictures of the run
+    folder: ``data/partition`` once, ``cl/accuracy_heatmap`` (TensorBoard: ``cl/accuracy_matrix``) and
+    ``cl/accuracy_curve`` at every task's end, and ``cl/learning_curve`` at the run's end if it was evaluated between
+    task ends, as ``cl/samples`` does where images were drawn from a density. Wandb also gets the matrix as a table.
+
+    Without a logger it does nothing: the CSV files of the run folder hold everything. Of several processes the first
+    logs.
+    """
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Tell wandb the axes, and every logger the configuration."""
+        if not trainer.is_global_zero:
+            return
+        record = record_of(trainer)
+        federation = federation_of(pl_module)
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                define_axes(logger, federation)
+                logger.experiment.config.update(
+                    {
+                        **record.experiment,
+                        "benchmark": record.name_of(federation.data),
+                        "method": method_name(federation.methods),
+                        "partition": federation.data.partition.name,
+                        "setting": setting_hash(record.experiment),
+                        "config_hash": record.config_hash,
+                    },
+                    allow_val_change=True,
+                )
+            elif record.experiment:
+                logger.log_hyperparams({key: _plain(value) for key, value in flatten(record.experiment).items()})
+            # Drawn when the run folder was made; a run that goes on has shown it already.
+            if federation.round == 0 and _is_written(record.folder / "partition.png"):
+                _log_picture(logger, "data/partition", imread(record.folder / "partition.png"), {"round": 0, "task": 0})
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the round that has just been recorded."""
+        if not (trainer.loggers and trainer.is_global_zero):
+            return
+        federation = federation_of(pl_module)
+        plan = federation.schedule.round(federation.round - 1)
+        row = record_of(trainer).last_row
+        figures: dict[str, float] = {
+            "round": plan.round,
+            "task": plan.task,
+            "train/loss": row["loss"],
+            "comm/uplink_bytes": row["uplink_bytes"],
+            "comm/downlink_bytes": row["downlink_bytes"],
+            "time/seconds": federation.seconds,
+        }
+        evaluated = federation.schedule.row_is_whole(plan)
+        if evaluated:
+            figures |= evaluation_figures(federation, plan.task)
+            rounds_to = record_of(trainer).targets.rounds(federation.curve)
+            figures |= {f"cl/rounds_to_{name}": found for name, found in rounds_to.items() if found == federation.round}
+        if federation.finished:
+            figures |= {f"final/{key}": figures[f"cl/{key}"] for key in _FINAL if f"cl/{key}" in figures}
+        for logger in trainer.loggers:
+            logger.log_metrics(figures, step=plan.round)
+        if plan.last_of_task or federation.finished:
+            for logger in trainer.loggers:
+                targets = record_of(trainer).targets.accuracies
+                self._log_matrix(logger, federation, targets, plan.round, plan.task)
+        samples = record_of(trainer).folder / "samples.png"
+        if federation.finished and is_density(federation.network) and _is_written(samples):
+            for logger in trainer.loggers:
+                _log_picture(logger, "cl/samples", imread(samples), {"round": plan.round, "task": plan.task})
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """End wandb's run: another fit in this process would go on writing into it."""
+        _end_wandb_run(trainer, exit_code=0)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """End wandb's run as one that has failed, also where it failed in a set-up: no teardown follows."""
+        _end_wandb_run(trainer, exit_code=1)
+
+    @staticmethod
+    def _log_matrix(logger: Logger, federation: Federation, targets: Sequence[float], round: int, task: int) -> None:
+        matrix, name = mean_matrix(federation), method_name(federation.methods)
+        place = {"round": round, "task": task}
+        kind = "matrix" if isinstance(logger, TensorBoardLogger) else "heatmap"
+        heatmap = f"cl/{federation.measure.name}_{kind}"
+        measure = federation.measure
+        _log_picture(logger, heatmap, accuracy_heatmap(matrix, f"after task {task}", measure=measure), place)
+        curve = accuracy_curve({name: matrix}, measure, {name: federation.means()})
+        _log_picture(logger, f"cl/{measure.name}_curve", curve, place)
+        if federation.finished and federation.schedule.settings.evaluate_every:
+            curves = learning_curves({name: federation.curve}, targets, measure)
+            _log_picture(logger, "cl/learning_curve", curves, place)
+        if isinstance(logger, WandbLogger):
+            import wandb
+
+            columns: list[str | int] = ["after_task", *(f"task_{i}" for i in range(len(matrix)))]
+            rows = [[t, *row] for t, row in enumerate(matrix.tolist()) if t <= task]
+            logger.experiment.log({f"cl/{measure.name}_matrix": wandb.Table(columns=columns, data=rows), **place})
+
+
+def _end_wandb_run(trainer: Trainer, exit_code: int) -> None:
+    """Nothing happens where the Trainer does not log to wandb."""
+    if trainer.is_global_zero and any(isinstance(logger, WandbLogger) for logger in trainer.loggers):
+        import wandb
+
+        wandb.finish(exit_code=exit_code)
+
+
+def _log_picture(logger: Logger, name: str, picture: Figure | np.ndarray, place: Mapping[str, int]) -> None:
+    """Show a figure, or an image ``[height, width, channels]`` of values 0 .. 1, where the logger can.
+
+    Args:
+        logger: TensorBoard's or wandb's; others show nothing.
+        name: under which it stands.
+        picture: what to show.
+        place: the values of ``round`` and ``task``.
+    """
+    if isinstance(logger, TensorBoardLogger):
+        if isinstance(picture, Figure):
+            logger.experiment.add_figure(name, picture, global_step=place["round"])
+        else:
+            logger.experiment.add_image(name, picture, global_step=place["round"], dataformats="HWC")
+    elif isinstance(logger, WandbLogger):
+        import wandb
+
+        image = wandb.Image(picture if isinstance(picture, Figure) else (255 * picture).astype(np.uint8))
+        logger.experiment.log({name: image, **place})
+
+
+def _is_written(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
+
+
+def evaluation_figures(federation: Federation, task: int) -> dict[str, float]:
+    """ACC, FGT, BWT, FWT and every task's accuracy after ``task``, or its NLL; undefined ones are left out."""
+    summary = federation.measured.summary(after=task)
+    figures = {f"cl/{key}": value for key, value in summary.items() if value is not None}
+    matrix = mean_matrix(federation)
+    figure = federation.measure.figure
+    figures |= {f"task_{i:02d}/{figure}": value for i, value in enumerate(matrix[task].tolist()) if value == value}
+    if federation.accuracy_task_il is not None:
+        known = federation.accuracy_task_il.compute()
+        figures["cl/acc_task_il"] = average_accuracy(known, task).nanmean().item()
+    for name, method in federation.methods.items():
+        rows = [row for row in method.task_rows() if _task_of(row, federation) == task]
+        figures |= {f"{name}/{key}": value for key, value in _method_figures(rows).items()}
+    return figures
+
+
+def _task_of(row: Mapping[str, Any], federation: Federation) -> int:
+    return int(row["task"]) if "task" in row else federation.schedule.task_of(row["round"])
+
+
+def _method_figures(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """A task's figures in a method's table: means over clients where these have rows, else what the last row has.
+
+    Args:
+        rows: those of one task.
+
+    Returns:
+        Column, or ``<layer>/<column>``, -> value; columns that are no numbers are left out.
+    """
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        place = f"{row['layer']}/" if "layer" in row else ""
+        for key, value in row.items():
+            if not isinstance(value, int | float) or key in ("task", "client"):
+                continue
+            if "client" in row:
+                found.setdefault(place + key, []).append(value)
+            else:
+                found[place + key] = [value]
+    return {key: sum(values) / len(values) for key, values in found.items()}
+
+
+def define_axes(logger: WandbLogger, federation: Federation) -> None:
+    """Plot everything over ``round``; Lightning defines axes only for runs that it starts itself."""
+    run = logger.experiment
+    run.define_metric("round")
+    run.define_metric("task")
+    for pattern in (
+        "cl/*",
+        "train/*",
+        "comm/*",
+        "time/*",
+        "data/*",
+        "task_*",
+        *(f"{name}/*" for name in federation.methods),
+    ):
+        run.define_metric(pattern, step_metric="round")
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, int | float | str | bool) else str(value)

@@ -1,0 +1,545 @@
+"""The run folder: every figure of a run as CSV, JSON and PNG, written as soon as it is known."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+import math
+import os
+import platform
+import re
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from cfl import __version__
+from cfl.callbacks.accuracy_targets import AccuracyTargets, rounds_in_words
+from cfl.callbacks.federated_orchestrator import mean_matrix
+from cfl.callbacks.local_evaluation import LocalModels
+from cfl.data.report import save as save_partition_report
+from cfl.data.schedule import RoundPlan
+from cfl.federation.channel import payload_bytes
+from cfl.federation.federation import Federation
+from cfl.federation.method_protocol import FederatedMethod
+from cfl.metrics.measure import ACCURACY, NLL
+from cfl.metrics.task_matrix import TaskMatrix
+from cfl.reporting import folder_lock
+from cfl.reporting.compare.matrix_table import matrix_table
+from cfl.reporting.compare.printing import print_table
+from cfl.reporting.experiment import method_name
+from cfl.reporting.figures import accuracy_curve, accuracy_heatmap, learning_curves, sample_grid
+from cfl.reporting.figures import save as save_figure
+from cfl.reporting.matrix_file import write_matrix_csv
+from cfl.reporting.names import is_benchmark_name, is_method_name
+from cfl.runtime import distributed
+from cfl.runtime.atomic_write import write_whole
+from cfl.runtime.errors import ConfigError
+from cfl.runtime.source_digest import source_digest
+from cfl.training.access import client_of, data_of, federation_of
+from cfl.training.client import Client
+from cfl.training.density_samples import draw_images
+
+_log = logging.getLogger(__name__)
+
+LAST_CHECKPOINT = "last.ckpt"
+ROUNDS = "rounds.csv"
+SUMMARY = "summary.json"
+WANDB_ID = "wandb-id.txt"
+
+
+TABLES = {"rounds", "partition"} | {
+    f"{measure.name}_matrix{suffix}" for measure in (ACCURACY, NLL) for suffix in ("", "_task_il", "_task_aware")
+}
+"""Names of a run's tables, which no method may have: it would write its own over them."""
+PICTURES = (
+    *("partition.png", "samples.png"),
+    *(f"{measure.name}_{kind}.png" for measure in (ACCURACY, NLL) for kind in ("matrix", "curve", "rounds")),
+)
+"""A run's pictures."""
+OTHER_FILES = (SUMMARY, LAST_CHECKPOINT, WANDB_ID)
+"""What else another run in the same folder must not find."""
+
+
+def check_method_names(names: Iterable[str]) -> None:
+    """Refuse names of methods that cannot be names of their tables.
+
+    Raises:
+        ConfigError: another character than a letter, a digit, ``_`` or ``-``, or the name of another table.
+    """
+    for name in names:
+        if not is_method_name(name):
+            raise ConfigError(f"methods.{name}", name, "a name of letters, digits, _ and -")
+        if name in TABLES:
+            raise ConfigError(f"methods.{name}", name, f"another name: the run folder has a table {name}.csv anyhow")
+
+
+def _left_by_a_run(folder: Path) -> list[Path]:
+    """What is in a folder of all that a run writes into its own and that another would not write over at once.
+
+    Methods' tables are known by the methods of its ``config.yaml``, folders of wandb by the run's id there. Other files
+    and folders are not the run's.
+    """
+    names = [*PICTURES, *(f"{name}.csv" for name in (*TABLES, *_methods_in(folder))), *OTHER_FILES]
+    found = [folder / name for name in names if (folder / name).is_file()]
+    for measure in (ACCURACY, NLL):
+        found += folder.glob(f"clients/{measure.name}_matrix_*.csv")
+    if found:  # else it is no run's folder, and runs may lie below it
+        found += [file for file in folder.glob("**/events.out.tfevents.*") if not _is_of_another(file, folder)]
+        found += [path.parent for path in folder.glob("lightning_logs/version_*/metrics.csv")]  # CSVLogger's
+        found += _offline_wandb_folders(folder)
+    return found
+
+
+def _is_of_another(file: Path, folder: Path) -> bool:
+    """Whether a run that lies below a run's folder wrote the file."""
+    between = file.parents[: file.parents.index(folder)]
+    return any((parent / name).is_file() for parent in between for name in ("config.yaml", SUMMARY))
+
+
+def _offline_wandb_folders(folder: Path) -> list[Path]:
+    """Where wandb keeps what a folder's run has logged offline: ``wandb sync`` would send it beside the next run's."""
+    known = wandb_id_in(folder)
+    if known is None:
+        return []
+    # A number follows where two folders of one run were made in the same second.
+    name = re.compile(rf"offline-run-\d+_\d+-{re.escape(known)}(-\d+)?")
+    found = [path for path in folder.glob("wandb/offline-run-*") if name.fullmatch(path.name)]
+    return [path for path in found if path.is_dir() and not path.is_symlink()]
+
+
+def wandb_id_in(folder: Path) -> str | None:
+    """The id at wandb of the run that a folder holds; None where it has none, or a file that is damaged."""
+    if not (folder / WANDB_ID).is_file():
+        return None
+    known = (folder / WANDB_ID).read_text(encoding="utf-8", errors="replace").strip()
+    return known if is_method_name(known) else None
+
+
+def _methods_in(folder: Path) -> list[str]:
+    """Names of the methods in a run folder's configuration; none where it has none that can be read."""
+    try:
+        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return []
+    methods = config.get("methods") if isinstance(config, dict) else None
+    return [name for name in methods or () if is_method_name(name)]
+
+
+class RunRecord(Callback):
+    """Leaves a run's figures in one folder.
+
+    ``config.yaml`` (resolved), ``partition.csv`` and ``.png``, ``rounds.csv`` (a row per round),
+    ``accuracy_matrix.csv`` (row = after task, column = task), ``<method>.csv``, and when the last round is over
+    ``accuracy_matrix.png``, ``accuracy_curve.png`` and, if there were evaluations between task ends, the learning curve
+    ``accuracy_rounds.png``. ``summary.json`` comes last, when the last checkpoint is written. Accuracies and forgetting
+    are in percent. Runs that estimate a density have ``nll_matrix.csv`` and so on instead, in nats. What is known of
+    tests in which tasks are told apart lies beside that, in ``accuracy_matrix_task_il.csv`` or
+    ``nll_matrix_task_aware.csv``. Where a density of images is estimated, ``samples.png`` shows some that are drawn
+    from it (:func:`cfl.training.density_samples.draw_images`), also after ``cfl validate``.
+    Of several processes the first writes and prints.
+
+    Args:
+        dir: the run folder; null makes ``runs/<benchmark>/<method>-seed<seed>-<hash>``.
+        benchmark: name of the benchmark in tables; null takes stream and data set, e.g. ``permuted-digits``.
+        overwrite: start over in a folder that already holds a run. Otherwise that is refused.
+        samples: how many images are drawn from a density for ``samples.png``; 0: none.
+
+    Raises:
+        ConfigError: a number of samples below 0, an empty folder, or a benchmark's name that is no folder's.
+    """
+
+    def __init__(
+        self, dir: str | None = None, benchmark: str | None = None, overwrite: bool = False, samples: int = 64
+    ) -> None:
+        if samples < 0:
+            raise ConfigError("run.samples", samples, "0 (none) or more")
+        if dir is not None and not dir.strip():
+            raise ConfigError("run.dir", dir, "a folder, or null for one of the run's own under runs/")
+        if benchmark is not None and not is_benchmark_name(benchmark):
+            raise ConfigError("run.benchmark", benchmark, "a name that can be a folder's, or null")
+        self.dir, self.benchmark, self.overwrite, self.samples = dir, benchmark, overwrite, samples
+        self.config_yaml: str | None = None
+        self.wandb_id: str | None = None
+        self.experiment: dict[str, Any] = {}
+        self.config_hash = ""
+        self._prepared = False
+        self._stale: list[Path] = []
+        self._drawn = False
+        self.last_row: dict[str, Any] = {}
+        self.targets = AccuracyTargets()
+        self.local_models = LocalModels()
+        self.versions = {
+            "cfl": __version__,
+            "source": source_digest(),  # here, before a long run gives anybody the time to change files
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return Path(self.dir or "runs/unnamed")
+
+    def prepare(self, resuming: bool, write: bool = True) -> None:
+        """See that the folder can be used, or refuse it; nothing in it changes before the fit begins.
+
+        A folder that is made here is removed again if nothing comes of the fit, e.g. as data are missing.
+
+        Args:
+            resuming: the run of this folder goes on, so what it holds is kept.
+            write: whether it is this process that writes into the folder; the others only refuse what it refuses.
+
+        Raises:
+            ConfigError: if the folder cannot be written, if another process is at work in it, or if it holds a run that
+                nobody asked to overwrite.
+        """
+        made = write and not self.folder.exists()
+        try:
+            if write:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                probe = self.folder / ".writable"
+                probe.write_text("")
+                probe.unlink()
+            alone = not write or folder_lock.take(self.folder, made)
+        except OSError as error:
+            raise ConfigError("run.dir", str(self.folder), f"a folder that can be written ({error.strerror})") from None
+        if not alone:
+            raise ConfigError("run.dir", str(self.folder), "a folder in which no other process is at work")
+        held = [name for name in (SUMMARY, LAST_CHECKPOINT) if (self.folder / name).exists()]
+        if held and not resuming and not self.overwrite:
+            state = "a finished run" if SUMMARY in held else "an interrupted run (--ckpt_path last resumes it)"
+            raise ConfigError(
+                "run.dir",
+                str(self.folder),
+                f"a folder without a run; this one holds {state}; or run.overwrite=true",
+            )
+        # Also without `held`: a run that died before its first checkpoint left tables that would mix with new ones.
+        # Found now: when the fit begins, loggers have opened files of the new run.
+        self._prepared, self._stale = True, [] if resuming else _left_by_a_run(self.folder)
+
+    def _begin(self) -> None:
+        """Clear the folder, and say what runs in it: when all that may be refused has been."""
+        for path in self._stale:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        if self.wandb_id is not None:
+            write_whole(self.folder / WANDB_ID, self.wandb_id + "\n")
+        if self.config_yaml is not None:
+            # In one step: other processes of the run may be reading it to know what to resume.
+            write_whole(self.folder / "config.yaml", self.config_yaml)
+
+    # During a fit.
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Note the targets that the run was given."""
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        self.targets = next((c for c in callbacks if isinstance(c, AccuracyTargets)), AccuracyTargets())
+        self.local_models = next((c for c in callbacks if isinstance(c, LocalModels)), LocalModels())
+        if stage != "fit" or not trainer.is_global_zero:
+            return
+        if not self._prepared:
+            self.prepare(resuming=False)
+
+    def name_of(self, data: Any) -> str:
+        """The benchmark's name."""
+        return self.benchmark or data.stream.name
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write what is known before the first round.
+
+        When resuming, drop rows of rounds that the checkpoint does not know and that will run again.
+        """
+        if not trainer.is_global_zero:
+            return
+        self._begin()
+        self._drawn = False
+        if not federation_of(
+            pl_module
+        ).finished:  # a checkpoint of before the run's end lies in a finished run's folder
+            (self.folder / SUMMARY).unlink(missing_ok=True)
+        data = data_of(trainer)
+        # Who takes part; by the stream's tasks where those of clients differ.
+        held = data.indices if data.order is None else data.dealt
+        save_partition_report(self.folder, data.tasks, held, f"{self.name_of(data)}, {data.partition.name}")
+        done = federation_of(pl_module).round
+        # Of a run that goes on in another folder, what was before lies beside its checkpoint.
+        before = Path(trainer.ckpt_path).parent if trainer.ckpt_path else self.folder
+        if done and (before / ROUNDS).exists():
+            with (before / ROUNDS).open(newline="") as file:
+                rows = [row for row in csv.DictReader(file) if int(row["round"]) < done]
+            _write_csv(self.folder / ROUNDS, rows)
+        elif done:
+            _log.warning("%s begins with round %d: %s has no rows of those before", ROUNDS, done, before)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Add the round's row; after an evaluation, write the matrix as well."""
+        if not trainer.is_global_zero:
+            return
+        federation = federation_of(pl_module)
+        plan = federation.schedule.round(federation.round - 1)
+        evaluated = federation.schedule.evaluates_after(plan)
+        self.last_row = self._row(client_of(pl_module), plan, federation.schedule.row_is_whole(plan))
+        self._append_round(self.last_row)
+        if evaluated:
+            self._write_tables(federation)
+        if federation.finished:
+            self._draw(client_of(pl_module))  # before loggers, which show these pictures
+
+    def _row(self, client: Client, plan: RoundPlan, evaluated: bool) -> dict[str, Any]:
+        federation = client.require_federation()
+        channel = federation.channel
+        row: dict[str, Any] = {
+            "round": plan.round,
+            "task": plan.task,
+            "round_in_task": plan.round_in_task,
+            "clients": len(plan.clients),
+            "loss": client.mean_loss,
+            "uplink_bytes": channel.total_uplink_bytes,
+            "downlink_bytes": channel.total_downlink_bytes,
+            "skipped_clients": sum(1 for entry in channel.skipped if entry[0] == plan.round),
+            "seconds": federation.seconds,
+            federation.measure.figure: federation.curve[plan.round] if evaluated else "",
+        }
+        matrix = mean_matrix(federation) if evaluated else None
+        for task in range(federation.data.num_tasks):
+            row[f"{federation.measure.figure}_task_{task}"] = "" if matrix is None else matrix[plan.task, task].item()
+        return row
+
+    def _append_round(self, row: dict[str, Any]) -> None:
+        path = self.folder / ROUNDS
+        new = not path.exists() or path.stat().st_size == 0
+        with path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=list(row), lineterminator="\n")
+            if new:
+                writer.writeheader()
+            writer.writerow(row)
+
+    def write_matrices(self, federation: Federation) -> None:
+        """Write the accuracy or NLL matrix; in class-incremental runs also the one with known tasks."""
+        name = f"{federation.measure.name}_matrix"
+        write_matrix_csv(self.folder / f"{name}.csv", mean_matrix(federation), mean_initial(federation))
+        for suffix, known in known_tasks(federation).items():
+            write_matrix_csv(self.folder / f"{name}{suffix}.csv", *_means(federation, known))
+        if federation.measures_clients:
+            folder = self.folder / "clients"
+            folder.mkdir(exist_ok=True)
+            for client, (matrix, initial) in enumerate(
+                zip(federation.measured.compute(), federation.measured.initial(), strict=True)
+            ):
+                write_matrix_csv(folder / f"{name}_{client:03d}.csv", matrix, initial)
+
+    def summary(self, federation: Federation) -> dict[str, Any]:
+        """All figures of the run by their contract names."""
+        data, channel = federation.data, federation.channel
+        figures: dict[str, Any] = {
+            "method": method_name(federation.methods),
+            "benchmark": self.name_of(data),
+            "partition": data.partition.name,
+            "participation": data.participation.name,
+            "scenario": data.scenario,
+            "seed": data.seed,
+            **federation.figures(federation.measured),
+            "uplink_bytes": channel.total_uplink_bytes,
+            "downlink_bytes": channel.total_downlink_bytes,
+            "uplink_bytes_by_topic": dict(channel.uplink_bytes),
+            "downlink_bytes_by_topic": dict(channel.downlink_bytes),
+            "seconds": federation.seconds,
+            "rounds": federation.round,
+            "tasks": data.num_tasks,
+            "clients": data.num_clients,
+            "config_hash": self.config_hash,
+            "parameters": sum(p.numel() for p in federation.network.parameters()),
+            "server_sees": "single clients' messages" if channel.individual_allowed else "sums only",
+            "skipped_clients": len(channel.skipped),
+            "skipped_messages": Counter(topic for _, topic, _ in channel.skipped_messages),
+            "data_unlike_published": data.stream.unlike_published,
+            "data_digests": data.digests,
+            "processes": distributed.count(),
+            "engine": federation.engine,
+            "client_storage_bytes": federation.client_storage(),
+            "model_bytes": data.num_clients * payload_bytes(dict(federation.network.named_parameters())),
+            "extra_local_computation": federation.computes_more_locally,
+            "used_space": None,
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
+            "device": str(next(federation.network.parameters()).device),
+            "versions": self.versions,
+            "finished_at": time.strftime("%Y-%m-%dT%H:%M:%S"),
+        }
+        for suffix, matrix in known_tasks(federation).items():
+            figures |= {f"{key}{suffix}": value for key, value in federation.figures(matrix).items()}
+        if self.targets.accuracies:
+            figures["rounds_to_accuracy"] = self.targets.rounds(federation.curve)
+            figures["stopped_early"] = federation.stopped
+        figures |= self.local_models.summary()
+        return figures | methods_figures(federation.methods)
+
+    def _write_tables(self, federation: Federation) -> None:
+        """Write the matrices and the methods' tables."""
+        self.write_matrices(federation)
+        for name, method in federation.methods.items():
+            _write_csv(self.folder / f"{name}.csv", method.task_rows())
+
+    def _draw(self, client: Client) -> None:
+        """Draw a finished run's pictures."""
+        federation = client.require_federation()
+        matrix, method = mean_matrix(federation), method_name(federation.methods)
+        title = f"{method} on {self.name_of(federation.data)}"
+        measure, name = federation.measure, federation.measure.name
+        save_figure(accuracy_heatmap(matrix, title, measure=measure), self.folder / f"{name}_matrix.png")
+        curve = accuracy_curve({method: matrix}, measure, {method: federation.means()})
+        save_figure(curve, self.folder / f"{name}_curve.png")
+        if federation.schedule.settings.evaluate_every:
+            curves = learning_curves({method: federation.curve}, self.targets.accuracies, measure)
+            save_figure(curves, self.folder / f"{name}_rounds.png")
+        self._draw_samples(client)
+        self._drawn = True
+
+    def _finish(self, client: Client) -> None:
+        """Write the summary of a finished run, which says that everything else is there, the last checkpoint too.
+
+        A run that was killed between its last checkpoint and its summary is finished when it is resumed.
+        """
+        federation, path = client.require_federation(), self.folder / SUMMARY
+        if path.exists():
+            return
+        if not self._drawn:
+            self._write_tables(federation)
+            self._draw(client)
+        text = json.dumps(_finite(self.summary(federation)), indent=2, allow_nan=False)
+        write_whole(path, text + "\n")
+
+    def _draw_samples(self, client: Client) -> Path | None:
+        """Write ``samples.png`` where there is a density of images to draw from."""
+        drawn = draw_images(client, self.samples)
+        if drawn is None:
+            return None
+        federation = client.require_federation()
+        on = f"{method_name(federation.methods)} on {self.name_of(federation.data)}"
+        picture = sample_grid(drawn.images, f"{on}: samples of {drawn.whose}", drawn.row_names)
+        return save_figure(picture, self.folder / "samples.png")
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """The folder is free for others."""
+        if stage == "fit" and trainer.is_global_zero:
+            folder_lock.release(self.folder)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """As after a whole fit."""
+        if trainer.is_global_zero:
+            folder_lock.release(self.folder)
+
+    # Showing the result.
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write and print the figures of a finished run."""
+        federation = federation_of(pl_module)
+        if federation.finished and trainer.is_global_zero:
+            self._finish(client_of(pl_module))
+            self.show(federation)
+            print(f"run folder: {self.folder}", flush=True)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """After ``cfl validate``, print what the end of a fit prints."""
+        if trainer.state.fn == "validate" and trainer.is_global_zero:
+            self.show(federation_of(pl_module))
+            try:
+                picture = self._draw_samples(client_of(pl_module))
+            except OSError as error:  # a folder that may only be read; the figures are out
+                print(f"samples: not written ({error})", flush=True)
+                return
+            if picture is not None:
+                print(f"samples: {picture}", flush=True)
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """After ``cfl test``, likewise."""
+        if trainer.is_global_zero:
+            self.show(federation_of(pl_module))
+
+    def show(self, federation: Federation) -> None:
+        """Print accuracy matrix, ACC, FGT, BWT and FWT, the bytes of all clients together and the time."""
+        print_table(matrix_table(mean_matrix(federation), federation.measure, federation.means()))
+        after, plan_of, whole = federation.last_task, federation.schedule, federation.last_whole_row()
+        if plan_of.own_clocks and not federation.finished:
+            at = federation.rows_due(everyone=True).values()
+            of_all = f"figures are after task {whole}, the last after which all have been evaluated"
+            print(
+                f"clients are at tasks {min(at)} to {max(at)}: "
+                + ("not all have been evaluated yet" if whole is None else of_all)
+            )
+        if federation.stopped:
+            print(f"stopped after {federation.round} of {plan_of.num_rounds} rounds: all targets are met")
+        elif federation.round and not plan_of.round(federation.round - 1).last_of_task:
+            print(f"task {after} is not finished: {federation.round} of {plan_of.num_rounds} rounds")
+        formulas = federation.measure.formulas
+        known = [(" (task known)", federation.figures(matrix)) for matrix in known_tasks(federation).values()]
+        shown = [
+            (key.upper() + ending, values[key], formula)
+            for ending, values in [("", federation.figures(federation.measured)), *known]
+            for key, formula in formulas.items()
+        ]
+        width = max(len(name) for name, _, _ in shown)
+        for name, value, formula in shown:
+            print(f"{name:<{width}} {'undefined' if value is None else format(value, '9.3f')}   {formula}")
+        for line in rounds_in_words(self.targets.rounds(federation.curve), federation.round):
+            print(line)
+        up, down = federation.channel.total_uplink_bytes / 1e6, federation.channel.total_downlink_bytes / 1e6
+        print(f"{federation.round:,} rounds, uplink {up:,.2f} MB, downlink {down:,.2f} MB, {federation.seconds:,.1f} s")
+
+
+def methods_figures(methods: Mapping[str, FederatedMethod]) -> dict[str, Any]:
+    """What methods add to the summary; a figure that several have is told apart by the method's name in front."""
+    found = {name: method.summary() for name, method in methods.items()}
+    several = Counter(key for figures in found.values() for key in figures)
+    return {
+        key if several[key] == 1 else f"{name}_{key}": value
+        for name, figures in found.items()
+        for key, value in figures.items()
+    }
+
+
+def mean_initial(federation: Federation) -> torch.Tensor:
+    """What is measured before training, ``[T]``, the mean over clients where each has its own."""
+    return _means(federation, federation.measured)[1]
+
+
+def known_tasks(federation: Federation) -> dict[str, TaskMatrix]:
+    """Ending of names in files -> the matrix of tests in which it is known whose task a sample is, if there is one."""
+    found = {"_task_il": federation.accuracy_task_il, "_task_aware": federation.nll_task_aware}
+    return {suffix: matrix for suffix, matrix in found.items() if matrix is not None}
+
+
+def _means(federation: Federation, matrix: TaskMatrix) -> tuple[torch.Tensor, torch.Tensor]:
+    """A matrix ``[T, T]`` and its row before training ``[T]``, the mean over clients where each has its own."""
+    values = matrix.compute(), matrix.initial()
+    return (values[0].nanmean(0), values[1].nanmean(0)) if federation.measures_clients else values
+
+
+def _finite(tree: Any) -> Any:
+    """Nested dictionaries and lists with None in place of NaN and infinity, for which JSON has no words."""
+    if isinstance(tree, Mapping):
+        return {key: _finite(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_finite(value) for value in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
+
+
+def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write a table in one step: rows of earlier rounds are nowhere else."""
+    if not rows:
+        return
+    file = io.StringIO()
+    writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(path, file.getvalue())

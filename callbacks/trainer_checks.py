@@ -1,0 +1,106 @@
+"""Settings of Lightning's Trainer that a federated run cannot work with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+    ModelPruning,
+    StochasticWeightAveraging,
+    Timer,
+    WeightAveraging,
+)
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
+
+from cfl.data.datamodule import FederatedDataModule
+from cfl.runtime.errors import ConfigError
+from cfl.training.strategy import check_strategy
+
+NEVER = 10**9  # epochs between validations that no run reaches
+
+_BREAKING: dict[type[Callback], str] = {
+    Timer: "no trainer.max_time and no Timer, which stop in the middle of a round; SIGTERM stops a run after a round",
+    GradientAccumulationScheduler: "a larger schedule.batch_size instead of accumulated gradients",
+    WeightAveraging: "no averaging of weights over local steps: the server averages clients",
+    StochasticWeightAveraging: "no averaging of weights over local steps: the server averages clients",
+    BaseFinetuning: "no freezing by the Trainer: clients' weights are stacked copies of the network's",
+    ModelPruning: "no pruning by the Trainer: clients' weights are stacked copies of the network's",
+    BatchSizeFinder: "no search for a batch size: schedule.batch_size says it",
+    LearningRateFinder: "no search for a learning rate: cfl.papers sweep, or runs side by side",
+    EarlyStopping: "targets.accuracies, with targets.stop: true in a run of one task; rounds leave no metric to watch",
+    ModelCheckpoint: "checkpoint.enabled and its options: a round's end is what a run can be resumed from",
+}
+
+
+def check_trainer(trainer: Trainer, data: FederatedDataModule) -> None:
+    """Refuse Trainer settings under which a round would not be an epoch.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    settings: Any = trainer  # some are set by Lightning's connectors, unseen by type checkers
+    every = trainer.check_val_every_n_epoch  # NEVER where it has trained before
+    wanted: list[tuple[str, Any, Any, str]] = [
+        ("max_epochs", trainer.max_epochs, data.num_rounds, "the number of rounds, which follows from schedule"),
+        ("max_steps", trainer.max_steps, -1, "unset: schedule says how long a run is"),
+        ("min_epochs", trainer.min_epochs or 0, 0, "unset: schedule and targets say how long a run is"),
+        ("min_steps", trainer.min_steps or 0, 0, "unset: schedule and targets say how long a run is"),
+        ("accumulate_grad_batches", trainer.accumulate_grad_batches, 1, "a larger schedule.batch_size instead"),
+        ("limit_train_batches", trainer.limit_train_batches, 1.0, "a shorter schedule or max_train of the source"),
+        ("val_check_interval", getattr(trainer, "val_check_interval", 1.0), 1.0, "schedule.evaluate_every instead"),
+        ("check_val_every_n_epoch", every in (1, NEVER), True, "1; schedule.evaluate_every instead"),
+        ("reload_dataloaders_every_n_epochs", settings.reload_dataloaders_every_n_epochs, 1, "a loader per round"),
+        ("num_sanity_val_steps", trainer.num_sanity_val_steps in (0, float("inf")), True, "-1, or 0 to do without FWT"),
+        ("precision", trainer.precision in ("32-true", "bf16-mixed"), True, "32-true or bf16-mixed"),
+    ]
+    check_evaluation(trainer)
+    if trainer.gradient_clip_val is not None and not trainer.gradient_clip_val >= 0:
+        raise ConfigError("trainer.gradient_clip_val", trainer.gradient_clip_val, "a number of at least 0, or unset")
+    if getattr(trainer, "_val_check_time_interval", None) is not None:
+        raise ConfigError("trainer.val_check_interval", "a time", "1.0: schedule.evaluate_every instead")
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        for kind, why in _BREAKING.items():
+            if isinstance(callback, kind):
+                raise ConfigError("trainer.callbacks", type(callback).__name__, why)
+    kinds = [type(callback) for callback in trainer.callbacks]  # type: ignore[attr-defined]
+    for kind in kinds:
+        if kind.__module__.startswith(f"{__package__}.") and kinds.count(kind) > 1:
+            valid = "callbacks of others: each of the program's own is there once, with its options in a section"
+            raise ConfigError("trainer.callbacks", kind.__name__, valid)
+    if isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO):
+        valid = "plugins that have written a checkpoint when they return, as it then takes the old one's place"
+        raise ConfigError("trainer.plugins", type(trainer.strategy.checkpoint_io).__name__, valid)
+    _check_settings(trainer, wanted)
+
+
+def check_evaluation(trainer: Trainer) -> None:
+    """Refuse Trainer settings under which test sets would not be evaluated whole, or nothing would run.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    settings: Any = trainer
+    check_strategy(trainer)
+    tests = "max_test of the source instead"
+    wanted = [
+        ("overfit_batches", settings.overfit_batches, 0.0, "max_train of the source instead"),  # it sets the others
+        ("limit_val_batches", trainer.limit_val_batches, 1.0, tests),
+        ("limit_test_batches", settings.limit_test_batches, 1.0, tests),
+    ]
+    _check_settings(trainer, wanted)
+
+
+def _check_settings(trainer: Trainer, wanted: list[tuple[str, Any, Any, str]]) -> None:
+    for key, value, expected, why in wanted:
+        # An integer 1 is one batch to Lightning, 1.0 all of them.
+        if value != expected or (isinstance(expected, float) and not isinstance(value, float)):
+            shown = getattr(trainer, key) if isinstance(expected, bool) else value
+            valid = why if isinstance(expected, bool) else f"{expected}: {why}"
+            raise ConfigError(f"trainer.{key}", shown, valid)

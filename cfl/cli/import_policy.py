@@ -1,0 +1,101 @@
+"""Which classes a configuration may name, decided before anything is imported."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any
+
+from jsonargparse import Namespace, set_parsing_settings
+from jsonargparse._common import parsing_settings
+
+from cfl.runtime.class_paths import PACKAGE, named_class
+from cfl.runtime.errors import ConfigError
+
+TRUSTED = (
+    PACKAGE,
+    "torch.optim",
+    "lightning.pytorch.loggers.CSVLogger",
+    "lightning.pytorch.loggers.csv_logs.CSVLogger",
+    "lightning.pytorch.loggers.TensorBoardLogger",
+    "lightning.pytorch.loggers.tensorboard.TensorBoardLogger",
+    "lightning.pytorch.loggers.WandbLogger",
+    "lightning.pytorch.loggers.wandb.WandbLogger",
+)
+"""What the configuration of a run from elsewhere may name. Loggers stand here by both of their paths."""
+_BUILT_BY_THE_PROGRAM = "cfl.callbacks"
+"""The program adds these itself; one more, of a run from elsewhere, could write into any folder."""
+
+
+@contextmanager
+def importing_only(packages: Sequence[str] | None) -> Iterator[None]:
+    """Within the context, parsers import no more of what a configuration names than this.
+
+    Args:
+        packages: dotted names of packages, modules or classes; with each, all below it. None: everything but what
+            executes commands, reads pickles or opens files by its mere call (jsonargparse's own list).
+
+    Raises:
+        ConfigError: a name that is none, or one that would let a configuration change these rules.
+    """
+    before = dict(parsing_settings)  # the settings are the process's, and can be narrowed but not widened again
+    # A class inside a value of any type is data: nothing is made of it.
+    set_parsing_settings(import_path_denylist=[], instantiate_subclass_spec_in_any=False)
+    try:
+        for name in packages or ():
+            try:
+                set_parsing_settings(import_path_allowlist=[name])
+            except ValueError:
+                raise ConfigError("--allow", name, "the dotted name of a package, a module or a class") from None
+        if packages is not None:
+            set_parsing_settings(import_path_denylist=["*", _BUILT_BY_THE_PROGRAM])
+        yield
+    finally:
+        parsing_settings.update(before)
+
+
+_PLAIN = ("builtins", "datetime", "pathlib", "torch")
+"""Modules of the types that values of a configuration have."""
+
+
+def require_classes(config: Any, copies: Collection[str] = ()) -> None:
+    """Refuse a parsed configuration in which a class path leads to anything but a class.
+
+    The parser accepts functions that return the right type, and objects that are of it. A function would be called in
+    the place of the class, so that its mere name in a file is a call.
+
+    Args:
+        config: as a parser gives it, nothing of it instantiated.
+        copies: keys whose values are copies of others'.
+
+    Raises:
+        ConfigError: naming the key and what stands there.
+    """
+    for key, value in _leaves(config):
+        if any(key.startswith(f"{copy}.") for copy in copies):
+            continue
+        of = type(value)
+        if isinstance(value, str) and key.endswith(".class_path"):
+            if named_class(value) is None:
+                raise ConfigError(key.removesuffix(".class_path"), value, "a class; this is none")
+        elif of.__module__ not in _PLAIN and not isinstance(value, os.PathLike | Enum):
+            name = getattr(value, "__qualname__", of.__qualname__)
+            raise ConfigError(key, f"{getattr(value, '__module__', '')}.{name}", "a class; this is none")
+
+
+def _leaves(node: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value with its key as typed on the command line, but that ``class_path`` is named."""
+    if isinstance(node, Namespace):
+        node = vars(node)
+    if isinstance(node, Mapping):
+        for name, value in node.items():
+            if name.startswith("__"):  # the parser's own notes
+                continue
+            yield from _leaves(value, above if name == "init_args" else f"{above}.{name}".lstrip("."))
+    elif isinstance(node, list | tuple):
+        for value in node:
+            yield from _leaves(value, above)
+    else:
+        yield above, node

@@ -1,0 +1,440 @@
+"""``cfl fit | validate | test``: the one place that puts application and callbacks together.
+
+``cfl compare``, ``export`` and ``dashboard`` are dispatched in :mod:`cfl.__main__`, which imports this module only
+where there is something to train or to restore.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import yaml
+from lightning.pytorch import Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from cfl.callbacks import (
+    AccuracyTargets,
+    DashboardLog,
+    FederatedOrchestrator,
+    LocalModels,
+    RoundCheckpoint,
+    RoundProgress,
+    RunRecord,
+)
+from cfl.callbacks.run_record import LAST_CHECKPOINT, check_method_names, wandb_id_in
+from cfl.callbacks.trainer_checks import check_evaluation, check_trainer
+from cfl.cli.import_policy import TRUSTED, importing_only
+from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING
+from cfl.cli.method_keys import keys_as_typed
+from cfl.cli.parsing import Parser, debugging, reason_for_user
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.schedule import Schedule
+from cfl.engines import EngineOptions
+from cfl.federation.replay_buffer import ReplayBuffer
+from cfl.methods import Method
+from cfl.metrics.accuracy import FORMULAS
+from cfl.reporting import folder_lock
+from cfl.reporting.experiment import (
+    benchmark_name,
+    completed,
+    config_hash,
+    differences,
+    experiment_of,
+    method_name,
+)
+from cfl.runtime.checkpoint_file import read_checkpoint
+from cfl.runtime.command_line import ABOUT_ALLOW, CommandLine, read_command_line
+from cfl.runtime.distributed import cause_elsewhere
+from cfl.runtime.errors import ConfigError
+from cfl.runtime.printable import printable
+from cfl.training.client import Client
+
+DEFAULT_CONFIG = Path(__file__).resolve().parent.parent / "configs" / "default.yaml"
+SUBCOMMANDS = {
+    "fit": "Train task after task, evaluate on all tasks, and leave figures and checkpoint in the run folder.",
+    "validate": "Score a checkpoint on the same test sets that a fit scores, and draw samples of a density.",
+    "test": "Score a checkpoint, as validate does: nothing is tuned on the test sets during a fit.",
+}
+_RESUMED = {
+    "fit": "a run's checkpoint, RUN/last.ckpt, with which it goes on; last: the one in --run.dir, and a start from the "
+    "beginning where there is none yet.",
+    "validate": "the checkpoint to score, RUN/last.ckpt; last: the one in --run.dir.",
+}
+_RESUMED["test"] = _RESUMED["validate"]
+_ABSTRACT = re.compile(r"Can't instantiate abstract class (\w+) .*abstract methods? (.*)")
+FORMULAS_HELP = "With a[t, i] the accuracy on task i after task t, b[i] before training: " + "; ".join(
+    f"{key.upper()}: {formula}" for key, formula in FORMULAS.items()
+)
+
+
+SECTIONS: Mapping[str, type] = {
+    "model": Client,
+    "data": FederatedDataModule,
+    "schedule": Schedule,
+    "buffer": ReplayBuffer,
+    "federated": FederatedOrchestrator,
+    "targets": AccuracyTargets,
+    "trainer": Trainer,
+}
+"""The class whose signature has the defaults of a section's options."""
+
+
+class FederatedCLI(LightningCLI):
+    """LightningCLI with the keys of a federated experiment.
+
+    ``model``, ``data``, ``methods``, ``buffer``, ``schedule``, ``federated``, ``targets`` say what is run; ``run``,
+    ``local_models``, ``checkpoint``, ``progress`` and ``trainer`` where and how.
+    """
+
+    config_init: Any
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Lightning's subcommands without ``predict``."""
+        return {name: skipped for name, skipped in LightningCLI.subcommands().items() if name in SUBCOMMANDS}
+
+    def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
+        """As Lightning, with this project's descriptions in the overview, too."""
+        super()._add_subcommands(parser, **kwargs)
+        shown = parser._subcommands_action
+        for choice in shown._choices_actions if shown is not None else []:
+            choice.help = SUBCOMMANDS[choice.dest]
+
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        """As Lightning, saying what a checkpoint is here: Lightning's own words are of keywords that do not work."""
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        text = f"{_RESUMED[subcommand]} {ABOUT_ALLOW}"
+        for action in parser._actions:
+            if action.dest == "ckpt_path":
+                action.help = text
+        return parser
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the project's own keys and tie together what follows from something else."""
+        parser.add_argument(
+            "--methods",
+            type=dict[str, Method],
+            default={},
+            help="name -> method; their hooks run in this order, {} is federated averaging",
+        )
+        parser.add_class_arguments(Schedule, "schedule")
+        parser.add_class_arguments(EngineOptions, "engine")
+        parser.add_class_arguments(ReplayBuffer, "buffer")
+        parser.add_lightning_class_args(LocalModels, "local_models")  # before the callback that takes the models away
+        parser.add_lightning_class_args(FederatedOrchestrator, "federated")
+        parser.add_lightning_class_args(AccuracyTargets, "targets")  # before the callbacks that ask if the run is over
+        parser.add_lightning_class_args(RunRecord, "run")
+        parser.add_lightning_class_args(DashboardLog, "dashboards")
+        parser.add_lightning_class_args(RoundProgress, "progress")
+        parser.add_lightning_class_args(RoundCheckpoint, "checkpoint")
+        for target, source in FOLLOWING.items():
+            parser.link_arguments(source, target)
+        for target, source in BUILT_FROM.items():
+            parser.link_arguments(source, target, apply_on="instantiate")
+
+    def _parse_ckpt_path(self) -> None:
+        """Nothing: Lightning would read the whole checkpoint here, for hyper-parameters that ours does not hold."""
+
+    @property
+    def _settings(self) -> Any:
+        return self.config[self.subcommand]
+
+    def _set_seed(self) -> None:
+        """As Lightning, after a look at the seed."""
+        seed = self._settings.seed_everything
+        if not isinstance(seed, bool) and not 0 <= seed < 2**32:
+            raise ConfigError("seed_everything", seed, "an integer from 0 to 4294967295")
+        super()._set_seed()
+
+    def before_instantiate_classes(self) -> None:
+        """Name the run, and send loggers that have no place of their own into the run folder; scoring has none."""
+        settings = self._settings
+        plain = self._plain_config()
+        self.experiment = experiment_of(plain)
+        self.config_hash = config_hash(self.experiment)
+        check_method_names(plain["methods"])
+        self._methods = {name: str(method["class_path"]) for name, method in plain["methods"].items()}
+        benchmark = benchmark_name(plain) if settings.run.benchmark is None else settings.run.benchmark
+        method, seed = method_name(plain["methods"]), plain["seed_everything"]
+        settings.run.benchmark = benchmark
+        if settings.run.dir is None:
+            settings.run.dir = f"runs/{benchmark}/{method}-seed{seed}-{self.config_hash[:8]}"
+        self.config_yaml = kept_config(plain, settings.run.dir, benchmark)
+        self._rounds_done = self._settle_checkpoint(Path(settings.run.dir))
+        if self.subcommand != "fit":  # Lightning opens loggers anyhow: every scoring would be an empty run at wandb
+            settings.trainer.logger = False
+        loggers = settings.trainer.logger
+        for logger in loggers if isinstance(loggers, list) else [loggers]:
+            if not hasattr(logger, "class_path"):
+                continue
+            own = logger.init_args
+            if own.get("save_dir") in (None, "."):
+                own["save_dir"] = settings.run.dir
+            if logger.class_path.endswith("WandbLogger"):
+                own["group"] = own.get("group") or f"{benchmark}/{method}"
+                own["job_type"] = own.get("job_type") or method
+                own["name"] = own.get("name") or f"{method}-seed{seed}"
+                if not own.get("id"):
+                    own["id"] = self.wandb_id = self._wandb_id(settings.ckpt_path)
+
+    wandb_id: str | None = None
+
+    def instantiate_classes(self) -> None:
+        """As Lightning; errors about methods name them as they were typed."""
+        try:
+            with keys_as_typed(self._methods):
+                super().instantiate_classes()
+        except TypeError as error:
+            unfinished = _ABSTRACT.search(str(error))
+            if unfinished is None:
+                raise
+            name, lacking = unfinished[1], unfinished[2].replace("'", "")
+            raise ConfigError("class_path", name, f"a class with all it needs: {name} lacks {lacking}") from error
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        with keys_as_typed(self._methods):
+            super()._run_subcommand(subcommand)
+
+    @staticmethod
+    def _wandb_id(checkpoint: str | None) -> str:
+        """A run that goes on, wherever it does, is the same at wandb; by another id it would count as a second seed."""
+        known = None if checkpoint is None else wandb_id_in(Path(checkpoint).parent)
+        return known or uuid4().hex[:8]
+
+    def _plain_config(self) -> dict[str, Any]:
+        # Not validated again, which takes as long as the rest: just parsed. As JSON, which is read faster than YAML.
+        parser = self._parser(self.subcommand)
+        text = parser.dump(self._settings, format="json", skip_none=False, skip_validation=True)
+        plain = json.loads(text)
+        plain["methods"] = plain.get("methods") or {}
+        return plain
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Check everything that can be checked before data are read, then build the Trainer."""
+        data: FederatedDataModule = self.datamodule
+        record: RunRecord = self._get(self.config_init, "run")
+        record.experiment, record.config_hash = self.experiment, self.config_hash
+        record.config_yaml, record.wandb_id = self.config_yaml, self.wandb_id
+        if self._settings.trainer.logger is True:  # Lightning's own would write beside the run folder
+            valid = "false, or loggers by class_path, e.g. --config configs/loggers/tensorboard.yaml"
+            raise ConfigError("trainer.logger", True, valid)
+        if self._settings.trainer.fast_dev_run:
+            raise ConfigError("trainer.fast_dev_run", self._settings.trainer.fast_dev_run, "a short schedule instead")
+        precision = self._settings.trainer.precision
+        if str(precision) in ("16", "16-mixed"):  # on a CPU Lightning would take bf16-mixed instead
+            raise ConfigError("trainer.precision", precision, "32-true or bf16-mixed")
+        wanted = self._settings.trainer.max_epochs
+        if wanted not in (None, data.num_rounds):
+            raise ConfigError("trainer.max_epochs", wanted, "unset: the number of rounds follows from schedule")
+        if self.subcommand == "fit":
+            self._get(self.config_init, "targets").check(data.schedule, data.num_tasks)
+        checkpoint = self._settings.ckpt_path
+        if self.subcommand == "fit" and (self._rounds_done or 0) >= data.num_rounds and is_first_process():
+            print(f"{checkpoint} is of a finished run: nothing is left to train", flush=True)
+        try:
+            trainer = super().instantiate_trainer(max_epochs=data.num_rounds, **kwargs)
+        except (ValueError, TypeError, RuntimeError, ImportError, MisconfigurationException) as error:
+            if not isinstance(reason_for_user(error), MisconfigurationException | None):
+                raise
+            raise ConfigError("trainer", str(error), "settings that Lightning's Trainer accepts") from error
+        if self.subcommand == "fit":
+            here = checkpoint is not None and Path(checkpoint).parent.resolve() == record.folder.resolve()
+            if here and record.overwrite:
+                raise ConfigError("run.overwrite", True, "false with ckpt_path, which goes on with the folder's run")
+            record.prepare(resuming=here, write=trainer.is_global_zero)
+        return trainer
+
+    def after_instantiate_classes(self) -> None:
+        """Refuse Trainer settings under which a round would not be an epoch."""
+        if self.subcommand == "fit":
+            check_trainer(self.trainer, self.datamodule)
+        else:
+            check_evaluation(self.trainer)
+
+    def _settle_checkpoint(self, folder: Path) -> int | None:
+        """Resolve ``ckpt_path`` and hold the checkpoint against the configuration, before anything is made of either.
+
+        Returns:
+            How many rounds of it have been run; None starts from the beginning.
+        """
+        settings = self._settings
+        given = settings.ckpt_path
+        if given is None:
+            if self.subcommand != "fit":
+                raise ConfigError("ckpt_path", None, f"a checkpoint to score, e.g. RUN/{LAST_CHECKPOINT}, or last")
+            return None
+        path = folder / LAST_CHECKPOINT if given == "last" else Path(given)
+        if given == "last" and not path.exists() and self.subcommand == "fit":
+            if is_first_process():
+                print(f"no checkpoint in {folder} yet: starting from the first round", flush=True)
+            settings.ckpt_path = None
+            return None
+        settings.ckpt_path = str(path)
+        return check_checkpoint(path, self.experiment)
+
+    def after_fit(self) -> None:
+        """An interrupted fit ends with the signal's exit status, so that scripts and schedulers notice.
+
+        Of several processes the first does: another one that ends with such a status would look as if it had failed.
+        """
+        if self.model.federation.finished or not self.trainer.is_global_zero:  # the signal came in the last round
+            return
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, RoundCheckpoint) and callback.interrupted_by is not None:
+                saved = f"continue with: cfl fit --ckpt_path {self._settings.run.dir}/{LAST_CHECKPOINT}"
+                print(f"interrupted; {saved if callback.enabled else 'checkpoint.enabled is false'}", flush=True)
+                raise SystemExit(128 + callback.interrupted_by)
+
+
+def is_first_process() -> bool:
+    """Whether this is the only process, or the first of several, as far as their environment tells."""
+    return getattr(rank_zero_only, "rank", 0) == 0
+
+
+def kept_config(config: Mapping[str, Any], folder: str, benchmark: str) -> str:
+    """The configuration as it is kept with the run: one that starts it anew, and never on top of another.
+
+    Args:
+        config: a subcommand's configuration as plain dictionaries, lists and values.
+        folder: the run folder.
+        benchmark: the benchmark's name.
+    """
+    run = {**config["run"], "dir": folder, "benchmark": benchmark, "overwrite": False}
+    return yaml.safe_dump({**config, "run": run, "ckpt_path": None}, sort_keys=False)
+
+
+def check_checkpoint(path: Path, experiment: Mapping[str, Any]) -> int:
+    """Refuse a file that is no checkpoint, or one of another experiment.
+
+    Args:
+        path: the file.
+        experiment: the experiment about to run, as :func:`cfl.reporting.experiment.experiment_of` gives it.
+
+    Returns:
+        How many rounds of it have been run.
+
+    Raises:
+        ConfigError: naming the keys that differ.
+    """
+    if not path.is_file():
+        raise ConfigError("ckpt_path", str(path), "an existing checkpoint file, or last for the run folder's own")
+    checkpoint = read_checkpoint(path)
+    held = checkpoint.get("experiment")
+    if not held:
+        valid = "a checkpoint that says which configuration it is of, as cfl fit writes it"
+        raise ConfigError("ckpt_path", str(path), valid)
+    # A checkpoint from before an option existed goes on with the option at its default.
+    found = differences(experiment, completed(held, experiment, SECTIONS))
+    if found:
+        shown = "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
+        raise ConfigError("ckpt_path", str(path), f"a checkpoint of this configuration; they differ in {shown}")
+    return int(checkpoint["federation"]["round"])
+
+
+class _Restoring(FederatedCLI):
+    """Builds all that ``cfl validate`` builds, and runs nothing."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        pass
+
+
+ALONE = ("accelerator=cpu", "devices=1", "num_nodes=1", "strategy=auto", "logger=false")
+"""The trainer's settings where nothing is run, whatever the run itself had."""
+
+
+def restored(arguments: Sequence[str]) -> tuple[Client, str, Path]:
+    """A run as a checkpoint has left it, on the CPU, without evaluating anything.
+
+    Data are read only if a method needs them to be set up.
+
+    Args:
+        arguments: options as for ``cfl validate``, with ``--ckpt_path``.
+
+    Returns:
+        The client module with its federation, the run's configuration as YAML, and the checkpoint's file.
+
+    Raises:
+        ConfigError: for whatever ``cfl validate`` refuses.
+        SystemExit: the command line cannot be parsed; said on standard error.
+    """
+    line = read_command_line(["validate", *arguments])
+    alone = [f"--trainer.{setting}" for setting in ALONE]
+    built = _build(_Restoring, line._replace(arguments=[*line.arguments, *alone]))
+    client: Client = built.model
+    # As the Trainer does it: what belongs to the experiment is set up, then filled.
+    built.trainer.datamodule = built.datamodule  # type: ignore[attr-defined]
+    for callback in built.trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, FederatedOrchestrator):
+            callback.setup(built.trainer, client, "validate")
+    path = Path(built.config_init[built.subcommand]["ckpt_path"])  # found, where ``last`` was asked for
+    checkpoint = read_checkpoint(path)
+    client.on_load_checkpoint(checkpoint)
+    client.load_state_dict(checkpoint["state_dict"])
+    client.train(False)
+    return client, built.config_yaml, path
+
+
+def _build(kind: type[FederatedCLI], line: CommandLine) -> FederatedCLI:
+    """Parse the command line, build what it names and may name, and run the subcommand."""
+    warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
+    warnings.filterwarnings("ignore", message=".*LightningCLI's args parameter.*")
+    warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")  # a row per round, always
+    warnings.filterwarnings("ignore", message=".*across ranks is zero, but local rank has zero.*")  # test sets' shares
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    with importing_only((*TRUSTED, *line.allowed) if line.of_run else None):
+        return kind(
+            Client,
+            FederatedDataModule,
+            args=line.arguments,
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            save_config_callback=None,
+            parser_class=Parser,
+            parser_kwargs={
+                "prog": "cfl",
+                "description": "Train and compare methods of continual federated learning.",
+                "epilog": "Further commands, each with --help: cfl compare RUN... makes tables and a page of charts of "
+                "finished runs, cfl export a file of a run's model, cfl dashboard panels at wandb.",
+                **{
+                    name: {
+                        "default_config_files": [str(DEFAULT_CONFIG)],
+                        "epilog": FORMULAS_HELP,
+                        "description": SUBCOMMANDS[name],
+                    }
+                    for name in FederatedCLI.subcommands()
+                },
+            },
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit status.
+
+    Args:
+        arguments: the command line without the program's name; None takes the process's own.
+    """
+    try:
+        _build(FederatedCLI, read_command_line(sys.argv[1:] if arguments is None else arguments))
+    except Exception as error:
+        elsewhere = cause_elsewhere(error)
+        reason = reason_for_user(error) or elsewhere
+        if reason is None or debugging():
+            raise
+        if elsewhere is None or is_first_process():  # one word about another process's failure is enough
+            print(printable(f"error: {reason}"), file=sys.stderr)
+        return 2
+    finally:
+        folder_lock.release()
+    return 0

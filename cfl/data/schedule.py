@@ -1,0 +1,309 @@
+"""Which task, which clients, which seeds: round number -> plan, as pure functions."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from cfl.data.client_clocks import can_differ, rounds_of_clients
+from cfl.randomness.generators import numpy_generator
+from cfl.runtime.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """One communication round.
+
+    Where clients have clocks of their own (``schedule.clock_spread``), ``task`` is that of those who are furthest
+    behind, of all clients; it ends when they have finished it. The round then falls into :attr:`parts`, each with the
+    task of its clients.
+
+    Attributes:
+        round: from 0, over all tasks.
+        task: from 0.
+        round_in_task: from 0.
+        clients: the sampled clients' ids, ascending.
+        last_of_task: whether the task ends with this round.
+        groups: own clocks only: a plan for those of the clients that have begun the same task in the same round, and
+            end it in the same round if that is this one.
+    """
+
+    round: int
+    task: int
+    round_in_task: int
+    clients: tuple[int, ...]
+    last_of_task: bool
+    groups: tuple[RoundPlan, ...] = ()
+
+    @property
+    def parts(self) -> tuple[RoundPlan, ...]:
+        """Plans of one task each: :attr:`groups`, or this one where all clients are at the same task."""
+        return self.groups or (self,)
+
+
+class Schedule:
+    """Rounds, sampling and local work; :meth:`bind` ties it to a task stream and its clients.
+
+    Args:
+        rounds_per_task: communication rounds of every task, or a list with one number per task.
+        clients_per_round: clients sampled per round, uniformly without replacement: an integer, or a
+            fraction in (0, 1] of the clients that hold the task, rounded to the nearest integer, halves to the even
+            one, at least 1.
+        local_epochs: passes of a sampled client over its data of the task.
+        batch_size: samples per local step.
+        drop_last: drop a client's last partial batch instead of training on it.
+        cohort_width: clients trained side by side (K), or ``auto`` for the fastest in a short trial. Changes speed and
+            memory, never results.
+        evaluate_every: evaluate the global model every so many rounds besides each task's end; 0 = task ends only.
+        clock_spread: s in [0, 1). Above 0 clients do not change tasks together: each spends on each task a number of
+            rounds of its own, drawn once from ``rounds_per_task`` times 1 - s to 1 + s
+            (:func:`cfl.data.client_clocks.rounds_of_clients`), and begins the next when it is through. Rounds go on,
+            without those that have learned all of their tasks, until nobody is left.
+    """
+
+    def __init__(
+        self,
+        rounds_per_task: int | list[int] = 30,
+        clients_per_round: int | float = 10,
+        local_epochs: int = 1,
+        batch_size: int = 32,
+        drop_last: bool = False,
+        cohort_width: int | Literal["auto"] = "auto",
+        evaluate_every: int = 0,
+        clock_spread: float = 0.0,
+    ) -> None:
+        for key, value, least in (
+            ("local_epochs", local_epochs, 1),
+            ("batch_size", batch_size, 1),
+            ("evaluate_every", evaluate_every, 0),
+        ):
+            if value < least:
+                raise ConfigError(f"schedule.{key}", value, f"an integer of at least {least}")
+        if cohort_width != "auto" and (not isinstance(cohort_width, int) or cohort_width < 1):
+            raise ConfigError("schedule.cohort_width", cohort_width, "an integer of at least 1, or auto")
+        rounds = rounds_per_task if isinstance(rounds_per_task, list) else [rounds_per_task]
+        if not rounds or min(rounds) < 1:
+            raise ConfigError("schedule.rounds_per_task", rounds_per_task, "at least 1 round for every task")
+        if not clients_per_round > 0 or (isinstance(clients_per_round, float) and clients_per_round > 1):
+            raise ConfigError(
+                "schedule.clients_per_round", clients_per_round, "an integer of at least 1, or a fraction in (0, 1]"
+            )
+        if not 0 <= clock_spread < 1:
+            raise ConfigError("schedule.clock_spread", clock_spread, "a number of at least 0 and below 1")
+        if clock_spread and evaluate_every:
+            valid = "0 with schedule.clock_spread: a client is evaluated where its own tasks end"
+            raise ConfigError("schedule.evaluate_every", evaluate_every, valid)
+        self.rounds_per_task = rounds_per_task
+        self.clients_per_round = clients_per_round
+        self.local_epochs = local_epochs
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.cohort_width = cohort_width
+        self.evaluate_every = evaluate_every
+        self.clock_spread = clock_spread
+        self._settled = cohort_width if isinstance(cohort_width, int) else None
+        self.most_padding: float | None = None
+
+    @property
+    def width(self) -> int:
+        """The cohort width in use.
+
+        Raises:
+            RuntimeError: it is ``auto`` and has not been settled.
+        """
+        if self._settled is None:
+            raise RuntimeError("schedule.cohort_width is auto, and no width has been settled yet")
+        return self._settled
+
+    def settle_width(self, width: int, most_padding: float | None = None) -> None:
+        """Say which cohort width is used from now on.
+
+        Args:
+            width: clients side by side, at most.
+            most_padding: the share of a cohort's computed samples that may be padding, in [0, 1); None where padding is
+                not computed.
+        """
+        self._settled, self.most_padding = width, most_padding
+
+    def with_width(self, width: int) -> Schedule:
+        """The same schedule with another cohort width."""
+        other = copy.copy(self)
+        other.cohort_width = width
+        other._settled = width
+        return other
+
+    def rounds(self, num_tasks: int) -> list[int]:
+        """Rounds of each task.
+
+        Raises:
+            ConfigError: if a list was given whose length is not ``num_tasks``.
+        """
+        if isinstance(self.rounds_per_task, int):
+            return [self.rounds_per_task] * num_tasks
+        if len(self.rounds_per_task) != num_tasks:
+            raise ConfigError(
+                "schedule.rounds_per_task", self.rounds_per_task, f"one number, or a list of {num_tasks} (one per task)"
+            )
+        return list(self.rounds_per_task)
+
+    def bind(
+        self, members: Sequence[np.ndarray], seed: int, eligible: Sequence[np.ndarray] | None = None
+    ) -> BoundSchedule:
+        """The schedule of one experiment.
+
+        Args:
+            members: per task, the ids of the clients that hold it, ascending.
+            seed: the run's seed.
+            eligible: where ``members`` are not to be asked for yet, who may be among them; a round then has fewer
+                clients than ``clients_per_round`` where fewer hold the task.
+
+        Raises:
+            ConfigError: if a round asks for more clients than hold the task, or may hold it, or clients have clocks of
+                their own and do not all hold every task, or could not differ in any.
+        """
+        fewest, task = min(
+            (len(clients), task) for task, clients in enumerate(members if eligible is None else eligible)
+        )
+        wanted = self.clients_per_round
+        if isinstance(wanted, int) and wanted > fewest:
+            valid = f"at most {fewest}, the number of clients that hold task {task}, or a fraction in (0, 1]"
+            raise ConfigError("schedule.clients_per_round", wanted, valid)
+        clocks = None
+        if self.clock_spread:
+            if any(not np.array_equal(own, members[0]) for own in members):
+                valid = "one in which every client holds every task, with schedule.clock_spread"
+                raise ConfigError("data.participation", "clients that hold some of the tasks", valid)
+            rounds = self.rounds(len(members))
+            if not can_differ(rounds, self.clock_spread):
+                least = f", or at least 1/{max(rounds)}: rounds are whole ones" if max(rounds) > 1 else ""
+                valid = f"0{least}, and with rounds_per_task = {self.rounds_per_task} every client would have as many"
+                raise ConfigError("schedule.clock_spread", self.clock_spread, valid)
+            clocks = rounds_of_clients(rounds, self.clock_spread, int(members[0][-1]) + 1, seed)
+        return BoundSchedule(self, members, seed, clocks)
+
+
+class BoundSchedule:
+    """:class:`Schedule` for known tasks and clients. Every answer is a pure function of (seed, round).
+
+    Args:
+        settings: the schedule.
+        members: per task, the ids of the clients that hold it, ascending.
+        seed: the run's seed.
+        clocks: ``[C, T]`` rounds of each client's tasks, each at least 1; None where all change tasks together.
+    """
+
+    def __init__(
+        self, settings: Schedule, members: Sequence[np.ndarray], seed: int, clocks: np.ndarray | None = None
+    ) -> None:
+        self.settings, self.members, self.seed = settings, members, seed
+        self._own_ends = None if clocks is None else np.cumsum(clocks, axis=1)
+        if self._own_ends is None:
+            self._ends = np.cumsum(settings.rounds(len(members)))
+        else:
+            self._ends = self._own_ends[members[0]].max(0)
+        self.num_tasks = len(members)
+        self.num_rounds = int(self._ends[-1])
+        self._last: RoundPlan | None = None
+
+    def _sample_size(self, present: int) -> int:
+        wanted = self.settings.clients_per_round
+        return max(1, round(wanted * present)) if isinstance(wanted, float) else min(wanted, present)
+
+    @property
+    def own_clocks(self) -> bool:
+        """Whether clients do not change tasks together."""
+        return self._own_ends is not None
+
+    @property
+    def most_clients(self) -> int:
+        """The greatest number of clients in any round."""
+        return max(self._sample_size(len(self.members[task])) for task in range(self.num_tasks))
+
+    def rounds_of(self, task: int) -> int:
+        """Number of rounds whose plans are of a task."""
+        return self._end(task) - self._end(task - 1)
+
+    def task_of(self, round: int) -> int:
+        """Task of a round, both from 0."""
+        if not 0 <= round < self.num_rounds:
+            raise IndexError(f"round {round} is outside 0..{self.num_rounds - 1}")
+        return int(np.searchsorted(self._ends, round, side="right"))
+
+    # A client's own clock.
+
+    def task_at(self, round: int, client: int) -> int:
+        """The task that a client is at in a round; its last one when it is through with all."""
+        if self._own_ends is None:
+            return self.task_of(round)
+        return min(int(np.searchsorted(self._own_ends[client], round, side="right")), self.num_tasks - 1)
+
+    def began(self, task: int, client: int) -> int:
+        """The first round of a client's task."""
+        return self._end(task - 1, client)
+
+    def due(self, plan: RoundPlan) -> list[int]:
+        """The clients, sampled or not, whose own task ends with a round, whichever it is."""
+        if self._own_ends is None:
+            return self.members[plan.task].tolist() if plan.last_of_task else []
+        return [client for client in self.members[0].tolist() if plan.round + 1 in self._own_ends[client]]
+
+    def _end(self, task: int, client: int | None = None) -> int:
+        """The round after a task's last one; 0 of task -1."""
+        if task < 0:
+            return 0
+        return int(self._ends[task] if client is None or self._own_ends is None else self._own_ends[client, task])
+
+    # Plans.
+
+    def present(self, round: int) -> np.ndarray:
+        """``[m]`` ascending ids of the clients that a round samples from: those that hold its task, or are not through
+        with all of theirs."""
+        present = self.members[self.task_of(round)]
+        return present if self._own_ends is None else present[self._own_ends[present, -1] > round]
+
+    def round(self, round: int) -> RoundPlan:
+        """Plan of a round, the same whenever it is asked for."""
+        if self._last is None or self._last.round != round:  # several places ask for the running round
+            self._last = self._plan(round)
+        return self._last
+
+    def _plan(self, round: int) -> RoundPlan:
+        task, present = self.task_of(round), self.present(round)
+        generator = numpy_generator(self.seed, "sample clients", round)
+        chosen = generator.choice(present, size=self._sample_size(len(present)), replace=False)
+        clients = tuple(np.sort(chosen).tolist())
+        return RoundPlan(
+            round=round,
+            task=task,
+            round_in_task=round - self._end(task - 1),
+            clients=clients,
+            last_of_task=round + 1 == self._end(task),
+            groups=() if self._own_ends is None else self._groups(round, clients),
+        )
+
+    def _groups(self, round: int, clients: tuple[int, ...]) -> tuple[RoundPlan, ...]:
+        """A round's clients by task, by when they began it, and by whether it ends for them."""
+        found: dict[tuple[int, int, bool], list[int]] = {}
+        for client in clients:
+            task = self.task_at(round, client)
+            last = round + 1 == self._end(task, client)
+            found.setdefault((task, self.began(task, client), last), []).append(client)
+        return tuple(
+            RoundPlan(round, task, round - began, tuple(own), last)
+            for (task, began, last), own in sorted(found.items())
+        )
+
+    def evaluates_after(self, plan: RoundPlan) -> bool:
+        """Whether anybody's model is evaluated after this round."""
+        every = self.settings.evaluate_every
+        if self._own_ends is not None:
+            return bool(self.due(plan))
+        return plan.last_of_task or (every > 0 and (plan.round_in_task + 1) % every == 0)
+
+    def row_is_whole(self, plan: RoundPlan) -> bool:
+        """Whether all clients that will be evaluated after ``plan.task`` have been, after this round."""
+        return plan.last_of_task if self._own_ends is not None else self.evaluates_after(plan)

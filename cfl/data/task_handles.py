@@ -1,0 +1,105 @@
+"""Opaque task handles for methods that must not use task ids.
+
+A handle is passed on to functions that look up a client's current data. Comparing it, computing with it or printing
+its number fails with :class:`TaskHidden`. What else such methods are shown is in :mod:`cfl.methods.task_free`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NoReturn, Protocol, cast
+
+from torch import Tensor
+
+
+class TaskHidden(RuntimeError):
+    """A method that declares to need no task has asked for one."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} is hidden from a method that declares to need neither task ids nor boundaries")
+
+
+class _Token:
+    """To hand on: it is neither compared nor counted with."""
+
+    __slots__ = ()
+    _WHAT: ClassVar[str]
+
+    def _hidden(self, *_: Any) -> NoReturn:
+        raise TaskHidden(self._WHAT)
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _hidden
+    __hash__ = __int__ = __index__ = __bool__ = _hidden
+
+
+class SealedTask(_Token):
+    """Stands for a task.
+
+    Every handing out makes a new one, so that not even identity tells two tasks apart.
+    """
+
+    __slots__ = ("_task",)
+    _WHAT = "which task it is"
+
+    def __init__(self, task: int) -> None:
+        self._task = task
+
+    def __repr__(self) -> str:
+        return "a task"
+
+
+TaskRef = int | SealedTask
+"""A task, or what stands for one."""
+
+
+def opened(task: TaskRef) -> int:
+    """The task's number; for functions that act on a method's behalf."""
+    return task._task if isinstance(task, SealedTask) else task
+
+
+class TellsIfTaskFree(Protocol):
+    """A method, as far as it says whether it must be shown handles in the place of tasks."""
+
+    @property
+    def task_free(self) -> bool:
+        """Whether the method declares to need neither task ids nor boundaries."""
+
+
+def shown_task(method: TellsIfTaskFree, task: int) -> int:
+    """A task as a method is shown it: its number, or what stands for it."""
+    return cast(int, SealedTask(task)) if method.task_free else task
+
+
+def only_handle(task: TaskRef) -> SealedTask:
+    """The task, if it is a handle.
+
+    Raises:
+        TaskHidden: it is a number, which a task-free method has no way to know.
+    """
+    if not isinstance(task, SealedTask):
+        raise TaskHidden("what belongs to a task that is named by its number")
+    return task
+
+
+class SealedTasks(_Token):
+    """Stands for the tasks of samples, one each."""
+
+    __slots__ = ("_tasks",)
+    _WHAT = "the tasks of samples"
+
+    def __init__(self, tasks: Tensor) -> None:
+        self._tasks = tasks
+
+    __getitem__ = __iter__ = __len__ = _Token._hidden
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):  # asked for by Python itself, as when it copies
+            raise AttributeError(name)
+        self._hidden()
+
+    def __repr__(self) -> str:
+        return "tasks of samples"
+
+
+def opened_tasks(tasks: Tensor | SealedTasks) -> Tensor:
+    """The tasks of samples, int64; for functions that act on a method's behalf."""
+    return tasks._tasks if isinstance(tasks, SealedTasks) else tasks

@@ -1,0 +1,202 @@
+"""K copies of one network trained side by side, stacked along a leading axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from cfl.data.task_handles import SealedTasks, opened_tasks
+
+if TYPE_CHECKING:
+    from cfl.data.cohorts import CohortBatch
+from cfl.data.scenarios import OutputMap
+
+
+def _no_engine(batch: CohortBatch, purpose: str) -> dict[str, Tensor]:
+    raise RuntimeError("a cohort that no engine trains")
+
+
+class Cohort:
+    """The clients being trained right now.
+
+    Parameters are leaf tensors ``[k, ...]``, so that one elementwise optimizer trains every client by itself. The
+    memory is allocated once for the greatest width and reused by every cohort.
+
+    Args:
+        network: the architecture; its own parameters are not touched.
+        width: greatest number of clients.
+        outputs: says which outputs are in the loss; None: all.
+        channels_last: hold every client's convolution weights ``[O, C, h, w]`` with the channels last in memory.
+
+    Attributes:
+        clients: ids of the k clients, in the order of the leading axis.
+        sizes: their numbers of training samples.
+        task: the task they train.
+        round: the round they train in.
+        parameters: name -> ``[k, ...]`` leaf tensor.
+        buffers: name -> ``[k, ...]``.
+        received: name -> ``[...]``, the global parameters they started from.
+        own: name -> ``[k, ...]``, what they started from instead where it is their own.
+        used_outputs: ``[k, O]`` bool, outputs that had a part in each client's loss, or None for all.
+        lr: the optimizer's learning rate.
+        gradients_on: for methods, another batch of the same clients, and a name for its dropout masks, to the gradients
+            of their mean cross-entropies on it where the clients are now: name -> ``[k, ...]``, valid until the next
+            call. Nothing else changes by it, running statistics of BatchNorm neither.
+        withheld: rows of the clients that do not train on their own samples, see :meth:`withhold`.
+        steps: local steps since the cohort opened, the present one included; for a client that closes, all of its own.
+    """
+
+    def __init__(
+        self, network: nn.Module, width: int, outputs: OutputMap | None = None, channels_last: bool = False
+    ) -> None:
+        self.network, self.width = network, width
+        self._room = {n: _room(p.detach(), width, channels_last) for n, p in network.named_parameters()}
+        self._buffer_room = {n: b.detach().new_empty((width, *b.shape)) for n, b in network.named_buffers()}
+        device = next(network.parameters()).device
+        self._outputs = None if outputs is None or outputs.train is None else outputs.to(device)
+        self._in_loss: Tensor | None = None
+        self.parameters = {n: nn.Parameter(room) for n, room in self._room.items()}
+        self.buffers: dict[str, Tensor] = dict(self._buffer_room)
+        self.received: Mapping[str, Tensor] = {}
+        self.own: Mapping[str, Tensor] = {}
+        self.clients: tuple[int, ...] = ()
+        self.sizes: tuple[int, ...] = ()
+        self.task = self.round = self.steps = 0
+        self.withheld: frozenset[int] = frozenset()
+        self.lr = 0.0
+        self.gradients_on: Callable[[CohortBatch, str], dict[str, Tensor]] = _no_engine
+        self.used_outputs: Tensor | None = None
+
+    @torch.no_grad()
+    def open(
+        self,
+        clients: Sequence[int],
+        sizes: Sequence[int],
+        task: int,
+        round: int,
+        shared: Mapping[str, Tensor],
+        shared_buffers: Mapping[str, Tensor],
+        own: Mapping[str, Tensor],
+        mixed: bool = False,
+    ) -> None:
+        """Start ``k <= width`` clients.
+
+        Args:
+            clients: their ids.
+            sizes: their numbers of training samples.
+            task: the task they train.
+            round: the round they train in.
+            shared: parameter name -> ``[...]``, given to every client alike.
+            shared_buffers: buffer name -> ``[...]``, given to every client alike.
+            own: parameter or buffer name -> ``[k, ...]``, each client's own; wins over the shared ones.
+            mixed: whether samples may be of other tasks, so that :meth:`use_outputs` has to be told of all of them.
+        """
+        k = len(clients)
+        self.clients, self.sizes, self.task, self.round = tuple(clients), tuple(sizes), task, round
+        self.received, self.own = shared, own
+        self.withheld = frozenset()
+        self.steps = 0
+        for name, parameter in self.parameters.items():
+            parameter.data = self._room[name][:k]
+            parameter.grad = None
+            parameter.copy_(own[name] if name in own else shared[name].expand_as(parameter))
+        for name, room in self._buffer_room.items():
+            self.buffers[name] = room[:k]
+            self.buffers[name].copy_(own[name] if name in own else shared_buffers[name].expand_as(room[:k]))
+        self.used_outputs = None
+        self._in_loss = None if self._outputs is None else self._outputs.in_loss_during(task)
+        if self._in_loss is not None:
+            of_task = self._in_loss[task].expand(k, -1)
+            self.used_outputs = torch.zeros_like(of_task) if mixed else of_task.clone()
+
+    @property
+    def train_outputs(self) -> Tensor | None:
+        """``[T, O]`` bool, outputs in the loss of each task's samples in these clients' steps, or None for all."""
+        return self._in_loss
+
+    def use_outputs(self, tasks: Tensor | SealedTasks, mask: Tensor) -> None:
+        """Note that samples of other tasks have a part in the loss.
+
+        Args:
+            tasks: ``[k, M]`` int64, or what stands for them.
+            mask: ``[k, M]`` bool, False where there is no sample.
+        """
+        if self._in_loss is not None and self.used_outputs is not None:
+            self.used_outputs |= (self._in_loss[opened_tasks(tasks)] & mask.unsqueeze(-1)).any(1)
+
+    def withhold(self, rows: Collection[int]) -> None:
+        """These clients do not train on their own samples, so none of these enters a memory in local steps."""
+        self.withheld |= frozenset(rows)
+
+    def trained_on(self, mask: Tensor) -> Tensor:
+        """``[k, B]`` bool, which of a step's own samples under ``mask`` ``[k, B]`` their clients do train on."""
+        if not self.withheld:
+            return mask
+        kept = mask.clone()
+        kept[sorted(self.withheld)] = False
+        return kept
+
+    @property
+    def data(self) -> dict[str, Tensor]:
+        """Name -> ``[width, ...]``, the memory of :attr:`parameters`, of which the first k rows are in use."""
+        return self._room
+
+    def outputs_in_loss(self, task: int) -> Tensor | None:
+        """``[O]`` bool, outputs in the loss of a task's samples in these clients' steps, or None for all."""
+        return None if self._in_loss is None else self._in_loss[task]
+
+    def rows(self, positions: Sequence[int], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The given clients' rows of stacked tensors: a view when that is all of them, else a copy."""
+        if len(positions) == len(self.clients):
+            return {n: t.detach() for n, t in tensors.items()}
+        index = torch.tensor(positions, device=next(iter(self.parameters.values())).device)
+        return {n: t.detach().index_select(0, index) for n, t in tensors.items()}
+
+    @torch.no_grad()
+    def put_back_unused_outputs(self, positions: Sequence[int]) -> None:
+        """Undo what weight decay or momentum did to these clients' outputs that had no part in the loss."""
+        if self.used_outputs is None:
+            return
+        index = torch.tensor(positions, device=next(iter(self.parameters.values())).device)
+        for name, tensor in {**self.parameters, **self.buffers}.items():
+            used = self.used_rows(name, positions)
+            if used is not None:
+                start = self.own[name][index] if name in self.own else self.received[name]
+                tensor[index] = torch.where(used, tensor[index], start)
+
+    def used_rows(self, name: str, positions: Sequence[int] | None = None) -> Tensor | None:
+        """Which rows of a parameter or buffer belong to outputs that have had a part in each client's loss so far.
+
+        Args:
+            name: of the tensor.
+            positions: the clients; all if not given.
+
+        Returns:
+            ``[k, O, 1, ...]`` bool for a tensor of the output layer (``head.*``), None for others, and where all
+            outputs have had a part.
+        """
+        shape = (self._room[name] if name in self._room else self._buffer_room[name]).shape
+        used = self.used_outputs
+        if used is None or not name.startswith("head.") or len(shape) < 2 or shape[1] != used.shape[1]:
+            return None
+        if positions is not None:
+            (used,) = self.rows(positions, {"used": used}).values()
+        return used.view(*used.shape, *[1] * (len(shape) - 2))
+
+    @property
+    def gradients(self) -> Mapping[str, Tensor]:
+        """Name -> ``[k, ...]`` gradients of the current step; methods change them in place. None can be replaced: the
+        optimizer would not see it."""
+        return MappingProxyType({n: p.grad for n, p in self.parameters.items() if p.grad is not None})
+
+
+def _room(parameter: Tensor, width: int, channels_last: bool) -> Tensor:
+    """Memory for ``width`` copies of a parameter, ``[width, ...]``."""
+    if not channels_last or parameter.ndim != 4:
+        return parameter.new_empty((width, *parameter.shape))
+    outputs, inputs, height, breadth = parameter.shape
+    return parameter.new_empty((width, outputs, height, breadth, inputs)).permute(0, 1, 4, 2, 3)

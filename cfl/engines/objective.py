@@ -1,0 +1,239 @@
+"""What a client minimises in a local step, as a function of its logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cfl.data.cohorts import CohortBatch
+from cfl.data.samples import Samples
+from cfl.engines.cohort import Cohort
+from cfl.models.density import negative_log_likelihoods
+from cfl.runtime.errors import ConfigError
+
+
+class LossMethod(Protocol):
+    """A method, as far as it has a say in clients' losses; :class:`cfl.methods.base.Method` explains each."""
+
+    @property
+    def key(self) -> str:
+        """Where its options stand in a configuration."""
+
+    @property
+    def task_free(self) -> bool:
+        """Whether it must be shown handles in the place of tasks."""
+
+    @property
+    def replays_logits(self) -> bool:
+        """Whether logits have to be kept with the samples of clients' buffers."""
+
+    @property
+    def reweighs_added_only(self) -> bool:
+        """Whether it does nothing to a step that has its own samples alone."""
+
+    @property
+    def replaces_own_loss(self) -> bool:
+        """Whether it puts a term in the place of the cross-entropy of a step's own samples."""
+
+    @property
+    def passes_forward(self) -> bool:
+        """Whether local steps go through :meth:`forward_pass`."""
+
+    @property
+    def observes(self) -> bool:
+        """Whether it wants to see the logits of the cohort that has just opened."""
+
+    def overrides(self, *hooks: str) -> bool:
+        """Whether it has one of these hooks of its own."""
+
+    def weigh(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
+        """Map the factors ``[N]`` of one client's cross-entropies to those to use."""
+
+    def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
+        """A term ``[]`` of one client's loss."""
+
+    def forward_pass(self, network: nn.Module, x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+        """Logits ``[N, O]`` of one client's step and a term ``[]`` of its loss."""
+
+    def local_loss(self, network: nn.Module, x: Tensor, samples: Samples) -> Tensor:
+        """The whole loss ``[]`` of one client's step."""
+
+    def observe(self, cohort: Cohort, batch: CohortBatch, logits: Tensor) -> None:
+        """See the logits of a step that has been computed."""
+
+
+class Objective:
+    """Weighted cross-entropy, reweighted by methods, plus methods' own terms.
+
+    ``sum_i w_i CE(z_i, y_i) + sum over methods of sample_loss(z)`` with ``w_i = 1/n`` for the step's own n samples and
+    what methods say for those that they add. Logits of outputs that a sample's task does not use are left out of its
+    cross-entropy.
+
+    Of a network that estimates a density, ``-log p(x_i)`` takes the place of the cross-entropy.
+
+    Args:
+        methods: in the order in which their hooks run.
+        density: whether the network estimates a density.
+
+    Attributes:
+        plain: whether the loss is the weighted cross-entropy alone, with weights that do not depend on logits.
+        of_logits: whether the loss is a function of the logits, so that who has its gradient by them needs no more.
+        observers: methods that want to see a step's logits.
+
+    Raises:
+        ConfigError: if two methods want to replace the loss, the whole or that of own samples, or the forward pass, or
+            one replaces the whole loss and another wants to see logits.
+    """
+
+    def __init__(self, methods: Iterable[LossMethod] = (), density: bool = False) -> None:
+        methods = tuple(methods)
+        self.density = density
+        self.weighers = tuple(m for m in methods if m.overrides("weigh"))
+        self.terms = tuple(m for m in methods if m.overrides("sample_loss"))
+        whole = [m for m in methods if m.overrides("local_loss")]
+        if len(whole) > 1:
+            names = " and ".join(type(m).__name__ for m in whole)
+            raise ConfigError("methods", names, "at most one method that replaces the whole local loss")
+        replacing = [m for m in methods if m.replaces_own_loss]
+        if len(whole) + len(replacing) > 1:
+            names = " and ".join(type(m).__name__ for m in (*whole, *replacing))
+            raise ConfigError("methods", names, "at most one method that replaces the loss of a client's own samples")
+        passing = [m for m in methods if m.passes_forward]
+        if len(whole) + len(passing) > 1:
+            names = " and ".join(type(m).__name__ for m in (*whole, *passing))
+            raise ConfigError("methods", names, "at most one method that takes the forward pass into its own hands")
+        self.observers = tuple(m for m in methods if m.overrides("observe"))
+        seeing = [*self.observers, *(m for m in methods if m.replays_logits)]
+        if whole and seeing:
+            names = " and ".join(type(m).__name__ for m in (*whole, *seeing))
+            raise ConfigError("methods", names, "no method that keeps logits beside one that replaces the local loss")
+        self._whole = whole[0] if whole else None
+        self._passing = passing[0] if passing else None
+        self.of_logits = not (whole or passing or density)
+        self.plain = self.of_logits and not (self.weighers or self.terms)
+
+    def of_network(self, network: nn.Module, x: Tensor, samples: Samples) -> Tensor:
+        """One client's loss ``[]`` under a network that holds its parameters.
+
+        Args:
+            network: in training mode.
+            x: ``[N, C, H, W]``.
+            samples: of the same N samples.
+
+        Raises:
+            TypeError, ValueError: a method's hook returned something else than a tensor of its shape.
+        """
+        if self._whole is not None:
+            loss = self._whole.local_loss(network, x, _shown(self._whole, samples))
+            return _checked(loss, [], self._whole, "local_loss")
+        return self._of_pass(network, x, samples)[0]
+
+    def with_logits(self, network: nn.Module, x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+        """As :meth:`of_network`, and the logits ``[N, O]``, detached; only where no method replaces the loss."""
+        loss, logits = self._of_pass(network, x, samples)
+        return loss, logits.detach()
+
+    def _of_pass(self, network: nn.Module, x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+        if self._passing is None:
+            logits: Tensor = network(x)
+            return self(logits, samples, x), logits
+        logits, term = self._passing.forward_pass(network, x, _shown(self._passing, samples))
+        return self(logits, samples, x) + _checked(term, [], self._passing, "forward_pass's term"), logits
+
+    def joins(self, batch: CohortBatch) -> bool:
+        """Whether a step's loss is anything else than the mean cross-entropy of the step's own samples."""
+        return (
+            batch.joined
+            or self.density
+            or self._whole is not None
+            or self._passing is not None
+            or not all(m.reweighs_added_only for m in (*self.weighers, *self.terms))
+        )
+
+    def __call__(self, logits: Tensor, samples: Samples, x: Tensor | None = None) -> Tensor:
+        """One client's loss ``[]``.
+
+        Args:
+            logits: ``[N, O]``.
+            samples: of the same N samples.
+            x: the samples themselves, ``[N, C, H, W]``; only a density's loss looks at them.
+        """
+        weights = samples.weights.to(logits.dtype)
+        for method in self.weighers:
+            found = method.weigh(weights, logits, _shown(method, samples))
+            weights = _checked(found, list(weights.shape), method, "weigh")
+        if self.density:
+            assert x is not None
+            losses = weights * negative_log_likelihoods(logits, x)
+        else:
+            losses = weights * cross_entropies(logits, samples)
+        # Not a product with the mask: what is padded may be infinite.
+        loss = torch.where(samples.mask, losses, torch.zeros_like(losses)).sum()
+        for method in self.terms:
+            loss = loss + _checked(method.sample_loss(logits, _shown(method, samples)), [], method, "sample_loss")
+        return loss
+
+    def with_gradient(self, logits: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+        """The loss, which must be one :attr:`of_logits`, and its gradient by them.
+
+        Written out where it is the weighted cross-entropy alone.
+
+        Args:
+            logits: ``[N, O]`` of one client, or ``[m, N, O]`` of several; may be changed.
+            samples: of the same samples.
+
+        Returns:
+            ``[]`` or ``[m]`` losses, and gradients of the logits' shape.
+        """
+        if self.plain:
+            return weighted_cross_entropy_with_gradient(logits, samples)
+        with torch.enable_grad():
+            leaf = logits.detach().requires_grad_()
+            loss = (
+                self(leaf, samples) if logits.ndim == 2 else torch.vmap(self, in_dims=(0, samples.axes))(leaf, samples)
+            )
+            (gradient,) = torch.autograd.grad(loss.sum(), leaf)
+        return loss.detach(), gradient
+
+
+def cross_entropies(logits: Tensor, samples: Samples) -> Tensor:
+    """``[..., N]`` cross-entropy of every sample over the outputs of its task."""
+    if samples.allowed is not None:
+        logits = logits.masked_fill(~samples.allowed, -torch.inf)
+    return F.cross_entropy(logits.flatten(0, -2), samples.y.flatten(), reduction="none").view(samples.y.shape)
+
+
+def weighted_cross_entropy_with_gradient(logits: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+    """``sum_i w_i CE(z_i, y_i)`` over the last sample axis and its gradient ``w_i (softmax(z_i) - onehot(y_i))``.
+
+    Args:
+        logits: ``[..., N, O]``.
+        samples: of the same samples.
+    """
+    if samples.allowed is not None:
+        logits = logits.masked_fill(~samples.allowed, -torch.inf)
+    log_p = torch.log_softmax(logits, -1)
+    target = samples.y.unsqueeze(-1)
+    losses = log_p.gather(-1, target).squeeze(-1).neg_()
+    gradient = log_p.exp_()
+    gradient.scatter_add_(-1, target, gradient.new_full((1,), -1.0).expand_as(target))
+    weights = samples.weights.to(logits.dtype)
+    losses = torch.where(samples.mask, losses * weights, torch.zeros_like(losses))
+    return losses.sum(-1), gradient.mul_(torch.where(samples.mask, weights, torch.zeros_like(weights)).unsqueeze(-1))
+
+
+def _shown(method: LossMethod, samples: Samples) -> Samples:
+    return samples.without_tasks() if method.task_free else samples
+
+
+def _checked(found: Tensor, shape: list[int], method: LossMethod, hook: str) -> Tensor:
+    """What a method's hook returned for one client: another shape would be spread over the samples, unnoticed."""
+    if not isinstance(found, Tensor):
+        raise TypeError(f"{method.key}: {hook} is {found!r}, not a tensor of shape {shape}")
+    if list(found.shape) != shape:
+        raise ValueError(f"{method.key}: {hook} has shape {list(found.shape)}, not {shape}, as for one client")
+    return found

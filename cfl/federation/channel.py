@@ -1,0 +1,283 @@
+"""The only door between clients and server: it counts bytes, sums what clients send, and refuses NaN."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from cfl.runtime import distributed
+from cfl.runtime.errors import BadUpdate
+
+UPDATE = "update"
+"""The topic of what clients have trained."""
+
+
+def payload_bytes(payload: Mapping[str, Tensor]) -> int:
+    """Bytes of a message holding these tensors as they are."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in payload.values())
+
+
+def weighted_sums(payload: Mapping[str, Tensor], weights: Sequence[float]) -> dict[str, Tensor]:
+    """Name -> ``[k, ...]`` messages to name -> ``[...]`` their weighted sum; a weight of 0 also leaves out NaN."""
+    sums = {}
+    for name, rows in payload.items():
+        factor = torch.tensor(weights, dtype=torch.float32, device=rows.device)
+        values = rows if rows.is_floating_point() else rows.double()  # float32 holds integers up to 2^24 alone
+        if 0.0 in weights:
+            values = torch.where(factor.view(-1, *[1] * (rows.ndim - 1)) == 0, torch.zeros_like(values), values)
+        sums[name] = torch.tensordot(factor.to(values.dtype), values, dims=1)
+    return sums
+
+
+class Channel:
+    """Messages between clients and server.
+
+    What clients send is added to a running weighted sum and forgotten: memory is that of one message, however many
+    clients there are, and the server can read nothing but sums, as under secure aggregation. A method that needs
+    single messages asks for :meth:`collect_individually`, which is refused unless it was declared.
+
+    Several processes have a channel each, for the clients that fall to them. Whatever the server reads is then what the
+    clients of all processes have sent; all processes read, in the same order. Bytes and what was skipped are this
+    process's own until :meth:`synchronise`.
+
+    Args:
+        on_bad_update: ``stop`` raises when a client sends NaN or infinity, ``skip`` leaves that message out of the
+            sum, and with its model the client out of the round.
+        individual_allowed: whether a method declared that the server must see single messages.
+        diverges_with: options whose smaller values usually keep clients from NaN and infinity.
+
+    Attributes:
+        skipped: (round, task, client) of those whose models were not usable, who were left out of the round.
+        skipped_messages: (round, topic, client) of other messages that were not, and alone left out.
+    """
+
+    def __init__(
+        self,
+        on_bad_update: Literal["stop", "skip"] = "stop",
+        individual_allowed: bool = False,
+        diverges_with: Sequence[str] = ("model.optimizer lr",),
+    ) -> None:
+        self.on_bad_update = on_bad_update
+        self.individual_allowed = individual_allowed
+        self.diverges_with = tuple(diverges_with)
+        self.uplink_bytes: dict[str, int] = {}
+        self.downlink_bytes: dict[str, int] = {}
+        self.skipped: list[tuple[int, int, int]] = []
+        self.skipped_messages: list[tuple[int, str, int]] = []
+        self._sums: dict[str, dict[str, Tensor]] = {}
+        self._weights: dict[str, float] = {}
+        self._senders: dict[str, set[int]] = {}
+        self._single: dict[str, dict[int, dict[str, Tensor]]] = {}
+        self._task = self._round = 0
+        self._agreed = self.state_dict()
+
+    @property
+    def total_uplink_bytes(self) -> int:
+        """Bytes all clients have sent so far."""
+        return sum(self.uplink_bytes.values())
+
+    @property
+    def total_downlink_bytes(self) -> int:
+        """Bytes all clients have received so far."""
+        return sum(self.downlink_bytes.values())
+
+    def enter_round(self, task: int, round: int) -> None:
+        """Say which task and round the coming messages belong to, for error messages."""
+        self._task, self._round = task, round
+
+    def downlink(
+        self, topic: str, payload: Mapping[str, Tensor], receivers: int, wire_bytes: int | None = None
+    ) -> None:
+        """The server sends ``payload`` to ``receivers`` clients.
+
+        Args:
+            topic: what it is, e.g. ``model``; bytes are counted per topic.
+            payload: name -> tensor, the message to one client.
+            receivers: number of clients it goes to, of those that fall to this process.
+            wire_bytes: what one message takes as it is really sent, where that is not these tensors as they are.
+        """
+        size = payload_bytes(payload) if wire_bytes is None else wire_bytes
+        self.downlink_bytes[topic] = self.downlink_bytes.get(topic, 0) + receivers * size
+
+    @torch.no_grad()
+    def uplink(
+        self,
+        topic: str,
+        payload: Mapping[str, Tensor],
+        weights: Sequence[float],
+        clients: Sequence[int],
+        wire_bytes: int | None = None,
+    ) -> None:
+        """k clients send one message each; their weighted sum is added to the topic's running sum.
+
+        Args:
+            topic: what it is, e.g. ``update``.
+            payload: name -> ``[k, ...]``, row j from client ``clients[j]``.
+            weights: the k weights.
+            clients: the k ids.
+            wire_bytes: what one client's message takes as it is really sent (values with their places, say), where
+                that is not these tensors as they are.
+
+        Raises:
+            BadUpdate: if a message holds NaN or infinity and ``on_bad_update`` is ``stop``.
+        """
+        self._count_uplink(topic, payload, clients, wire_bytes)
+        added = weighted_sums(payload, weights)
+        # A sum is finite only if all its terms are: single messages are looked at when it is not.
+        if not math.isfinite(float(torch.stack([total.sum(dtype=torch.float32) for total in added.values()]).sum())):
+            usable = self.usable(payload, clients, topic)
+            weights = [weight if good else 0.0 for weight, good in zip(weights, usable, strict=True)]
+            added = weighted_sums(payload, weights)
+        sums = self._sums.setdefault(topic, {})
+        for name, total in added.items():
+            sums[name] = sums[name].add_(total) if name in sums else total
+        self._weights[topic] = self._weights.get(topic, 0.0) + sum(weights)
+
+    def sum(self, topic: str) -> tuple[dict[str, Tensor], float]:
+        """The server reads a topic's weighted sum and total weight, which empties the topic.
+
+        Raises:
+            BadUpdate: if nobody sent a usable message.
+            RuntimeError: if a client's messages came through two processes.
+        """
+        senders = self._senders.pop(topic, set())
+        own = distributed.gather((self._weights.pop(topic, 0.0), senders))
+        weight = sum(weight for weight, _ in own)
+        seen: set[int] = set()
+        for _, senders in own:
+            if seen & senders:
+                raise RuntimeError(
+                    f"topic {topic!r}: client {min(seen & senders)} sent from two processes; extra rounds go over "
+                    "federation.own_clients(...)"
+                )
+            seen |= senders
+        sums = distributed.add_up(self._sums.pop(topic, {}))
+        if weight == 0.0:
+            why = "every client was skipped" if topic == UPDATE else "every one that came has NaN or infinity"
+            raise BadUpdate(f"round {self._round} (task {self._task}): no usable message for {topic!r}; {why}")
+        return sums, weight
+
+    def mean(self, topic: str) -> dict[str, Tensor]:
+        """The weighted mean of a topic, which empties it."""
+        sums, weight = self.sum(topic)
+        return {name: total.div_(weight) for name, total in sums.items()}
+
+    def uplink_individually(
+        self, topic: str, payload: Mapping[str, Tensor], clients: Sequence[int], wire_bytes: int | None = None
+    ) -> None:
+        """As :meth:`uplink`, but the server gets to see every single message.
+
+        Raises:
+            PermissionError: if no method declared that it needs this.
+        """
+        if not self.individual_allowed:
+            raise PermissionError(
+                f"topic {topic!r} shows the server single clients' messages; the method must declare individual_uplinks"
+            )
+        self._count_uplink(topic, payload, clients, wire_bytes)
+        keep = self.usable(payload, clients, topic)
+        box = self._single.setdefault(topic, {})
+        for row, client in enumerate(clients):
+            if keep[row]:
+                box[client] = {name: values[row].clone() for name, values in payload.items()}
+
+    def collect_individually(self, topic: str) -> dict[int, dict[str, Tensor]]:
+        """The server takes a topic's single messages, client -> payload, by ascending client id."""
+        self._senders.pop(topic, None)
+        return dict(sorted(distributed.share_out(self._single.pop(topic, {})).items()))
+
+    def _count_uplink(
+        self, topic: str, payload: Mapping[str, Tensor], clients: Sequence[int], wire_bytes: int | None
+    ) -> None:
+        rows = {len(values) for values in payload.values()}
+        if rows - {len(clients)}:
+            raise ValueError(f"topic {topic!r}: {len(clients)} clients but messages with {sorted(rows)} rows")
+        size = payload_bytes(payload) if wire_bytes is None else len(clients) * wire_bytes
+        self.uplink_bytes[topic] = self.uplink_bytes.get(topic, 0) + size
+        self._senders.setdefault(topic, set()).update(clients)
+
+    def usable(self, payload: Mapping[str, Tensor], clients: Sequence[int], topic: str = UPDATE) -> list[bool]:
+        """Which of k clients hold finite values only; the others are recorded as skipped.
+
+        Args:
+            payload: name -> ``[k, ...]``, row j of client ``clients[j]``; a message, or what a client keeps.
+            clients: the k ids.
+            topic: what it is. By :data:`UPDATE`, their models, clients are left out of the round; by another, that
+                message alone.
+
+        Raises:
+            BadUpdate: if one does not and ``on_bad_update`` is ``stop``.
+        """
+        floats = [v.reshape(len(v), -1) for v in payload.values() if v.is_floating_point() and v.numel()]
+        if not floats:
+            return [True] * len(clients)
+        # A sum is finite only if all its terms are; its own overflow is checked again term by term.
+        totals = torch.stack([values.sum(1, dtype=torch.float32) for values in floats]).sum(0)
+        if bool(torch.isfinite(totals).all()):
+            return [True] * len(clients)
+        finite = torch.stack([torch.isfinite(values).all(1) for values in floats]).all(0).tolist()
+        for client, good in zip(clients, finite, strict=True):
+            if good:
+                continue
+            if self.on_bad_update == "stop":
+                raise BadUpdate(self._bad(client, topic))
+            if topic != UPDATE:
+                entry = (self._round, topic, client)
+                if entry not in self.skipped_messages:
+                    self.skipped_messages.append(entry)
+            elif not any((round, who) == (self._round, client) for round, _, who in self.skipped):
+                self.skipped.append((self._round, self._task, client))
+        return finite
+
+    def _bad(self, client: int, topic: str) -> str:
+        what, out = "trained to NaN or infinity", "the client"
+        if topic != UPDATE:  # between rounds clients may be at other tasks than the round's
+            what, out = f"has NaN or infinity in its {topic!r}", "that"
+        when = f"in round {self._round}" + (f" (task {self._task})" if topic == UPDATE else "")
+        return (
+            f"client {client} {what} {when}; a smaller {' or '.join(self.diverges_with)} usually helps, or "
+            f"federated.on_bad_update=skip leaves {out} out"
+        )
+
+    def synchronise(self) -> None:
+        """Make byte counts and skipped clients those of all processes, which must all call it."""
+        before = self._agreed
+        known, messages = len(before["skipped"]), len(before["skipped_messages"])
+        fresh: dict[str, Any] = {
+            "uplink_bytes": {t: n - before["uplink_bytes"].get(t, 0) for t, n in self.uplink_bytes.items()},
+            "downlink_bytes": {t: n - before["downlink_bytes"].get(t, 0) for t, n in self.downlink_bytes.items()},
+            "skipped": self.skipped[known:],
+            "skipped_messages": self.skipped_messages[messages:],
+        }
+        everyones = distributed.gather(fresh)
+        for direction, total in (("uplink_bytes", self.uplink_bytes), ("downlink_bytes", self.downlink_bytes)):
+            total.clear()
+            total.update(before[direction])
+            for theirs in everyones:
+                for topic, size in theirs[direction].items():
+                    total[topic] = total.get(topic, 0) + size
+        self.skipped[known:] = sorted({entry for theirs in everyones for entry in theirs["skipped"]})
+        fresh_messages = {entry for theirs in everyones for entry in theirs["skipped_messages"]}
+        self.skipped_messages[messages:] = sorted(fresh_messages)
+        self._agreed = self.state_dict()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Byte counts and the record of what was skipped. Between rounds no sum is open."""
+        return {
+            "uplink_bytes": dict(self.uplink_bytes),
+            "downlink_bytes": dict(self.downlink_bytes),
+            "skipped": [list(entry) for entry in self.skipped],
+            "skipped_messages": [list(entry) for entry in self.skipped_messages],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        self.uplink_bytes = dict(state["uplink_bytes"])
+        self.downlink_bytes = dict(state["downlink_bytes"])
+        self.skipped = [(entry[0], entry[1], entry[2]) for entry in state["skipped"]]
+        self.skipped_messages = [(entry[0], entry[1], entry[2]) for entry in state.get("skipped_messages", [])]
+        self._agreed = self.state_dict()

@@ -1,0 +1,424 @@
+"""The state of one experiment between two rounds: exactly what a checkpoint has to hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.kept_samples import kept_bytes, kept_samples
+from cfl.data.schedule import BoundSchedule, RoundPlan
+from cfl.data.task_handles import TaskRef, opened, shown_task
+from cfl.engines.cohort import Cohort
+from cfl.federation.channel import Channel, payload_bytes
+from cfl.federation.client_states import ClientStates
+from cfl.federation.method_protocol import FederatedMethod
+from cfl.federation.replay_buffer import TOPIC as BUFFER_TOPIC
+from cfl.federation.replay_buffer import ReplayBuffer
+from cfl.federation.server import Server
+from cfl.metrics.accuracy import AccuracyMatrix, average_accuracy
+from cfl.metrics.likelihood import NLLMatrix
+from cfl.metrics.measure import ACCURACY, NLL, Measure
+from cfl.metrics.task_matrix import TaskMatrix
+from cfl.models.density import is_density
+from cfl.runtime.errors import ConfigError
+
+FORMAT = 2
+"""Of what a checkpoint holds of a federation: a higher one whenever files of the last one no longer do."""
+MODEL_TOPIC = "model"
+"""Under which clients keep their part of the model."""
+OF_ALL = frozenset({MODEL_TOPIC, BUFFER_TOPIC})
+"""Topics of what clients keep that are no method's: methods keep theirs under their names."""
+
+
+def state_buffers(network: nn.Module) -> list[str]:
+    """Names of the buffers that are part of a model, as its state dict has them.
+
+    What a network registers with ``persistent=False`` is a constant: nobody sends, averages or checks it.
+
+    Raises:
+        ConfigError: one holds NaN or infinity, and no mean of it could be used.
+    """
+    state = network.state_dict()
+    buffers = {name: tensor for name, tensor in network.named_buffers() if name in state}
+    for name, tensor in buffers.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            valid = (
+                "finite values in what clients and server exchange; persistent=False for a buffer that is a constant"
+            )
+            raise ConfigError("model.network", f"{type(network).__name__}, whose buffer {name} has others", valid)
+    return list(buffers)
+
+
+def check_methods(methods: Mapping[str, FederatedMethod], data: FederatedDataModule) -> None:
+    """Refuse methods that the data's scenario, order, clocks or exposure leave nothing to stand on, and names in use.
+
+    Raises:
+        ConfigError: naming the setting, and the method that it does not go with.
+    """
+    exposure, spread = data.exposure, data.schedule.clock_spread
+    for name, method in methods.items():
+        if name in OF_ALL:
+            raise ConfigError(f"methods.{name}", name, "another name: clients keep something else under it")
+        who = f"methods.{name} ({type(method).__name__})"
+        needs_steps = f"null: {who} needs clients to learn the same tasks in step"
+        needs_clock = f"0: {who} needs clients to change tasks together"
+        unless = f", as it does not with methods.{name}.{method.task_free_with}" if method.task_free_with else ""
+        needs_ends = f"another exposure while {who} needs to know where tasks end{unless}"
+        needs_past = f"another exposure while {who} looks back to tasks that ended"
+        known = f"one of {sorted(method.scenarios)} while {who} is used"
+        for refused, key, value, valid in (
+            (data.scenario not in method.scenarios, "data.scenario", data.scenario, known),
+            (
+                data.order is not None and method.common_order,
+                "data.sequences",
+                type(data.sequences).__name__,
+                needs_steps,
+            ),
+            (data.rounds.own_clocks and not method.own_clocks, "schedule.clock_spread", spread, needs_clock),
+            (exposure == "asynchronous" and not method.task_free, "data.exposure", exposure, needs_ends),
+            (exposure == "joint" and method.looks_back, "data.exposure", exposure, needs_past),
+        ):
+            if refused:
+                raise ConfigError(key, value, valid)
+
+
+class Federation:
+    """Server, clients, methods and what has been measured so far.
+
+    Args:
+        network: the global model; its parameters and buffers are the server's.
+        data: the tasks and their clients.
+        methods: name -> method, in the order in which their hooks run.
+        server: moves the network's parameters.
+        channel: the door between clients and server.
+        batchnorm: what becomes of BatchNorm's running statistics after local training. ``average``: they are averaged
+            like weights. ``local``: every client keeps its own and they are never sent. ``drop``: nobody keeps them.
+            Where the global model has none, it is evaluated with the statistics of the test batch.
+        clients: where clients keep what stays with them; all of it in memory if not given.
+        buffer: the settings of the clients' buffers; the defaults if not given.
+        frozen: names of parameters that nobody trains; they are where the model is, and are never sent.
+
+    Attributes:
+        round: the next round to run, from 0.
+        seconds: wall-clock seconds of all finished rounds, evaluation included.
+        clients: what clients keep between rounds.
+        buffer: samples that clients keep for replay, or None where no method asks for them.
+        curve: ACC in percent after each finished round, None after those without an evaluation.
+        stopped: whether the run ended before its last round, having reached what it was asked for.
+        measure: what is measured after tasks: accuracies, or likelihoods where the network estimates a density.
+        measured: the matrix of that under the run's scenario; one per client when models are personal.
+        accuracy_task_il: class-incremental runs only: the matrix when the task of a test sample is known.
+        nll_task_aware: the same of densities, where a method has personal models that tell tasks apart; else None.
+        engine: for the record, how local steps are computed and what was measured to find that out; None before.
+        frozen: names of parameters that nobody trains or sends.
+        personal: names of parameters and buffers that stay on their client from round to round.
+        shared_parameters: names of the parameters that clients and server exchange.
+        shared_buffers: names of the buffers that clients and server exchange.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        data: FederatedDataModule,
+        methods: Mapping[str, FederatedMethod],
+        server: Server,
+        channel: Channel,
+        batchnorm: Literal["average", "local", "drop"] = "average",
+        clients: ClientStates | None = None,
+        buffer: ReplayBuffer | None = None,
+        frozen: Collection[str] = (),
+    ) -> None:
+        self.network, self.data, self.methods = network, data, dict(methods)
+        self.frozen = frozenset(frozen)
+        self.batchnorm = batchnorm
+        self.server, self.channel = server, channel
+        self.clients = ClientStates() if clients is None else clients
+        self.round = 0
+        self.seconds = 0.0
+        self.curve: list[float | None] = []
+        self.stopped = False
+        self.engine: dict[str, Any] | None = None
+        check_methods(self.methods, data)
+        check_objective(network, data.scenario)
+        parameters = [n for n, _ in network.named_parameters()]
+        buffers = state_buffers(network)
+        candidates = parameters if batchnorm == "drop" else parameters + buffers
+        kept = {n for n in candidates if any(m.keeps_local(n) for m in self.methods.values())}
+        self.personal = frozenset(kept | set(buffers) if batchnorm == "local" else kept)
+        self.shared_parameters = tuple(n for n in parameters if n not in self.personal and n not in frozen)
+        self.shared_buffers = tuple(n for n in buffers if n not in self.personal and batchnorm == "average")
+        self.buffer: ReplayBuffer | None = None
+        if any(method.replays for method in self.methods.values()):
+            self.buffer = ReplayBuffer() if buffer is None else buffer
+            self.buffer.bind(self.clients, data, any(method.replays_logits for method in self.methods.values()))
+        for name, method in self.methods.items():
+            own = frozenset({name, *method.topics}) - OF_ALL
+            method.setup(method.federation_view(self, own))
+        owners = data.num_clients if self.measures_clients else None
+        self.measure: Measure = NLL if data.scenario == "density" else ACCURACY
+        kind = NLLMatrix if data.scenario == "density" else AccuracyMatrix
+        self.measured: TaskMatrix = kind(data.num_tasks, owners)
+        self.accuracy_task_il = AccuracyMatrix(data.num_tasks, owners) if data.scenario == "class" else None
+        apart = self.has_personal_models and any(method.tells_tasks_apart for method in self.methods.values())
+        self.nll_task_aware = NLLMatrix(data.num_tasks, owners) if data.scenario == "density" and apart else None
+        self._initial = {n: t.detach().clone() for n, t in self.state_tensors().items() if n in self.personal}
+
+    @property
+    def accuracy(self) -> AccuracyMatrix:
+        """:attr:`measured` of a run that classifies."""
+        if not isinstance(self.measured, AccuracyMatrix):
+            raise RuntimeError("a run that estimates a density has no accuracies")
+        return self.measured
+
+    @property
+    def matrices(self) -> list[TaskMatrix]:
+        """All matrices that an evaluation counts into."""
+        return [m for m in (self.measured, self.accuracy_task_il, self.nll_task_aware) if m is not None]
+
+    @property
+    def has_personal_models(self) -> bool:
+        """Whether clients' models differ in a parameter, so that each is evaluated by itself."""
+        return any(name in self.personal for name, _ in self.network.named_parameters())
+
+    @property
+    def measures_clients(self) -> bool:
+        """Whether there is an accuracy matrix per client: models differ, or what tasks clients learn, or when."""
+        return self.has_personal_models or self.data.order is not None or self.schedule.own_clocks
+
+    @property
+    def schedule(self) -> BoundSchedule:
+        """Rounds and sampling."""
+        return self.data.rounds
+
+    @property
+    def finished(self) -> bool:
+        """Whether no round follows: every one of every task has been run, or the run has stopped."""
+        return self.stopped or self.round >= self.schedule.num_rounds
+
+    @property
+    def last_task(self) -> int:
+        """Task of the last finished round; 0 before the first."""
+        return self.schedule.task_of(max(self.round - 1, 0))
+
+    def rows_due(self, everyone: bool) -> dict[int | None, int]:
+        """Whom an evaluation scores, and which row of the matrices it fills: that of the task each is at.
+
+        Args:
+            everyone: all clients; else, where clients have clocks of their own, only those whose task has just ended.
+
+        Returns:
+            Client -> row, or None -> row where there is one matrix for all.
+        """
+        if not self.measures_clients:
+            return {None: self.last_task}
+        last = max(self.round - 1, 0)
+        clients = list(range(self.data.num_clients))
+        if self.schedule.own_clocks:
+            clients = self.members(0) if everyone else self.schedule.due(self.schedule.round(last))
+        return {client: self.schedule.task_at(last, client) for client in clients}
+
+    def last_whole_row(self) -> int | None:
+        """The last task after which all have been evaluated; None before. Clients that have clocks of their own get
+        there one after another."""
+        evaluated = ~self.measured.compute().isnan().all(-1)
+        if self.schedule.own_clocks:
+            evaluated = evaluated[self.members(0)].all(0)
+        elif self.measures_clients:
+            evaluated = evaluated.any(0)
+        return max(evaluated.nonzero().flatten().tolist(), default=None)
+
+    def figures(self, matrix: TaskMatrix) -> dict[str, float | None]:
+        """What one of :attr:`matrices` says of the run so far, after :meth:`last_whole_row`; see
+        :meth:`cfl.metrics.task_matrix.TaskMatrix.summary`."""
+        row = self.last_whole_row()
+        return dict.fromkeys(self.measure.formulas) if row is None else matrix.summary(after=row)
+
+    def means(self) -> list[float]:
+        """ACC after each task, or NLL, up to :meth:`last_whole_row`, NaN where not evaluated.
+
+        Of clients with matrices of their own it is the mean over those that have it: where some do not hold every task,
+        this is not that of the mean matrix.
+        """
+        matrix, row = self.measured.compute(), self.last_whole_row()
+        known = range(0 if row is None else row + 1)
+        means = [average_accuracy(matrix, after=t).nanmean().item() for t in known]
+        return means + [math.nan] * (self.data.num_tasks - len(means))
+
+    def members(self, task: TaskRef) -> list[int]:
+        """The clients that hold a task, ascending."""
+        held: list[int] = self.data.members[opened(task)].tolist()
+        return held
+
+    def own_clients(self, task: TaskRef, clients: Sequence[int]) -> list[int]:
+        """Those of these clients that fall to this process; for extra rounds, which every process does for its own.
+
+        Args:
+            task: whose data they are about to use.
+            clients: the same in all processes.
+        """
+        return self.data.own_clients(opened(task), clients)
+
+    def is_last(self, task: int) -> bool:
+        """Whether no task follows."""
+        return task + 1 >= self.data.num_tasks
+
+    def asked(self, plan: RoundPlan, whom: str) -> list[int]:
+        """Clients of an extra round: those ``sampled`` in the round that has ended, or ``all`` that hold its task."""
+        return list(plan.clients) if whom == "sampled" else self.members(plan.task)
+
+    def call_back(self, task: int, clients: Sequence[int]) -> list[int]:
+        """Send clients the new global model for an extra round; those of them that fall to this process, ascending."""
+        own = self.own_clients(task, clients)
+        self.channel.downlink("model", self.shared_tensors(), len(own))
+        return own
+
+    def synchronise(self) -> None:
+        """Let all processes, which must all call it, know what each other's clients have sent, received and kept."""
+        self.channel.synchronise()
+        self.clients.synchronise()
+
+    def client_storage(self) -> int:
+        """Bytes that a client has to keep between rounds, at most: for methods, what it never sends of a model, and
+        samples of other tasks than the current one."""
+        tensors = self.state_tensors()
+        own = payload_bytes({name: tensors[name] for name in self.personal})
+        own += 0 if self.buffer is None else self.buffer.client_storage()
+        own += kept_bytes(self.data)
+        return own + sum(method.client_storage() for method in self.methods.values())
+
+    @property
+    def computes_more_locally(self) -> bool:
+        """Whether local training costs more than that of federated averaging on the current task's samples."""
+        return kept_samples(self.data) > 0 or any(method.computes_locally for method in self.methods.values())
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """The global model's parameters and buffers by name (not copied)."""
+        return {**dict(self.network.named_parameters()), **dict(self.network.named_buffers())}
+
+    def trained_tensors(self, cohort: Cohort, positions: Sequence[int]) -> dict[str, Tensor]:
+        """What these clients of a cohort send or keep of their models, name -> ``[k, ...]``; a client in whose tensors
+        there is NaN or infinity is left out, with all that it has (:meth:`cfl.federation.channel.Channel.usable`)."""
+        names = (*self.shared_parameters, *self.shared_buffers, *self.personal)
+        tensors = {**cohort.parameters, **cohort.buffers}
+        return cohort.rows(positions, {name: tensors[name] for name in names})
+
+    def own_tensors(self, clients: tuple[int, ...]) -> dict[str, Tensor]:
+        """What these clients keep to themselves: name -> ``[k, ...]``; untrained clients have the initial values."""
+        tensors = self.state_tensors()  # on the network's device, which may have changed since the initial values
+        initial = {name: value.to(tensors[name].device) for name, value in self._initial.items()}
+        return self.clients.gather(MODEL_TOPIC, clients, initial)
+
+    def model_of(self, client: int, task: int | None) -> dict[str, Tensor]:
+        """The model with which a client answers images of its ``task``-th task, or of whichever if that is None, in
+        the server's order."""
+        own = {name: values[0] for name, values in self.own_tensors((client,)).items()}
+        model = {**self.state_tensors(), **own}
+        for method in self.methods.values():
+            model = method.recall(client, None if task is None else shown_task(method, task), model)
+        return model
+
+    def shared_tensors(self) -> dict[str, Tensor]:
+        """The message that carries the global model to a client: name -> tensor (not copied)."""
+        tensors = self.state_tensors()
+        return {name: tensors[name] for name in (*self.shared_parameters, *self.shared_buffers)}
+
+    def encode(self, task: TaskRef, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The server's tensors as the clients and tests of a task compute with them; see ``Method.encode``.
+
+        Where no method encodes, these are the given tensors themselves.
+        """
+        for method in self.methods.values():
+            tensors = method.encode(shown_task(method, opened(task)), tensors)
+        return tensors
+
+    def decode(self, task: TaskRef, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Undo :meth:`encode`."""
+        for method in reversed(self.methods.values()):
+            tensors = method.decode(shown_task(method, opened(task)), tensors)
+        return tensors
+
+    @contextmanager
+    def evaluation_statistics(self) -> Iterator[None]:
+        """Let BatchNorm use the test batch's statistics where the evaluated model holds none of its own."""
+        layers = [m for m in self.network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        has_own = self.batchnorm == "average" or (self.batchnorm == "local" and self.has_personal_models)
+        if has_own or not layers:
+            yield
+            return
+        saved = [(m, m.training, m.running_mean, m.running_var, m.num_batches_tracked) for m in layers]
+        try:
+            for layer in layers:
+                layer.train(True)
+                layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+            yield
+        finally:
+            for layer, training, mean, var, count in saved:
+                layer.train(training)
+                layer.running_mean, layer.running_var, layer.num_batches_tracked = mean, var, count
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the global model, which the network's own state dict holds."""
+        return {
+            "format": FORMAT,
+            "round": self.round,
+            "seconds": self.seconds,
+            "curve": list(self.curve),
+            "stopped": self.stopped,
+            "server": self.server.state_dict(),
+            "channel": self.channel.state_dict(),
+            "clients": self.clients.state_dict(),
+            "methods": {name: method.state_dict() for name, method in self.methods.items()},
+            self.measure.name: self.measured.state_dict(),
+            "accuracy_task_il": None if self.accuracy_task_il is None else self.accuracy_task_il.state_dict(),
+            "nll_task_aware": None if self.nll_task_aware is None else self.nll_task_aware.state_dict(),
+            "initial": {name: tensor.clone() for name, tensor in self._initial.items()},
+            "fixed_weights": self.network.fixed_digest,
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`.
+
+        Raises:
+            ConfigError: it was written in another format, by an earlier or later state of the code, or with other
+                fixed weights.
+        """
+        if state.get("format") != FORMAT:
+            valid = f"{FORMAT}: other states of the code wrote it, and the run is to be finished or tested with these"
+            raise ConfigError("ckpt_path", f"a checkpoint of format {state.get('format', 1)}", valid)
+        fixed = self.network.fixed_digest
+        if state.get("fixed_weights", fixed) != fixed:
+            value = "a checkpoint of a run with other fixed weights: the file model.network.weights has changed since"
+            raise ConfigError("ckpt_path", value, "that run's file of weights, or a new run with this one")
+        self.round, self.seconds = state["round"], state["seconds"]
+        self.curve, self.stopped = list(state["curve"]), state["stopped"]
+        self.server.load_state_dict(state["server"])
+        self.channel.load_state_dict(state["channel"])
+        self.clients.load_state_dict(state["clients"])
+        for name, method in self.methods.items():
+            method.load_state_dict(state["methods"][name])
+        self.measured.load_state_dict(state[self.measure.name])
+        if self.accuracy_task_il is not None:
+            self.accuracy_task_il.load_state_dict(state["accuracy_task_il"])
+        if self.nll_task_aware is not None:
+            self.nll_task_aware.load_state_dict(state["nll_task_aware"])
+        self._initial = dict(state["initial"])
+
+
+def check_objective(network: nn.Module, scenario: str) -> None:
+    """Refuse a network that does not train for what the scenario asks.
+
+    Raises:
+        ConfigError: a classifier shall estimate a density, or a density's network shall classify.
+    """
+    name = type(network).__name__
+    if scenario == "density" and not is_density(network):
+        raise ConfigError("model.network", name, "a network that estimates densities, such as MADE, in this scenario")
+    if scenario != "density" and is_density(network):
+        raise ConfigError("data.scenario", scenario, f"density with model.network {name}")

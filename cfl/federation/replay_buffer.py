@@ -1,0 +1,270 @@
+"""A buffer of earlier samples at every client, filled while it trains and shared by all methods that replay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cfl.data.cohorts import CohortBatch
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.task_handles import SealedTasks, opened_tasks
+from cfl.engines.cohort import Cohort
+from cfl.federation.client_states import ClientStates
+from cfl.federation.replay_memory import RULES, Rule, chosen, slots, winners
+from cfl.randomness.generators import seed_for
+from cfl.runtime.errors import ConfigError
+
+TOPIC = "buffer"
+BETWEEN_ROUNDS = -1
+"""In the place of a local step's number: samples are augmented after a round as in none of its steps."""
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Samples drawn from k clients' buffers.
+
+    Attributes:
+        x: ``[k, m, C, H, W]`` network input.
+        y: ``[k, m]`` int64 output index.
+        tasks: of ``[k, m]`` samples, whose outputs they have; to hand on.
+        mask: ``[k, m]`` bool, False where a client has fewer; there the rest is that of some sample of the client's,
+            or of anybody's if it has none.
+        logits: ``[k, m, O]`` as they were when the samples were put in, or None if nobody keeps them.
+    """
+
+    x: Tensor
+    y: Tensor
+    tasks: SealedTasks
+    mask: Tensor
+    logits: Tensor | None
+
+    def as_step_of(self, batch: CohortBatch) -> CohortBatch:
+        """The same samples as if they were the own ones of a step of the same clients."""
+        x, y, tasks = (values.flatten(0, 1) for values in (self.x, self.y, opened_tasks(self.tasks)))
+        index = torch.arange(len(y), device=y.device).view(self.y.shape)
+        return replace(
+            batch,
+            index=index,
+            mask=self.mask,
+            padded=not bool(self.mask.all()),
+            gather=lambda places: (x[places], y[places]),
+            tasks_of_own=lambda places: SealedTasks(tasks[places]),
+            handles=None,
+            added=(),
+            extras={},
+        )
+
+
+class ReplayBuffer:
+    """``size`` samples per client, chosen among those that its local steps have trained on.
+
+    No task id and no task's end has a part in what is held. There is a buffer only if a method asks for one. Samples
+    are held by their place in the client's own data (with the random bits of their augmentation), which gives what
+    holding the images would; memory is counted as if it held them.
+
+    Sources: Algorithms 2 and 4 of Fed-A-GEM (Dai et al., 2024); their code offers every sample once and keeps it
+    augmented, the paper offers each batch of each round and says nothing of augmentation. Vitter (1985) for the
+    reservoir.
+
+    Args:
+        size: samples per client.
+        rule: which of the samples offered are held (:func:`cfl.federation.replay_memory.slots`).
+        offered: ``once``: a sample is offered in the step in which its client first trains on it, never again, so that
+            a reservoir is uniform over different samples. ``every_step``: whenever it is trained on.
+        keeps: ``augmented``: the image as that step saw it, replayed unchanged. ``raw``: the stored image, augmented
+            anew whenever it is replayed, in a local step or between rounds. The same without ``data.augmentation``.
+
+    Raises:
+        ConfigError: a value other than these.
+    """
+
+    def __init__(
+        self,
+        size: int = 200,
+        rule: Rule = "reservoir",
+        offered: Literal["once", "every_step"] = "once",
+        keeps: Literal["augmented", "raw"] = "augmented",
+    ) -> None:
+        if size < 1:
+            raise ConfigError("buffer.size", size, "an integer of at least 1")
+        for key, value, valid in (
+            ("rule", rule, RULES),
+            ("offered", offered, ("once", "every_step")),
+            ("keeps", keeps, ("augmented", "raw")),
+        ):
+            if value not in valid:
+                raise ConfigError(f"buffer.{key}", value, f"one of {list(valid)}")
+        self.size, self.offered, self.keeps = size, offered, keeps
+        self.rule: Rule = rule
+        self._table: dict[str, Tensor] = {}
+        self._offers = True
+        self._own: list[np.ndarray] = []
+
+    def bind(self, states: ClientStates, data: FederatedDataModule, logits: bool) -> None:
+        """Say whose samples these are.
+
+        Args:
+            states: where clients keep things.
+            data: tasks and clients.
+            logits: whether logits are kept with the samples.
+        """
+        self.states, self.data, self.keeps_logits = states, data, logits
+        self._augmented = data.augmentation is not None and self.keeps == "augmented"
+        self._empty = {
+            "place": torch.full((self.size,), -1, dtype=torch.int64),
+            "seen": torch.zeros((), dtype=torch.int64),
+        }
+        if self._augmented:
+            self._empty["word"] = torch.zeros(self.size, dtype=torch.int64)
+        if logits:
+            self._empty["logits"] = torch.zeros(self.size, data.num_outputs)
+        if self.offered == "once":
+            most = max(len(self._places_of(client)) for client in range(data.num_clients))
+            self._empty["known"] = torch.zeros(most, dtype=torch.bool)
+
+    def _places_of(self, client: int) -> np.ndarray:
+        """Ascending places of all samples that a client ever holds."""
+        own = [self.data.client_places(task, client) for task in range(self.data.num_tasks)]
+        return np.sort(np.concatenate(own))
+
+    # Local training.
+
+    def open(self, cohort: Cohort) -> None:
+        """Look into the buffers of clients that are about to train."""
+        self._table = self.states.gather(TOPIC, cohort.clients, self._empty)
+        self._own = [self._places_of(client) for client in cohort.clients] if self.offered == "once" else []
+        self._offers = self.offered == "every_step" or any(
+            self._has_news(row, client, cohort.task) for row, client in enumerate(cohort.clients)
+        )
+
+    def _has_news(self, row: int, client: int, task: int) -> bool:
+        """Whether a client is about to train on a sample that it has not trained on before."""
+        ranks = torch.from_numpy(np.searchsorted(self._own[row], self.data.places_trained_on(task, client)))
+        return not bool(self._table["known"][row, ranks].all())
+
+    @property
+    def wants_logits(self) -> bool:
+        """Whether samples of the open cohort may enter the buffers, and their logits with them."""
+        return self.keeps_logits and self._offers
+
+    def offer(self, cohort: Cohort, batch: CohortBatch, logits: Tensor | None) -> None:
+        """A step has been taken: its samples may enter the buffers.
+
+        Args:
+            cohort: whose.
+            batch: the step.
+            logits: ``[k, B, O]`` of its own samples; needed if :attr:`wants_logits`.
+        """
+        if not self._offers:
+            return
+        table, present, index = self._table, cohort.trained_on(batch.mask.cpu()), batch.index.cpu()
+        places = index if batch.tasks_of_own is not None else index + int(self.data.places.starts[batch.task])
+        if self.offered == "once":
+            present = present & self._first_time(places, present)
+        number = table["seen"].unsqueeze(1) + present.cumsum(1) - 1
+        last = winners(slots(self.rule, self.size, number, self._keys("rule", cohort.clients)), present, self.size)
+        taken, source = last >= 0, last.clamp(min=0)
+        table["seen"] += present.sum(1)
+        table["place"] = torch.where(taken, places.gather(1, source), table["place"])
+        if self._augmented:
+            words = self.data.inputs.words(*self.data.places.split(places), (cohort.round, batch.step))
+            table["word"] = torch.where(taken, words.gather(1, source), table["word"])
+        if self.keeps_logits:
+            if logits is None:
+                raise RuntimeError("a buffer that keeps logits was offered samples without")
+            rows, columns = taken.nonzero(as_tuple=True)
+            table["logits"][rows, columns] = logits.cpu()[rows, source[rows, columns]].to(table["logits"].dtype)
+
+    def _first_time(self, places: Tensor, present: Tensor) -> Tensor:
+        """``[k, B]`` bool, which samples their client has not trained on before; now it has."""
+        known = self._table["known"]
+        fresh = torch.zeros_like(present)
+        for row, own in enumerate(self._own):
+            ranks = torch.from_numpy(np.searchsorted(own, places[row].numpy())).clamp(max=max(len(own) - 1, 0))
+            fresh[row] = ~known[row, ranks]
+            known[row, ranks[present[row]]] = True
+        return fresh
+
+    def close(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        """The clients at ``positions`` are through: they keep what their buffers have become.
+
+        A client whose logits have come to NaN or infinity keeps the buffer that it had.
+        """
+        rows = torch.tensor(positions)
+        clients = [cohort.clients[p] for p in positions]
+        table = {name: values[rows] for name, values in self._table.items()}
+        keep = table["logits"].isfinite().flatten(1).all(1).tolist() if self.keeps_logits else None
+        self.states.scatter(TOPIC, clients, table, keep)
+
+    # Replay.
+
+    def draw(self, cohort: Cohort, batch: CohortBatch, count: int, purpose: str) -> Replayed | None:
+        """Up to ``count`` samples of each client that takes a step, uniformly without replacement; None for nothing.
+
+        Args:
+            cohort: whose buffers, as they are before the step.
+            batch: the step.
+            count: at least 1.
+            purpose: names the draw within the step.
+        """
+        keys = self._keys(purpose, cohort.clients, cohort.round, batch.step)
+        # What happens to a client that is through must not depend on how long others go on.
+        filled = (self._table["place"] >= 0) & batch.mask.cpu().any(1, keepdim=True)
+        return self._replayed(self._table, filled, keys, count, (cohort.round, batch.step), batch.index.device)
+
+    def draw_between_rounds(
+        self, clients: Sequence[int], round: int, count: int, purpose: str, device: torch.device
+    ) -> Replayed | None:
+        """As :meth:`draw`, for clients that are not training, after a round."""
+        table = self.states.gather(TOPIC, clients, self._empty)
+        keys, moment = self._keys(purpose, clients, round), (round, BETWEEN_ROUNDS)
+        return self._replayed(table, table["place"] >= 0, keys, count, moment, device)
+
+    def _replayed(
+        self,
+        table: dict[str, Tensor],
+        filled: Tensor,
+        keys: Tensor,
+        count: int,
+        moment: tuple[int, int],
+        device: torch.device,
+    ) -> Replayed | None:
+        held, mask = chosen(filled, count, keys)
+        if not mask.any():
+            return None
+        # What is masked repeats a sample that there is: padding is always valid data.
+        first = table["place"].amax(1, keepdim=True)
+        places = torch.where(mask, table["place"].gather(1, held), torch.where(first < 0, first.max(), first))
+        words = table["word"].gather(1, held).to(device) if self._augmented else None
+        x, y, tasks = self.data.samples_at(places.to(device), moment, words)
+        logits = None
+        if self.keeps_logits:
+            logits = table["logits"].gather(1, held.unsqueeze(-1).expand(-1, -1, table["logits"].shape[2])).to(device)
+        return Replayed(x, y, tasks, mask.to(device), logits)
+
+    def fill(self, clients: Sequence[int]) -> Tensor:
+        """``[k]`` int64, how many samples these clients hold, between rounds."""
+        return (self.states.gather(TOPIC, clients, self._empty)["place"] >= 0).sum(1)
+
+    def holders(self) -> list[int]:
+        """The clients that hold a sample, ascending, after a round's training; the same in all processes."""
+        keeping = self.states.holders(TOPIC)  # also of clients whose samples were all withheld
+        return [client for client, held in zip(keeping, self.fill(keeping).tolist(), strict=True) if held]
+
+    def _keys(self, purpose: str, clients: Sequence[int], *indices: int) -> Tensor:
+        seeds = [seed_for(self.data.seed, f"buffer {purpose}", client, *indices) for client in clients]
+        return torch.tensor(seeds, dtype=torch.int64)
+
+    def client_storage(self) -> int:
+        """Bytes of a full buffer: pixels, a byte each, label and task, logits, and a bit per sample already offered."""
+        channels, height, width = self.data.input_shape
+        each = channels * height * width + 2
+        if self.keeps_logits:
+            each += self.data.num_outputs * self._empty["logits"].element_size()
+        known = len(self._empty["known"]) if self.offered == "once" else 0
+        return self.size * each + -(-known // 8)

@@ -1,0 +1,168 @@
+"""What clients remember of earlier samples: a table of (task, index) per client.
+
+A sample is held by its place in the client's own data, which never change: fetching it again gives what storing the raw
+sample would. Memory in the papers' sense is therefore counted in samples and in the bytes that the raw samples have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from cfl.federation.client_states import ClientStates
+from cfl.randomness.counter_bits import random_words, random_words_at
+
+Table = dict[str, Tensor]
+"""``task`` ``[k, M]`` and ``index`` ``[k, M]`` int64, -1 where empty, and ``seen`` ``[k]`` int64, samples offered."""
+
+
+Rule = Literal["reservoir", "sliding_window", "random_replacement"]
+RULES: tuple[Rule, ...] = ("reservoir", "sliding_window", "random_replacement")
+
+_POSITIVE = 2**63 - 1
+
+
+class ReplayMemory:
+    """One table of ``size`` slots per client.
+
+    Args:
+        states: where clients keep things.
+        topic: name of the table there.
+        size: slots M.
+    """
+
+    def __init__(self, states: ClientStates, topic: str, size: int) -> None:
+        self.states, self.topic, self.size = states, topic, size
+        self._empty = {
+            "task": torch.full((size,), -1, dtype=torch.int64),
+            "index": torch.full((size,), -1, dtype=torch.int64),
+            "seen": torch.zeros((), dtype=torch.int64),
+        }
+
+    def read(self, clients: Sequence[int]) -> Table:
+        """A copy of these clients' tables."""
+        return self.states.gather(self.topic, clients, self._empty)
+
+    def write(self, clients: Sequence[int], table: Table) -> None:
+        """Keep these tables."""
+        self.states.scatter(self.topic, clients, table)
+
+
+def append(table: Table, task: int, index: Tensor) -> None:
+    """Put samples into each client's first empty slots, in place; what finds none is forgotten.
+
+    Args:
+        table: of k clients.
+        task: of the samples.
+        index: ``[k, n]`` int64, -1 for none; a client's samples come first.
+    """
+    size, offered = table["index"].shape[1], index.shape[1]
+    filled = (table["index"] >= 0).sum(1, keepdim=True)
+    slots = filled + torch.arange(offered)
+    fits = (index >= 0) & (slots < size)
+    rows, columns = fits.nonzero(as_tuple=True)
+    places = slots[rows, columns]
+    table["index"][rows, places] = index[rows, columns]
+    table["task"][rows, places] = task
+    table["seen"] += (index >= 0).sum(1)
+
+
+def reservoir(table: Table, task: int, index: Tensor, keys: Tensor) -> None:
+    """Offer samples one after another to each client's reservoir, in place (Vitter 1985, algorithm R).
+
+    The n-th sample ever offered takes an empty slot while there is one; later it takes slot ``j``, uniform in
+    ``0 .. n - 1``, if that is a slot, else it is forgotten. So every sample offered is held with the same probability
+    ``M / n``. The draw for the n-th sample of a client is a pure function of the client's key and n.
+
+    Args:
+        table: of k clients.
+        task: of the samples.
+        index: ``[k, n]`` int64 in the order of arrival, -1 for none; a client's samples come first.
+        keys: ``[k]`` int64, one per client, the same in every call.
+    """
+    size = table["index"].shape[1]
+    present = index >= 0
+    number = table["seen"].unsqueeze(1) + present.cumsum(1) - 1  # how many were offered before
+    last = winners(slots("reservoir", size, number, keys), present, size)
+    taken = last >= 0
+    table["index"] = torch.where(taken, index.gather(1, last.clamp(min=0)), table["index"])
+    table["task"] = torch.where(taken, task, table["task"])
+    table["seen"] += present.sum(1)
+
+
+def slots(rule: Rule, size: int, number: Tensor, keys: Tensor) -> Tensor:
+    """Which slot an offered sample takes, ``size`` for none. Empty slots are filled first, in their order.
+
+    - ``reservoir``: slot j, uniform in ``0 .. n - 1``, if that is a slot (Vitter 1985, algorithm R): every sample ever
+      offered is held with the same probability;
+    - ``sliding_window``: the oldest sample's: the last ``size`` samples are held;
+    - ``random_replacement``: a uniform one.
+
+    Args:
+        rule: one of these.
+        size: slots.
+        number: ``[k, n]`` int64, how many samples were offered to the client before; where there is no sample, -1
+            or more.
+        keys: ``[k]`` int64, one per client, the same in every call.
+
+    Returns:
+        ``[k, n]`` int64.
+    """
+    if rule == "sliding_window":
+        return number % size
+    draws = random_words_at(keys.unsqueeze(1), number).bitwise_and_(_POSITIVE)
+    if rule == "random_replacement":
+        return torch.where(number < size, number, draws % size)
+    places = torch.where(number < size, number, draws % (number + 1).clamp(min=1))
+    return places.clamp(max=size)
+
+
+def winners(places: Tensor, present: Tensor, size: int) -> Tensor:
+    """``[k, size]`` int64: of the offered samples that take a slot the last one, which stays; -1 where none does.
+
+    Args:
+        places: ``[k, n]`` int64, as :func:`slots` gives them.
+        present: ``[k, n]`` bool, which samples there are.
+        size: slots.
+    """
+    order = torch.arange(places.shape[1]).expand_as(places)
+    last = torch.full((len(places), size + 1), -1)  # one slot more takes what finds none
+    return last.scatter_reduce_(1, torch.where(present, places, size), order, "amax")[:, :size]
+
+
+def choose(table: Table, count: int, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw ``count`` filled slots of each client uniformly without replacement, all of them where there are no more.
+
+    Args:
+        table: of k clients.
+        count: at least 1.
+        keys: ``[k]`` int64, one per client and draw.
+
+    Returns:
+        tasks, indices and mask ``[k, m]``, ``m <= count``; task and index are -1 where the mask is False.
+    """
+    slots, mask = chosen(table["index"] >= 0, count, keys)
+    return table["task"].gather(1, slots), table["index"].gather(1, slots), mask
+
+
+def chosen(filled: Tensor, count: int, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw ``count`` filled slots of each client uniformly without replacement, all of them where there are no more.
+
+    Args:
+        filled: ``[k, M]`` bool.
+        count: at least 1.
+        keys: ``[k]`` int64, one per client and draw.
+
+    Returns:
+        slots ``[k, m]`` int64 and mask ``[k, m]``, ``m <= count``; slots are not filled where the mask is False.
+    """
+    most = min(count, int(filled.sum(1).max())) if len(filled) else 0
+    if not most:
+        return filled[:, :0].long(), filled[:, :0]
+    ranks = random_words(keys, filled.shape[1]).bitwise_and(_POSITIVE)
+    ranks = torch.where(filled, ranks, torch.full_like(ranks, _POSITIVE))
+    slots = ranks.argsort(dim=1, stable=True)[:, :most]
+    return slots, filled.gather(1, slots)

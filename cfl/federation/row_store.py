@@ -1,0 +1,175 @@
+"""Numbered rows of equal size: in memory, or in a file where they would not fit."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cfl.runtime.errors import DamagedFile
+
+_BLOCK_BYTES = 1 << 24
+_CHECKED_BYTES = 1 << 20
+"""What is read at a time to be checked: little enough that the allocator gives it back."""
+
+
+class RowStore(Protocol):
+    """Rows ``[width]`` of one dtype, numbered from 0 in the order in which they were first written."""
+
+    def write(self, rows: np.ndarray, values: Tensor) -> None:
+        """Store ``values`` ([k, width]) at ``rows`` ([k] int64, distinct); new rows follow those that are there."""
+
+    def read(self, rows: np.ndarray) -> Tensor:
+        """The rows ([k] int64), ``[k, width]``, new memory."""
+
+
+class MemoryRows:
+    """Rows in memory, on the device of what was written last.
+
+    They lie in blocks, so that nothing is copied when there are more of them.
+
+    Args:
+        width: values in a row.
+        dtype: of the values.
+    """
+
+    def __init__(self, width: int, dtype: torch.dtype) -> None:
+        self.width, self.dtype = width, dtype
+        self._rows_of_block = max(1, _BLOCK_BYTES // max(1, width * dtype.itemsize))
+        self._blocks: list[Tensor] = []
+        self._device = torch.device("cpu")
+
+    def write(self, rows: np.ndarray, values: Tensor) -> None:
+        """See :meth:`RowStore.write`."""
+        if values.device != self._device:
+            self._device = values.device
+            self._blocks = [block.to(self._device) for block in self._blocks]
+        while len(self._blocks) * self._rows_of_block <= rows.max(initial=-1):
+            self._blocks.append(values.new_empty((self._rows_of_block, self.width)))
+        for block, here, within in self._places(rows):
+            block.index_copy_(0, within, values if here is None else values[here])
+
+    def read(self, rows: np.ndarray) -> Tensor:
+        """See :meth:`RowStore.read`."""
+        values = torch.empty((len(rows), self.width), dtype=self.dtype, device=self._device)
+        for block, here, within in self._places(rows):
+            if here is None:
+                torch.index_select(block, 0, within, out=values)
+            else:
+                values[here] = block[within]
+        return values
+
+    def _places(self, rows: np.ndarray) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
+        """Every block that holds some of ``rows``, their positions in ``rows`` (None: all), and their place in it."""
+        numbers = rows // self._rows_of_block
+        within = torch.from_numpy(rows % self._rows_of_block).to(self._device)
+        present = np.unique(numbers).tolist()
+        if len(present) == 1:
+            yield self._blocks[present[0]], None, within
+            return
+        for number in present:
+            here = torch.from_numpy(np.flatnonzero(numbers == number)).to(self._device)
+            yield self._blocks[number], here, within[here]
+
+
+class FileRows:
+    """Rows in a file without a name, whose space the system takes back when the process ends, however it ends.
+
+    Rows are read and written, not mapped: a mapped file that does not fit on the disk ends the process without a word,
+    every page that is touched counts as the process's memory, and writing through a mapping took six times as long.
+    A checksum of every row stays in memory, so that a row that the disk has changed is not used.
+
+    Args:
+        width: values in a row.
+        dtype: of the values.
+        folder: of the file; None takes the system's temporary folder.
+    """
+
+    def __init__(self, width: int, dtype: torch.dtype, folder: Path | None) -> None:
+        self.width, self.dtype = width, dtype
+        self._row_bytes = width * dtype.itemsize
+        self._sums = np.zeros(0, dtype=np.uint32)
+        self._folder = folder
+        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  open as long as the rows are wanted
+
+    def write(self, rows: np.ndarray, values: Tensor) -> None:
+        """See :meth:`RowStore.write`.
+
+        Raises:
+            OSError: if the disk is full.
+        """
+        data, size = _bytes_of(values.detach().cpu().contiguous()), self._row_bytes
+        if (more := int(rows.max(initial=-1)) + 1 - len(self._sums)) > 0:
+            self._sums = np.concatenate([self._sums, np.zeros(more, dtype=np.uint32)])
+        self._sums[rows] = self._checksums(data, len(rows))
+        for start, stop in runs(rows):
+            part, offset = data[start * size : stop * size], int(rows[start]) * size
+            while part:
+                written = os.pwrite(self._file.fileno(), part, offset)
+                part, offset = part[written:], offset + written
+
+    def read(self, rows: np.ndarray) -> Tensor:
+        """See :meth:`RowStore.read`; on the CPU.
+
+        Raises:
+            DamagedFile: a row is not what was written.
+        """
+        values = torch.empty((len(rows), self.width), dtype=self.dtype)
+        data, size = _bytes_of(values), self._row_bytes
+        for start, stop in runs(rows):
+            part, offset = data[start * size : stop * size], int(rows[start]) * size
+            while part:
+                count = os.preadv(self._file.fileno(), [part], offset)
+                if count == 0:
+                    raise EOFError(f"row {rows[start]} has never been written")
+                part, offset = part[count:], offset + count
+        self._check(data, rows)
+        return values
+
+    def first(self, count: int) -> Tensor:
+        """Rows 0 to ``count - 1``, ``[count, width]``, as the file is then and later.
+
+        They are mapped: read now, for their checksums, and whenever they are looked at, and given back to the system
+        when memory is short.
+
+        Raises:
+            DamagedFile: a row is not what was written.
+        """
+        if count * self._row_bytes == 0:
+            return torch.empty((count, self.width), dtype=self.dtype)
+        for start in range(0, count, at_once := max(1, _CHECKED_BYTES // self._row_bytes)):
+            self.read(np.arange(start, min(start + at_once, count)))  # not through the mapping, which stays in memory
+        mapped = mmap.mmap(self._file.fileno(), count * self._row_bytes)
+        return torch.frombuffer(mapped, dtype=self.dtype).view(count, self.width)
+
+    def _checksums(self, data: memoryview, count: int) -> list[int]:
+        """The checksums of ``count`` rows that lie one behind the other."""
+        size = self._row_bytes
+        return [zlib.crc32(data[row * size : (row + 1) * size]) for row in range(count)]
+
+    def _check(self, data: memoryview, rows: np.ndarray) -> None:
+        """Hold rows that were read, one behind the other in ``data``, against what was written."""
+        changed = np.flatnonzero(self._sums[rows] != np.array(self._checksums(data, len(rows)), dtype=np.uint32))
+        if len(changed):
+            where = f"the file of what clients keep, in {self._folder or tempfile.gettempdir()}"
+            raise DamagedFile(f"{where}: row {rows[changed[0]]} is not what was written; the disk has changed it")
+
+
+def runs(rows: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Start and stop of every stretch of ``rows`` ([k] int64) in which each number follows its predecessor."""
+    breaks = (np.flatnonzero(np.diff(rows) != 1) + 1).tolist()
+    if len(rows):
+        yield from zip([0, *breaks], [*breaks, len(rows)], strict=True)
+
+
+def _bytes_of(values: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor ``[k, width]``."""
+    return values.reshape(-1).view(torch.uint8).numpy().data

@@ -1,0 +1,1 @@
+"""Mathematics and base classes that several methods share."""

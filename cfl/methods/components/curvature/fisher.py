@@ -1,0 +1,167 @@
+"""The diagonal of a network's Fisher information: how much its predictions depend on each weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from cfl.methods.components.curvature.sample_gradients import squared_gradient_sums
+from cfl.models.density import densities_differ, is_density
+from cfl.models.evaluation import evaluation_mode
+from cfl.models.memory_format import channels_last, gains_by_channels_last
+from cfl.runtime.errors import ConfigError
+
+FisherKind = Literal["empirical", "expected", "sampled", "weighted"]
+FISHER_KINDS: tuple[FisherKind, ...] = ("empirical", "expected", "sampled", "weighted")
+
+
+def diagonal_fisher(
+    network: nn.Module,
+    tensors: Mapping[str, Tensor],
+    batches: Iterable[tuple[Tensor, Tensor]],
+    kind: FisherKind = "empirical",
+    outputs: Tensor | None = None,
+    names: Sequence[str] | None = None,
+    generator: torch.Generator | None = None,
+    reduction: Literal["mean", "sum"] = "mean",
+    batch_statistics: bool = False,
+) -> dict[str, Tensor]:
+    """``F_i = mean_n E[(d log p(y | x_n, w) / d w_i)^2]``, the network in evaluation mode.
+
+    The expectation over labels y is one of
+
+    - ``empirical``: y is the true label;
+    - ``expected``: y follows the model's own distribution, exactly: one backward pass per output. The Fisher
+      information proper, and the Gauss-Newton diagonal of the cross-entropy;
+    - ``sampled``: one y per sample drawn from that distribution: an unbiased estimate of ``expected``;
+    - ``weighted``: y is the true label, and its squared gradient counts ``p(y | x)``: the true label's term of
+      ``expected``. So does the EWC of the mammoth library.
+
+    The first, third and fourth cost a forward and a backward pass over the samples and a product for every layer's
+    squares: about one epoch of training; see :mod:`cfl.methods.components.curvature.sample_gradients`.
+
+    Where the network estimates a density, it is ``mean_n (d log p(x_n, w) / d w_i)^2`` of the samples themselves, which
+    is ``empirical``; p is that of the network's logits, those of the first order of MADE.
+
+    Args:
+        network: images ``[B, C, H, W]`` to logits ``[B, O]``, each row from its own sample alone.
+        tensors: parameters and buffers by name, those to compute with; the network's own where one is missing.
+        batches: ``[B, C, H, W]`` inputs and ``[B]`` int64 output indices.
+        kind: the labels.
+        outputs: ``[O]`` bool, the outputs among which the softmax runs, or None for all. What leads to the others alone
+            gets zero.
+        names: the parameters wanted; all if not given.
+        generator: for ``sampled``, on the CPU; samples draw in their order.
+        reduction: ``mean`` or ``sum`` over samples.
+        batch_statistics: BatchNorm normalises by each batch's own statistics, taken as constants, instead of the
+            running ones; the result then depends on how samples are cut into batches.
+
+    Returns:
+        name -> tensor shaped and typed as the parameter, entries at least 0.
+
+    Raises:
+        ValueError: no samples, an unknown kind, ``sampled`` without a generator, a label that is not among ``outputs``,
+            or another kind than ``empirical`` of a density.
+    """
+    if kind not in FISHER_KINDS:
+        raise ValueError(f"kind = {kind!r}: one of {list(FISHER_KINDS)}")
+    if kind == "sampled" and generator is None:
+        raise ValueError("kind = 'sampled' draws labels: give it a generator")
+    density = is_density(network)
+    if density and kind != "empirical":
+        raise ValueError(f"kind = {kind!r}: empirical of a network that estimates a density")
+    wanted = [n for n, _ in network.named_parameters()] if names is None else list(names)
+    total: dict[str, Tensor] = {}
+    samples, turned = 0, False
+    for x, y in batches:
+        if not samples and (turned := _gains(network, x)):
+            tensors = _turned(network, tensors)
+        x = channels_last(x) if turned else x
+        scores = _scores_of_bits(x) if density else _scores(kind, y, outputs, generator)
+        sums = squared_gradient_sums(network, tensors, x, scores, wanted, batch_statistics)
+        total = {name: total[name].add_(value) for name, value in sums.items()} if total else sums
+        samples += len(x)
+    if samples == 0:
+        raise ValueError("a Fisher information of no samples")
+    return {name: value.div_(samples) for name, value in total.items()} if reduction == "mean" else total
+
+
+def _gains(network: nn.Module, x: Tensor) -> bool:
+    """Whether channels should be last: pooling and convolutions of small maps then take two thirds of the time."""
+    with evaluation_mode(network):
+        return gains_by_channels_last(network, x)
+
+
+def _turned(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Parameters and buffers with the weights of convolutions in the order of the images."""
+    weights = {name: tensors.get(name, own) for name, own in network.named_parameters() if own.ndim == 4}
+    return {**tensors, **{name: channels_last(weight.detach()) for name, weight in weights.items()}}
+
+
+def check_fisher(kind: FisherKind, network: nn.Module, key: str) -> None:
+    """Refuse, before training, a Fisher information that :func:`diagonal_fisher` does not compute of a network.
+
+    Args:
+        kind: the labels.
+        network: of the run.
+        key: of the option, for the error.
+
+    Raises:
+        ConfigError: naming ``key``; or masks that differ by client, whose network computes with client 0's outside of
+            local training.
+    """
+    if densities_differ(network):
+        raise ConfigError("model.network.synchronised", False, "true where Fisher information is measured")
+    if is_density(network) and kind != "empirical":
+        raise ConfigError(key, kind, "empirical where a density is estimated: there are no labels")
+
+
+def _scores_of_bits(x: Tensor) -> Callable[[Tensor], Iterator[Tensor]]:
+    """Logits to ``d log p(x) / d logits = x - sigmoid(logits)``."""
+
+    def scores(logits: Tensor) -> Iterator[Tensor]:
+        yield x.flatten(1).to(logits.dtype) - logits.sigmoid()
+
+    return scores
+
+
+def _scores(
+    kind: FisherKind, y: Tensor, outputs: Tensor | None, generator: torch.Generator | None
+) -> Callable[[Tensor], Iterator[Tensor]]:
+    """Logits to ``sqrt(weight) d log p(y) / d logits = sqrt(weight) (e_y - p)``, once for every label in the mean."""
+
+    def scores(logits: Tensor) -> Iterator[Tensor]:
+        allowed = None if outputs is None else outputs.to(logits.device)
+        if allowed is not None:
+            if not bool(allowed[y].all()):
+                raise ValueError(f"label {int(y[~allowed[y]][0])} is not among the outputs in the loss")
+            logits = logits.masked_fill(~allowed, -torch.inf)
+        p = logits.softmax(1)
+        if kind == "expected":
+            classes = range(p.shape[1]) if allowed is None else allowed.nonzero().flatten().tolist()
+            for label in classes:
+                yield _score(p, torch.full_like(y, label)) * p[:, label, None].sqrt()
+        elif kind == "sampled":
+            yield _score(p, _draw(p, generator))
+        elif kind == "weighted":
+            yield _score(p, y) * p.gather(1, y[:, None]).sqrt()
+        else:
+            yield _score(p, y)
+
+    return scores
+
+
+def _score(p: Tensor, y: Tensor) -> Tensor:
+    """``e_y - p``, ``[B, O]``."""
+    return -p.scatter_add(1, y[:, None], p.new_full((1, 1), -1.0).expand(len(y), 1))
+
+
+def _draw(p: Tensor, generator: torch.Generator | None) -> Tensor:
+    """One label per row of ``p [B, O]``, from one uniform number each."""
+    uniform = torch.rand(len(p), 1, generator=generator, dtype=torch.float64).to(p.device)
+    share = p.double().cumsum(1)
+    # Above every cumulative share up to rounding: scaled, so that an output without probability is never drawn.
+    return (share <= uniform * share[:, -1:]).sum(1)

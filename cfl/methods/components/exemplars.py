@@ -1,0 +1,122 @@
+"""Exemplars: samples that clients keep of the classes they have learned, chosen by herding (iCaRL, GLFC)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cfl.data.cohorts import CohortBatch
+from cfl.engines.cohort import Cohort
+from cfl.federation.replay_memory import chosen
+from cfl.methods.components.herding import herd
+from cfl.randomness.generators import seed_for
+
+Table = dict[str, Tensor]
+"""``place``, ``output`` and ``rank`` ``[S]`` int64 of a client's exemplars: where the sample is, its class, and how
+many of the class were chosen before it; place -1 in free slots. Stacked for a cohort ``[K, S]``."""
+
+
+def no_exemplars(size: int) -> Table:
+    """The table of a client with ``size`` free slots."""
+    free = torch.full((size,), -1, dtype=torch.int64)
+    return {"place": free, "output": free.clone(), "rank": torch.zeros(size, dtype=torch.int64)}
+
+
+def with_classes(before: Table, each: int, features: Tensor, labels: Tensor, places: Tensor) -> Table:
+    """A client's exemplars when it learns classes: iCaRL's Algorithms 4 and 5.
+
+    Args:
+        before: its table; other entries are not looked at.
+        each: exemplars of every class, of classes that it has already the first ones.
+        features: ``[n, d]`` of the samples to choose from.
+        labels: ``[n]`` int64, their classes; exemplars that it has of these classes are chosen anew.
+        places: ``[n]`` int64, where they are.
+
+    Returns:
+        The new table. Where there are more exemplars than slots, those of the latest classes stay.
+    """
+    found = labels.unique().tolist()
+    stays = (before["place"] >= 0) & (before["rank"] < each) & ~torch.isin(before["output"], torch.tensor(found))
+    parts = {name: [before[name][stays]] for name in ("place", "output", "rank")}
+    for output in found:
+        rows = (labels == output).nonzero().squeeze(1)
+        picked = rows[herd(features[rows], each)].cpu()
+        parts["place"].append(places[picked])
+        parts["output"].append(torch.full((len(picked),), output))
+        parts["rank"].append(torch.arange(len(picked)))
+    table = no_exemplars(size := len(before["place"]))
+    for name, values in parts.items():
+        held = torch.cat(values)[-size:]
+        table[name][: len(held)] = held
+    return table
+
+
+class Replayed(NamedTuple):
+    """Exemplars that join a local step, as if they were in the clients' training sets.
+
+    Attributes:
+        places: ``[K, M]`` int64, valid everywhere; anybody's where a client takes fewer than M.
+        mask: ``[K, M]`` bool, False there.
+        weights: ``[K, M]`` float64, so that own samples and exemplars of a client have one mean together.
+        own_factor: ``[K]`` float64, what the mean over own samples has to be multiplied with for that.
+    """
+
+    places: Tensor
+    mask: Tensor
+    weights: Tensor
+    own_factor: Tensor
+
+
+def replayed(
+    table: Table, cohort: Cohort, batch: CohortBatch, batch_size: int | None, seed: int, purpose: str
+) -> Replayed | None:
+    """Which exemplars join a step, see :func:`memory_share`; None for no sample at all.
+
+    Args:
+        table: the cohort's, ``[K, S]``.
+        cohort: its clients.
+        batch: the step.
+        batch_size: exemplars per client; None for their proportion.
+        seed: the run's.
+        purpose: name of the draw.
+    """
+    keys = [seed_for(seed, purpose, client, cohort.round, batch.step) for client in cohort.clients]
+    drawn = memory_share(table["place"] >= 0, cohort.sizes, batch.mask.cpu(), batch_size, keys)
+    if drawn is None:
+        return None
+    slots, taken = drawn
+    places, device = table["place"].gather(1, slots), batch.index.device
+    filled, mask = torch.where(taken, places, places[taken][0]).to(device), taken.to(device)
+    own = batch.mask.sum(1)
+    total = (own + mask.sum(1)).clamp(min=1)
+    return Replayed(filled, mask, mask.double() / total.unsqueeze(1), own.double() / total)
+
+
+def memory_share(
+    held: Tensor, sizes: Sequence[int], mask: Tensor, batch_size: int | None, keys: Sequence[int]
+) -> tuple[Tensor, Tensor] | None:
+    """Which slots of K clients' memories join a step; None for no sample at all.
+
+    Args:
+        held: ``[K, S]`` bool, slots that hold a sample.
+        sizes: the clients' numbers of training samples.
+        mask: ``[K, B]`` bool on the CPU, the step's own samples; a client without any takes nothing.
+        batch_size: samples per client and step, at most what it holds; None for as large a share of the memory as the
+            step has of the client's training samples, so that an epoch goes through memory and samples alike.
+        keys: K 63-bit integers, one draw each.
+
+    Returns:
+        ``[K, M]`` int64 slots and ``[K, M]`` bool, False where a client takes fewer than M.
+    """
+    wanted = torch.full((len(held),), batch_size or 0)
+    if batch_size is None:
+        samples = torch.tensor(sizes).clamp(min=1)
+        wanted = (held.sum(1) * mask.sum(1) + samples - 1) // samples  # rounded up, in integers
+    wanted = wanted.minimum(held.sum(1)) * mask.any(1)
+    if not int(wanted.max()):
+        return None
+    slots, taken = chosen(held, int(wanted.max()), torch.tensor(keys, dtype=torch.int64))
+    return slots, taken & (torch.arange(taken.shape[1]) < wanted.unsqueeze(1))

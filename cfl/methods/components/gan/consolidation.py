@@ -1,0 +1,74 @@
+"""Training a model at the server on images that generators have made."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from cfl.methods.components.gan.losses import acgan_loss
+from cfl.models.acgan import ACGAN
+from cfl.models.dropout import dropout_masks
+from cfl.models.evaluation import training_mode
+
+
+class MadeBatch(NamedTuple):
+    """What one step is taken on; see :func:`cfl.methods.components.gan.losses.acgan_loss`.
+
+    Attributes:
+        x: ``[N, C, H, W]``.
+        y: ``[N]`` int64.
+        weights: ``[N]``, of the images and of the ones generated against them.
+        noise: ``[N, Z]``.
+        allowed: ``[N, O]`` bool or None.
+        dropped: dropout layer name -> ``[N, ...]``, see :class:`cfl.models.dropout.DropoutMasks`.
+    """
+
+    x: Tensor
+    y: Tensor
+    weights: Tensor
+    noise: Tensor
+    allowed: Tensor | None
+    dropped: dict[str, Tensor]
+
+
+def consolidated(
+    network: ACGAN, tensors: Mapping[str, Tensor], names: Collection[str], batches: Iterable[MadeBatch], lr: float
+) -> dict[str, Tensor]:
+    """Some parameters after AC-GAN steps of Adam with betas 0.5 and 0.999, one on each batch.
+
+    Args:
+        network: the architecture; its own parameters are not touched.
+        tensors: parameters and buffers by name, to start from.
+        names: of the parameters that are trained; all else is left as it is.
+        batches: what to take the steps on.
+        lr: learning rate.
+    """
+    others = {name: tensor.detach().clone() for name, tensor in tensors.items() if name not in names}
+    trained = {name: tensors[name].detach().clone().requires_grad_() for name in names}
+    # Fused, it reads the weights once a step: on CPUs four times as fast as one operation after the other.
+    optimizer = torch.optim.Adam(trained.values(), lr=lr, betas=(0.5, 0.999), fused=True)
+    loss_of = _Loss(network)
+    with training_mode(network):
+        for batch in batches:
+            with torch.enable_grad(), dropout_masks(network, batch.dropped):
+                named = {f"network.{name}": tensor for name, tensor in {**trained, **others}.items()}
+                loss = functional_call(loss_of, named, (batch,))
+                optimizer.zero_grad()
+                loss.backward()
+            optimizer.step()
+    return {name: tensor.detach() for name, tensor in trained.items()}
+
+
+class _Loss(nn.Module):
+    """The loss as a module, so that ``functional_call`` can put parameters in."""
+
+    def __init__(self, network: ACGAN) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, batch: MadeBatch) -> Tensor:
+        return acgan_loss(self.network, batch.x, batch.y, batch.weights, batch.noise, batch.weights, batch.allowed)

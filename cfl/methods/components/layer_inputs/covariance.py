@@ -1,0 +1,206 @@
+"""The covariance of a layer's inputs: all that a sketch of them depends on but chance."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cfl.methods.components.subspace import conv_padding, layer_dim, layer_inputs
+
+_MAX_ROWS = 4096
+
+# Float64 products take twice the time of float32 ones; of a symmetric product in four strips, 5/8 are computed.
+_SYMMETRIC = 2 * 5 / 8
+
+# One normal number takes as long as so many float32 multiplications (measured: 3.4 ns against 1/40 ns).
+_NORMAL = 130
+
+# The eigenvectors of a covariance and the product that is its root, in float32 multiplications over d^3 (measured).
+_ROOT = 9
+
+
+class InputCovariance:
+    """``C = sum_j x_j x_j^T`` over a layer's input vectors ``x_j [d]``, in float64, batch by batch.
+
+    The vectors are those of :func:`cfl.methods.components.subspace.layer_inputs`. Float64, because a sketch drawn from
+    ``C`` has the square roots of its eigenvalues: float32 would leave singular values of 3e-4 of the largest where
+    there is nothing.
+
+    A convolution with vertical stride 1 needs no patches. With ``l_t`` the vector of all values that a patch sees of
+    padded image line t (``channels * kw`` long, one per horizontal position), the block of kernel lines i and i + a is
+    ``sum_u l_{u+i} l_{u+i+a}^T`` over output lines u. It depends on i by its first and last terms only, so that kh
+    products of whole images and some of single lines make all kh^2 blocks.
+
+    Args:
+        layer: see :func:`cfl.methods.components.subspace.layer_dim`.
+        with_bias: append an input that is always 1.
+
+    Attributes:
+        rows: number of input vectors so far.
+    """
+
+    def __init__(self, layer: nn.Module, with_bias: bool = False, device: torch.device | str | None = None) -> None:
+        self._d = layer_dim(layer, with_bias)
+        self._with_bias = with_bias
+        self._by_lines = by_lines(layer)
+        self.rows = 0
+        exact = partial(torch.zeros, dtype=torch.float64, device=device)
+        if isinstance(layer, nn.Conv2d) and self._by_lines:
+            kh, kw = layer.kernel_size
+            self._kernel = (kh, layer.in_channels, kw)
+            width = layer.in_channels * kw
+            self._blocks = exact(kh, kh, width, width)
+            self._sums = exact(kh, width)
+        else:
+            self._gram = exact(self._d, self._d)
+
+    @torch.no_grad()
+    def add(self, layer: nn.Module, x: Tensor) -> None:
+        """Add what ``layer``, or a copy of it, received; nothing of it is kept.
+
+        Raises:
+            ValueError: ``x`` does not fit the layer.
+        """
+        with torch.autocast(x.device.type, enabled=False):
+            if isinstance(layer, nn.Conv2d) and self._by_lines:
+                for lines in _image_lines(layer, x):
+                    self._add_lines(lines)
+                return
+            for rows in layer_inputs(layer, x, self._with_bias, _MAX_ROWS):
+                exact = rows.double()
+                for strip in _strips(self._d):
+                    self._gram[strip, : strip.stop].addmm_(exact[:, strip].T, exact[:, : strip.stop])
+                self.rows += len(rows)
+
+    def _add_lines(self, lines: Tensor) -> None:
+        """``[H, n, width]``: the n vectors of each padded image line."""
+        kernel_lines = len(self._blocks)
+        height = len(lines) - kernel_lines + 1
+        for lag in range(kernel_lines):
+            block = lines[:height].flatten(0, 1).T @ lines[lag : lag + height].flatten(0, 1)
+            self._blocks[0, lag] += block
+            for i in range(1, kernel_lines - lag):
+                first, behind = i - 1, i - 1 + height
+                block.addmm_(lines[first].T, lines[first + lag], alpha=-1)
+                block.addmm_(lines[behind].T, lines[behind + lag])
+                self._blocks[i, i + lag] += block
+        if self._with_bias:
+            for i in range(kernel_lines):
+                self._sums[i] += lines[i : i + height].sum((0, 1))
+        self.rows += height * lines.shape[1]
+
+    def matrix(self) -> Tensor:
+        """``C [d, d]``, float64, symmetric."""
+        lower = (self._from_blocks() if self._by_lines else self._gram).tril()
+        return lower + lower.tril(-1).T
+
+    def _from_blocks(self) -> Tensor:
+        kh, channels, kw = self._kernel
+        blocks = self._blocks.clone()
+        for i in range(kh):
+            for j in range(i):
+                blocks[i, j] = blocks[j, i].T
+        # From (kernel line, channel, kernel column) to the order of the weight, channel first.
+        weights = self._d - self._with_bias
+        inputs = blocks.view(kh, kh, channels, kw, channels, kw).permute(2, 0, 3, 4, 1, 5).reshape(weights, weights)
+        if not self._with_bias:
+            return inputs
+        sums = self._sums.view(kh, channels, kw).transpose(0, 1).reshape(weights, 1)
+        count = sums.new_full((1, 1), self.rows)
+        return torch.cat([torch.cat([inputs, sums], 1), torch.cat([sums.T, count], 1)])
+
+
+def by_lines(layer: nn.Module) -> bool:
+    """Whether the covariance of a layer's inputs follows from products of image lines."""
+    return isinstance(layer, nn.Conv2d) and layer.stride[0] == layer.dilation[0] == 1 and layer.kernel_size[0] > 1
+
+
+def _image_lines(layer: nn.Conv2d, x: Tensor) -> list[Tensor]:
+    """Padded images as ``[H, n, channels * kw]`` float64, some at a time."""
+    if x.ndim < 3 or x.shape[-3] != layer.in_channels:
+        raise ValueError(f"{layer} does not take an input of shape {list(x.shape)}")
+    images = F.pad(x.reshape(-1, *x.shape[-3:]), conv_padding(layer))
+    extent = layer.dilation[1] * (layer.kernel_size[1] - 1) + 1
+    windows = images.unfold(3, extent, layer.stride[1])[..., :: layer.dilation[1]].permute(2, 0, 3, 1, 4)
+    at_once = max(1, _MAX_ROWS // (windows.shape[0] * windows.shape[2]))
+    return [part.double().flatten(3).flatten(1, 2) for part in windows.split(at_once, 1)]
+
+
+def _strips(d: int) -> list[slice]:
+    """Four strips of equal height, the last of what is left; one where products would be small."""
+    height = d if d < 64 else -(-d // 4)
+    return [slice(start, min(start + height, d)) for start in range(0, d, height)]
+
+
+def covariance_is_cheaper(layer: nn.Module, rows: int, d: int, columns: int) -> bool:
+    """Whether :func:`draw_sketch` takes at most two thirds of the time of multiplying every input by Gaussian numbers.
+
+    An estimate from the number of operations on a CPU, known before the data are seen. In float32 multiplications,
+    with n rows and s columns: ``n s (d + 130)`` for the product and its ``n s`` normal numbers, against
+    ``n d^2 w + s d (d + 130) + 9 d^3`` for the covariance (w = 5/4, or 2/kh by lines), the draw, and the square root in
+    between. Two thirds, because the estimate is a rough one and drawing row by row is the plain way.
+
+    Args:
+        layer: whose inputs.
+        rows: n, of one client.
+        d: length of an input.
+        columns: s, of the sketch.
+    """
+    per_row = d * d * (2 / layer.kernel_size[0] if isinstance(layer, nn.Conv2d) and by_lines(layer) else _SYMMETRIC)
+    directly = rows * columns * (d + _NORMAL)
+    return 3 * (rows * per_row + columns * d * (d + _NORMAL) + _ROOT * d**3) < 2 * directly
+
+
+@torch.no_grad()
+def draw_sketch(
+    covariance: Tensor, basis: Tensor | None, columns: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A sketch ``A = X* G`` of inputs that are known by their covariance only (FOT eq 8, 9).
+
+    Given the inputs ``X* [d, n]`` outside the basis, the columns of ``X* G`` with G iid N(0, 1) are independent and
+    each is Gaussian with mean 0 and covariance ``C* = X* X*^T``. So are those of ``L Z`` with ``L L^T = C*`` and
+    ``Z [d, s]`` iid N(0, 1): the same distribution, with ``d s`` numbers drawn instead of ``n s``.
+
+    ``C* = (I - O O^T) C (I - O O^T)`` is taken here, in float64: energies outside the basis are right to about 1e-15
+    of the whole, which is less than the rounding of float32 inputs projected one by one leaves (1e-13).
+
+    L is the symmetric square root of C*. A triangular factor would be cheaper, but where an input depends on those
+    before it, as behind a basis or with units that never fire, rounding decides what its columns are; the sketch would
+    then change at random with the number of processes. The root moves by no more than sqrt(2) times what the inputs do.
+
+    Args:
+        covariance: ``C [d, d]`` of the inputs, float64.
+        basis: ``O [d, k]`` orthonormal, or None.
+        columns: s.
+        generator: the draws are float32 on its device, ``[d, s]`` at once.
+
+    Returns:
+        ``A [d, s]`` float32 and the float64 scalars ``||X||_F^2``, ``||X*||_F^2``; NaN if the covariance has any.
+    """
+    outside = covariance if basis is None else _outside(covariance, basis.double())
+    root = _root(outside).float()
+    gaussian = torch.randn(len(root), columns, generator=generator, device=generator.device).to(root.device)
+    with torch.autocast(root.device.type, enabled=False):
+        return root @ gaussian, covariance.trace(), outside.trace()
+
+
+def _outside(covariance: Tensor, basis: Tensor) -> Tensor:
+    """``(I - O O^T) C (I - O O^T)``."""
+    if basis.shape[1] >= basis.shape[0]:
+        return torch.zeros_like(covariance)
+    with torch.autocast(covariance.device.type, enabled=False):
+        product = covariance @ basis
+        half = (product - basis @ (basis.T @ product) / 2) @ basis.T
+    return covariance - half - half.T
+
+
+def _root(covariance: Tensor) -> Tensor:
+    """``C^(1/2) [d, d]``; NaN if the covariance has NaN or infinity, which LAPACK need not survive."""
+    if not bool(torch.isfinite(covariance).all()):
+        return torch.full_like(covariance, torch.nan)
+    energies, directions = torch.linalg.eigh(covariance)
+    with torch.autocast(covariance.device.type, enabled=False):
+        return directions * energies.clamp(min=0).sqrt() @ directions.T

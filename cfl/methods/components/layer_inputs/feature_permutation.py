@@ -1,0 +1,58 @@
+"""Permutations of the features between layers, another one for every task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from cfl.randomness.generators import numpy_generator
+
+
+class FeaturePermutations:
+    """Every task's permutation of the columns of some weights; task 0 has them in order.
+
+    A weight with permuted columns, ``W'_j = W_perm(j)``, computes from inputs ``h`` what ``W`` computes from them in
+    another order: ``W' h = W h'`` with ``h'_perm(j) = h_j``. So nothing has to be put between the layers.
+
+    Args:
+        columns: weight name -> number of input features: of columns for a matrix ``[o, d]``, of channels for a
+            convolution ``[o, c, kh, kw]``.
+        kernel_axes: weight name -> number of axes behind the features: 0 for a matrix, 2 for a convolution.
+        seed: the run's seed.
+    """
+
+    def __init__(self, columns: Mapping[str, int], kernel_axes: Mapping[str, int], seed: int) -> None:
+        self.columns, self.kernel_axes, self.seed = dict(columns), dict(kernel_axes), seed
+        self._known: dict[tuple[int, str, bool], Tensor] = {}
+
+    def order(self, task: int, name: str) -> Tensor:
+        """``perm``, ``[columns]`` int64, by a generator named by the task and the weight's place among ``columns``."""
+        number = list(self.columns).index(name)
+        generator = numpy_generator(self.seed, "feature permutation", task, number)
+        return torch.from_numpy(generator.permutation(self.columns[name]))
+
+    def apply(self, task: int, tensors: Mapping[str, Tensor], undo: bool = False) -> dict[str, Tensor]:
+        """Tensors with the features of the known weights permuted, or put back; the others as they are.
+
+        Args:
+            task: from 0.
+            tensors: weight name -> ``[..., features, *kernel]``.
+            undo: the inverse permutation.
+        """
+        permuted = dict(tensors)
+        if task > 0:
+            for name, tensor in tensors.items():
+                if name in self.columns:
+                    index = self._index(task, name, undo).to(tensor.device)
+                    permuted[name] = tensor.index_select(-1 - self.kernel_axes[name], index)
+        return permuted
+
+    def _index(self, task: int, name: str, undo: bool) -> Tensor:
+        key = (task, name, undo)
+        if key not in self._known:
+            self._known = {known: index for known, index in self._known.items() if known[0] == task}
+            order = self.order(task, name)
+            self._known[key] = order.argsort() if undo else order
+        return self._known[key]

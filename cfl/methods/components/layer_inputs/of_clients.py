@@ -1,0 +1,169 @@
+"""What a client's samples look like to the layers of the global model, for statistics taken after a task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from cfl.data.task_handles import TaskRef
+from cfl.methods.components.layer_inputs.weighted_layers import WeightedLayer
+from cfl.methods.components.subspace import layer_inputs
+from cfl.models.evaluation import evaluation_mode
+from cfl.randomness.generators import numpy_generator
+
+if TYPE_CHECKING:
+    from cfl.federation.federation import Federation
+
+See = Callable[[str, Tensor], None]
+
+
+def some_samples(
+    federation: Federation, task: int, client: int, most: int, purpose: str, batch_size: int
+) -> Iterator[Tensor]:
+    """Network inputs ``[b, C, H, W]``, ``b <= batch_size``, of at most ``most`` of a client's training samples.
+
+    Which ones is drawn by a generator named ``purpose``, task and client.
+    """
+    data = federation.data
+    own = data.indices[task][client]
+    if len(own) > most:
+        chosen = numpy_generator(data.seed, purpose, task, client).choice(len(own), most, replace=False)
+        chosen.sort()
+        own = own[chosen]
+    device = next(federation.network.parameters()).device
+    for part in torch.from_numpy(own).to(device).split(batch_size):
+        yield data.gather(task, part)[0]
+
+
+def client_model(federation: Federation, task: TaskRef, client: int) -> dict[str, Tensor]:
+    """Parameters and buffers with which a client computes in a task before it trains: the global ones and its own.
+
+    BatchNorm's running statistics are copies where nobody keeps any: a pass that uses the batch's own moves them.
+    """
+    own = {name: values[0] for name, values in federation.own_tensors((client,)).items()}
+    state = federation.state_tensors()
+    if federation.batchnorm == "drop":
+        state.update({name: state[name].clone() for name in _running_statistics(federation.network)})
+    model = federation.encode(task, {**state, **own})
+    return {name: tensor.detach() for name, tensor in model.items()}
+
+
+def _running_statistics(network: nn.Module) -> set[str]:
+    layers = [(path, layer) for path, layer in network.named_modules() if isinstance(layer, _BatchNorm)]
+    return {f"{path}.{name}" for path, layer in layers for name, _ in layer.named_buffers(recurse=False)}
+
+
+@contextmanager
+def evaluating(federation: Federation) -> Iterator[None]:
+    """The network without dropout, for a client's model: with the batch's own statistics where nobody keeps any."""
+    nobody_keeps = federation.batchnorm == "drop"
+    statistics = federation.evaluation_statistics() if nobody_keeps else nullcontext()
+    with evaluation_mode(federation.network), statistics:
+        yield
+
+
+@contextmanager
+def evaluating_global(federation: Federation) -> Iterator[None]:
+    """As :func:`evaluating`, for a model that is no client's: as it is tested, with the batch's own statistics where
+    clients keep theirs to themselves too. ``federation.state_tensors()`` has none of these within the context; what is
+    taken before has the initial ones, which nothing has ever moved.
+    """
+    with evaluation_mode(federation.network), federation.evaluation_statistics():
+        yield
+
+
+@contextmanager
+def inputs_watched(watchers: Mapping[nn.Module, Callable[[nn.Module, Tensor], None]]) -> Iterator[None]:
+    """Within the context, every layer tells its watcher, as ``watcher(layer, x)``, what it is about to be given."""
+
+    def hook(watcher: Callable[[nn.Module, Tensor], None]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        return lambda layer, inputs: watcher(layer, inputs[0])
+
+    handles = [layer.register_forward_pre_hook(hook(watcher)) for layer, watcher in watchers.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def seen_inputs(layers: Mapping[str, WeightedLayer], see: See) -> Iterator[None]:
+    """Within the context, every forward pass shows ``see`` the layers' names and inputs, in pieces ``[n, d]``."""
+
+    def watcher(name: str) -> Callable[[nn.Module, Tensor], None]:
+        def show(layer: nn.Module, x: Tensor) -> None:
+            for rows in layer_inputs(layer, x.detach()):
+                see(name, rows)
+
+        return show
+
+    with inputs_watched({layer: watcher(name) for name, layer in layers.items()}):
+        yield
+
+
+@contextmanager
+def probed_outputs(layers: Mapping[str, WeightedLayer]) -> Iterator[dict[str, list[Tensor]]]:
+    """Within the context, zeros that want gradients are added to the layers' outputs.
+
+    Their gradients are those by the outputs, whatever happens to the outputs in place later.
+
+    Yields:
+        name -> the zeros, one tensor ``[b, o, ...]`` per time the layer was used; to be emptied between passes.
+    """
+    probes: dict[str, list[Tensor]] = {name: [] for name in layers}
+
+    def hook(name: str) -> Any:
+        def add(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            probe = torch.zeros_like(output, requires_grad=True)
+            probes[name].append(probe)
+            return output + probe
+
+        return add
+
+    handles = [layer.register_forward_hook(hook(name)) for name, layer in layers.items()]
+    try:
+        yield probes
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def run_model(federation: Federation, model: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """Logits ``[b, O]`` of the network with these parameters and buffers."""
+    logits: Tensor = functional_call(federation.network, dict(model), (x,))
+    return logits
+
+
+def encode_inputs(federation: Federation, task: int, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Vectors that layers multiply their weights with, from the server's coordinates to those of a task's clients.
+
+    Args:
+        federation: whose methods may permute a weight's columns from task to task, see ``Method.encode``.
+        task: from 0.
+        rows: layer name -> ``[..., n, d]``.
+    """
+    return _permuted(federation.encode, federation, task, rows)
+
+
+def decode_inputs(federation: Federation, task: int, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Undo :func:`encode_inputs`."""
+    return _permuted(federation.decode, federation, task, rows)
+
+
+def _permuted(
+    permute: Callable[[int, dict[str, Tensor]], dict[str, Tensor]],
+    federation: Federation,
+    task: int,
+    rows: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    shapes = {name: federation.network.get_parameter(f"{name}.weight").shape[1:] for name in rows}
+    as_weights = {f"{name}.weight": r.reshape(*r.shape[:-1], *shapes[name]) for name, r in rows.items()}
+    permuted = permute(task, as_weights)
+    return {name: permuted[f"{name}.weight"].reshape(r.shape) for name, r in rows.items()}

@@ -1,0 +1,80 @@
+"""One client's sketch of one layer's inputs, computed in whichever of two ways is cheaper."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from cfl.methods.components.layer_inputs.covariance import InputCovariance, covariance_is_cheaper, draw_sketch
+from cfl.methods.components.subspace import Sketch, layer_dim, layer_inputs, sketch_rows
+
+
+class Sketched(NamedTuple):
+    """What a sketch says of a layer's inputs.
+
+    Attributes:
+        A: ``[d, s]``.
+        input_energy: ``||X||_F^2``, float64 scalar.
+        residual_energy: ``||X*||_F^2``, likewise.
+    """
+
+    A: Tensor
+    input_energy: Tensor
+    residual_energy: Tensor
+
+
+class LayerSketch:
+    """``A = X* G`` (FOT eq 8, 9), piece by piece (:class:`cfl.methods.components.subspace.Sketch`) or by way of the
+    covariance.
+
+    Both ways have the same distribution (:func:`cfl.methods.components.layer_inputs.covariance.draw_sketch`). Which is
+    taken depends on layer, ``rows`` and ``columns`` only, so that a client's draws do not depend on how it cuts its
+    samples into batches, and is the same on every machine; on an accelerator it is always the first, since normal
+    numbers cost nothing there and float64 may cost a lot. With many more rows than inputs, as convolutions have, the
+    covariance is several times cheaper.
+
+    Args:
+        layer: see :func:`cfl.methods.components.subspace.layer_dim`.
+        with_bias: whether 1 is appended to its inputs.
+        columns: s.
+        basis: ``[d, k]`` of earlier tasks' inputs, on the layer's device, or None.
+        generator: one per client, layer and task.
+        rows: number of inputs to come.
+        shared: other clients draw the same numbers, so that only the first way will do.
+    """
+
+    def __init__(
+        self,
+        layer: nn.Module,
+        with_bias: bool,
+        columns: int,
+        basis: Tensor | None,
+        generator: torch.Generator,
+        rows: int,
+        shared: bool = False,
+    ) -> None:
+        d, device = layer_dim(layer, with_bias), next(layer.parameters()).device
+        self._with_bias, self._columns, self._basis, self._generator = with_bias, columns, basis, generator
+        self._covariance: InputCovariance | None = None
+        self._sketch: Sketch | None = None
+        if device.type == "cpu" and not shared and covariance_is_cheaper(layer, rows, d, columns):
+            self._covariance = InputCovariance(layer, with_bias, device)
+        else:
+            self._sketch = Sketch(d, columns, device=device)
+
+    def add(self, layer: nn.Module, x: Tensor) -> None:
+        """Add what the layer, or a copy of it, received in a forward pass."""
+        if self._covariance is not None:
+            self._covariance.add(layer, x)
+        elif self._sketch is not None:
+            sketch_rows(self._sketch, layer_inputs(layer, x, self._with_bias), self._basis, self._generator)
+
+    def finish(self) -> Sketched:
+        """The sketch of all that was added; once."""
+        if self._sketch is not None:
+            return Sketched(self._sketch.A, self._sketch.input_energy, self._sketch.residual_energy)
+        assert self._covariance is not None
+        matrix, self._covariance = self._covariance.matrix(), None
+        return Sketched(*draw_sketch(matrix, self._basis, self._columns, self._generator))

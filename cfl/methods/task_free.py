@@ -1,0 +1,317 @@
+"""What methods that need neither task ids nor boundaries are shown of rounds, cohorts and the federation.
+
+General continual learning has no task ids and no boundaries at training time. A method that declares so
+(``Method.task_free``) gets rounds, cohorts and batches whose ``task`` is a
+:class:`cfl.data.task_handles.SealedTask`: functions that address a client's current data or map a model into its
+coordinates take it, arithmetic and comparisons fail. The federation that it is set up with shows what is named here and
+nothing else, and finds data by a sealed task only; a buffer's samples, and those that other methods have added to a
+step, come with :class:`cfl.data.task_handles.SealedTasks`. Samples go by handles, in a step's ``index`` too, and of
+what clients keep it is shown its own topics, of other methods what they declare. What a loss is taken over stays open
+to it: a client that computes one knows its outputs, which differ from task to task only where the scenario or
+``data.class_loss`` tells clients so.
+
+It keeps a method from leaning on a task unawares. It is no sandbox: Python lets whoever means to, reach into what
+begins with an underscore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, NoReturn, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cfl.data.schedule import RoundPlan
+from cfl.data.task_handles import SealedTask, SealedTasks, TaskHidden, only_handle
+from cfl.engines.cohort import Cohort
+from cfl.federation.federation import Federation
+from cfl.federation.method_protocol import FederatedMethod
+
+
+class _View:
+    """Shows some names of what it stands in front of. Any other is refused, and so is setting one."""
+
+    _SHOWN: ClassVar[frozenset[str]]
+    _WHOSE: ClassVar[str]
+
+    def __init__(self, behind: Any) -> None:
+        object.__setattr__(self, "_behind", behind)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # asked for by Python itself; a copy that is being made has nothing yet
+            raise AttributeError(name)
+        if name not in self._SHOWN:
+            raise TaskHidden(f"{name} of {self._WHOSE}")
+        return getattr(self._behind, name)
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        raise TaskHidden(f"setting {name} of {self._WHOSE}")
+
+
+class SealedPlan(_View):
+    """A round without what says where its task begins and ends; see :class:`cfl.data.schedule.RoundPlan`."""
+
+    _SHOWN = frozenset({"round", "clients"})
+    _WHOSE = "a round"
+
+    @property
+    def task(self) -> SealedTask:
+        """Stands for the round's task."""
+        return SealedTask(self._behind.task)
+
+
+class SealedCohort(_View):
+    """A cohort, its task hidden."""
+
+    _WHO = frozenset({"clients", "sizes", "round", "steps", "lr", "network"})
+    _TENSORS = frozenset({"parameters", "buffers", "received", "own", "gradients", "used_outputs"})
+    _SHOWN = _WHO | _TENSORS | frozenset({"gradients_on", "use_outputs", "used_rows", "rows"})
+    _WHOSE = "a cohort"
+
+    @property
+    def task(self) -> SealedTask:
+        """Stands for the task that the clients train."""
+        return SealedTask(self._behind.task)
+
+
+class SealedSchedule(_View):
+    """How many rounds there are, and whose those are that have begun or are about to; not what they train.
+
+    Who takes part in later ones would tell boundaries before they come, where clients join or leave with a task.
+
+    Args:
+        behind: :class:`cfl.data.schedule.BoundSchedule`.
+        latest: says which is the running round, or the next one when it has ended.
+    """
+
+    _SHOWN = frozenset({"num_rounds"})
+    _WHOSE = "the schedule"
+
+    def __init__(self, behind: Any, latest: Callable[[], int]) -> None:
+        super().__init__(behind)
+        object.__setattr__(self, "_latest", latest)
+
+    def _begun(self, number: int) -> int:
+        latest = self._latest()
+        if number > latest:
+            raise TaskHidden(f"round {number} of the schedule, behind round {latest}, which is as far as one may look,")
+        return number
+
+    def round(self, number: int) -> SealedPlan:
+        """A round, sealed."""
+        return SealedPlan(self._behind.round(self._begun(number)))
+
+    def present(self, round: int) -> np.ndarray:
+        """As :meth:`cfl.data.schedule.BoundSchedule.present`."""
+        present: np.ndarray = self._behind.present(self._begun(round))
+        return present
+
+    def task_at(self, round: int, client: int) -> SealedTask:
+        """Stands for the task that a client is at in a round."""
+        return SealedTask(self._behind.task_at(self._begun(round), client))
+
+
+class SealedSettings(_View):
+    """The schedule's settings without the tasks' lengths."""
+
+    _SHOWN = frozenset({"local_epochs", "batch_size", "drop_last"})
+    _WHOSE = "the schedule's settings"
+
+
+class SealedBuffer(_View):
+    """The clients' buffers, to draw from."""
+
+    _SHOWN = frozenset({"draw", "draw_between_rounds", "fill", "holders", "size", "keeps_logits"})
+    _WHOSE = "the buffer"
+
+
+class SealedData(_View):
+    """The data module, which finds samples by a client's sealed task or by handles; not whose task's they are.
+
+    Places rise from task to task. Handles (:class:`cfl.data.exposure.Handles`) stand for them here: a client knows its
+    own samples again by them, and whether those that it has now are those that it had.
+    """
+
+    _SETTINGS = frozenset({"seed", "scenario", "exposure", "eval_batch_size"})
+    _SHAPES = frozenset({"input_shape", "num_outputs", "num_clients", "most_trained_on"})
+    _SHOWN = _SETTINGS | _SHAPES
+    _WHOSE = "the data"
+
+    @property
+    def schedule(self) -> SealedSettings:
+        """The schedule's settings."""
+        return SealedSettings(self._behind.schedule)
+
+    def places_trained_on(self, task: SealedTask, client: int) -> np.ndarray:
+        """Ascending handles of what a client trains on: in the order of places, those of a portion (``data.exposure:
+        asynchronous``) would be sorted by task."""
+        places = self._behind.places_trained_on(only_handle(task), client)
+        return np.sort(self._behind.handles.of(places))
+
+    def samples_at(
+        self, handles: Tensor, moment: tuple[int, int] | None = None, words: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, SealedTasks]:
+        """As :meth:`cfl.data.datamodule.FederatedDataModule.samples_at`, by handles."""
+        samples: tuple[Tensor, Tensor, SealedTasks]
+        samples = self._behind.samples_at(self._behind.handles.places(handles), moment, words)
+        return samples
+
+    def labels_at(self, handles: Tensor) -> Tensor:
+        """As :meth:`cfl.data.datamodule.FederatedDataModule.labels_at`, by handles."""
+        labels: Tensor = self._behind.labels_at(self._behind.handles.places(handles))
+        return labels
+
+    def outputs_in_loss(self, task: SealedTask, client: int) -> Tensor | None:
+        """As :meth:`cfl.data.datamodule.FederatedDataModule.outputs_in_loss`."""
+        outputs: Tensor | None = self._behind.outputs_in_loss(only_handle(task), client)
+        return outputs
+
+    def outputs_in_loss_of(self, samples: SealedTasks, task: SealedTask) -> Tensor | None:
+        """As :meth:`cfl.data.datamodule.FederatedDataModule.outputs_in_loss_of`."""
+        outputs: Tensor | None = self._behind.outputs_in_loss_of(samples, only_handle(task))
+        return outputs
+
+    def client_batches(
+        self, task: SealedTask, client: int, batch_size: int, device: torch.device
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """As :meth:`cfl.data.datamodule.FederatedDataModule.client_batches`."""
+        batches: Iterator[tuple[Tensor, Tensor]]
+        batches = self._behind.client_batches(only_handle(task), client, batch_size, device)
+        return batches
+
+
+class SealedStates(_View):
+    """What clients keep between rounds of the method's own; not what others keep of them, such as a buffer's places.
+
+    Args:
+        behind: :class:`cfl.federation.client_states.ClientStates`.
+        topics: the method's own.
+    """
+
+    _SHOWN = frozenset({"gather", "scatter", "forget", "holders", "get"})  # all of which take a topic first
+    _WHOSE = "what clients keep"
+
+    def __init__(self, behind: Any, topics: frozenset[str]) -> None:
+        super().__init__(behind)
+        object.__setattr__(self, "_topics", topics)
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+
+        def of_own(topic: str, *arguments: Any, **options: Any) -> Any:
+            if topic not in self._topics:
+                raise TaskHidden(f"{topic!r}, not among the method's topics {sorted(self._topics)},")
+            return found(topic, *arguments, **options)
+
+        return of_own
+
+
+class SealedChannel(_View):
+    """Messages between clients and server; not in which task a client was left out, nor what others send."""
+
+    _SHOWN = frozenset(
+        {"downlink", "uplink", "sum", "mean", "uplink_individually", "collect_individually", "usable", "on_bad_update"}
+    )
+    _WHOSE = "the channel"
+
+
+class SealedMethod(_View):
+    """Another method: of what class it is and what it declares, not what it was set up with."""
+
+    _NAMES = frozenset({"name", "source", "key"})
+    _SHOWN = _NAMES | frozenset({"overrides", "changes_gradients", "refines_gradients", "moves_model_after_round"})
+    _WHOSE = "another method"
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[FederatedMethod]:  # type: ignore[override]
+        return type(self._behind)
+
+
+class SealedFederation(_View):
+    """The federation, without what says which task clients are at.
+
+    Args:
+        behind: :class:`cfl.federation.federation.Federation`.
+        topics: the method's own among what clients keep.
+        method: whose it is.
+    """
+
+    _MODEL = frozenset({"network", "batchnorm", "shared_parameters", "shared_buffers", "personal"})
+    _TENSORS = frozenset({"state_tensors", "own_tensors", "shared_tensors", "evaluation_statistics"})
+    _SHOWN = _MODEL | _TENSORS | frozenset({"round", "finished", "has_personal_models"})
+    _WHOSE = "the federation"
+
+    def __init__(self, behind: Any, topics: frozenset[str], method: FederatedMethod) -> None:
+        super().__init__(behind)
+        object.__setattr__(self, "_topics", topics)
+        object.__setattr__(self, "_method", method)
+
+    @property
+    def methods(self) -> dict[str, FederatedMethod]:
+        """Name -> the method itself, or what is shown of another."""
+        return {
+            name: method if method is self._method else cast(FederatedMethod, SealedMethod(method))
+            for name, method in self._behind.methods.items()
+        }
+
+    @property
+    def clients(self) -> SealedStates:
+        """What clients keep of the method's own."""
+        return SealedStates(self._behind.clients, self._topics)
+
+    @property
+    def channel(self) -> SealedChannel:
+        """What clients and server send each other."""
+        return SealedChannel(self._behind.channel)
+
+    @property
+    def data(self) -> SealedData:
+        """Clients' samples."""
+        return SealedData(self._behind.data)
+
+    @property
+    def schedule(self) -> SealedSchedule:
+        """Rounds and sampling."""
+        return SealedSchedule(self._behind.schedule, lambda: self._behind.round)
+
+    @property
+    def buffer(self) -> SealedBuffer | None:
+        """Clients' buffers, if there are any."""
+        return None if self._behind.buffer is None else SealedBuffer(self._behind.buffer)
+
+    def members(self, task: SealedTask) -> list[int]:
+        """As :meth:`cfl.federation.federation.Federation.members`."""
+        members: list[int] = self._behind.members(only_handle(task))
+        return members
+
+    def own_clients(self, task: SealedTask, clients: Sequence[int]) -> list[int]:
+        """As :meth:`cfl.federation.federation.Federation.own_clients`."""
+        own: list[int] = self._behind.own_clients(only_handle(task), clients)
+        return own
+
+    def encode(self, task: SealedTask, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """As :meth:`cfl.federation.federation.Federation.encode`."""
+        encoded: dict[str, Tensor] = self._behind.encode(only_handle(task), tensors)
+        return encoded
+
+    def decode(self, task: SealedTask, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """As :meth:`cfl.federation.federation.Federation.decode`."""
+        decoded: dict[str, Tensor] = self._behind.decode(only_handle(task), tensors)
+        return decoded
+
+
+def sealed_plan(plan: RoundPlan) -> RoundPlan:
+    """What a method is shown of a round."""
+    return cast(RoundPlan, SealedPlan(plan))
+
+
+def sealed_cohort(cohort: Cohort) -> Cohort:
+    """What a method is shown of a cohort."""
+    return cast(Cohort, SealedCohort(cohort))
+
+
+def sealed_federation(federation: Federation, topics: frozenset[str], method: FederatedMethod) -> Federation:
+    """What a method is set up with that keeps ``topics`` of clients between rounds."""
+    return cast(Federation, SealedFederation(federation, topics, method))

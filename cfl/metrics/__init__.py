@@ -1,0 +1,1 @@
+"""What a run measures after each task, and the figures that follow from it."""

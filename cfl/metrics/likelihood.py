@@ -1,0 +1,121 @@
+"""Negative log-likelihoods and their forgetting, read off the NLL matrix of one run.
+
+``n[t, i]`` is the mean over task i's test samples of ``-log p(x)`` in nats after learning task t, both counted from 0,
+NaN where it was not evaluated; lower is better. For tasks seen up to and including ``t``::
+
+    NLL             mean over i <= t of n[t, i]
+    base NLL        n[t, 0]                                       the first task
+    new NLL         n[t, t]                                       the task just learned
+    NLL forgetting  mean over i < t of max(0, n[t, i] - min over j < t of n[j, i])
+
+(CONFEDMADE, section 4; the forgetting printed there has the opposite sign in the maximum, which for a loss would count
+what has been gained. As there, the best earlier value may be one from before task i was learned.) A run with one
+personal model per client has one such matrix per client: functions take leading dimensions, ``[..., T, T]`` to
+``[...]``, and never average over them.
+
+Worked by hand for three tasks and ``n = [[70, 90, 95], [85, 60, 88], [80, 75, 50]]``:
+
+- NLL = (80 + 75 + 50) / 3 = 68.333..., base NLL = 80, new NLL = 50.
+- NLL forgetting = (max(0, 80 - min(70, 85)) + max(0, 75 - min(90, 60))) / 2 = (10 + 15) / 2 = 12.5.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from cfl.metrics.accuracy import average_accuracy, last_evaluated, mean_over, own_tasks
+from cfl.metrics.task_matrix import TaskMatrix
+
+NLL_FORMULAS: dict[str, str] = {
+    "nll": "mean over i <= t of n[t, i], in nats (lower is better)",
+    "base_nll": "n[t, 0], the first task, in nats (lower is better)",
+    "new_nll": "n[t, t], the task just learned, in nats (lower is better)",
+    "nll_forgetting": "mean over i < t of max(0, n[t, i] - min over j < t of n[j, i]), in nats (lower is better)",
+}
+"""What each key of :meth:`NLLMatrix.summary` means; ``n[t, i]`` is the mean negative log-likelihood of task i's test
+samples after learning task t, both counted from 0."""
+
+
+def nll_forgetting(n: Tensor, after: int | None = None) -> Tensor:
+    """``mean_{i < t} max(0, n[t, i] - min_{j < t} n[j, i])``; rows in which a task was not evaluated are left out.
+
+    Args:
+        n: ``[..., T, T]`` NLL matrix in nats.
+        after: the row t, 0 .. T-1; None takes the last row in which anything was evaluated.
+
+    Returns:
+        ``[...]`` float64 in nats; NaN for t = 0 and where a term is missing.
+    """
+    n = n.double()
+    t = last_evaluated(n) if after is None else after
+    if t is None or t == 0:
+        return n.new_full(n.shape[:-2], math.nan)
+    earlier = n[..., :t, :t]
+    best = earlier.masked_fill(torch.isnan(earlier), math.inf).amin(-2)
+    best = best.masked_fill(best == math.inf, math.nan)
+    return mean_over((n[..., t, :t] - best).clamp(min=0), own_tasks(n)[..., :t])  # clamp leaves NaN alone
+
+
+class NLLMatrix(TaskMatrix):
+    """Sums of negative log-likelihoods, from which the NLL matrix of a run is computed, in nats per sample.
+
+    Sums are in float64, hence the same up to that precision in whichever order and over however many processes.
+
+    Args:
+        num_tasks: number of tasks T, at least 1.
+        num_clients: number of clients C when each is evaluated by itself, at least 1; None for one global model.
+
+    Raises:
+        cfl.runtime.errors.ConfigError: a number below 1.
+    """
+
+    higher_is_better = False
+
+    def __init__(self, num_tasks: int, num_clients: int | None = None) -> None:
+        super().__init__(num_tasks, num_clients, torch.float64)
+
+    def update(self, row: int, task: int, total: Tensor | float, count: int, client: int | None = None) -> None:
+        """Add one batch or one whole test set.
+
+        Args:
+            row: the task just learned, 0 .. T-1, or -1 for the model before any training.
+            task: whose test samples these are, 0 .. T-1.
+            total: sum of their negative log-likelihoods in nats.
+            count: how many there are.
+            client: whose model it was, 0 .. C-1; None exactly when there is one global model.
+
+        Raises:
+            ValueError: an index out of range, a client where none belongs or none where one does, or a sum that is not
+                finite.
+        """
+        place = self._place(row, task, client)
+        total = float(total)
+        if not math.isfinite(total) or count < 0:
+            raise ValueError(f"{count} samples of task {task} have a negative log-likelihood of {total}")
+        self.sums[place] += total
+        self.counts[place] += count
+
+    def summary(self, after: int | None = None) -> dict[str, float | None]:
+        """The figures of :data:`NLL_FORMULAS`, ready for JSON; each the mean over the clients for which it is defined.
+
+        Args:
+            after: the row t, 0 .. T-1; None takes the last row in which anything was evaluated.
+        """
+        n = self.compute()
+        t = last_evaluated(n) if after is None else after
+        if t is None:
+            return dict.fromkeys(NLL_FORMULAS)
+        figures = {
+            "nll": average_accuracy(n, t),
+            "base_nll": n[..., t, 0],
+            "new_nll": n[..., t, t],
+            "nll_forgetting": nll_forgetting(n, t),
+        }
+        means = {key: figure.nanmean().item() for key, figure in figures.items()}
+        summary: dict[str, float | None] = {key: None if math.isnan(mean) else mean for key, mean in means.items()}
+        if self.num_clients is not None:
+            summary["clients_evaluated"] = int((~torch.isnan(figures["nll"])).sum())
+        return summary

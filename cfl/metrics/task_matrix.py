@@ -1,0 +1,168 @@
+"""What was measured on every task after every task, kept as sums and counts from which means are computed."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from cfl.runtime import distributed
+from cfl.runtime.errors import ConfigError
+
+
+class TaskMatrix(Metric, ABC):
+    """Sums and counts of one figure per task of test samples, after every task and before any training.
+
+    Both are additive: batches may arrive in any order, over any number of processes, before or after a checkpoint was
+    loaded. They are part of ``state_dict()``. With several processes each counts a share of a row, from a cleared row
+    on; :meth:`add_up` then makes it the same in all of them.
+
+    Attributes:
+        sums: ``[T + 1, T]``, or ``[C, T + 1, T]`` for clients: row t after learning task t, row T before any training.
+        counts: how many samples they are over, int64, otherwise the same.
+
+    Args:
+        num_tasks: number of tasks T of the stream, at least 1.
+        num_clients: number of clients C when each is evaluated on a model of its own, at least 1; None for one
+            global model.
+        dtype: of the sums.
+
+    Raises:
+        cfl.runtime.errors.ConfigError: a number below 1.
+    """
+
+    is_differentiable = False
+    full_state_update = False
+    scale = 1.0  # of the means, in the unit of the sums
+    sums: Tensor
+    counts: Tensor
+
+    def __init__(self, num_tasks: int, num_clients: int | None, dtype: torch.dtype) -> None:
+        # Without a cache: clear_row, merge_state and load_state_dict change the counts behind torchmetrics' back.
+        # Without its reduction over processes, which would add up what add_up has added up already.
+        super().__init__(compute_with_cache=False, sync_on_compute=False)
+        if num_tasks < 1:
+            raise ConfigError("num_tasks", num_tasks, "an integer of at least 1")
+        if num_clients is not None and num_clients < 1:
+            raise ConfigError("num_clients", num_clients, "an integer of at least 1, or null for one global model")
+        self.num_tasks, self.num_clients = num_tasks, num_clients
+        shape = (num_tasks + 1, num_tasks) if num_clients is None else (num_clients, num_tasks + 1, num_tasks)
+        self.add_state("sums", torch.zeros(shape, dtype=dtype), dist_reduce_fx="sum", persistent=True)
+        self.add_state("counts", torch.zeros(shape, dtype=torch.int64), dist_reduce_fx="sum", persistent=True)
+
+    def clear_row(self, row: int, clients: Sequence[int] | None = None) -> None:
+        """Forget one row (-1: before training), so that evaluating again replaces it.
+
+        Args:
+            row: the row.
+            clients: of whose matrices; None for every client's, or that of the one global model.
+
+        Raises:
+            ValueError: ``row`` is not -1 .. T-1.
+        """
+        place = self._rows(row, clients)
+        self.sums[place] = 0
+        self.counts[place] = 0
+
+    def add_up(self, row: int, clients: Sequence[int] | None = None) -> None:
+        """Add what all processes have counted in one row (-1: before training) since it was cleared in all of them.
+
+        All processes must call it, once, with the same arguments: those with which the row was cleared.
+
+        Raises:
+            ValueError: ``row`` is not -1 .. T-1.
+        """
+        place = self._rows(row, clients)
+        # From the CPU: a process without a share may not have counted on its accelerator yet.
+        added = distributed.add_up({"sums": self.sums[place].cpu(), "counts": self.counts[place].cpu()})
+        self.sums[place] = added["sums"].to(self.sums.device)
+        self.counts[place] = added["counts"].to(self.counts.device)
+
+    def compute(self) -> Tensor:
+        """The matrix of means.
+
+        Returns:
+            ``[T, T]``, or ``[C, T, T]`` for clients: float64, on the CPU; NaN where nothing was counted.
+
+        Raises:
+            ValueError: sums and counts that cannot belong to each other.
+        """
+        return self._means()[..., :-1, :]
+
+    def initial(self) -> Tensor:
+        """The means before any training, ``[T]`` or ``[C, T]``, otherwise as :meth:`compute`."""
+        return self._means()[..., -1, :]
+
+    @abstractmethod
+    def summary(self, after: int | None = None) -> dict[str, float | None]:
+        """The run's figures, ready for JSON: those of personal models averaged over the clients that have them.
+
+        Args:
+            after: the row t, 0 .. T-1; None takes the last row in which anything was evaluated.
+
+        Raises:
+            ValueError: ``after`` is not a row.
+        """
+
+    def _means(self) -> Tensor:
+        # On the CPU: some accelerators have no float64, and the readers are tables and pictures.
+        sums, counts = self.sums.cpu().double(), self.counts.cpu()
+        return (self.scale * sums / counts).masked_fill(counts == 0, math.nan)
+
+    def _row(self, row: int) -> int:
+        if not -1 <= row < self.num_tasks:
+            raise ValueError(f"row = {row} cannot be; valid: 0 .. {self.num_tasks - 1}, or -1 for before training")
+        return row if row >= 0 else self.num_tasks
+
+    def _rows(self, row: int, clients: Sequence[int] | None) -> tuple[Any, ...]:
+        """The index of one row in these clients' matrices, or in everybody's."""
+        return (..., self._row(row), slice(None)) if clients is None else (list(clients), self._row(row))
+
+    def _place(self, row: int, task: int, client: int | None) -> tuple[int, ...]:
+        """The index of one element.
+
+        Raises:
+            ValueError: an index out of range, a client where none belongs or none where one does.
+        """
+        line = self._row(row)
+        if not 0 <= task < self.num_tasks:
+            raise ValueError(f"task = {task} cannot be; valid: 0 .. {self.num_tasks - 1}")
+        if (client is None) != (self.num_clients is None) or not 0 <= (client or 0) < (self.num_clients or 1):
+            valid = "None (one global model)" if self.num_clients is None else f"0 .. {self.num_clients - 1}"
+            raise ValueError(f"client = {client} cannot be; valid: {valid}")
+        return (line, task) if client is None else (client, line, task)
+
+    def _wrap_compute(self, compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        # torchmetrics would make a scalar of the matrix of a single task, and warn of one in which nothing is known.
+        return compute
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        # torchmetrics would take a state of any shape, keep it where the checkpoint lay, share its memory, and
+        # say nothing of a state that is missing.
+        for name, default in self._defaults.items():
+            key = prefix + name
+            assert isinstance(default, Tensor)
+            if key not in state_dict:
+                missing_keys.append(key)
+            elif state_dict[key].shape != default.shape:
+                found, wanted = list(state_dict.pop(key).shape), list(default.shape)
+                error_msgs.append(f"{key} is {found} in the checkpoint, {wanted} here: other tasks or clients")
+            else:
+                state_dict[key] = state_dict[key].to(self.device, default.dtype, copy=True)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )

@@ -1,0 +1,1 @@
+"""Run folders, pictures and comparisons: what is made of a run's figures."""

@@ -1,0 +1,177 @@
+"""``cfl compare RUN... [--group-by KEY,...] [--baseline METHOD] [--out FOLDER]``."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from textwrap import wrap
+
+from cfl.reporting.compare.groups import DEFAULT_KEYS, Comparison, Row, compare
+from cfl.reporting.compare.page import page_of
+from cfl.reporting.compare.printing import print_table
+from cfl.reporting.compare.reading import LeftOut, find_runs, is_run, read_all
+from cfl.reporting.compare.tables import TextTable, caption, differences_table, means_table
+from cfl.reporting.compare.writing import (
+    latex_table,
+    markdown_report,
+    terminal_table,
+    write_differences_csv,
+    write_means_csv,
+    write_runs_csv,
+)
+from cfl.runtime.atomic_write import write_whole
+from cfl.runtime.errors import ConfigError
+from cfl.runtime.printable import on_one_line
+
+Compared = Sequence[tuple[Comparison, Row | None]]
+_PICTURE = re.compile(r"(accuracy|nll)_(curve|heatmaps|rounds)(_[1-9]\d*)?\.png")
+"""Names that :mod:`cfl.reporting.compare.pictures` gives its files."""
+
+
+def write_report(
+    folder: Path,
+    compared: Compared,
+    left_out: Sequence[LeftOut] = (),
+    warnings: Sequence[str] = (),
+    pictures: bool = False,
+) -> None:
+    """Write ``report.html``, ``comparison.md``, ``comparison.tex``, ``runs.csv``, ``means.csv``, ``differences.csv``.
+
+    Args:
+        folder: made if absent; files of an earlier comparison are replaced, its pictures removed, and no others.
+        compared: the tables, each with the row against which differences are taken.
+        left_out: folders that are not compared.
+        warnings: lines about parts of runs that could not be read.
+        pictures: also draw ``accuracy_curve.png``, ``accuracy_heatmaps.png`` and, where there are learning curves,
+            ``accuracy_rounds.png``: the first table's, as :mod:`cfl.reporting.compare.pictures` says, which has the
+            names of densities' as well.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tables = text_tables(compared)
+    for old in [path for path in folder.iterdir() if _PICTURE.fullmatch(path.name)]:
+        old.unlink()
+    names: Sequence[str] = ()
+    if pictures:
+        from cfl.reporting.compare.pictures import write_pictures  # matplotlib is slow to import
+
+        names = write_pictures(folder, [comparison for comparison, _ in compared])
+    texts = {
+        "report.html": page_of(compared, left_out, warnings),
+        "comparison.md": markdown_report(tables, left_out, warnings, names),
+        "comparison.tex": "\n".join(map(latex_table, tables)),
+    }
+    for name, text in texts.items():
+        write_whole(folder / name, text)
+    write_runs_csv(folder / "runs.csv", [comparison for comparison, _ in compared])
+    write_means_csv(folder / "means.csv", [comparison for comparison, _ in compared])
+    write_differences_csv(folder / "differences.csv", compared)
+
+
+def text_tables(compared: Compared) -> list[TextTable]:
+    """Each comparison's means and, where runs can be paired, its differences."""
+    found = []
+    for comparison, baseline in compared:
+        found.append(means_table(comparison))
+        differences = differences_table(comparison, baseline)
+        if differences is not None:
+            found.append(differences)
+    return found
+
+
+def with_baselines(comparisons: Sequence[Comparison], name: str | None) -> list[tuple[Comparison, Row | None]]:
+    """Each table with its baseline, and a note where it is not clear which that is.
+
+    Raises:
+        ConfigError: no table has a row of that name.
+    """
+    found = [
+        (replace(comparison, notes=[*comparison.notes, *comparison.about_baseline(name)]), comparison.baseline(name))
+        for comparison in comparisons
+    ]
+    known = dict.fromkeys(n for comparison in comparisons for row in comparison.rows for n in (row.method, row.label))
+    if name is not None and name not in known:
+        raise ConfigError("--baseline", name, f"one of {', '.join(known)}")
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cfl compare",
+        description="Compare finished runs: means over seeds, paired differences, ranks; with --out also as one HTML "
+        "page with charts, as Markdown, LaTeX and CSV.",
+        epilog="\n".join(wrap(caption(), 100)),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "runs",
+        metavar="RUN",
+        nargs="+",
+        type=Path,
+        help="folder of a run, or one with run folders below",
+    )
+    parser.add_argument(
+        "--group-by",
+        metavar="KEY,...",
+        help="average runs over seeds that agree in these: benchmark, partition, scenario (a table each), method, "
+        "participation, tasks, clients, rounds, or dotted keys of the configuration such as methods.fot.threshold. "
+        f"Unless given: {','.join(DEFAULT_KEYS)}, and any other setting in which runs of one method differ",
+    )
+    parser.add_argument("--baseline", metavar="METHOD", help="differences are taken to this row; unless given: fedavg")
+    parser.add_argument("--out", metavar="FOLDER", type=Path, help="write report.html, comparison.md, .tex, CSV files")
+    parser.add_argument("--pictures", action="store_true", help="with --out, also draw curves and heatmaps as PNG")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: without the program's name and ``compare``; None takes ``sys.argv``'s after these.
+
+    Returns:
+        Exit status: 0 if anything was compared, else 2. What was left out is named on standard error.
+    """
+    options = _parser().parse_args(sys.argv[2:] if arguments is None else arguments)
+    keys = None if options.group_by is None else [key.strip() for key in options.group_by.split(",") if key.strip()]
+    try:
+        if options.pictures and options.out is None:
+            raise ConfigError("--pictures", True, "--out FOLDER beside it")
+        if options.out is not None and is_run(options.out):
+            valid = f"a folder of the comparison's own, e.g. {options.out / 'report'}: this one is a run's"
+            raise ConfigError("--out", str(options.out), valid)
+        if options.out is not None and options.out.exists() and not options.out.is_dir():
+            raise ConfigError("--out", str(options.out), "a folder, which is made where there is none: this is a file")
+        if options.out is not None:
+            options.out.mkdir(parents=True, exist_ok=True)  # before anything is computed, lest it cannot be made
+        folders, nothing = find_runs(options.runs)
+        readings, left_out, warnings = read_all(folders)
+        left_out = [*nothing, *left_out]
+        for one in left_out:
+            said = one.reason if one.reason.startswith(str(one.folder)) else f"{one.folder}: {one.reason}"
+            _say("warning", f"{said}; not compared")
+        for warning in warnings:
+            _say("warning", warning)
+        if not readings:
+            _say("error", "there is no finished run to compare")
+            return 2
+        compared = with_baselines(compare(readings, keys), options.baseline)
+        for k, table in enumerate(tables := text_tables(compared)):
+            print_table(terminal_table(table, caption(tables) if k == len(tables) - 1 else ""))
+        if options.out is not None:
+            write_report(options.out, compared, left_out, warnings, options.pictures)
+            print(options.out / "report.html")
+    except (ConfigError, OSError) as error:
+        _say("error", str(error))
+        return 2
+    return 0
+
+
+def _say(kind: str, text: str) -> None:
+    print(f"{kind}: {on_one_line(text)}", file=sys.stderr)

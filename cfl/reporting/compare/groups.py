@@ -1,0 +1,348 @@
+"""Which runs stand in one table, which are averaged in one row, and what keeps them from being comparable."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cfl.reporting.compare.reading import Reading
+from cfl.reporting.compare.settings import differing, short_names, shown
+from cfl.reporting.measures import Figure
+from cfl.reporting.run_folder import Run
+from cfl.runtime.errors import ConfigError
+
+OF_A_TABLE = ("benchmark", "partition", "scenario")
+"""Keys that say what problem is solved: runs that differ in one stand in tables of their own."""
+DEFAULT_KEYS = (*OF_A_TABLE, "method")
+_OF_A_RUN = (*DEFAULT_KEYS, "participation", "tasks", "clients", "rounds")
+_NAMED_AT_MOST = 3  # settings in the name of a row
+_LONGEST_VALUE = 16  # characters of a setting in the name of a row
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """Runs that differ in the seed only, or in what ``--group-by`` leaves out.
+
+    Attributes:
+        label: no two of a table are alike; a row of the same settings has the same label in every table.
+        method: the runs' method, joined by ``|`` where they have several.
+        readings: the runs, at least one.
+    """
+
+    label: str
+    method: str
+    readings: Sequence[Reading]
+
+    def by_seed(self, value: Callable[[Reading], float | None]) -> dict[int, float]:
+        """Seed -> value, seeds ascending; the mean where a seed has several runs, absent where it has none."""
+        found: dict[int, list[float]] = {}
+        for reading in self.readings:
+            number = value(reading)
+            if number is not None:
+                found.setdefault(reading.run.seed, []).append(number)
+        return {seed: sum(values) / len(values) for seed, values in sorted(found.items())}
+
+    def figure(self, figure: Figure) -> dict[int, float]:
+        """A figure's values, as :meth:`by_seed`."""
+        return self.by_seed(lambda reading: figure_of(reading, figure.key))
+
+    def matrices(self, measure: str) -> list[np.ndarray]:
+        """A matrix ``[T, T]`` for each seed that has one, the mean where it has several; none where T differs."""
+        return self._of_seeds(measure, lambda reading: reading.matrices[measure])
+
+    def seen(self, measure: str) -> list[np.ndarray]:
+        """ACC or NLL after each task, ``[T]``, for the same seeds as :meth:`matrices`."""
+        return self._of_seeds(measure, lambda reading: seen_by(reading, measure))
+
+    def _of_seeds(self, measure: str, value: Callable[[Reading], np.ndarray]) -> list[np.ndarray]:
+        found: dict[int, list[np.ndarray]] = {}
+        for reading in self.readings:
+            if measure in reading.matrices:
+                found.setdefault(reading.run.seed, []).append(value(reading))
+        if len({values.shape for several in found.values() for values in several}) > 1:
+            return []
+        return [np.mean(several, axis=0) for _, several in sorted(found.items())]
+
+    def of_measure(self, measure: str) -> Row | None:
+        """The runs whose own measure it is, ``accuracy`` or ``nll``; None where there are none."""
+        readings = [reading for reading in self.readings if reading.run.measure == measure]
+        return Row(self.label, self.method, readings) if readings else None
+
+    def with_curves(self, measure: str) -> list[Run]:
+        """The runs that have a learning curve of a measure."""
+        return [reading.run for reading in self.readings if reading.run.curve and reading.run.measure == measure]
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds, ascending."""
+        return sorted({reading.run.seed for reading in self.readings})
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """One table.
+
+    Attributes:
+        title: what problem is solved.
+        rows: in order of appearance.
+        notes: a line for each thing that makes rows less comparable than they look.
+    """
+
+    title: str
+    rows: Sequence[Row]
+    notes: Sequence[str]
+
+    def baseline(self, name: str | None) -> Row | None:
+        """The row against which differences are taken.
+
+        Args:
+            name: its label or method; None takes ``fedavg``, or without it the first label in alphabetical order. Of
+                several rows of a method it is the first of those that have most seeds in common with others.
+
+        Returns:
+            None where there is no such row, or no other one.
+        """
+        found = self._called(name)
+        if found:
+            return max(found, key=self._seeds_in_common)
+        return min(self.rows, key=lambda row: row.label) if name is None and len(self.rows) > 1 else None
+
+    def about_baseline(self, name: str | None) -> list[str]:
+        """A line for what :meth:`baseline` had to choose, and one if no differences can be taken to what it chose."""
+        row, lines = self.baseline(name), []
+        if row is None:
+            return []
+        others = [one for one in self._called(name) if one is not row]
+        if others:
+            labels = ", ".join(repr(one.label) for one in others)
+            lines.append(f"differences are to {row.label!r}; --baseline takes others by their labels: {labels}")
+        if any(len(one.seeds) > 1 for one in self.rows) and not self._seeds_in_common(row):
+            lines.append(f"no row has two seeds in common with {row.label!r}, so there are no differences to it")
+        return lines
+
+    def _called(self, name: str | None) -> list[Row]:
+        wanted = "fedavg" if name is None else name
+        if len(self.rows) < 2:
+            return []
+        return [row for row in self.rows if row.label == wanted] or [row for row in self.rows if row.method == wanted]
+
+    def _seeds_in_common(self, row: Row) -> int:
+        """How many paired differences to a row there are, over all others: none where but one seed is in common."""
+        common = [len({*row.seeds} & {*other.seeds}) for other in self.rows if other is not row]
+        return sum(number for number in common if number > 1)
+
+
+def figure_of(reading: Reading, key: str) -> float | None:
+    """A run's figure by its name in ``summary.json``; of ``nll``, where that is not there, what its matrix says."""
+    value = getattr(reading.run, key, None) if key not in reading.run.others else reading.run.others[key]
+    if value is None and key == "nll" and "nll" in reading.matrices:
+        last = seen_mean(reading.matrices["nll"])
+        last = last[np.isfinite(last)]
+        return float(last[-1]) if len(last) else None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def seen_mean(matrix: np.ndarray) -> np.ndarray:
+    """``mean over i <= t of a[t, i]`` for every t: ``[..., T, T]`` to ``[..., T]``, NaN where a term is missing."""
+    tasks = matrix.shape[-1]
+    return np.stack([matrix[..., t, : t + 1].mean(-1) for t in range(tasks)], axis=-1)
+
+
+def seen_by(reading: Reading, measure: str) -> np.ndarray:
+    """ACC or NLL after each task, ``[T]``: where clients have matrices of their own, the run's mean over them."""
+    means = seen_mean(reading.matrices[measure])
+    if measure != reading.run.measure or not reading.run.means:
+        return means
+    known = np.array(reading.run.means)
+    return np.where(np.isnan(known), means, known)
+
+
+def setting_of(reading: Reading, key: str) -> Any:
+    """The value of a grouping key; None where the run has no such setting."""
+    if key not in _OF_A_RUN:
+        return reading.settings.get(key)
+    if key == "rounds" and reading.run.stopped_early:
+        return None
+    return getattr(reading.run, key) if hasattr(reading.run, key) else reading.run.others.get(key)
+
+
+def check_keys(keys: Sequence[str], readings: Sequence[Reading]) -> None:
+    """Refuse a grouping key that no run has.
+
+    Raises:
+        ConfigError: naming the key and those that are close to it.
+    """
+    for key in keys:
+        if key not in _OF_A_RUN and not any(key in reading.settings for reading in readings):
+            end = key.rpartition(".")[2]
+            near = sorted({k for r in readings for k in r.settings if k.rpartition(".")[2] == end})
+            raise ConfigError(
+                "--group-by", key, f"{', '.join(near or _OF_A_RUN)}, or a dotted key of a run's configuration"
+            )
+
+
+def compare(readings: Sequence[Reading], keys: Sequence[str] | None = None) -> list[Comparison]:
+    """Arrange runs in tables and rows.
+
+    Args:
+        readings: finished runs.
+        keys: runs that agree in them are averaged over their seeds. Those of :data:`OF_A_TABLE` make tables, others
+            rows. None takes :data:`DEFAULT_KEYS` and goes on telling apart what a mean would hide: tables of different
+            numbers of tasks or clients, and rows of one method whose settings differ.
+
+    Raises:
+        ConfigError: a key that no run has.
+    """
+    given = DEFAULT_KEYS if keys is None else tuple(keys)
+    check_keys(given, readings)
+    of_table = [key for key in given if key in OF_A_TABLE] + ([] if keys is not None else ["tasks", "clients"])
+    of_row = [key for key in given if key not in OF_A_TABLE]
+    tables = _split(readings, lambda reading: tuple(shown(setting_of(reading, key)) for key in of_table))
+    told = [key for key in ("tasks", "clients") if len({setting_of(r, key) for r in readings}) > 1 and key in of_table]
+    comparisons = []
+    for members in tables:
+        first = members[0]
+        parts = [shown(setting_of(first, key)) for key in of_table if key in OF_A_TABLE]
+        parts = [
+            f"{part}-incremental" if key == "scenario" and part != "density" else part
+            for part, key in zip(parts, of_table, strict=False)
+        ]
+        parts += [_counted(setting_of(first, key), key) for key in told]
+        rows, pooled = _rows(members, of_row, tell_apart=keys is None)
+        comparisons.append(Comparison(", ".join(parts) or "all runs", rows, [*pooled, *_notes(rows)]))
+    return comparisons
+
+
+def _counted(count: int, things: str) -> str:
+    return f"{count} {things.removesuffix('s') if count == 1 else things}"
+
+
+def _split(readings: Iterable[Reading], key: Callable[[Reading], Any]) -> list[list[Reading]]:
+    found: dict[Any, list[Reading]] = {}
+    for reading in readings:
+        found.setdefault(key(reading), []).append(reading)
+    return list(found.values())
+
+
+def _rows(readings: Sequence[Reading], keys: Sequence[str], tell_apart: bool) -> tuple[list[Row], list[str]]:
+    rows: list[Row] = []
+    notes: list[str] = []
+    for members in _split(readings, lambda reading: tuple(shown(setting_of(reading, key)) for key in keys)):
+        method = "|".join(dict.fromkeys(reading.run.method for reading in members))
+        others = [key for key in keys if key != "method"]
+        names = short_names(others)
+        words = [f"{names[key]} {shown(setting_of(members[0], key))}" for key in others]
+        label = f"{method} ({', '.join(words)})" if words and "method" in keys else ", ".join(words) or method
+        if "method" in keys or not keys:
+            label = label or method
+        members, twice = _without_repetitions(members)
+        notes += twice
+        differ = list(differing([reading.settings for reading in members]))
+        several_methods = len({reading.run.method for reading in members}) > 1
+        if not differ and not several_methods and _repeats_a_seed(members):
+            # Runs of before and after an option existed: two of one seed say that it is not at its default.
+            differ = _held_by_some([reading.settings for reading in members])
+        if tell_apart and differ:
+            rows += _variants(label, method, members, differ)
+        else:
+            if several_methods:
+                differ.insert(0, "method")
+            if differ or _repeats_a_seed(members):
+                what = _listed(differ) or "nothing that their configurations show"
+                notes.append(f"{label}: averaged over runs that differ in {what}")
+            rows.append(Row(label, method, members))
+    return rows, notes
+
+
+def _repeats_a_seed(readings: Sequence[Reading]) -> bool:
+    return len({reading.run.seed for reading in readings}) < len(readings)
+
+
+def _held_by_some(several: Sequence[Mapping[str, Any]]) -> list[str]:
+    keys = dict.fromkeys(key for settings in several for key in settings)
+    return [key for key in keys if not all(key in settings for settings in several)]
+
+
+def samples_of(reading: Reading) -> str:
+    """What identifies the samples of a run's tasks; empty where its summary does not say."""
+    digests = reading.run.others.get("data_digests")
+    return json.dumps(digests, sort_keys=True) if digests else ""
+
+
+def _without_repetitions(readings: Sequence[Reading]) -> tuple[list[Reading], list[str]]:
+    """One run of each experiment, the one of which more is known: a repetition is no further sample."""
+    kept: dict[tuple[str, int], list[Reading]] = {}
+    notes = []
+    for reading in readings:
+        alike = kept.setdefault((reading.run.config_hash, reading.run.seed), [])
+        samples = samples_of(reading)
+        first = next((one for one in alike if not samples or samples_of(one) in (samples, "")), None)
+        if first is None:
+            alike.append(reading)
+        else:
+            kept_one, other = (reading, first) if _known_of(reading) > _known_of(first) else (first, reading)
+            alike[alike.index(first)] = kept_one
+            notes.append(f"{other.run.folder} repeats the experiment of {kept_one.run.folder} and is left out")
+    return [reading for alike in kept.values() for reading in alike], notes
+
+
+def _known_of(reading: Reading) -> tuple[bool, int, bool]:
+    """Whether its configuration could be read, how many targets it had, whether it has a learning curve."""
+    return bool(reading.settings), len(reading.run.rounds_to_accuracy), bool(reading.run.curve)
+
+
+def _variants(label: str, method: str, readings: Sequence[Reading], keys: Sequence[str]) -> list[Row]:
+    """A row for each combination of settings in which runs of one method differ, named after them."""
+    names = short_names(keys)
+    named = list(keys)[:_NAMED_AT_MOST]
+    rows: list[Row] = []
+    for members in _split(readings, lambda reading: tuple(shown(reading.settings.get(key)) for key in keys)):
+        settings = members[0].settings
+        words = [f"{names[key]} {_brief(shown(settings[key]))}" for key in named if key in settings]
+        text = f"{label} ({', '.join(words)})" if words else label
+        alike = sum(row.label == text or row.label.startswith(f"{text} #") for row in rows)
+        rows.append(Row(f"{text} #{alike + 1}" if alike else text, method, members))
+    return rows
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1].rstrip()}…"
+
+
+def _notes(rows: Sequence[Row]) -> list[str]:
+    notes = []
+    rounds = {setting_of(reading, "rounds") for row in rows for reading in row.readings} - {None}
+    if len(rounds) > 1:
+        notes.append(f"different numbers of rounds are compared: {', '.join(map(str, sorted(rounds)))}")
+    keys = differing([reading.settings for row in rows for reading in row.readings])
+    common = [key for key in keys if not key.startswith("methods.")]
+    if len(rows) > 1 and common:
+        notes.append(f"rows differ in more than the method: {_listed(common)}")
+    seeds = {tuple(row.seeds) for row in rows}
+    if len(seeds) > 1:
+        notes.append("rows have different seeds: means are over each row's own, differences and ranks over common ones")
+    readings = [reading for row in rows for reading in row.readings]
+    for identity, what in (
+        (samples_of, "tasks do not have the same samples in all runs"),
+        (lambda reading: reading.partition, "clients do not hold the same samples in all rows"),
+    ):
+        unlike = _seeds_unlike(readings, identity)
+        if unlike:
+            notes.append(f"{what}: seed {', '.join(map(str, unlike))}")
+    return notes
+
+
+def _seeds_unlike(readings: Sequence[Reading], identity: Callable[[Reading], str]) -> list[int]:
+    """The seeds whose runs differ in something, ascending; runs that do not say (an empty text) differ from none."""
+    found: dict[int, set[str]] = {}
+    for reading in readings:
+        found.setdefault(reading.run.seed, set()).add(identity(reading))
+    return [seed for seed, values in sorted(found.items()) if len(values - {""}) > 1]
+
+
+def _listed(keys: Sequence[str], most: int = 5) -> str:
+    return ", ".join(keys[:most]) + (f" and {len(keys) - most} more" if len(keys) > most else "")

@@ -1,0 +1,49 @@
+"""An accuracy matrix in the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from cfl.metrics.accuracy import average_accuracy
+from cfl.metrics.measure import ACCURACY, Measure
+from cfl.reporting.figures import cell_colours, colour_scale
+
+
+def matrix_table(matrix: Tensor, measure: Measure = ACCURACY, means: Sequence[float] | None = None) -> Table:
+    """One accuracy matrix for the terminal: cells coloured by accuracy, ACC over the tasks seen in the last column.
+
+    Cells of tasks not learned yet are lighter; what was not evaluated is left empty. Accuracies have one decimal,
+    beyond ten tasks none.
+
+    Args:
+        matrix: ``[T, T]`` in percent.
+        measure: what the values are.
+        means: ACC after each task, NaN where unknown, if it is not that of the matrix
+            (:meth:`cfl.federation.federation.Federation.means`).
+
+    Raises:
+        ValueError: ``matrix`` is not ``[T, T]``.
+    """
+    tasks = len(matrix)
+    if matrix.shape != (tasks, tasks) or not tasks:
+        raise ValueError(f"an accuracy matrix to show is [T, T], got {list(matrix.shape)}")
+    decimals = 1 if tasks <= 10 else 0
+    scale = colour_scale(measure, [matrix])
+    table = Table(title=f"{measure.label} on each task", title_justify="left", pad_edge=False, collapse_padding=True)
+    table.add_column("after task", justify="right", no_wrap=True)
+    for i in range(tasks):
+        table.add_column(str(i), justify="right", no_wrap=True)
+    table.add_column(measure.mean_label, justify="right", no_wrap=True, style="bold")
+    for t, row in enumerate(matrix.tolist()):
+        cells = []
+        for i, accuracy in enumerate(row):
+            background, ink = cell_colours(accuracy, i <= t, scale) if not math.isnan(accuracy) else ("", "")
+            cells.append(Text(f"{accuracy:.{decimals}f}", f"{ink} on {background}") if background else Text(""))
+        average = average_accuracy(matrix, after=t).item() if means is None else means[t]
+        table.add_row(str(t), *cells, "" if math.isnan(average) else f"{average:.2f}")
+    return table

@@ -1,0 +1,278 @@
+"""What the page of a comparison shows, as plain JSON, thinned where there would be too much."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from cfl.reporting.compare.groups import Comparison, Row, figure_of
+from cfl.reporting.compare.partition_file import read_partition
+from cfl.reporting.compare.reading import LeftOut
+from cfl.reporting.compare.settings import differing, shown
+from cfl.reporting.compare.statistics import LEVEL, Spread, paired_difference
+from cfl.reporting.compare.tables import figures_of, ranks
+from cfl.reporting.matrix_file import RunFolderError
+from cfl.reporting.measures import CURVES, FIGURES, MEASURES, Measure
+
+# Numbers in a page by kind, over all rows together; a comparison with more is thinned evenly.
+_MATRIX_CELLS = 250_000
+_CURVE_POINTS = 60_000
+_PARTITION_CELLS = 150_000
+_CLIENTS = 50_000
+_PICTURE_BYTES = 1_500_000
+
+
+def page_data(
+    comparisons: Sequence[tuple[Comparison, Row | None]],
+    left_out: Sequence[LeftOut] = (),
+    warnings: Sequence[str] = (),
+    share: float = 1.0,
+) -> dict[str, Any]:
+    """Everything a page shows.
+
+    Args:
+        comparisons: the tables, each with the row against which its differences are taken.
+        left_out: folders that are not compared.
+        warnings: lines about parts of runs that could not be read.
+        share: of the numbers that a page usually has room for, how many this one may have.
+
+    Returns:
+        Dictionaries, lists, texts and finite numbers; null is an undefined value.
+    """
+    rows = [row for comparison, _ in comparisons for row in comparison.rows]
+    labels = list(dict.fromkeys(row.label for row in rows))
+    measures = [measure for measure in MEASURES if any(row.matrices(measure.key) for row in rows)]
+    place = {label: k for k, label in enumerate(labels)}
+    count = max(1, len(rows))
+    side = int(min(100, max(5, math.sqrt(share * _MATRIX_CELLS / (count * max(1, len(measures)))))))
+    points = int(min(400, max(10, share * _CURVE_POINTS / (4 * count))))
+    clients = int(max(10, share * _CLIENTS / count))
+    cells = int(share * _PARTITION_CELLS / max(1, len(comparisons)))
+    return {
+        "labels": labels,
+        "level": LEVEL,
+        "measures": [
+            {"key": m.key, "name": m.name, "unit": m.unit, "better": m.better, "percent": m.unit == "%"}
+            for m in measures
+        ],
+        "figures": [
+            {"key": f.key, "heading": f.heading, "meaning": f.meaning, "better": f.better}
+            | {"decimals": f.decimals, "signed": f.signed, "divisor": f.divisor}
+            for f in FIGURES
+            if any(row.figure(f) for row in rows)
+        ],
+        "tables": [
+            {
+                "title": comparison.title,
+                "notes": list(comparison.notes),
+                "baseline": None if baseline is None else place[baseline.label],
+                "rows": [
+                    {
+                        "label": place[row.label],
+                        "seeds": row.seeds,
+                        **figures,
+                        "measures": {m.key: found for m in measures if (found := _measured(row, m, side, points))},
+                        "rounds": _rounds(row, points),
+                        "space": _space(row, points),
+                        "clients": _thinned(sorted(x for r in row.readings for x in r.clients), clients),
+                    }
+                    for row, figures in zip(comparison.rows, _figures(comparison, baseline), strict=True)
+                ],
+                "settings": _settings(comparison),
+                "partition": _partition(comparison, cells),
+                "samples": _samples(comparison, int(share * _PICTURE_BYTES / max(1, len(comparisons)))),
+                "runs": _runs(comparison),
+            }
+            for comparison, baseline in comparisons
+        ],
+        "left_out": [
+            {"folder": str(one.folder), "reason": one.reason, "unfinished": one.unfinished} for one in left_out
+        ],
+        "warnings": list(warnings),
+    }
+
+
+def _exact(value: float | None) -> float | None:
+    """Six digits behind the first: more than anybody reads, less than a float has."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.7g}")
+
+
+def _short(values: Iterable[float]) -> list[float | None]:
+    """For pictures."""
+    return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
+
+
+def _evenly(count: int, most: int) -> list[int]:
+    """At most ``most`` of the places 0 .. count - 1, evenly spaced, first and last among them."""
+    if count <= most:
+        return list(range(count))
+    return np.unique(np.linspace(0, count - 1, most).round().astype(int)).tolist()
+
+
+def _thinned(values: Sequence[float], most: int) -> list[float | None]:
+    return _short(values[k] for k in _evenly(len(values), most))
+
+
+def _figures(comparison: Comparison, baseline: Row | None) -> list[dict[str, dict[str, list[float | int | None]]]]:
+    """Of each row ``figures``: key -> mean, standard deviation, number of seeds, mean rank; and ``differences``:
+    key -> mean difference to the baseline, lower and upper end of its interval, number of seeds."""
+    found: list[dict[str, dict[str, list[float | int | None]]]]
+    found = [{"figures": {}, "differences": {}} for _ in comparison.rows]
+    for figure in figures_of(comparison):
+        values = [row.figure(figure) for row in comparison.rows]
+        ranked = ranks(comparison, figure)
+        theirs = baseline.figure(figure) if baseline is not None else {}
+        for k, row in enumerate(comparison.rows):
+            spread = Spread.of(list(values[k].values()))
+            if spread is not None:
+                rank = _exact(ranked[k]) if ranked else None
+                found[k]["figures"][figure.key] = [_exact(spread.mean), _exact(spread.std), spread.count, rank]
+            difference = paired_difference(values[k], theirs) if row is not baseline else None
+            if difference is not None:
+                ends = [_exact(difference.mean), _exact(difference.low), _exact(difference.high)]
+                found[k]["differences"][figure.key] = [*ends, difference.count]
+    return found
+
+
+def _runs(comparison: Comparison) -> list[dict[str, Any]]:
+    keys = [figure.key for figure in figures_of(comparison)]
+    return [
+        {
+            "row": k,
+            "seed": reading.run.seed,
+            "rounds": reading.run.rounds,
+            "hash": reading.run.config_hash,
+            "folder": str(reading.run.folder),
+            "figures": {key: _exact(figure_of(reading, key)) for key in keys},
+        }
+        for k, row in enumerate(comparison.rows)
+        for reading in row.readings
+    ]
+
+
+def _mean_and_std(values: np.ndarray) -> tuple[list[float | None], list[float | None] | None]:
+    """Over the first axis; no deviation for a single value."""
+    return _short(values.mean(0)), _short(values.std(0, ddof=1)) if len(values) > 1 else None
+
+
+def _measured(row: Row, measure: Measure, side: int, points: int) -> dict[str, Any] | None:
+    matrices = row.matrices(measure.key)
+    if not matrices:
+        return None
+    stacked = np.stack(matrices)  # [seeds, T, T]
+    tasks = stacked.shape[-1]
+    at, places = _evenly(tasks, points), _evenly(tasks, side)
+    seen, seen_std = _mean_and_std(np.stack(row.seen(measure.key))[:, at])
+    first, first_std = _mean_and_std(stacked[:, at, 0])
+    mean = stacked.mean(0)
+    return {
+        "tasks": tasks,
+        "after": at,
+        "seen": seen,
+        "seen_std": seen_std,
+        "first": first,
+        "first_std": first_std,
+        "places": places,
+        "matrix": [_short(mean[t, places]) for t in places],
+    }
+
+
+def _rounds(row: Row, points: int) -> dict[str, Any] | None:
+    """The learning curve: where all seeds that have one were evaluated, up to the end of the shortest.
+
+    Its values stand under ``acc`` or ``nll``; of a row with both kinds of runs it is that of accuracies.
+    """
+    measure = next((measure for measure in CURVES if row.with_curves(measure)), "accuracy")
+    found: dict[int, list[Any]] = {}
+    for run in row.with_curves(measure):
+        found.setdefault(run.seed, []).append(run)
+    runs = [run for several in found.values() for run in several]
+    shortest = min((len(run.curve) for run in runs), default=0)
+    at = [r for r in range(shortest) if all(run.curve[r] is not None for run in runs)]
+    if not at:
+        return None
+    at = [at[k] for k in _evenly(len(at), points)]
+    curves = np.array([np.mean([[run.curve[r] for r in at] for run in several], axis=0) for several in found.values()])
+    mean, std = _mean_and_std(curves)
+    shown: dict[str, Any] = {"round": [r + 1 for r in at], CURVES[measure]: mean, "std": std}
+    for name in ("uplink_bytes", "seconds"):
+        columns = [run.progress.get(name, ()) for run in runs]
+        if all(len(column) >= shortest and all(column[r] is not None for r in at) for column in columns):
+            shown[name] = _short(np.mean([[column[r] for r in at] for column in columns], axis=0))
+    return shown
+
+
+def _space(row: Row, points: int) -> dict[str, dict[str, Any]]:
+    """Layer -> tasks and mean percent used after them."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for reading in row.readings:
+        for layer, used in reading.space.items():
+            for task, percent in used.items():
+                found.setdefault(layer, {}).setdefault(task, []).append(percent)
+    thinned = {}
+    for layer, percents in found.items():
+        tasks = sorted(percents)
+        tasks = [tasks[k] for k in _evenly(len(tasks), points)]
+        thinned[layer] = {"task": tasks, "used": _short(sum(percents[t]) / len(percents[t]) for t in tasks)}
+    return thinned
+
+
+def _settings(comparison: Comparison) -> dict[str, Any]:
+    """The settings in which rows differ, and those that only some rows have."""
+    several = [reading.settings for row in comparison.rows for reading in row.readings]
+    differ = differing(several)
+    keys = sorted({key for settings in several for key in settings})
+    kept = [key for key in keys if key in differ or not all(key in settings for settings in several if settings)]
+    values = []
+    for row in comparison.rows:
+        texts = {key: dict.fromkeys(shown(r.settings[key]) for r in row.readings if key in r.settings) for key in kept}
+        values.append([" | ".join(text)[:200] for text in texts.values()])
+    return {"keys": kept, "differ": [key in differ for key in kept], "values": values}
+
+
+def _partition(comparison: Comparison, cells: int) -> dict[str, Any] | None:
+    """Of the first run that has a readable table."""
+    for row in comparison.rows:
+        for reading in row.readings:
+            if not reading.partition:
+                continue
+            try:
+                found = read_partition(reading.run.folder / "partition.csv")
+            except RunFolderError:
+                continue
+            tasks, classes, clients = found.counts.shape
+            clients = min(clients, max(10, cells // max(1, tasks * classes)))
+            return {
+                "seed": reading.run.seed,
+                "row": row.label,
+                "tasks": list(found.tasks),
+                "total_clients": found.total_clients,
+                "total_tasks": found.total_tasks,
+                "counts": found.counts[:, :, :clients].tolist(),
+            }
+    return None
+
+
+def _samples(comparison: Comparison, room: int) -> dict[str, Any]:
+    """Pictures of samples, of each row's first run that has one, in the rows' order while there is room for them.
+
+    Args:
+        comparison: the table.
+        room: bytes.
+    """
+    shown, left_out = [], 0
+    for k, row in enumerate(comparison.rows):
+        reading = next((reading for reading in row.readings if reading.samples), None)
+        if reading is None:
+            continue
+        png = base64.b64encode(reading.samples).decode()
+        if len(png) > room:
+            left_out += 1
+            continue
+        room -= len(png)
+        shown.append({"row": k, "seed": reading.run.seed, "png": png})
+    return {"shown": shown, "left_out": left_out}

@@ -1,0 +1,240 @@
+"""Run folders as a comparison reads them: what is there is read, what is broken or unfinished is named."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from cfl.reporting.compare.settings import settings_of
+from cfl.reporting.matrix_file import RunFolderError, number_in, open_file, read_matrix_csv
+from cfl.reporting.measures import MEASURES
+from cfl.reporting.names import is_method_name
+from cfl.reporting.run_folder import Run, read_rounds, read_run
+
+# libyaml's loader is about ten times as fast, and the same.
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """A finished run and what else its folder tells.
+
+    Attributes:
+        run: its figures and accuracy matrix.
+        settings: as :func:`cfl.reporting.compare.settings.settings_of`; empty where the configuration could not be
+            read.
+        matrices: name of a measure -> its matrix ``[T, T]``, NaN where not evaluated, of those that the run has.
+        space: ``method.layer`` -> task -> percent of the layer's input space that is used up after it.
+        clients: each client's ACC at the end in percent, or NLL in nats, of a run whose clients are evaluated one by
+            one.
+        partition: identifies ``partition.csv``: equal where all clients hold the same samples; empty without one.
+        samples: the picture of what was drawn from a density, as the bytes of a PNG; empty without one.
+    """
+
+    run: Run
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    matrices: Mapping[str, np.ndarray] = field(default_factory=dict)
+    space: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    clients: Sequence[float] = ()
+    partition: str = ""
+    samples: bytes = b""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A folder that is not compared.
+
+    Attributes:
+        folder: where it is.
+        reason: why not, in one line.
+        unfinished: whether it is only that the run is not over yet.
+    """
+
+    folder: Path
+    reason: str
+    unfinished: bool = False
+
+
+def find_runs(paths: Iterable[Path]) -> tuple[list[Path], list[LeftOut]]:
+    """The run folders among some paths, and below those that are none themselves.
+
+    Args:
+        paths: run folders, or folders that hold run folders at any depth.
+
+    Returns:
+        Run folders, each once, in the order of ``paths`` and below one by name; and the paths where there is no run.
+    """
+    found: dict[Path, Path] = {}
+    nothing = []
+    for path in paths:
+        if not path.is_dir():
+            nothing.append(LeftOut(path, "a file, not a folder" if path.exists() else "no such folder"))
+            continue
+        folders = [path] if is_run(path) else sorted(_below(path))
+        if not folders:
+            absent = "no summary.json and no config.yaml with rounds.csv or partition.csv"
+            nothing.append(LeftOut(path, f"holds no run: there is {absent}"))
+        for folder in folders:
+            found.setdefault(folder.resolve(), folder)
+    return list(found.values()), nothing
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run's, finished or not."""
+    return path.is_dir() and _is_run(set(os.listdir(path)))
+
+
+def _is_run(names: set[str]) -> bool:
+    # The table of who holds what is written before the first round, and that of rounds after it.
+    return "summary.json" in names or ("config.yaml" in names and not names.isdisjoint(("rounds.csv", "partition.csv")))
+
+
+def _below(path: Path) -> Iterable[Path]:
+    for folder, inside, files in os.walk(path):
+        if _is_run(set(files)):
+            inside.clear()
+            yield Path(folder)
+
+
+def read_all(folders: Iterable[Path]) -> tuple[list[Reading], list[LeftOut], list[str]]:
+    """Read run folders.
+
+    Returns:
+        The finished runs, those left out with the reason, and a line for each part of a run that could not be read.
+    """
+    readings: list[Reading] = []
+    left_out: list[LeftOut] = []
+    warnings: list[str] = []
+    for folder in folders:
+        try:
+            if not (folder / "summary.json").is_file():
+                left_out.append(_unfinished(folder))
+                continue
+            readings.append(read(folder, warnings))
+        except (RunFolderError, OSError) as error:
+            left_out.append(LeftOut(folder, str(error)))
+    return readings, left_out, warnings
+
+
+def _unfinished(folder: Path) -> LeftOut:
+    done = len(next(iter(read_rounds(folder / "rounds.csv").values()), []))
+    learned = "no task yet"
+    for path in [folder / name for name in ("accuracy_matrix.csv", "nll_matrix.csv") if (folder / name).is_file()]:
+        matrix = read_matrix_csv(path)[0].numpy()
+        diagonal = int(np.isfinite(matrix.diagonal()).sum())
+        learned = f"{diagonal} of {len(matrix)} tasks evaluated"
+    return LeftOut(folder, f"not finished: {done} rounds done, {learned}", unfinished=True)
+
+
+def read(folder: Path, warnings: list[str]) -> Reading:
+    """Read one finished run.
+
+    Args:
+        folder: the run folder.
+        warnings: a line is added for each part that is absent or broken while the rest can be compared.
+
+    Raises:
+        RunFolderError: there are no figures to compare.
+    """
+    run = read_run(folder)
+    settings: Mapping[str, Any] = {}
+    config: Any = None
+    path = folder / "config.yaml"
+    try:
+        with open_file(path) as file:
+            config = yaml.load(file, _LOADER)
+        if not isinstance(config, Mapping):
+            raise RunFolderError(f"{path}: holds no configuration")
+        settings = settings_of(config)
+    except (RunFolderError, yaml.YAMLError, UnicodeDecodeError) as error:
+        warnings.append(_one_line(path, error, "its settings are not compared"))
+    matrices = {run.measure: run.matrix.numpy()}
+    for measure in MEASURES:
+        path = folder / measure.file
+        if measure.key != run.measure and path.is_file():
+            try:
+                matrices[measure.key] = read_matrix_csv(path)[0].numpy()
+            except RunFolderError as error:
+                warnings.append(_one_line(path, error, f"its {measure.name} is not compared"))
+    space: dict[str, dict[int, float]] = {}
+    for name in _methods(config):
+        path = folder / f"{name}.csv"
+        if path.is_file():
+            try:
+                space |= {f"{name}.{layer}": used for layer, used in read_space(path).items()}
+            except RunFolderError as error:
+                warnings.append(_one_line(path, error, "its used space is not compared"))
+    try:
+        clients = [_client_mean(path) for path in sorted((folder / "clients").glob(f"{run.measure}_matrix_*.csv"))]
+    except RunFolderError as error:
+        clients = []
+        warnings.append(_one_line(folder / "clients", error, "its clients are not compared"))
+    table = _bytes(folder / "partition.csv", "its partition is not compared", warnings)
+    partition = hashlib.blake2b(table, digest_size=8).hexdigest() if table else ""
+    samples = _bytes(folder / "samples.png", "its samples are not shown", warnings)
+    return Reading(run, settings, matrices, space, [acc for acc in clients if acc is not None], partition, samples)
+
+
+def _bytes(path: Path, consequence: str, warnings: list[str]) -> bytes:
+    """A file's content; nothing where there is none, or, with a warning, where it cannot be read."""
+    try:
+        return path.read_bytes() if path.is_file() else b""
+    except OSError as error:
+        warnings.append(_one_line(path, error, consequence))
+        return b""
+
+
+def _methods(config: Any) -> Sequence[str]:
+    methods = config.get("methods") if isinstance(config, Mapping) else None
+    return [name for name in methods if is_method_name(name)] if isinstance(methods, Mapping) else []
+
+
+def _one_line(path: Path, error: Exception, consequence: str) -> str:
+    said = " ".join(str(error).split())
+    return f"{said if str(path) in said else f'{path}: {said}'}; {consequence}"
+
+
+def read_space(path: Path) -> dict[str, dict[int, float]]:
+    """Read the used space off a method's table.
+
+    Args:
+        path: a table with the columns ``task``, ``layer`` and ``used_space`` in percent; others are not read.
+
+    Returns:
+        Layer -> task -> percent; empty where the table lacks one of the columns.
+
+    Raises:
+        RunFolderError: a value that cannot be; the message names the file and the line.
+    """
+    found: dict[str, dict[int, float]] = {}
+    with open_file(path) as file:
+        try:
+            for number, row in enumerate(csv.DictReader(file), start=2):
+                task, layer, used = row.get("task"), row.get("layer"), row.get("used_space")
+                if task is None or layer is None or used is None:
+                    continue
+                if not task.isdecimal():
+                    raise RunFolderError(f"{path}, line {number}: {task!r} is no task")
+                if used:
+                    found.setdefault(layer, {})[int(task)] = number_in(used, path, number)
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise RunFolderError(f"{path}: not a CSV file: {error}") from None
+    return found
+
+
+def _client_mean(path: Path) -> float | None:
+    """Mean over the tasks that a client was evaluated on in the last row there is."""
+    matrix = read_matrix_csv(path)[0].numpy()
+    rows = np.flatnonzero(np.isfinite(matrix).any(axis=1))
+    if not len(rows):
+        return None
+    seen = matrix[rows[-1], : rows[-1] + 1]
+    return float(np.nanmean(seen)) if np.isfinite(seen).any() else None

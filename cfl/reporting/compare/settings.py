@@ -1,0 +1,85 @@
+"""The settings of a run as flat keys, as one types them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from cfl.reporting.experiment import (
+    DECIDES_RESULTS,
+    ONLY_WHERE_OR_HOW_FAST,
+    TRAINER_DECIDES,
+    matmul_precision_of,
+    targets_of,
+)
+
+_SECTIONS = (*(section for section in DECIDES_RESULTS if section != "seed_everything"), "buffer")
+_NO_CAUSE = tuple(".".join(place) for place in ONLY_WHERE_OR_HOW_FAST)
+
+
+def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides a run's results, the seed apart, as ``{"methods.fot.threshold": 0.96}``.
+
+    Keys are those of the command line: ``init_args`` is left out, and a class stands under its own key by its short
+    name, ``{"data.partition": "Shards", "data.partition.per_client": 2}``. Unlike
+    :func:`cfl.reporting.experiment.experiment_of` this imports no method, since a comparison needs no training code; so
+    it has the ``buffer`` also where no method replays from it.
+
+    Args:
+        config: a resolved configuration as plain dictionaries, lists and values.
+    """
+    flat: dict[str, Any] = {}
+    for section in _SECTIONS:
+        if section in config:
+            _flatten(section, config[section], flat)
+    targets = targets_of(config)
+    if targets is not None:
+        _flatten("targets", targets, flat)
+    trainer = config.get("trainer")
+    if isinstance(trainer, Mapping):
+        flat |= {f"trainer.{key}": trainer.get(key) for key in TRAINER_DECIDES}
+    flat["engine.matmul_precision"] = matmul_precision_of(config)
+    return {key: value for key, value in flat.items() if not _within(key, _NO_CAUSE)}
+
+
+def _flatten(key: str, node: Any, into: dict[str, Any]) -> None:
+    if isinstance(node, Mapping) and "class_path" in node:
+        into[key] = str(node["class_path"]).rpartition(".")[2]
+        node = node.get("init_args") or {}
+    elif not isinstance(node, Mapping) or not node:
+        into[key] = node
+        return
+    for name, part in node.items():
+        _flatten(f"{key}.{name}", part, into)
+
+
+def _within(key: str, places: Iterable[str]) -> bool:
+    return any(key == place or key.startswith(f"{place}.") for place in places)
+
+
+def differing(several: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """The keys in which settings differ, with the values there are, in order of appearance, as text.
+
+    A key that some lack is compared among those that have it: a run from before an option existed does not differ from
+    one that has it, and options of another class say no more than that the class is another.
+
+    Args:
+        several: each as :func:`settings_of` gives them.
+    """
+    found: dict[str, dict[str, None]] = {}
+    for settings in several:
+        for key, value in settings.items():
+            found.setdefault(key, {})[shown(value)] = None
+    return {key: list(values) for key, values in found.items() if len(values) > 1}
+
+
+def shown(value: Any) -> str:
+    """A setting's value as it is written in YAML, on one line."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def short_names(keys: Sequence[str]) -> dict[str, str]:
+    """A name for each key, its last part where no two are alike: ``methods.fot.threshold`` is ``threshold``."""
+    ends = [key.rpartition(".")[2] for key in keys]
+    return {key: end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)}

@@ -1,0 +1,137 @@
+"""The tables of a comparison as rows of text, before they are printed or written in some format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cfl.reporting.compare.groups import Comparison, Row
+from cfl.reporting.compare.statistics import LEVEL, Difference, Spread, mean_ranks, paired_difference
+from cfl.reporting.measures import FIGURES, PRINTED, Figure
+
+MISSING = "-"
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table whose first column is text and whose others are numbers.
+
+    Attributes:
+        title: one line.
+        notes: lines that belong above it.
+        headings: of all columns.
+        rows: cells as text, as many as headings each.
+    """
+
+    title: str
+    notes: Sequence[str]
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def caption(tables: Sequence[TextTable] | None = None) -> str:
+    """What the columns of tables mean, or of any table there may be."""
+    shown = None if tables is None else {heading for table in tables for heading in table.headings}
+    figures = [figure for figure in PRINTED if shown is None or figure.heading in shown]
+    said = "; ".join(f"{figure.heading}: {figure.meaning}" for figure in figures)
+    return f"Mean over seeds, ± sample standard deviation. {said}."
+
+
+def figures_of(comparison: Comparison, among: Sequence[Figure] = FIGURES) -> list[Figure]:
+    """Those figures that any row of a table has."""
+    return [figure for figure in among if any(row.figure(figure) for row in comparison.rows)]
+
+
+def number(value: float, figure: Figure, signed: bool | None = None) -> str:
+    """A figure's value as text, in its unit."""
+    sign = "+" if (figure.signed if signed is None else signed) else ""
+    # Adding 0.0 turns a rounded -0.0 into 0.0.
+    return f"{round(value / figure.divisor, figure.decimals) + 0.0:{sign},.{figure.decimals}f}"
+
+
+def mean_text(spread: Spread | None, figure: Figure) -> str:
+    """``81.25 ± 0.40``, without deviation for a single seed."""
+    if spread is None:
+        return MISSING
+    deviation = "" if spread.std is None else f" ± {number(spread.std, figure, signed=False)}"
+    return number(spread.mean, figure) + deviation
+
+
+def difference_text(difference: Difference | None, figure: Figure) -> str:
+    """``+3.10 [+1.20, +5.00]``, without interval for a single seed."""
+    if difference is None:
+        return MISSING
+    if difference.low is None or difference.high is None:
+        return number(difference.mean, figure, signed=True)
+    low, high = (number(end, figure, signed=True) for end in (difference.low, difference.high))
+    return f"{number(difference.mean, figure, signed=True)} [{low}, {high}]"
+
+
+def targets(comparison: Comparison) -> list[str]:
+    """The target accuracies of any of the runs in percent, lowest first."""
+    runs = [reading.run for row in comparison.rows for reading in row.readings]
+    return sorted({name for run in runs for name in run.rounds_to_accuracy}, key=float)
+
+
+def rounds_text(row: Row, target: str) -> str:
+    """Rounds until ACC first reached a target; how many seeds did, where not all."""
+    reached = row.by_seed(lambda reading: reading.run.rounds_to(target))
+    curves = row.with_curves("accuracy")
+    tried = [r.run for r in row.readings if r.run in curves or target in r.run.rounds_to_accuracy]
+    if not reached:
+        return f"> {max(run.rounds for run in tried):,}" if tried else MISSING
+    text = mean_text(Spread.of(list(reached.values())), _ROUNDS if len(reached) == 1 else _MEAN_ROUNDS)
+    seeds = {run.seed for run in tried}
+    return text if len(reached) == len(seeds) else f"{text} ({len(reached)} of {len(seeds)})"
+
+
+_ROUNDS = Figure("rounds", "rounds", "", "lower", 0)
+_MEAN_ROUNDS = Figure("rounds", "rounds", "", "lower", 1)
+
+
+def ranks(comparison: Comparison, figure: Figure) -> list[float] | None:
+    """Each row's mean rank; None where there is nothing to rank by."""
+    if figure.better is None or len(comparison.rows) < 2:
+        return None
+    return mean_ranks([row.figure(figure) for row in comparison.rows], figure.better == "higher")
+
+
+def means_table(comparison: Comparison) -> TextTable:
+    """A line per row: number of seeds, figures as mean and deviation, rank by the first of them."""
+    figures = figures_of(comparison, PRINTED)
+    aims, by_accuracy = targets(comparison), ranks(comparison, figures[0]) if figures else None
+    several = any(len(row.seeds) > 1 for row in comparison.rows)
+    headings = ["method", *(["seeds"] if several else []), *(figure.heading for figure in figures)]
+    headings += [f"rounds to {name} %" for name in aims] + (["rank"] if by_accuracy else [])
+    rows = []
+    for k, row in enumerate(comparison.rows):
+        cells = [row.label, *([str(len(row.seeds))] if several else [])]
+        cells += [mean_text(Spread.of(list(row.figure(figure).values())), figure) for figure in figures]
+        cells += [rounds_text(row, name) for name in aims]
+        cells += [f"{by_accuracy[k]:.2f}".rstrip("0").rstrip(".")] if by_accuracy else []
+        rows.append(cells)
+    return TextTable(comparison.title, comparison.notes, headings, rows)
+
+
+def differences_table(comparison: Comparison, baseline: Row | None) -> TextTable | None:
+    """A line per row but the baseline's: paired differences to it with their confidence interval.
+
+    Returns:
+        None without a baseline, or where no row has two seeds in common with it: there is no interval then, and the
+        difference of two numbers is seen in the table of means.
+    """
+    if baseline is None:
+        return None
+    figures = [figure for figure in figures_of(comparison, PRINTED) if baseline.figure(figure)]
+    rows = []
+    for row in comparison.rows:
+        common = set(row.seeds) & set(baseline.seeds)
+        if row is not baseline and len(common) > 1:
+            found = [paired_difference(row.figure(figure), baseline.figure(figure)) for figure in figures]
+            cells = [difference_text(one, figure) for one, figure in zip(found, figures, strict=True)]
+            rows.append([row.label, str(len(common)), *cells])
+    if not rows:
+        return None
+    told = f"difference to {baseline.label} on common seeds, {LEVEL:.0%} confidence interval of its mean"
+    headings = ["method", "seeds", *(figure.heading for figure in figures)]
+    return TextTable(f"{comparison.title}: {told}", (), headings, rows)

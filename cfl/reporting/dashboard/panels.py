@@ -1,0 +1,111 @@
+"""What is compared: sections of panels, by the names under which ``cfl.callbacks.DashboardLog`` logs figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+AXIS = "round"
+"""What lines run over."""
+
+GROUPING = ("benchmark", "partition", "method", "setting")
+"""Keys of a run's configuration: runs that agree in them are shown as one, as mean and standard deviation. ``setting``
+is a hash of all that decides results but the seed."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel.
+
+    Attributes:
+        kind: ``lines`` over rounds, ``bars`` of the last values, ``pictures``, ``table``, or ``points``, the last value
+            of the second key over that of the first.
+        title: above it.
+        keys: what it shows; of ``lines`` of every task, one regular expression.
+        pattern: whether the key is a regular expression.
+    """
+
+    kind: Literal["lines", "bars", "pictures", "table", "points"]
+    title: str
+    keys: tuple[str, ...]
+    pattern: bool = False
+
+
+@dataclass(frozen=True)
+class Section:
+    """Panels under a heading.
+
+    Attributes:
+        name: the heading.
+        about: a sentence for the report.
+        panels: in their order.
+    """
+
+    name: str
+    about: str
+    panels: tuple[Panel, ...]
+
+
+SECTIONS = (
+    Section(
+        "After the last task",
+        "Means over seeds and their standard deviation: accuracy over all tasks, what was forgotten of them, and the "
+        "effect of later tasks on earlier ones. Runs that are not finished have none of it.",
+        (
+            Panel("bars", "ACC in %", ("final/acc",)),
+            Panel("bars", "FGT in points", ("final/fgt",)),
+            Panel("bars", "BWT in points", ("final/bwt",)),
+        ),
+    ),
+    Section(
+        "Over rounds",
+        "The same figures over the tasks seen so far.",
+        (
+            Panel("lines", "ACC in %", ("cl/acc",)),
+            Panel("lines", "FGT in points", ("cl/fgt",)),
+            Panel("lines", "BWT in points", ("cl/bwt",)),
+            Panel("lines", "FWT in points", ("cl/fwt",)),
+            Panel("lines", "Accuracy of each task in %", ("task_[0-9]+/acc",), pattern=True),
+            Panel("lines", "Training loss", ("train/loss",)),
+        ),
+    ),
+    Section(
+        "Matrices",
+        "Row: after learning a task; column: measured on a task.",
+        (
+            Panel("pictures", "Accuracy matrix", ("cl/accuracy_heatmap",)),
+            Panel("pictures", "ACC after each task", ("cl/accuracy_curve",)),
+            Panel("table", "Accuracy matrix", ("cl/accuracy_matrix",)),
+        ),
+    ),
+    Section(
+        "Densities",
+        "Runs that estimate a density have negative log-likelihoods in nats in place of accuracies; lower is better.",
+        (
+            Panel("bars", "NLL in nats", ("final/nll",)),
+            Panel("lines", "NLL in nats", ("cl/nll",)),
+            Panel("lines", "NLL forgetting in nats", ("cl/nll_forgetting",)),
+            Panel("lines", "NLL of each task in nats", ("task_[0-9]+/nll",), pattern=True),
+            Panel("pictures", "NLL matrix", ("cl/nll_heatmap",)),
+            Panel("pictures", "NLL after each task", ("cl/nll_curve",)),
+            Panel("table", "NLL matrix", ("cl/nll_matrix",)),
+            Panel("points", "NLL over bytes sent", ("comm/uplink_bytes", "cl/nll")),
+        ),
+    ),
+    Section(
+        "Cost",
+        "Bytes that all clients together have sent and received, and seconds of wall clock.",
+        (
+            Panel("points", "ACC over bytes sent", ("comm/uplink_bytes", "cl/acc")),
+            Panel("lines", "Bytes sent", ("comm/uplink_bytes",)),
+            Panel("lines", "Bytes received", ("comm/downlink_bytes",)),
+            Panel("lines", "Seconds", ("time/seconds",)),
+        ),
+    ),
+    Section(
+        "Data",
+        "Samples per client, task and class.",
+        (Panel("pictures", "Partition", ("data/partition",)),),
+    ),
+)
+"""Everything that is shown, in its order."""

@@ -1,0 +1,217 @@
+"""What makes two runs the same experiment: the part of a configuration on which results depend."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cfl.runtime.class_paths import named_class
+
+DECIDES_RESULTS = ("seed_everything", "model", "data", "methods", "schedule", "federated")
+TRAINER_DECIDES = ("precision", "gradient_clip_val", "gradient_clip_algorithm")
+ONLY_WHERE_OR_HOW_FAST = (
+    ("data", "root"),
+    ("schedule", "cohort_width"),
+    ("model", "engine"),
+    ("model", "buffer"),
+    ("federated", "client_state_memory_mb"),
+)
+_EXACT = "highest"
+"""torch's own precision of float32 products."""
+
+MOVED = {
+    "cfl.gaussian.GaussianMechanism": "cfl.methods.components.gaussian_mechanism.GaussianMechanism",
+    "cfl.parallel.ClientParallel": "cfl.training.strategy.ClientParallel",
+}
+"""Class paths that configurations had before a module moved -> where the classes are now.
+
+Experiments, and hashes with them, have the former ones: so kept results and checkpoints stay valid.
+"""
+_FORMER = {now: former for former, now in MOVED.items()}
+_MOVED_PATHS = re.compile(rf"(?<![\w.])({'|'.join(map(re.escape, MOVED))})(?![\w.])")
+
+
+def with_moved_classes(text: str) -> str:
+    """A configuration's text, or a word of a command line, with the class paths of now in the place of former ones."""
+    return _MOVED_PATHS.sub(lambda found: MOVED[found[1]], text)
+
+
+def with_former_classes(tree: Any) -> Any:
+    """A configuration or a part of it with the class paths that hashes are taken of."""
+    if isinstance(tree, Mapping):
+        return {key: with_former_classes(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [with_former_classes(value) for value in tree]
+    return _FORMER.get(tree, tree) if isinstance(tree, str) else tree
+
+
+def matmul_precision_of(config: Mapping[str, Any]) -> str:
+    """The precision of float32 products in a configuration's local steps: all else of ``engine`` changes rounding at
+    most."""
+    precision: str = (config.get("engine") or {}).get("matmul_precision", _EXACT)
+    return precision
+
+
+def targets_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A configuration's ``targets`` where they may end the run, in one form whatever was written: 85 or 85.0, in any
+    order. Others just say what is recorded."""
+    targets = config.get("targets") or {}
+    if not (targets.get("accuracies") and targets.get("stop")):
+        return None
+    return {**targets, "accuracies": sorted(float(accuracy) for accuracy in targets["accuracies"])}
+
+
+def experiment_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a resolved configuration that decides results.
+
+    Left out are folders, logging, checkpoints, devices and the cohort width, which changes speed only. ``targets`` are
+    part of it only where they may end the run: others just say what is recorded. The ``buffer`` is part of it only
+    where a method replays from it, the order of ``methods`` only where there are several, the precision of
+    products only where it is reduced.
+
+    Args:
+        config: a subcommand's configuration as plain dictionaries, lists and values.
+    """
+    experiment = {key: json.loads(json.dumps(config.get(key))) for key in DECIDES_RESULTS}
+    trainer = config.get("trainer") or {}
+    experiment["trainer"] = {key: trainer.get(key) for key in TRAINER_DECIDES}
+    targets, precision = targets_of(config), matmul_precision_of(config)
+    if targets is not None:
+        experiment["targets"] = targets
+    if precision != _EXACT:
+        experiment["matmul_precision"] = precision
+    methods = config.get("methods") or {}
+    if len(methods) > 1:  # each takes what the one before leaves
+        experiment["methods_order"] = list(methods)
+    named = [class_of(method) for method in methods.values()]
+    if any(getattr(method, "replays", False) for method in named):
+        experiment["buffer"] = json.loads(json.dumps(config.get("buffer") or {}))
+    for section, key in ONLY_WHERE_OR_HOW_FAST:
+        if isinstance(experiment[section], dict):
+            experiment[section].pop(key, None)
+    former: dict[str, Any] = with_former_classes(experiment)
+    return former
+
+
+def config_hash(experiment: Mapping[str, Any]) -> str:
+    """12 hexadecimal digits that differ between different experiments."""
+    text = json.dumps(experiment, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+def setting_hash(experiment: Mapping[str, Any]) -> str:
+    """As :func:`config_hash`, the same for experiments that differ in their seed alone."""
+    return config_hash({key: value for key, value in experiment.items() if key != "seed_everything"})
+
+
+def completed(older: Any, newer: Any, classes: Mapping[str, type], owner: type | None = None) -> Any:
+    """An experiment with the options that it lacks and another has, at the defaults of their classes' signatures.
+
+    So a run that was made before an option existed is recognised as one that leaves the option at its default.
+
+    Args:
+        older: an experiment, or a part of one.
+        newer: says which options there are now; its values are not taken.
+        classes: for keys whose options belong to a class that the experiment does not name: key -> class.
+        owner: the class whose options ``older`` holds, if it is one.
+
+    Returns:
+        A copy. An option without default, or of a class that is not known here, stays absent.
+    """
+    if isinstance(older, list) and isinstance(newer, list) and len(older) == len(newer):
+        return [completed(left, right, {}) for left, right in zip(older, newer, strict=True)]
+    if not isinstance(older, Mapping) or not isinstance(newer, Mapping):
+        return older
+    named = class_of(newer) if older.get("class_path") == newer.get("class_path") else None
+    result = dict(older)
+    for key, value in newer.items():
+        if key in older or (key == "init_args" and named is not None):
+            inner = named if key == "init_args" else classes.get(key)
+            result[key] = completed(older.get(key, {}), value, {}, inner)
+        elif owner is not None:
+            result |= _default(owner, key)
+    return result
+
+
+def class_of(node: Any) -> type | None:
+    """The class that a part of a configuration names, by its former path or that of now; None if there is none.
+
+    No module of anybody else is imported for it (:func:`cfl.runtime.class_paths.named_class`).
+    """
+    path = str(node.get("class_path", "")) if isinstance(node, Mapping) else ""
+    return named_class(MOVED.get(path, path))
+
+
+def _default(owner: type, option: str) -> dict[str, Any]:
+    """``{option: default}`` as a configuration holds it, or nothing where there is no such default.
+
+    A class whose new option does not leave by default what was before says so in ``before_options``: option -> value.
+    """
+    for base in owner.__mro__:
+        before = vars(base).get("before_options", {})
+        if option in before:
+            return {option: before[option]}
+        own = vars(base).get("__init__")
+        parameter = inspect.signature(own).parameters.get(option) if inspect.isfunction(own) else None
+        if parameter is None:
+            continue
+        if parameter.default is inspect.Parameter.empty:
+            return {}
+        try:
+            return {option: json.loads(json.dumps(parameter.default))}
+        except TypeError:  # a default that no configuration can hold
+            return {}
+    return {}
+
+
+def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries as ``{"a.b.c": value}``."""
+    if not isinstance(tree, Mapping) or not tree:
+        return {prefix: tree}
+    return {
+        key: leaf for name, part in tree.items() for key, leaf in flatten(part, f"{prefix}.{name}".lstrip(".")).items()
+    }
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """Lines ``key: ours, theirs`` for every key in which two experiments differ."""
+    left, right = flatten(ours), flatten(theirs)
+    absent = "(absent)"
+    return [
+        f"{key}: {left.get(key, absent)!r}, in the checkpoint {right.get(key, absent)!r}"
+        for key in sorted({*left, *right})
+        if left.get(key, absent) != right.get(key, absent)
+    ]
+
+
+def _class_name(node: Any) -> str:
+    path = node.get("class_path", "") if isinstance(node, Mapping) else str(node or "")
+    return path.rpartition(".")[2].lower()
+
+
+def benchmark_name(config: Mapping[str, Any]) -> str:
+    """A name from the stream's class and the data sets, e.g. ``permuted-digits``, where the user gave none.
+
+    A source that reads any of many data sets is called by its file, folder or set.
+    """
+    stream = config["data"]["stream"]
+    arguments = stream.get("init_args") or {}
+    sources = arguments.get("sources") or [arguments.get("source")]
+    return "-".join([_class_name(stream), *map(_data_set, sources)])
+
+
+def _data_set(source: Any) -> str:
+    told_by = getattr(class_of(source), "told_by", None) if isinstance(source, Mapping) else None
+    told = (source.get("init_args") or {}).get(told_by) if told_by else None
+    name = Path(told).name.removesuffix(".npz") if told else ""
+    return re.sub(r"[^\w.]+", "-", name).strip("-.") or _class_name(source)
+
+
+def method_name(methods: Mapping[str, Any]) -> str:
+    """The methods' names in their order, joined by ``+``; ``fedavg`` when there is none."""
+    return "+".join(methods) or "fedavg"

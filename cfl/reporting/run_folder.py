@@ -1,0 +1,289 @@
+"""What a run folder says of its run.
+
+A run folder holds two files:
+
+- ``summary.json``: an object with the keys of :data:`SUMMARY_KEYS`; ``acc``, ``fgt``, ``fgt_max``, ``bwt`` and
+  ``fwt`` as in :data:`cfl.metrics.accuracy.FORMULAS`, null where undefined; ``used_space`` (percent or null) may be
+  absent; so may ``rounds_to_accuracy`` (target in percent -> rounds or null); other keys are kept as they are.
+- ``accuracy_matrix.csv``: see :func:`cfl.reporting.matrix_file.write_matrix_csv`.
+
+A run that estimates a density has no accuracies: its summary has ``nll`` instead of the five figures, and its matrix is
+``nll_matrix.csv``.
+
+and, if there is a learning curve, ``rounds.csv``: see :func:`read_curve`. What else there may be is read by
+:mod:`cfl.reporting.compare.reading`.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cfl.reporting.matrix_file import RunFolderError, number_in, open_file, read_matrix_csv
+from cfl.reporting.measures import CURVES
+
+_TEXT, _COUNT, _NUMBER, _NUMBER_OR_NULL = "text", "an integer", "a number", "a number or null"
+SUMMARY_KEYS: dict[str, str] = {
+    "method": _TEXT,
+    "benchmark": _TEXT,
+    "partition": _TEXT,
+    "scenario": _TEXT,
+    "seed": _COUNT,
+    "acc": _NUMBER_OR_NULL,
+    "fgt": _NUMBER_OR_NULL,
+    "fgt_max": _NUMBER_OR_NULL,
+    "bwt": _NUMBER_OR_NULL,
+    "fwt": _NUMBER_OR_NULL,
+    "uplink_bytes": _COUNT,
+    "downlink_bytes": _COUNT,
+    "seconds": _NUMBER,
+    "rounds": _COUNT,
+    "tasks": _COUNT,
+    "clients": _COUNT,
+    "config_hash": _TEXT,
+}
+"""Keys that every ``summary.json`` has, and what their values are."""
+_OF_ACCURACY = ("acc", "fgt", "fgt_max", "bwt", "fwt")
+
+ROUND_COLUMNS = (*CURVES.values(), "uplink_bytes", "seconds", "task")
+"""Columns of ``rounds.csv`` that are read: ACC in percent or NLL in nats, bytes sent and seconds passed so far, and the
+task that a round belongs to."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One finished run as read from its folder.
+
+    Attributes:
+        folder: where it was read from.
+        method: name of the method or methods.
+        benchmark: name of the task stream.
+        partition: how samples were dealt to clients.
+        scenario: task-, class- or domain-incremental.
+        seed: the run's seed.
+        acc: ACC in percent; None where undefined, like the following four.
+        fgt: FGT in points, diagonal form.
+        fgt_max: FGT in points against the best earlier accuracy.
+        bwt: BWT in points.
+        fwt: FWT in points.
+        uplink_bytes: sent by all clients over all rounds.
+        downlink_bytes: received by all clients over all rounds.
+        seconds: duration of the run.
+        rounds: number of communication rounds.
+        tasks: number of tasks T.
+        clients: number of clients.
+        config_hash: identifies the configuration.
+        used_space: share of the input space that a subspace method uses up, in percent; None for other methods.
+        matrix: ``[T, T]`` float64 accuracy matrix in percent, NaN where not evaluated.
+        initial: ``[T]`` accuracies before training in percent, or None where the file has none.
+        means: ACC after each task, or NLL, NaN where ``rounds.csv`` does not say; not that of ``matrix`` where clients
+            with matrices of their own hold some of the tasks. Empty where there is one matrix for all.
+        curve: ACC in percent after each round, or NLL in nats by ``measure``, None after those without an evaluation;
+            empty where the run was evaluated at task ends only.
+        rounds_to_accuracy: the run's targets: percent -> rounds until ACC first reached it, None if never.
+        stopped_early: whether it ended once its targets were met, so that ``rounds`` is a result and no setting.
+        measure: what the matrix holds: ``accuracy``, or ``nll``, negative log-likelihoods.
+        progress: bytes sent and seconds passed after each round, as in :func:`read_rounds`; empty like ``curve``.
+        others: the remaining entries of ``summary.json``, unchecked.
+    """
+
+    folder: Path
+    method: str
+    benchmark: str
+    partition: str
+    scenario: str
+    seed: int
+    acc: float | None
+    fgt: float | None
+    fgt_max: float | None
+    bwt: float | None
+    fwt: float | None
+    uplink_bytes: int
+    downlink_bytes: int
+    seconds: float
+    rounds: int
+    tasks: int
+    clients: int
+    config_hash: str
+    used_space: float | None
+    matrix: Tensor
+    initial: Tensor | None
+    means: Sequence[float] = ()
+    curve: Sequence[float | None] = ()
+    rounds_to_accuracy: Mapping[str, int | None] = field(default_factory=dict)
+    stopped_early: bool = False
+    measure: str = "accuracy"
+    progress: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    others: Mapping[str, Any] = field(default_factory=dict)
+
+    def rounds_to(self, target: str) -> int | None:
+        """Rounds until ACC first reached a target in percent, its own or not; None where it never did or is unknown."""
+        known = self.rounds_to_accuracy
+        if target in known or self.measure != "accuracy":  # a likelihood reaches no accuracy
+            return known.get(target)
+        return rounds_to(self.curve, float(target))
+
+
+def read_rounds(path: Path) -> dict[str, list[float | None]]:
+    """Read what is compared over rounds off a run's table of rounds.
+
+    Args:
+        path: ``rounds.csv``; read are ``round``, from 0, and those of :data:`ROUND_COLUMNS` that it has.
+
+    Returns:
+        Column -> its value after each round, None where the cell is empty or the round absent; nothing at all where
+        there is no such file.
+
+    Raises:
+        RunFolderError: a value that cannot be; the message names the file and the line.
+    """
+    if not path.is_file():
+        return {}
+    found: dict[int, list[float | None]] = {}
+    with open_file(path) as file:
+        try:
+            reader = csv.reader(file)
+            header = next(reader, [])
+            if header and "round" not in header:
+                raise RunFolderError(f"{path}: there is no column round")
+            names = [name for name in ROUND_COLUMNS if name in header]
+            if not names:
+                return {}
+            place, columns = header.index("round"), [header.index(name) for name in names]
+            for row in reader:
+                if not row:
+                    continue
+                if len(row) != len(header):
+                    raise RunFolderError(f"{path}, line {reader.line_num}: {len(row)} values instead of {len(header)}")
+                if not row[place].isdecimal():
+                    raise RunFolderError(f"{path}, line {reader.line_num}: {row[place]!r} is no round")
+                values = [number_in(row[column], path, reader.line_num) if row[column] else None for column in columns]
+                found[int(row[place])] = values
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise RunFolderError(f"{path}: not a CSV file: {error}") from None
+    nothing: list[float | None] = [None] * len(names)
+    rows = [found.get(round, nothing) for round in range(max(found, default=-1) + 1)]
+    return {name: [row[k] for row in rows] for k, name in enumerate(names)}
+
+
+def read_curve(path: Path) -> list[float | None]:
+    """ACC in percent after each round, None after those without an evaluation: a column of :func:`read_rounds`."""
+    return read_rounds(path).get("acc", [])
+
+
+def rounds_to(curve: Sequence[float | None], accuracy: float) -> int | None:
+    """Rounds until a learning curve first reaches an accuracy: the least r, from 1, with ACC of at least that after it.
+
+    Only rounds with an evaluation can be found, so the answer is as fine as these are dense. ACC is compared after
+    rounding to 6 digits behind the point, as kept runs hold it: a mean that misses by a rounding error has reached.
+
+    Args:
+        curve: ACC in percent after each round, None where not evaluated.
+        accuracy: in percent.
+
+    Returns:
+        None where the curve never gets there.
+    """
+    return next((r for r, acc in enumerate(curve, start=1) if acc is not None and round(acc, 6) >= accuracy), None)
+
+
+def read_run(folder: Path) -> Run:
+    """Read one run.
+
+    Args:
+        folder: holds ``summary.json`` and ``accuracy_matrix.csv``, and ``rounds.csv`` where there is a learning curve.
+
+    Raises:
+        RunFolderError: the folder or a file is missing or broken, or a key is missing or of the wrong type.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise RunFolderError(f"{folder}: no such folder")
+    path = folder / "summary.json"
+    with open_file(path) as file:
+        try:
+            summary = json.load(file, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
+            raise RunFolderError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(summary, dict):
+        raise RunFolderError(f"{path}: must hold an object with the keys {', '.join(SUMMARY_KEYS)}")
+    measure = "nll" if "nll" in summary and "acc" not in summary else "accuracy"
+    if measure == "nll":
+        summary = {**summary, **{key: summary.get(key) for key in _OF_ACCURACY}}
+    missing = [key for key in SUMMARY_KEYS if key not in summary]
+    if missing:
+        raise RunFolderError(f"{path}: missing {', '.join(missing)}")
+    values = {"used_space": None} | {key: summary[key] for key in (*SUMMARY_KEYS, "used_space") if key in summary}
+    for key, value in values.items():
+        kind = SUMMARY_KEYS.get(key, _NUMBER_OR_NULL)
+        if not _is(value, kind):
+            raise RunFolderError(f"{path}: {key} = {json.dumps(value)} cannot be; valid: {kind}")
+    matrix_path = folder / f"{measure}_matrix.csv"
+    matrix, initial = read_matrix_csv(matrix_path)
+    if len(matrix) != values["tasks"]:
+        raise RunFolderError(f"{matrix_path}: {len(matrix)} tasks, but summary.json says tasks = {values['tasks']}")
+    _check_percentages(path, values["acc"], matrix_path, matrix)
+    targets, stopped = summary.get("rounds_to_accuracy", {}), summary.get("stopped_early", False)
+    if not isinstance(targets, dict) or not all(
+        _is_number(name) and (rounds is None or _is(rounds, _COUNT)) for name, rounds in targets.items()
+    ):
+        valid = "target in percent -> an integer or null"
+        raise RunFolderError(f"{path}: rounds_to_accuracy = {json.dumps(targets)} cannot be; valid: {valid}")
+    if not isinstance(stopped, bool):
+        raise RunFolderError(f"{path}: stopped_early = {json.dumps(stopped)} cannot be; valid: true or false")
+    progress = read_rounds(folder / "rounds.csv")
+    curve = progress.get(CURVES[measure], [])
+    means = _after_tasks(curve, progress.get("task", []), values["tasks"]) if "clients_evaluated" in summary else []
+    progress = {name: column for name, column in progress.items() if name not in (*CURVES.values(), "task")}
+    # With at most an evaluation per task there is nothing that the accuracy matrix does not say.
+    if not targets and sum(value is not None for value in curve) <= values["tasks"]:
+        curve, progress = [], {}
+    known = {*values, "rounds_to_accuracy", "stopped_early"}
+    others = {key: value for key, value in summary.items() if key not in known}
+    values |= {"curve": curve, "rounds_to_accuracy": targets, "stopped_early": stopped, "measure": measure}
+    return Run(folder=folder, matrix=matrix, initial=initial, means=means, progress=progress, others=others, **values)
+
+
+def _after_tasks(curve: Sequence[float | None], of: Sequence[float | None], tasks: int) -> list[float]:
+    """A curve after the last evaluated round of each task; NaN where no round says so."""
+    ends = {int(task): value for value, task in zip(curve, of, strict=False) if None not in (value, task)}  # type: ignore[arg-type]
+    return [math.nan if (value := ends.get(task)) is None else value for task in range(tasks)]
+
+
+def _check_percentages(path: Path, acc: float | None, matrix_path: Path, matrix: Tensor) -> None:
+    """Refuse accuracies that cannot be."""
+    if matrix_path.name != "accuracy_matrix.csv":
+        return
+    known = matrix[torch.isfinite(matrix)].tolist()
+    for where, value in [(path, acc), *((matrix_path, value) for value in known)]:
+        if value is not None and not 0 <= value <= 100 + 1e-6:  # a mean of hundreds may be above by rounding
+            raise RunFolderError(f"{where}: an accuracy of {value:g} % cannot be; valid: 0 to 100")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON value, use null")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _is(value: Any, kind: str) -> bool:
+    if value is None:
+        return kind == _NUMBER_OR_NULL
+    if kind == _TEXT:
+        return isinstance(value, str)
+    if isinstance(value, bool) or not isinstance(value, int if kind == _COUNT else (int, float)):
+        return False
+    return math.isfinite(value)  # 1e999 is valid JSON

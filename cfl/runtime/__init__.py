@@ -1,0 +1,1 @@
+"""Errors, files, processes and precision: what every room above builds on."""

@@ -1,0 +1,99 @@
+"""Checkpoint files that carry a digest of themselves: what was changed since it was written is not read."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cfl.runtime.errors import ConfigError
+
+_ZIP = b"PK\x03\x04"
+"""How files begin that torch.save writes."""
+_BEFORE_DIGEST = b"\ncfl sha256 "
+_END_BYTES = len(_BEFORE_DIGEST) + 2 * hashlib.sha256().digest_size
+_MARK = "ends_with_digest"
+"""Entry that tells a file whose end was cut off from one that was written before there were digests."""
+_AT_A_TIME = 1 << 20
+"""Values that are looked at together: what clients keep may not fit into memory."""
+_log = logging.getLogger(__name__)
+
+
+def write_checkpoint(content: Mapping[str, Any], path: Path) -> None:
+    """Write tensors and plain values to a file, and the file's SHA-256 behind them; whoever calls makes it atomic.
+
+    torch.load reads such a file, too: what stands behind its archive does not disturb it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    torch.save({**content, _MARK: True}, path)
+    with path.open("r+b") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        file.seek(0, os.SEEK_END)
+        file.write(_BEFORE_DIGEST + digest.encode())
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """What a file of :func:`write_checkpoint` holds, its tensors on the CPU and mapped from the file.
+
+    The whole file is read once for its digest, 0.7 s a GB. One that was written before there were digests is read with
+    a warning.
+
+    Raises:
+        ConfigError: the file is no checkpoint, not as it was written, or holds weights that are not finite.
+    """
+    try:
+        carries_digest = _is_as_written(path)
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # torch raises whatever the broken byte leads it to
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError("ckpt_path", str(path), f"a whole checkpoint written by cfl fit ({reason})") from error
+    if not isinstance(checkpoint, dict) or "federation" not in checkpoint:
+        raise ConfigError("ckpt_path", str(path), "a checkpoint written by cfl fit")
+    if not carries_digest and checkpoint.get(_MARK):
+        raise ConfigError("ckpt_path", str(path), "a whole checkpoint written by cfl fit (its end is missing)")
+    if not carries_digest:
+        _log.warning("%s carries no digest, as it was written before there were any: changes would not be seen", path)
+    for name, tensor in _weights(checkpoint):
+        if tensor.is_floating_point() and not all(bool(part.isfinite().all()) for part in tensor.split(_AT_A_TIME)):
+            raise ConfigError("ckpt_path", str(path), f"a checkpoint with finite weights; {name} holds NaN or infinity")
+    return checkpoint
+
+
+def _is_as_written(path: Path) -> bool:
+    """Whether a file carries a digest, which it then agrees with.
+
+    Raises:
+        ValueError: it does not agree, or the file is of another kind.
+    """
+    with path.open("rb") as file:
+        if file.read(len(_ZIP)) != _ZIP:  # of which torch would complain in words about its own options
+            raise ValueError("this file is not a checkpoint")
+        size = file.seek(0, os.SEEK_END) - _END_BYTES
+        file.seek(max(0, size))
+        end = file.read()
+        if not end.startswith(_BEFORE_DIGEST):
+            return False
+        file.seek(0)
+        digest, left = hashlib.sha256(), size
+        while left and (part := file.read(min(left, 1 << 20))):
+            digest.update(part)
+            left -= len(part)
+    if end != _BEFORE_DIGEST + digest.hexdigest().encode():
+        raise ValueError("its content has changed since it was written")
+    return True
+
+
+def _weights(checkpoint: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """The global model's tensors and what clients keep of theirs, flattened, by name."""
+    yield from ((name, tensor.reshape(-1)) for name, tensor in checkpoint.get("state_dict", {}).items())
+    of_clients = checkpoint["federation"].get("clients", {}).get("model", {}).get("rows", {})
+    for dtype, rows in of_clients.items():
+        yield f"clients' weights ({dtype})", rows.reshape(-1)

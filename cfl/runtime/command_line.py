@@ -1,0 +1,106 @@
+"""A command line with the run that it is about: whose configuration is read, and whom that may have imported."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import NamedTuple
+
+from cfl.runtime.errors import ConfigError
+
+ALLOW = "--allow"
+ABOUT_ALLOW = (
+    "The configuration beside a checkpoint is taken where no --config is given. It may name classes of cfl, "
+    f"torch.optim and Lightning's loggers only; {ALLOW} PACKAGE, which may be given several times, adds another "
+    "package's."
+)
+_COMMANDS = ("fit", "validate", "test")
+
+
+class CommandLine(NamedTuple):
+    """What a command was given.
+
+    Attributes:
+        arguments: for the parser: with the run's configuration where it is taken, without ``--allow``.
+        of_run: whether a run's configuration is taken that nobody has named.
+        allowed: the packages of ``--allow``.
+    """
+
+    arguments: list[str]
+    of_run: bool
+    allowed: tuple[str, ...]
+
+
+def read_command_line(arguments: Sequence[str]) -> CommandLine:
+    """Add configuration and folder of the run that a checkpoint belongs to, where no configuration is given.
+
+    Args:
+        arguments: the command line without the program's name.
+
+    Raises:
+        ConfigError: packages are allowed where none is needed.
+    """
+    given, allowed = _without_allowed(arguments)
+    configured = _is_configured(given)
+    if allowed and (configured or _value(given, "--ckpt_path") is None):
+        valid = "beside --ckpt_path only, and without --config: what is named so may name any class"
+        raise ConfigError(ALLOW, " ".join(allowed), valid)
+    if given[:1] and given[0] in _COMMANDS and not configured:
+        checkpoint, folder = (_value(given, option) for option in ("--ckpt_path", "--run.dir"))
+        if checkpoint != "last":
+            folder = checkpoint and str(Path(checkpoint).parent)
+        if folder and checkpoint and (Path(folder) / "config.yaml").is_file():
+            # The folder may have been moved since, or be known by another relative path from here.
+            place = ["--config", str(Path(folder) / "config.yaml"), "--run.dir", folder]
+            return CommandLine([given[0], *place, *given[1:]], True, allowed)
+    return CommandLine(given, False, allowed)
+
+
+def place_of_current_folder(arguments: Sequence[str]) -> int | None:
+    """Where ``python -m cfl`` may look for modules in the current folder: a place in ``sys.path``.
+
+    In front, as Python has it, for a command on a configuration of the user's own. Nowhere, for one that reads a run,
+    whose author may have put modules beside it. What ``--allow`` names may lie there: then it comes after all else.
+
+    Args:
+        arguments: the command line without the program's name.
+
+    Returns:
+        The place, or None.
+    """
+    given, allowed = _without_allowed(arguments)
+    reads_run = given[:1] == ["compare"] or _value(given, "--ckpt_path") is not None
+    if not reads_run or (given[0] != "compare" and _is_configured(given)):
+        return 0
+    return len(sys.path) if allowed else None
+
+
+def _without_allowed(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """The arguments without ``--allow`` and its values, and these."""
+    rest: list[str] = []
+    allowed: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        option, equals, value = word.partition("=")
+        if option != ALLOW:
+            rest.append(word)
+        else:
+            allowed.append(value if equals else next(words, ""))
+    return rest, tuple(allowed)
+
+
+def _is_configured(arguments: Sequence[str]) -> bool:
+    """Whether a configuration is given by name."""
+    return any(word.startswith(("--config", "-c")) for word in arguments)
+
+
+def _value(arguments: Sequence[str], option: str) -> str | None:
+    """The last value of an option, ``--key value`` or ``--key=value``."""
+    found = None
+    for word, following in zip_longest(arguments, arguments[1:], fillvalue=""):
+        key, equals, value = word.partition("=")
+        if key == option:
+            found = value if equals else following
+    return found

@@ -1,0 +1,218 @@
+"""The processes that share one experiment: which one this is, and what they tell each other.
+
+Where nobody started more there is one process, and every function gives back what it was given. Otherwise all
+processes must call the functions that exchange something, in the same order. Values travel on the CPU; tensors where
+they lie.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cfl.runtime.errors import BadUpdate, ConfigError, DataFilesMissing
+
+T = TypeVar("T")
+Key = TypeVar("Key", bound=Hashable)
+
+_FAILURE = "cfl failure"
+_PATIENCE = 1.0  # seconds that the word of a failure may take longer than the end of the process that sent it
+
+
+class ProcessFailed(RuntimeError):
+    """Another process of the run has failed, has ended, or does not answer; the message says which and why."""
+
+
+def count() -> int:
+    """Number of processes."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Number of this process, from 0."""
+    return dist.get_rank() if count() > 1 else 0
+
+
+def gather(value: T) -> list[T]:
+    """Every process's value, by rank.
+
+    Args:
+        value: small; anything that can be pickled.
+
+    Raises:
+        ProcessFailed: if a process did not get as far as this.
+    """
+    if count() == 1:
+        return [value]
+    values: list[T] = [value] * count()
+    with answered():
+        dist.all_gather_object(values, value)
+    return values
+
+
+def from_first(value: T) -> T:
+    """The value of process 0, in all processes.
+
+    Args:
+        value: anything that can be pickled; that of the others is ignored.
+
+    Raises:
+        ProcessFailed: if a process did not get as far as this.
+    """
+    values = [value]
+    if count() > 1:
+        with answered():
+            dist.broadcast_object_list(values, 0)
+    return values[0]
+
+
+def add_up(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Sums over processes, the same bits in each of them.
+
+    Args:
+        tensors: name -> tensor; a name that a process does not have counts as zeros there.
+
+    Returns:
+        name -> sum, for all names of all processes. One reduction per dtype, whatever the number of names.
+
+    Raises:
+        ValueError: if a name stands for tensors of different shape or dtype.
+        ProcessFailed: if a process did not get as far as this.
+    """
+    if count() == 1:
+        return dict(tensors)
+    known: dict[str, tuple[torch.Size, torch.dtype, str]] = {}
+    for described in gather({n: (t.shape, t.dtype, t.device.type) for n, t in tensors.items()}):
+        for name, description in described.items():
+            if known.setdefault(name, description) != description:
+                raise ValueError(f"{name!r} is {known[name]} in one process and {description} in another")
+    sums: dict[str, Tensor] = {}
+    for kind in dict.fromkeys((dtype, device) for _, dtype, device in known.values()):
+        names = [n for n, (_, dtype, device) in known.items() if (dtype, device) == kind]
+        sizes = [math.prod(known[n][0]) for n in names]
+        flat = torch.zeros(sum(sizes), dtype=kind[0], device=kind[1])
+        parts = dict(zip(names, flat.split(sizes), strict=True))
+        for name, part in parts.items():
+            if name in tensors:
+                part.copy_(tensors[name].detach().reshape(-1))
+        with answered():
+            dist.all_reduce(flat)
+        sums |= {name: part.view(known[name][0]) for name, part in parts.items()}
+    return {name: sums[name] for name in known}
+
+
+def share_out(own: Mapping[Key, Mapping[str, Tensor]]) -> dict[Key, dict[str, Tensor]]:
+    """What any process has, in every process: key -> name -> tensor. What is here already is not copied.
+
+    Every process's tensors go to all others as they are, in one message.
+
+    Raises:
+        ValueError: if two processes have the same key.
+        ProcessFailed: if a process did not get as far as this.
+    """
+    found = {key: dict(tensors) for key, tensors in own.items()}
+    if count() == 1:
+        return found
+    flat = [(key, name, t) for key, tensors in own.items() for name, t in tensors.items()]
+    listing = [(key, name, t.shape, t.dtype) for key, name, t in flat]
+    listings = gather((list(own), listing, {t.device.type for _, _, t in flat}))
+    sources: dict[Key, int] = {}
+    for source, (keys, _, _) in enumerate(listings):
+        for key in keys:
+            if sources.setdefault(key, source) != source:
+                raise ValueError(f"{key!r} comes from processes {sources[key]} and {source}")
+            found.setdefault(key, {})
+    kinds = set().union(*(kinds for _, _, kinds in listings))
+    device = torch.device("cpu" if len(kinds) != 1 else kinds.pop())
+    for source, (_, listing, _) in enumerate(listings):
+        sizes = [math.prod(shape) * dtype.itemsize for _, _, shape, dtype in listing]
+        message = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+        if source == rank() and len(message):
+            torch.cat([_bytes_of(t).to(device) for _, _, t in flat], out=message)
+        if len(message):
+            with answered():
+                dist.broadcast(message, source)
+        if source != rank():
+            for (key, name, shape, dtype), part in zip(listing, message.split(sizes), strict=True):
+                # A copy: it would otherwise keep the whole message, and need not start where its dtype may.
+                found[key][name] = part.clone().view(dtype).view(shape)
+    return found
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def leave() -> None:
+    """Give back the connection to the other processes, if there is one."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+# What happens when one of them fails.
+
+
+def report_failure(error: BaseException) -> None:
+    """Leave word for the other processes that this one is about to end, and why."""
+    if count() > 1:
+        told = isinstance(error, BadUpdate | ConfigError | DataFilesMissing)
+        reason = str(error) if told else f"{type(error).__name__}: {error}"
+        with suppress(RuntimeError):  # nobody is left to read it
+            dist.distributed_c10d._get_default_store().compare_set(_FAILURE, "", f"process {rank()}: {reason}")
+
+
+def failure_elsewhere() -> str | None:
+    """What a process that has failed left word of, or None if all is well."""
+    if count() == 1:
+        return None
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        return store.get(_FAILURE).decode() if store.check([_FAILURE]) else None
+    except RuntimeError:
+        return "process 0 has ended"
+
+
+def cause_elsewhere(error: BaseException | None) -> ProcessFailed | None:
+    """The failure of another process in a chain of causes, or None if this process failed by itself."""
+    while error is not None and not isinstance(error, ProcessFailed):
+        error = error.__cause__
+    return error
+
+
+def raise_if_one_failed() -> None:
+    """Ask whether another process has failed; costs a message to process 0.
+
+    Raises:
+        ProcessFailed: with its reason.
+    """
+    reason = failure_elsewhere()
+    if reason is not None:
+        raise ProcessFailed(reason)
+
+
+@contextmanager
+def answered() -> Iterator[None]:
+    """Within the context, messages are exchanged; one that gets no answer says why, as far as that is known.
+
+    Raises:
+        ProcessFailed: instead of whatever the message layer raises.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        until = time.monotonic() + _PATIENCE
+        reason = failure_elsewhere()
+        while reason is None and time.monotonic() < until:
+            time.sleep(0.05)
+            reason = failure_elsewhere()
+        said = (str(error).splitlines() or [""])[0]
+        raise ProcessFailed(
+            reason or f"a process has ended without a word, or did not answer within the strategy's timeout ({said})"
+        ) from error

@@ -1,0 +1,80 @@
+"""What a density has learned, as a picture: images drawn from it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from cfl.models.density import Sampler, densities_differ, is_density
+from cfl.randomness.generators import torch_generator
+from cfl.training.client import Client
+
+CLIENTS_AT_MOST = 8
+"""Rows of a picture of personal models."""
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnImages:
+    """Samples in rows.
+
+    Attributes:
+        images: ``[R, N, C, H, W]`` float32, 0 or 1; NaN where a row has fewer.
+        whose: of which model they are, for the caption.
+        row_names: whose row it is, where models are personal.
+    """
+
+    images: Tensor
+    whose: str
+    row_names: list[str] | None = None
+
+
+@torch.no_grad()
+def draw_images(client: Client, count: int) -> DrawnImages | None:
+    """Ancestral samples of a run's model as it is now.
+
+    They depend on the run's seed, the task and, of personal models, the client, besides the weights. A global model
+    fills a square; where its density differs by client, it is that by client 0's masks. Of personal models the first
+    :data:`CLIENTS_AT_MOST` clients that hold the task they are at have a row each, with an equal share of the samples:
+    of the model with which a client answers whoever does not say whose task a sample is.
+
+    Args:
+        client: with its federation.
+        count: how many samples.
+
+    Returns:
+        None where there is nothing to look at: no density, samples that are no images (a single row or column), a
+        number of channels other than 1 or 3, or outputs that depend on themselves (MADE's ``stale_output_mask``).
+    """
+    federation, network = client.require_federation(), client.network
+    channels, height, width = client.input_shape
+    no_density = not is_density(network) or getattr(network, "stale_output_mask", False)
+    if count < 1 or no_density or min(height, width) < 2 or channels not in (1, 3):
+        return None
+    seed, task = federation.data.seed, federation.last_task
+
+    def drawn(model: dict[str, Tensor], count: int, whose: int, at: int, *named: int) -> Tensor:
+        encoded = federation.encode(federation.data.stream_task(at, whose), model)
+        tensors = {f"network.{name}": tensor for name, tensor in encoded.items()}
+        generator = torch_generator(seed, "samples", at, *named)
+        found: Tensor = functional_call(Sampler(network, whose), tensors, (count, generator))
+        return found.float().cpu()
+
+    if not federation.has_personal_models:
+        columns = math.ceil(math.sqrt(count))
+        lines = -(-count // columns)
+        images = torch.full((lines * columns, *client.input_shape), math.nan)
+        images[:count] = drawn(federation.state_tensors(), count, 0, task)
+        by = " by client 0's masks" if densities_differ(network) else ""
+        return DrawnImages(images.unflatten(0, (lines, columns)), f"the global model{by} after task {task}")
+    at_task = {owner: row for owner, row in federation.rows_due(everyone=True).items() if owner is not None}
+    owners = [owner for owner, at in at_task.items() if owner in federation.members(at)][:CLIENTS_AT_MOST]
+    if not owners:
+        return None
+    each = max(1, count // len(owners))
+    rows = [drawn(federation.model_of(owner, None), each, owner, at_task[owner], owner) for owner in owners]
+    names = [f"client {owner}, task {at_task[owner]}" for owner in owners]
+    return DrawnImages(torch.stack(rows), "clients' own models at their present tasks", names)

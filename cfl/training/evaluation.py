@@ -1,0 +1,154 @@
+"""Test samples under the global model, or under every client's own, counted into the run's matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from cfl.data.evaluation import EvaluationBatch
+from cfl.data.task_handles import shown_task
+from cfl.federation.federation import Federation
+from cfl.metrics.likelihood import NLLMatrix
+from cfl.metrics.task_matrix import TaskMatrix
+from cfl.models.density import LogLikelihood, densities_differ, is_density
+from cfl.models.memory_format import channels_last, gains_by_channels_last
+from cfl.runtime import distributed
+
+Owners = Sequence[tuple[int | None, int]]
+"""(client, task) of entries of a matrix that a test is counted into; None where there is one matrix for all."""
+
+
+class Scoring:
+    """An evaluation: :meth:`begin`, :meth:`score` for every batch, :meth:`finish`.
+
+    Args:
+        federation: whose models, and whose matrices. Its network is in evaluation mode meanwhile.
+    """
+
+    def __init__(self, federation: Federation) -> None:
+        self.federation = federation
+        self._density = is_density(federation.network)
+        self._rows: Mapping[int | None, int] = {}
+        self._channels_last: bool | None = None
+
+    def begin(self, untrained: bool, everyone: bool) -> None:
+        """Forget what a new evaluation replaces.
+
+        Args:
+            untrained: it is of the models before any training; a run that is resumed keeps what it has of that.
+            everyone: score all clients, also those in the middle of a task while others have ended one.
+        """
+        self._rows = self.federation.rows_due(everyone or untrained)
+        if untrained:
+            self._rows = dict.fromkeys(self._rows, -1) if self.federation.round == 0 else {}
+        self._for_rows(lambda matrix, row, owners: matrix.clear_row(row, owners))
+
+    def finish(self) -> None:
+        """Add up what the processes have counted since :meth:`begin`."""
+        self._for_rows(lambda matrix, row, owners: matrix.add_up(row, owners))
+
+    def _for_rows(self, act: Callable[[TaskMatrix, int, list[int] | None], None]) -> None:
+        for row in sorted(set(self._rows.values())):
+            owners = [owner for owner, theirs in self._rows.items() if theirs == row and owner is not None]
+            for matrix in self.federation.matrices:
+                act(matrix, row, owners or None)
+
+    def score(self, batch: EvaluationBatch) -> None:
+        """Count correct predictions of one task's test batch, or add up its likelihoods."""
+        federation = self.federation
+        if batch.start == batch.stop:
+            return
+        learners: Sequence[tuple[int | None, int]] = [(None, batch.task)]
+        if federation.measures_clients:
+            learners = federation.data.learners(batch.task)
+        learners = [(client, task) for client, task in learners if client in self._rows]
+        if not learners:
+            return
+        with federation.evaluation_statistics():
+            if federation.has_personal_models:
+                self._score_personal(batch, learners)
+            else:
+                self._score_global(batch, learners)
+
+    def _score_global(self, batch: EvaluationBatch, learners: Sequence[tuple[int | None, int]]) -> None:
+        federation = self.federation
+        server = federation.state_tensors()
+        model = federation.encode(batch.task, server)
+        for whose, owners in answering_alike(federation, batch.task, learners):
+            scores = self.answers(batch, model, model is server, whose)
+            for owner, task in owners:
+                self._count(scores, batch, owner, task)
+
+    def _score_personal(self, batch: EvaluationBatch, learners: Sequence[tuple[int | None, int]]) -> None:
+        """Clients are shared out among processes."""
+        federation = self.federation
+        for owner, task in learners[distributed.rank() :: distributed.count()]:
+            client = cast(int, owner)
+            # Of whose task a sample is, nobody says where densities are estimated.
+            told = None if self._density else task
+            model = federation.encode(batch.task, federation.model_of(client, told))
+            self._count(self.answers(batch, model, False, (client,)), batch, client, task)
+            if federation.nll_task_aware is not None:
+                model = federation.encode(batch.task, federation.model_of(client, task))
+                total = -self.answers(batch, model, False, (client,)).cpu().double().sum()
+                federation.nll_task_aware.update(self._rows[client], task, total, batch.stop - batch.start, client)
+
+    def answers(
+        self, batch: EvaluationBatch, model: dict[str, Tensor], is_network: bool, whose: Sequence[int] = (0,)
+    ) -> Tensor:
+        """``[B, O]`` of a test batch under a model, which may be the one that the network holds.
+
+        Where the network estimates a density, log-likelihoods ``[B]`` instead; if densities differ by client, the mean
+        over those of the clients ``whose``.
+        """
+        network, x = self.federation.network, cast(Tensor, batch.x)
+        if self._density:
+            named = {f"network.{name}": tensor for name, tensor in model.items()}
+            return cast(Tensor, functional_call(LogLikelihood(network, whose), named, (x,)))
+        for method in self.federation.methods.values():
+            found = method.classify(shown_task(method, batch.task), model, x)
+            if found is not None:
+                return found
+        if self._channels_last is None:
+            self._channels_last = gains_by_channels_last(network, x)
+        x = channels_last(x) if self._channels_last else x
+        scores: Tensor = network(x) if is_network else functional_call(network, model, (x,))
+        return scores
+
+    def _count(self, scores: Tensor, batch: EvaluationBatch, client: int | None, task: int) -> None:
+        federation, outputs, row = self.federation, self.federation.data.outputs, self._rows[client]
+        if isinstance(federation.measured, NLLMatrix):
+            federation.measured.update(row, task, -scores.cpu().double().sum(), batch.stop - batch.start, client)
+            return
+        matrices = [(federation.accuracy, outputs.test_after(row))]
+        if federation.accuracy_task_il is not None:
+            matrices.append((federation.accuracy_task_il, outputs.own))
+        for matrix, mask in matrices:
+            allowed = scores if mask is None else scores.masked_fill(~mask[batch.task].to(scores.device), -torch.inf)
+            correct = allowed.argmax(1).eq(cast(Tensor, batch.y)).sum()
+            matrix.update(row, task, correct, batch.stop - batch.start, client)
+
+
+def answering_alike(federation: Federation, stream_task: int, owners: Owners) -> list[tuple[Sequence[int], Owners]]:
+    """What a test of the global model has to compute: clients that answer together, and what their score counts for.
+
+    Usually all answer alike. Where networks are another density at every client (MADE with ``synchronised: false``),
+    the global model is one by each client's own masks: a matrix of a client takes that client's score, and the one
+    matrix of all takes the mean over the clients that hold the task. That is a pass over the tests per client.
+
+    Args:
+        federation: whose model.
+        stream_task: of whose test samples there is a score.
+        owners: what the score is to be counted for.
+    """
+    if not densities_differ(federation.network):
+        return [((0,), owners)]
+    found: list[tuple[Sequence[int], Owners]] = []
+    for client, task in owners:
+        whose = federation.members(stream_task) if client is None else [client]
+        found.append((whose, [(client, task)]))
+    return found

@@ -1,0 +1,296 @@
+"""Checkpoints: a run that was killed, stopped or moved ends with the numbers of one that was left alone."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from support import tiny, tiny_cli
+from support.tiny_cli import VARIANTS
+
+import cfl.callbacks.checkpoint
+from cfl.callbacks import FederatedOrchestrator, RoundCheckpoint, RunRecord
+from cfl.data.sources import Synthetic
+from cfl.data.streams import Permuted
+from cfl.models import MLP
+from cfl.reporting.matrix_file import read_matrix_csv
+from cfl.runtime.checkpoint_file import write_checkpoint
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_killed_at_any_moment_and_resumed_equals_uninterrupted(tmp_path: Path, variant: str) -> None:
+    """The process dies in a local step, before, while and after a checkpoint is written; one after another."""
+    moments = [("closed", 0), ("training", 1), ("writing", 3), ("written", 4)]
+    options, folder = VARIANTS[variant], tmp_path / "killed"
+    arguments = ("fit", "--config", str(tiny_cli.TINY), "--run.dir", str(folder), *options, "--ckpt_path", "last")
+    for stage, round in moments if variant == "fedavg" else moments[1::2]:
+        assert tiny_cli.killed(stage, round, *arguments) == -signal.SIGKILL, stage
+    assert not (folder / "summary.json").exists()
+    assert tiny_cli.run(*arguments) == 0
+    assert tiny_cli.fit(tmp_path / "whole", *options) == 0
+    tiny_cli.assert_same(tiny_cli.results(folder), tiny_cli.results(tmp_path / "whole"))
+
+
+def test_killed_from_outside_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
+    """As a user does it: `kill -9` at no moment in particular, then the same command with --ckpt_path last."""
+    folder, options = tmp_path / "run", ("--schedule.rounds_per_task", "60", "--checkpoint.share", "0.3")
+    rounds, after = folder / "rounds.csv", random.randrange(1, 50)
+    process = tiny_cli.start("fit", "--config", str(tiny_cli.TINY), "--run.dir", str(folder), *options)
+    while process.is_alive() and not (rounds.exists() and rounds.read_text().count("\n") > after):
+        time.sleep(0.001)
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert tiny_cli.fit(folder, *options, "--ckpt_path", "last") == 0
+    assert tiny_cli.fit(tmp_path / "whole", *options) == 0
+    tiny_cli.assert_same(tiny_cli.results(folder), tiny_cli.results(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signal_ends_the_run_after_its_round(
+    tmp_path: Path, number: signal.Signals, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A scheduler that sends SIGTERM sees 143 and a checkpoint of the round that was running; nothing is lost."""
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
+    options = VARIANTS["fot"]
+    with tiny_cli.die_at("training", 1, number):
+        assert tiny_cli.fit(tmp_path / "run", *options) == status
+    assert f"--ckpt_path {tmp_path / 'run'}/last.ckpt" in capsys.readouterr().out
+    assert {n: signal.getsignal(n) for n in handlers} == handlers
+    assert tiny_cli.checkpoint(tmp_path / "run")["federation"]["round"] == 2
+    assert [row["round"] for row in tiny_cli.rows(tmp_path / "run" / "rounds.csv")] == ["0", "1"]
+    assert not (tmp_path / "run" / "summary.json").exists()
+    assert tiny_cli.run("fit", "--ckpt_path", str(tmp_path / "run" / "last.ckpt")) == 0
+    assert tiny_cli.fit(tmp_path / "whole", *options) == 0
+    tiny_cli.assert_same(tiny_cli.results(tmp_path / "run"), tiny_cli.results(tmp_path / "whole"))
+
+
+def test_an_interrupted_run_without_checkpoints_names_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with tiny_cli.die_at("training", 1, signal.SIGTERM):
+        assert tiny_cli.fit(tmp_path, "--checkpoint.enabled", "false") == 143
+    assert capsys.readouterr().out.splitlines()[-1] == "interrupted; checkpoint.enabled is false"
+    assert not (tmp_path / "last.ckpt").exists()
+
+
+def test_signal_in_the_last_round_leaves_a_finished_run(tmp_path: Path) -> None:
+    """There is nothing to continue, so the status is that of success."""
+    with tiny_cli.die_at("training", 5, signal.SIGTERM):
+        assert tiny_cli.fit(tmp_path) == 0
+    assert tiny_cli.summary(tmp_path)["rounds"] == 6
+
+
+def test_signals_are_given_back_after_an_error(tmp_path: Path) -> None:
+    """Otherwise the first Ctrl-C after a failed run in a notebook would be swallowed."""
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
+    assert tiny_cli.fit(tmp_path, "--model.optimizer.lr", "1e30") == 2
+    assert {n: signal.getsignal(n) for n in handlers} == handlers
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tiny_cli.fit(tmp_path, *VARIANTS["fot"]) == 0
+    before, first = tiny_cli.results(tmp_path), capsys.readouterr().out
+    assert tiny_cli.fit(tmp_path, *VARIANTS["fot"], "--ckpt_path", "last") == 0
+    tiny_cli.assert_same(tiny_cli.results(tmp_path), before)
+    said = capsys.readouterr().out
+    assert said[-500:] == first[-500:]  # the figures are shown again
+    assert f"{tmp_path / 'last.ckpt'} is of a finished run: nothing is left to train" in said
+    assert "nothing is left" not in first
+
+
+def test_run_folder_may_be_moved_before_resuming(tmp_path: Path) -> None:
+    """The rest of the run lands beside the checkpoint, not at the folder's old place."""
+    with tiny_cli.die_at("training", 1, signal.SIGTERM):
+        assert tiny_cli.fit(tmp_path / "old") == 143
+    (tmp_path / "old").rename(tmp_path / "new")
+    assert tiny_cli.run("fit", "--ckpt_path", str(tmp_path / "new" / "last.ckpt")) == 0
+    assert not (tmp_path / "old").exists()
+    assert tiny_cli.fit(tmp_path / "whole") == 0
+    tiny_cli.assert_same(tiny_cli.results(tmp_path / "new"), tiny_cli.results(tmp_path / "whole"))
+
+
+def test_checkpoint_holds_the_global_model_as_a_plain_state_dict(tmp_path: Path) -> None:
+    """Plain torch, without this project's loader, gets the network that was scored."""
+    assert tiny_cli.fit(tmp_path) == 0
+    assert [path.name for path in tmp_path.iterdir() if path.suffix in (".tmp", ".ckpt")] == ["last.ckpt"]
+    state = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
+    assert all(name.startswith("network.") for name in state)
+    network = MLP((1, 4, 4), 4, hidden=[8], dropout=0.0)
+    network.load_state_dict({name.removeprefix("network."): value for name, value in state.items()})
+    stream = Permuted(Synthetic(4, [1, 4, 4], 96, 40, noise=60.0), num_tasks=2)
+    measured = []
+    for task in stream.tasks(tmp_path, seed=0):
+        predicted = network(task.transform(task.test.images)).argmax(1)
+        measured.append(100 * sum(int(p == y) for p, y in zip(predicted, task.test.labels, strict=True)) / 40)
+    assert measured == read_matrix_csv(tmp_path / "accuracy_matrix.csv")[0][1].tolist()
+    assert len(set(measured)) == 2  # the tasks can be told apart, so that a transposed matrix would be noticed
+
+
+def test_file_keeps_the_old_checkpoint_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    """If writing fails half-way, the run can still be resumed from the file of an earlier round."""
+    record, federation = RunRecord(str(tmp_path)), SimpleNamespace()
+    (tmp_path / "last.ckpt").write_text("whole")
+
+    def fails(path: Path) -> None:
+        path.write_text("ha")
+        raise OSError("disk full")
+
+    trainer: Any = SimpleNamespace(save_checkpoint=fails, callbacks=[record], federation=federation)
+    with pytest.raises(OSError, match="disk full"):
+        RoundCheckpoint()._save(trainer, tmp_path / "last.ckpt")
+    assert (tmp_path / "last.ckpt").read_text() == "whole"
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2])
+def test_time_spent_on_writing_keeps_under_the_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    """On a clock that this test turns: rounds of 1 s, and files that take 0.25 s and later 1 s."""
+    now = [0.0]
+    written: list[tuple[int, float]] = []
+    save, end = Trainer.save_checkpoint, FederatedOrchestrator.on_train_epoch_end
+
+    def slow_save(trainer: Trainer, path: Path) -> None:
+        federation = trainer.lightning_module.federation
+        seconds = 0.25 if federation.round < 60 else 1.0
+        written.append((federation.round, seconds))
+        now[0] += seconds
+        save(trainer, path)
+
+    def slow_round(*arguments: Any) -> None:
+        now[0] += 1.0
+        end(*arguments)
+
+    monkeypatch.setattr(cfl.callbacks.checkpoint, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(Trainer, "save_checkpoint", slow_save)
+    monkeypatch.setattr(FederatedOrchestrator, "on_train_epoch_end", slow_round)
+    data = tiny.tiny_data(
+        tiny.permuted(tasks=1, train=4, test=4),
+        num_clients=1,
+        schedule={"rounds_per_task": 150},
+    )
+    tiny.fit(
+        tiny.tiny_client(data),
+        data,
+        callbacks=[RunRecord(str(tmp_path)), RoundCheckpoint(share)],
+        enable_checkpointing=True,
+    )
+    assert (written[0][0], written[-1][0]) == (1, 150)
+    on_time = written[1:-1]  # the first round's and the task end's are written whatever they cost
+    assert sum(seconds for _, seconds in on_time) <= share * now[0]
+    # And no more seldom than that: the pause after a file is its own time / share, up to the next round's end.
+    for (round, seconds), (following, _) in zip(written, on_time, strict=False):
+        assert seconds / share <= following - round <= seconds / share + 1
+    assert len(on_time) > 5
+
+
+# Files that cannot be resumed from.
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    assert tiny_cli.fit(folder) == 0
+    return folder
+
+
+def refused(capsys: pytest.CaptureFixture[str], path: Path, folder: Path, *options: str) -> str:
+    """The one line on standard error that refuses ``path``."""
+    capsys.readouterr()
+    assert tiny_cli.fit(folder, "--ckpt_path", str(path), *options) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert message.startswith(f"error: ckpt_path = '{path}' cannot work; valid: ")
+    assert not (folder / "rounds.csv").exists()
+    return message
+
+
+def test_checkpoint_of_another_experiment_is_refused(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every key that differs is named with both values; keys that do not decide results are not."""
+    options = ("--schedule.batch_size", "7", "--federated.server_lr", "0.5", "--schedule.cohort_width", "1")
+    message = refused(capsys, finished / "last.ckpt", tmp_path / "run", *options)
+    assert "schedule.batch_size: 7, in the checkpoint 8" in message
+    assert "federated.server_lr: 0.5, in the checkpoint 1.0" in message
+    assert "cohort_width" not in message
+    assert "run.dir" not in message
+
+
+def test_checkpoint_without_a_method_of_the_experiment_is_refused(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = refused(capsys, finished / "last.ckpt", tmp_path / "run", "--methods.fot", "FOT")
+    assert "methods.fot" in message
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_truncated_checkpoint_is_refused(
+    finished: Path, tmp_path: Path, share: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "cut.ckpt"
+    whole = (finished / "last.ckpt").read_bytes()
+    path.write_bytes(whole[: int(share * len(whole))])
+    assert "a whole checkpoint" in refused(capsys, path, tmp_path / "run")
+
+
+@pytest.mark.parametrize("content", [{"state_dict": {}}, torch.zeros(3), [1, 2]])
+def test_other_torch_files_are_refused(tmp_path: Path, content: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(content, tmp_path / "other.ckpt")
+    assert "written by cfl fit" in refused(capsys, tmp_path / "other.ckpt", tmp_path / "run")
+
+
+@pytest.mark.parametrize("command", ["fit", "validate"])
+@pytest.mark.parametrize("held", [None, 1, 99])
+def test_a_checkpoint_in_another_format_is_refused(
+    tmp_path: Path, held: int | None, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tiny_cli.die_at("training", 1, signal.SIGTERM):
+        tiny_cli.fit(tmp_path)
+    path = tmp_path / "last.ckpt"
+    checkpoint = torch.load(path, weights_only=True)
+    del checkpoint["federation"]["format"]
+    if held is not None:
+        checkpoint["federation"]["format"] = held
+    write_checkpoint(checkpoint, path)
+    before = path.read_bytes()
+    capsys.readouterr()
+    assert tiny_cli.run(command, "--ckpt_path", str(path)) == 2
+    assert f"ckpt_path = 'a checkpoint of format {held or 1}' cannot work; valid: 2" in capsys.readouterr().err
+    assert path.read_bytes() == before
+
+
+def test_missing_checkpoint_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "an existing checkpoint file" in refused(capsys, tmp_path / "none.ckpt", tmp_path / "run")
+
+
+def test_checkpoint_cannot_run_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file from elsewhere is unpickled with weights_only, so it may not call anything."""
+
+    class Trap:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(tmp_path / "trap"),)
+
+    torch.save({"federation": Trap(), "experiment": {}}, tmp_path / "trap.ckpt")
+    refused(capsys, tmp_path / "trap.ckpt", tmp_path / "run")
+    assert not (tmp_path / "trap").exists()
+
+
+def test_a_checkpoint_older_than_an_option_is_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the option at its default; not with another value."""
+    assert tiny_cli.fit(tmp_path / "run") == 0
+    path = tmp_path / "run" / "last.ckpt"
+    checkpoint = torch.load(path, weights_only=True)
+    for section, option in (("data", "exposure"), ("schedule", "drop_last"), ("federated", "server_momentum")):
+        del checkpoint["experiment"][section][option]
+    write_checkpoint(checkpoint, path)
+    assert tiny_cli.fit(tmp_path / "run", "--ckpt_path", "last") == 0
+    assert tiny_cli.fit(tmp_path / "run", "--ckpt_path", "last", "--data.exposure", "joint") == 2
+    assert "data.exposure: 'joint', in the checkpoint 'sequential'" in capsys.readouterr().err

@@ -1,0 +1,230 @@
+"""The progress line: plain lines in a pipe, one live line on a terminal."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+from support import tiny_cli
+
+import cfl.callbacks.progress
+from cfl.callbacks import FederatedOrchestrator, RoundProgress
+from cfl.callbacks.progress import clock
+from cfl.training.client import Client
+
+LINE = re.compile(
+    r"task (\d+)/(\d+)  round (\d+)/(\d+)  clients (\d+)/(\d+)  loss (\d+\.\d{4})  last ACC (-|\d+\.\d\d)  left (\S+)"
+)
+
+EVALUATING = re.compile(r"evaluating task (\d+)/(\d+)  (?:before training|after round (\d+)/\d+)")
+
+
+def progress_lines(text: str) -> list[tuple[str, ...]]:
+    """The fields of every progress line."""
+    return [match.groups() for line in text.splitlines() if (match := LINE.fullmatch(line))]
+
+
+def test_plain_lines_tell_what_the_table_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With no pause there is a line per round; task, round, clients, loss and ACC are those of rounds.csv."""
+    assert tiny_cli.fit(tmp_path, "--progress.plain_seconds", "0") == 0
+    expected, acc = [], "-"
+    for row in tiny_cli.rows(tmp_path / "rounds.csv"):
+        acc = f"{float(row['acc']):.2f}" if row["acc"] else acc
+        place = (str(int(row["task"]) + 1), "2", str(int(row["round_in_task"]) + 1), "3")
+        expected.append((*place, "2", "2", f"{float(row['loss']):.4f}", acc))
+    assert [fields[:-1] for fields in progress_lines(capsys.readouterr().out)] == expected
+
+
+def test_by_default_only_task_ends_are_shown_in_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Plain lines come every ten seconds, so that a log file stays readable."""
+    assert tiny_cli.fit(tmp_path) == 0
+    lines = progress_lines(capsys.readouterr().out)
+    assert [(fields[0], fields[2]) for fields in lines] == [("1", "3"), ("2", "3")]
+
+
+def test_progress_can_be_turned_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tiny_cli.fit(tmp_path, "--progress.enabled", "false", "--progress.plain_seconds", "0") == 0
+    assert progress_lines(capsys.readouterr().out) == []
+
+
+def test_time_left_is_rounds_left_times_mean_time_of_a_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a clock that this test turns, 40 s a round; after a resume the rounds before it do not count."""
+    now = [0.0]
+    start = FederatedOrchestrator.on_train_epoch_start
+
+    def slow_start(*arguments: Any) -> None:
+        now[0] += 40.0
+        start(*arguments)
+
+    monkeypatch.setattr(cfl.callbacks.progress, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(FederatedOrchestrator, "on_train_epoch_start", slow_start)
+    with tiny_cli.die_at("training", 1, signal.SIGTERM):
+        assert tiny_cli.fit(tmp_path, "--progress.plain_seconds", "0") == 143
+    assert [fields[-1] for fields in progress_lines(capsys.readouterr().out)] == ["3:20", "2:40"]
+    now[0] = 1e6
+    assert tiny_cli.run("fit", "--ckpt_path", str(tmp_path / "last.ckpt")) == 0
+    lines = progress_lines(capsys.readouterr().out)
+    assert [(fields[2], fields[-1]) for fields in lines] == [
+        (number, left) for number, left in (("3", "2:00"), ("1", "1:20"), ("2", "0:40"), ("3", "0:00"))
+    ]
+
+
+def test_a_long_evaluation_says_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a clock that this test turns: 6 s a batch, of which a test set has two; a line after every 10 s."""
+    now = [0.0]
+    evaluate = Client.validation_step
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        now[0] += 6.0
+        return evaluate(*arguments, **options)
+
+    monkeypatch.setattr(cfl.callbacks.progress, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(Client, "validation_step", slow)
+    assert tiny_cli.fit(tmp_path, "--data.eval_batch_size", "20", "--schedule.evaluate_every", "2") == 0
+    out = capsys.readouterr().out
+    found = [line for line in out.splitlines() if line.startswith("evaluating")]
+    places = ["before training", *(f"after round {round}/6" for round in (2, 3, 5, 6))]
+    assert found == [f"evaluating task {task}/2  {place}" for place in places for task in (1, 2)]
+    assert [fields[:4:2] for fields in progress_lines(out)] == [("1", "2"), ("1", "3"), ("2", "2"), ("2", "3")]
+    monkeypatch.setattr(Client, "test_step", slow)
+    for command in ("validate", "test"):
+        assert tiny_cli.run(command, "--ckpt_path", str(tmp_path / "last.ckpt")) == 0
+        out = capsys.readouterr().out
+        assert out.splitlines()[:2] == [f"evaluating task {task}/2  after round 6/6" for task in (1, 2)]
+    of_four = ("--data.stream.num_tasks", "4", "--data.sequences", "RandomTasks", "--data.sequences.count", "2")
+    assert tiny_cli.fit(tmp_path / "own", "--data.eval_batch_size", "20", *of_four) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[:4] == [f"evaluating task {task}/4  before training" for task in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00"), (59.6, "1:00"), (61, "1:01"), (3600, "1:00:00"), (90061, "25:01:01")],
+)
+def test_clock(seconds: float, text: str) -> None:
+    assert clock(seconds) == text
+
+
+def test_piped_command_writes_text_and_ends_on_a_signal(tmp_path: Path) -> None:
+    """As in a batch job: `python -m cfl fit | cat`, stopped by the scheduler's SIGTERM."""
+    command = [sys.executable, "-m", "cfl", "fit", "--config", str(tiny_cli.TINY), "--run.dir", str(tmp_path / "run")]
+    options = ["--schedule.rounds_per_task", "2000", "--progress.plain_seconds", "0"]
+    process = subprocess.Popen(
+        [*command, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={name: value for name, value in os.environ.items() if name != "FORCE_COLOR"},
+    )
+    assert process.stdout is not None
+    first = process.stdout.readline()  # before the signal can be sent, rounds must be running
+    while EVALUATING.fullmatch(first.rstrip()):
+        first = process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 143, errors
+    assert progress_lines(first), (first, errors)
+    assert not re.search(r"[^\n -~]", first + output), "control characters"
+    assert output.splitlines()[-1] == f"interrupted; continue with: cfl fit --ckpt_path {tmp_path / 'run'}/last.ckpt"
+    assert "stopping after this round" in errors
+    shown = int(progress_lines(first + output)[-1][2])
+    assert tiny_cli.checkpoint(tmp_path / "run")["federation"]["round"] == shown
+    assert len(tiny_cli.rows(tmp_path / "run" / "rounds.csv")) == shown
+
+
+# On a terminal.
+
+
+class Terminal(io.StringIO):
+    """Keeps the lines that a terminal would show, for the few control sequences that rich uses here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines, self.row, self.column = [""], 0, 0
+        self.cursor = True
+        self.seen: list[list[str]] = []
+
+    def write(self, text: str) -> int:
+        for part in re.findall(r"\x1b\[[?\d;]*[A-Za-z]|[^\x1b]", text):
+            if part == "\n":
+                self.row, self.column = self.row + 1, 0
+                if self.row == len(self.lines):
+                    self.lines.append("")
+            elif part == "\r":
+                self.column = 0
+            elif part == "\x1b[2K":
+                self.lines[self.row] = ""
+            elif part in ("\x1b[1A", "\x1b[A"):
+                self.row -= 1
+            elif part in ("\x1b[?25l", "\x1b[?25h"):
+                self.cursor = part.endswith("h")
+            elif part.startswith("\x1b"):
+                assert part.endswith("m"), part  # a colour
+            else:
+                line = self.lines[self.row].ljust(self.column)
+                self.lines[self.row] = line[: self.column] + part + line[self.column + 1 :]
+                self.column += 1
+        self.seen.append([line.rstrip() for line in self.lines if line.strip()])
+        return len(text)
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    screen = Terminal()
+    monkeypatch.setenv("TERM", "xterm")  # on a dumb one there is no live line
+    monkeypatch.setattr(cfl.callbacks.progress, "Console", lambda: Console(force_terminal=True, file=screen, width=120))
+    return screen
+
+
+def test_terminal_has_one_live_line(tmp_path: Path, terminal: Terminal) -> None:
+    """The line is rewritten in place; beside it only the lines of finished tasks stay, and in the end only they."""
+    assert tiny_cli.fit(tmp_path, "--progress.live_seconds", "0") == 0
+    for screen in terminal.seen:
+        assert len(screen) <= 3  # two finished tasks and the live line
+        assert all(LINE.fullmatch(line) or (line == screen[-1] and EVALUATING.fullmatch(line)) for line in screen), (
+            screen
+        )
+    every = {line for screen in terminal.seen for line in screen}
+    shown = {line for line in every if LINE.fullmatch(line)}
+    after = {int(EVALUATING.fullmatch(line)[3]) for line in every - shown}  # type: ignore[index]
+    assert after == {3, 6}
+    rounds = {LINE.fullmatch(line).groups()[:3:2] for line in shown}  # type: ignore[union-attr]
+    assert rounds == {(str(task), str(round)) for task in (1, 2) for round in (1, 2, 3)}
+    partial = [LINE.fullmatch(line).groups()[4:6] for line in shown]  # type: ignore[union-attr]
+    assert ("2", "2") in partial
+    ends = terminal.seen[-1]
+    assert [LINE.fullmatch(line).groups()[:3:2] for line in ends] == [("1", "3"), ("2", "3")]  # type: ignore[union-attr]
+    assert terminal.cursor
+
+
+def test_terminal_is_refreshed_no_more_often_than_asked(
+    tmp_path: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drawing costs more than a local step: with the default pause a short run draws its task ends and little else."""
+    monkeypatch.setattr(cfl.callbacks.progress, "time", SimpleNamespace(perf_counter=lambda: 0.0))
+    drawn = []
+    show = RoundProgress._show
+    monkeypatch.setattr(RoundProgress, "_show", lambda *given: (drawn.append(1), show(*given)))
+    assert tiny_cli.fit(tmp_path) == 0
+    assert len(drawn) == 2
+
+
+def test_terminal_is_left_in_order_after_an_error(tmp_path: Path, terminal: Terminal) -> None:
+    """Otherwise the cursor stays hidden and the error is written into the live line."""
+    assert tiny_cli.fit(tmp_path, "--model.optimizer.lr", "1e30", "--progress.live_seconds", "0") == 2
+    assert terminal.cursor
+    assert terminal.seen[-1] == []

@@ -1,0 +1,316 @@
+"""The command line: what a configuration becomes, and fit, validate and test with each other."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch.cli import LightningCLI
+from support import tiny_cli
+from support.tiny_cli import printed_config
+
+from cfl.cli.main import FederatedCLI
+from cfl.reporting.matrix_file import read_matrix_csv
+from cfl.runtime.checkpoint_file import write_checkpoint
+from cfl.runtime.command_line import read_command_line
+
+FOT = ("--methods.fot", "FOT", "--methods.fot.threshold", "0.9")
+
+
+# Configuration.
+
+
+def test_later_files_win_and_the_command_line_wins_over_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """default.yaml < first --config < second --config < options after them."""
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    first.write_text("schedule: {batch_size: 5, local_epochs: 5, rounds_per_task: 5}\n")
+    second.write_text("schedule: {local_epochs: 6, rounds_per_task: 6}\n")
+    files = ("--config", str(first), "--config", str(second))
+    schedule = printed_config(capsys, *files, "--schedule.rounds_per_task", "7")["schedule"]
+    default = printed_config(capsys)["schedule"]
+    expected = {**default, "batch_size": 5, "local_epochs": 6, "rounds_per_task": 7}
+    assert schedule == expected
+    assert default["clients_per_round"] == 10  # from default.yaml, which nobody named
+
+
+def test_benchmark_and_method_files_combine_in_either_order(capsys: pytest.CaptureFixture[str]) -> None:
+    configs = Path(__file__).parents[2] / "configs"
+    benchmark, method = (("--config", str(configs / name)) for name in ("benchmarks/cifar100.yaml", "methods/fot.yaml"))
+    one = printed_config(capsys, *benchmark, *method, "--methods.fot.threshold", "0.8")
+    assert one["data"]["stream"]["class_path"].endswith("ClassSplit")
+    assert one["methods"]["fot"]["init_args"]["threshold"] == 0.8
+    assert printed_config(capsys, *method, *benchmark, "--methods.fot.threshold", "0.8") == one
+
+
+def test_methods_can_be_composed_and_taken_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Methods are a mapping: a second file adds one by name, {} removes all."""
+    second = tmp_path / "second.yaml"
+    fot = str(Path(__file__).parents[2] / "configs" / "methods" / "fot.yaml")
+    both = printed_config(capsys, "--config", fot, "--methods.own", "PersonalLayers")["methods"]
+    assert list(both) == ["fot", "own"]
+    second.write_text("methods: {}\n")
+    assert printed_config(capsys, "--config", fot, "--config", str(second))["methods"] == {}
+
+
+def test_files_of_methods_join(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the order given; a name that is there already takes the later file's options, or its class."""
+    folder = Path(__file__).parents[2] / "configs" / "methods"
+    fot, prox = (("--config", str(folder / f"{name}.yaml")) for name in ("fot", "fedprox"))
+    alone = [printed_config(capsys, *one)["methods"] for one in (fot, prox)]
+    for files, names in (((*fot, *prox), ["fot", "fedprox"]), ((*prox, *fot), ["fedprox", "fot"])):
+        found = printed_config(capsys, *files)["methods"]
+        assert list(found) == names
+        assert found == alone[0] | alone[1]
+    again = tmp_path / "again.yaml"
+    for name in ("FOT", "cfl.methods.FOT"):
+        again.write_text(f"methods: {{fot: {{class_path: {name}, init_args: {{threshold: 0.7}}}}}}")
+        found = printed_config(capsys, *fot, "--methods.fot.sketch_size", "3", "--config", str(again))["methods"]["fot"]
+        assert (found["init_args"]["threshold"], found["init_args"]["sketch_size"]) == (0.7, 3.0)
+    again.write_text("methods: {fot: FedProx}")
+    fresh = printed_config(capsys, "--methods.fot", "FedProx")["methods"]
+    assert printed_config(capsys, *fot, "--config", str(again))["methods"] == fresh
+    dropped = printed_config(capsys, *fot, "--methods", "{}", *prox)["methods"]
+    assert list(dropped) == ["fedprox"]
+
+
+def test_files_of_loggers_join(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As those of methods do; options that two classes have by the same name are each one's own."""
+    folder = Path(__file__).parents[2] / "configs" / "loggers"
+    board, wandb = (("--config", str(folder / f"{name}.yaml")) for name in ("tensorboard", "wandb"))
+
+    def loggers(*arguments: str) -> Any:
+        return printed_config(capsys, *arguments)["trainer"]["logger"]
+
+    def file(text: str) -> tuple[str, str]:
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.yaml"
+        path.write_text(f"trainer: {{logger: {text}}}")
+        return "--config", str(path)
+
+    alone = [loggers(*board), loggers(*wandb)]
+    assert alone[1]["init_args"]["name"] is None
+    assert loggers(*board, *wandb) == alone
+    assert loggers(*wandb, *board) == alone[::-1]
+    online = loggers(*board, *wandb, *file("{class_path: WandbLogger, init_args: {offline: false}}"))
+    assert online == [alone[0], {**alone[1], "init_args": {**alone[1]["init_args"], "offline": False}}]
+    assert loggers(*board, *wandb, *file("false")) is False
+    assert loggers(*file("false"), *wandb) == alone[1]
+    several = [{"class_path": "CSVLogger", "init_args": {"save_dir": place}} for place in "abc"]
+    two, other = file(json.dumps(several[:2])), file(json.dumps(several[2]))
+    (tmp_path / "else.yaml").write_text("data: {num_clients: 4}")
+    silent = ("--config", str(tmp_path / "else.yaml"))
+    cases = ((two + board + silent, "ab."), (board + two, ".ab"), (other + two, "ab"), (two + other, "c"))
+    for given, places in cases:
+        found = loggers(*given)
+        assert "".join(one["init_args"]["save_dir"] for one in (found if len(places) > 1 else [found])) == places
+
+
+def test_print_config_shows_every_option_resolved(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also the options that no file mentions, so that the printed text alone says what would run."""
+    config = printed_config(capsys, "--config", str(tiny_cli.TINY), *FOT)
+    assert config["methods"]["fot"] == {
+        "class_path": "cfl.methods.FOT",
+        "init_args": {**config["methods"]["fot"]["init_args"], "threshold": 0.9, "rank_rule": "code"},
+    }
+    assert config["federated"]["server_momentum"] == 0.0
+    assert config["data"]["stream"]["init_args"]["source"]["init_args"]["noise"] == 60.0
+    assert config["data"]["eval_batch_size"] == 1000
+    sections = {"data", "model", "schedule", "methods", "federated", "run", "progress", "checkpoint", "trainer"}
+    assert sections < set(config)
+
+
+def test_there_is_no_predict() -> None:
+    """Every subcommand on offer does something for a federation; the others are Lightning's own."""
+    assert list(FederatedCLI.subcommands()) == ["fit", "validate", "test"]
+    assert set(LightningCLI.subcommands()) - set(FederatedCLI.subcommands()) == {"predict"}
+
+
+def test_options_are_not_abbreviated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An abbreviation works until another option begins like it; then a script trains something else."""
+    assert tiny_cli.fit(tmp_path, "--data.num_client", "2") == 2
+    assert capsys.readouterr().err == "error: data.num_client is no option; valid: data.num_clients\n"
+
+
+def test_saved_config_reproduces_the_run(tmp_path: Path) -> None:
+    """``config.yaml`` of the run folder is the whole experiment: same hash, same matrix and weights bit for bit."""
+    options = (*FOT, "--seed_everything", "3", "--schedule.evaluate_every", "2", "--run.overwrite", "true")
+    assert tiny_cli.fit(tmp_path / "one", *options) == 0
+    saved = str(tmp_path / "one" / "config.yaml")
+    assert tiny_cli.run("fit", "--config", saved, "--run.dir", str(tmp_path / "two")) == 0
+    one, two = (tiny_cli.results(tmp_path / name) for name in ("one", "two"))
+    assert one["summary"]["seed"] == 3
+    assert re.fullmatch("[0-9a-f]{12}", one["summary"]["config_hash"])
+    tiny_cli.assert_same(two, one)
+    # By itself it would start the same run again, which is refused instead of silently replacing the first.
+    assert tiny_cli.run("fit", "--config", saved) == 2
+
+
+def test_saved_config_of_a_resumed_run_starts_from_the_beginning(tmp_path: Path) -> None:
+    """``ckpt_path`` belongs to one command, not to the experiment."""
+    assert tiny_cli.fit(tmp_path) == 0
+    assert tiny_cli.fit(tmp_path, "--ckpt_path", "last") == 0
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["ckpt_path"] is None
+
+
+def test_another_seed_is_another_experiment(tmp_path: Path) -> None:
+    """Otherwise the test above would pass with a hash and results that depend on nothing."""
+    for seed in ("0", "1"):
+        assert tiny_cli.fit(tmp_path / seed, "--seed_everything", seed) == 0
+    zero, one = (tiny_cli.results(tmp_path / seed) for seed in ("0", "1"))
+    assert zero["summary"]["config_hash"] != one["summary"]["config_hash"]
+    assert zero["matrix"] != one["matrix"]
+    assert not torch.equal(zero["weights"]["network.head.weight"], one["weights"]["network.head.weight"])
+
+
+def test_cohort_width_is_no_part_of_the_experiment(tmp_path: Path) -> None:
+    """Width is a matter of speed: same hash, so that a run may be resumed with another one."""
+    for width in ("1", "4"):
+        assert tiny_cli.fit(tmp_path / width, "--schedule.cohort_width", width) == 0
+    narrow, wide = (tiny_cli.results(tmp_path / width) for width in ("1", "4"))
+    assert narrow["summary"]["config_hash"] == wide["summary"]["config_hash"]
+    torch.testing.assert_close(narrow["weights"], wide["weights"], rtol=1e-4, atol=1e-6)
+
+
+def test_default_run_folder_is_named_after_benchmark_method_seed_and_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert tiny_cli.run("fit", "--config", str(tiny_cli.TINY), *FOT, "--seed_everything", "5") == 0
+    (folder,) = (tmp_path / "runs" / "permuted-synthetic").iterdir()
+    assert folder.name == f"fot-seed5-{tiny_cli.summary(folder)['config_hash'][:8]}"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"), [("fit", "a run's checkpoint, RUN/last.ckpt, with which it goes on"), ("validate", "to score")]
+)
+def test_help_says_what_a_checkpoint_is_here(command: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lightning's own text is of keywords that do not work."""
+    assert tiny_cli.run(command, "--help") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert said in text.rpartition("--ckpt_path CKPT_PATH ")[2][:200]
+    assert "hpc" not in text
+
+
+def test_help_on_a_class_is_the_programs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/somewhere/__main__.py"])
+    assert tiny_cli.run("fit", "--data.stream.help", "ClassSplit") == 0
+    assert capsys.readouterr().out.startswith("usage: cfl --data.stream.source SOURCE ")
+
+
+def test_help_reads_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tiny_cli.run("fit", "--help") == 0
+    said = capsys.readouterr().out
+    assert said.startswith("usage: cfl [options] fit ")
+    assert "--schedule.clock_spread" in said
+    assert not re.search(r":[a-z]+:`", said)
+
+
+# Scoring a checkpoint.
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished FOT run."""
+    folder = tmp_path_factory.mktemp("cli") / "run"
+    assert tiny_cli.fit(folder, *FOT) == 0
+    return folder
+
+
+def figures(text: str) -> dict[str, float]:
+    """ACC, FGT, ... as printed."""
+    return {key: float(value) for key, value in re.findall(r"^([A-Z_]+) +(-?\d+\.\d+)   ", text, re.M)}
+
+
+def table(text: str) -> list[list[float]]:
+    """The rows of the printed matrix: tasks, then ACC."""
+    lines = re.findall(r"^│ *\d+ │(.*)│$", text, re.M)
+    return [[float(cell) for cell in line.split("│") if cell.strip()] for line in lines]
+
+
+@pytest.mark.parametrize("command", ["validate", "test"])
+def test_scoring_needs_only_the_checkpoint_and_repeats_the_fit(
+    run: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run's config.yaml is found beside it; figures equal summary.json, the matrix equals the CSV."""
+    before = {path: path.read_bytes() for path in run.iterdir()}
+    capsys.readouterr()
+    assert tiny_cli.run(command, "--ckpt_path", str(run / "last.ckpt")) == 0
+    printed, known = capsys.readouterr().out, tiny_cli.summary(run)
+    assert figures(printed) == {
+        key.upper(): pytest.approx(known[key], abs=5e-4)
+        for key in ("acc", "fgt", "fgt_max", "fgt_max_last", "bwt", "fwt")
+    }
+    matrix = read_matrix_csv(run / "accuracy_matrix.csv")[0].tolist()
+    expected = [[*row, sum(row[: t + 1]) / (t + 1)] for t, row in enumerate(matrix)]
+    assert table(printed) == [[pytest.approx(cell, abs=0.05) for cell in row] for row in expected]
+    assert {path: path.read_bytes() for path in run.iterdir()} == before  # scoring leaves the run as it is
+
+
+@pytest.mark.parametrize("command", ["validate", "test"])
+def test_the_model_is_measured_again(
+    command: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With other weights in the file other figures come out: it does not just print what the file remembers."""
+    (tmp_path / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
+    saved = tiny_cli.checkpoint(run)
+    saved["state_dict"]["network.head.weight"].zero_()
+    saved["state_dict"]["network.head.bias"].copy_(torch.tensor([1.0, 0, 0, 0]))  # always class 0, one in four
+    write_checkpoint(saved, tmp_path / "last.ckpt")
+    capsys.readouterr()
+    assert tiny_cli.run(command, "--ckpt_path", str(tmp_path / "last.ckpt")) == 0
+    assert table(capsys.readouterr().out)[1] == [25.0, 25.0, 25.0]
+
+
+def test_run_folder_and_last_name_the_checkpoint_too(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tiny_cli.run("validate", "--run.dir", str(run), "--ckpt_path", "last") == 0
+    assert figures(capsys.readouterr().out)["ACC"] == pytest.approx(tiny_cli.summary(run)["acc"], abs=5e-4)
+
+
+@pytest.mark.parametrize("command", ["validate", "test"])
+def test_scoring_nothing_is_refused(command: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a checkpoint a fresh network would be scored, and its figures believed."""
+    assert tiny_cli.run(command, "--config", str(run / "config.yaml")) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ckpt_path = None cannot work; valid: a checkpoint to score")
+
+
+def test_unfinished_task_is_pointed_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A matrix whose last row is half-learned must not be taken for the end of a task."""
+    with tiny_cli.die_at("training", 3, 15):
+        assert tiny_cli.fit(tmp_path) == 143
+    capsys.readouterr()
+    assert tiny_cli.run("validate", "--ckpt_path", str(tmp_path / "last.ckpt")) == 0
+    printed = capsys.readouterr().out
+    assert "task 1 is not finished: 4 of 6 rounds" in printed
+    assert len(table(printed)) == 2  # the current model's row is shown all the same
+
+
+@pytest.mark.parametrize(
+    ("given", "added"),
+    [
+        (["validate", "--ckpt_path", "RUN/last.ckpt"], True),
+        (["validate", "--ckpt_path=RUN/last.ckpt"], True),
+        (["fit", "--run.dir", "RUN", "--ckpt_path", "last"], True),
+        (["fit", "--ckpt_path", "last"], False),  # which run?
+        (["fit", "--config", "x.yaml", "--ckpt_path", "RUN/last.ckpt"], False),
+        (["fit", "-c", "x.yaml", "--ckpt_path", "RUN/last.ckpt"], False),
+        (["validate", "--ckpt_path", "elsewhere/last.ckpt"], False),  # no config.yaml there
+        (["fit", "--run.dir", "RUN"], False),  # a new run takes nothing from an old one
+        (["--help"], False),
+        ([], False),
+    ],
+)
+def test_configuration_of_the_checkpoints_run_is_used(
+    given: list[str], added: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("RUN").mkdir()
+    Path("RUN/config.yaml").touch()
+    inserted = ["--config", "RUN/config.yaml", "--run.dir", "RUN"] if added else []
+    assert read_command_line(given) == ([*given[:1], *inserted, *given[1:]], added, ())

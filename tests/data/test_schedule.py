@@ -1,0 +1,137 @@
+"""Rounds, tasks and sampling: plans are pure functions of seed and round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cfl.data.schedule import BoundSchedule, Schedule
+from cfl.runtime.errors import ConfigError
+
+MEMBERS = [np.arange(10), np.array([1, 3, 4, 8]), np.array([0, 2, 5, 6, 7, 9])]
+
+
+def bound(seed: int = 0, members: list[np.ndarray] | None = None, **options: Any) -> BoundSchedule:
+    settings = {"rounds_per_task": [2, 1, 3], "clients_per_round": 3, **options}
+    return Schedule(**settings).bind(MEMBERS if members is None else members, seed)
+
+
+def test_rounds_run_through_the_tasks_in_order() -> None:
+    schedule = bound()
+    plans = [schedule.round(r) for r in range(schedule.num_rounds)]
+    assert schedule.num_rounds == 6
+    assert schedule.num_tasks == 3
+    assert [(p.round, p.task, p.round_in_task, p.last_of_task) for p in plans] == [
+        (0, 0, 0, False),
+        (1, 0, 1, True),
+        (2, 1, 0, True),
+        (3, 2, 0, False),
+        (4, 2, 1, False),
+        (5, 2, 2, True),
+    ]
+    assert [schedule.task_of(r) for r in range(6)] == [p.task for p in plans]
+
+
+def test_one_number_of_rounds_is_that_of_every_task() -> None:
+    schedule = bound(rounds_per_task=4)
+    assert schedule.num_rounds == 12
+    assert [schedule.task_of(r) for r in range(12)] == [0] * 4 + [1] * 4 + [2] * 4
+
+
+@pytest.mark.parametrize("round", [-1, 6])
+def test_there_is_no_round_outside(round: int) -> None:
+    with pytest.raises(IndexError, match=r"0\.\.5"):
+        bound().round(round)
+
+
+def test_a_round_samples_distinct_members_of_its_task() -> None:
+    schedule = bound(seed=3)
+    for r in range(6):
+        clients = schedule.round(r).clients
+        assert len(clients) == 3
+        assert list(clients) == sorted(set(clients))
+        assert set(clients) <= set(MEMBERS[schedule.task_of(r)].tolist())
+        assert all(type(client) is int for client in clients)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sizes"), [(1.0, [10, 4, 6]), (0.5, [5, 2, 3]), (0.3, [3, 1, 2]), (0.01, [1, 1, 1]), (1, [1, 1, 1])]
+)
+def test_a_fraction_is_of_the_clients_that_hold_the_task(asked: float, sizes: list[int]) -> None:
+    """The integer 1 is one client, the fraction 1.0 all of them."""
+    schedule = bound(rounds_per_task=1, clients_per_round=asked)
+    assert [len(schedule.round(r).clients) for r in range(3)] == sizes
+    assert schedule.most_clients == max(sizes)
+
+
+def test_sampling_is_uniform_over_clients_and_pairs() -> None:
+    schedule = bound(rounds_per_task=4000, members=[np.arange(10)], clients_per_round=4)
+    together = np.zeros((10, 10))
+    for r in range(4000):
+        clients = schedule.round(r).clients
+        together[np.ix_(clients, clients)] += 1
+    together /= 4000
+    np.testing.assert_allclose(np.diag(together), 0.4, atol=0.035)  # four and a half standard errors
+    np.testing.assert_allclose(together[~np.eye(10, dtype=bool)], 4 * 3 / (10 * 9), atol=0.03)
+
+
+def test_a_plan_does_not_depend_on_what_was_asked_before() -> None:
+    forwards, backwards, longer = bound(seed=1), bound(seed=1), bound(seed=1, rounds_per_task=[2, 1, 30])
+    plans = [forwards.round(r) for r in range(6)]
+    np.random.default_rng(0).random(7)
+    assert [backwards.round(r) for r in reversed(range(6))] == plans[::-1]
+    assert [forwards.round(r) for r in range(6)] == plans
+    # Rounds to come change nothing of those before, except which is the last.
+    assert [longer.round(r).clients for r in range(6)] == [p.clients for p in plans]
+
+
+def test_rounds_and_seeds_sample_differently() -> None:
+    def samples(seed: int) -> list[tuple[int, ...]]:
+        schedule = bound(seed=seed, rounds_per_task=20, members=[np.arange(30)])
+        return [schedule.round(r).clients for r in range(20)]
+
+    assert len(set(samples(0))) > 15
+    assert all(a != b for a, b in zip(samples(0), samples(1), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("every", "evaluated"), [(0, [1, 2, 5]), (1, [0, 1, 2, 3, 4, 5]), (2, [1, 2, 4, 5]), (9, [1, 2, 5])]
+)
+def test_evaluation_comes_every_so_many_rounds_of_a_task_and_at_its_end(every: int, evaluated: list[int]) -> None:
+    schedule = bound(evaluate_every=every)
+    assert [r for r in range(6) if schedule.evaluates_after(schedule.round(r))] == evaluated
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("local_epochs", 0),
+        ("batch_size", 0),
+        ("cohort_width", 0),
+        ("evaluate_every", -1),
+        ("rounds_per_task", 0),
+        ("rounds_per_task", []),
+        ("rounds_per_task", [3, 0]),
+        ("clients_per_round", 0),
+        ("clients_per_round", 0.0),
+        ("clients_per_round", 1.5),
+        ("clients_per_round", -0.5),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Schedule(**{key: value})
+    assert caught.value.key == f"schedule.{key}"
+    assert caught.value.value == value
+
+
+def test_a_list_needs_one_number_per_task() -> None:
+    with pytest.raises(ConfigError, match=r"schedule\.rounds_per_task.*list of 3"):
+        bound(rounds_per_task=[2, 2])
+
+
+def test_more_clients_than_hold_a_task_are_refused_before_the_first_round() -> None:
+    with pytest.raises(ConfigError, match=r"schedule\.clients_per_round = 5 .*at most 4.*task 1"):
+        bound(clients_per_round=5)

@@ -1,0 +1,69 @@
+"""``engine.matmul_precision`` holds in local steps, and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+import torch
+from support.tiny import fit, sgd, split, tiny_client, tiny_data, tiny_trainer
+from torch import Tensor, nn
+
+from cfl.engines import EngineOptions
+from cfl.engines.cohort import Cohort
+from cfl.federation.replay_buffer import ReplayBuffer
+from cfl.methods import FedAGEM, Method
+from cfl.models import Network
+
+Precision = Literal["highest", "high", "medium"]
+
+
+SEEN: set[tuple[bool, str]] = set()
+"""Of a network's answers: whether in training, and in which precision. Of all its copies."""
+
+
+class Notes(Network):
+    def __init__(self, input_shape: tuple[int, int, int], num_outputs: int) -> None:
+        super().__init__(input_shape, num_outputs)
+        self.fc, self.head = nn.Linear(16, 5), nn.Linear(5, num_outputs)
+
+    def features(self, x: Tensor) -> Tensor:
+        SEEN.add((self.training, torch.get_float32_matmul_precision()))
+        return torch.tanh(self.fc(x.flatten(1)))  # no chain of layers that are written out
+
+
+class Begins(Method):
+    """Forgets what was noted before the first local step, as the engine was chosen and built."""
+
+    def open_cohort(self, cohort: Cohort) -> None:
+        if cohort.round == 0:
+            SEEN.clear()
+
+
+@pytest.mark.parametrize("outside", ["highest", "high"])
+@pytest.mark.parametrize("within", ["highest", "medium"])
+@pytest.mark.parametrize("kind", ["auto", "vmap", "workers"])
+def test_steps_are_computed_as_asked_and_all_else_in_full(kind: Any, within: Precision, outside: str) -> None:
+    torch.set_float32_matmul_precision(outside)
+    try:
+        data = tiny_data(split(2))
+        options = EngineOptions(kind, matmul_precision=within)
+        client = tiny_client(data, Notes, sgd, {"begins": Begins()}, options)
+        fit(client, data)
+        assert {precision for training, precision in SEEN if training} == {within}
+        assert {precision for training, precision in SEEN if not training} == {"highest"}
+        SEEN.clear()
+        tiny_trainer(data).validate(client, datamodule=data, verbose=False)
+        assert {(False, "highest")} == SEEN
+        assert torch.get_float32_matmul_precision() == outside
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_references_between_rounds_are_computed_in_full() -> None:
+    data = tiny_data(split(2))
+    options = EngineOptions("vmap", matmul_precision="medium")
+    client = tiny_client(data, Notes, sgd, {"begins": Begins(), "fed": FedAGEM(4)}, options)
+    client.buffer = ReplayBuffer(4)
+    fit(client, data)
+    assert {precision for training, precision in SEEN if training} == {"medium", "highest"}

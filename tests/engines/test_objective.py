@@ -1,0 +1,119 @@
+"""Losses of a step as functions of logits, against autograd and sums written out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cfl.data.samples import Added, Samples, join_samples
+from cfl.engines.objective import Objective
+from cfl.methods import GLFC, GradientCompensation, ICaRL, Method
+from cfl.runtime.errors import ConfigError
+
+
+def samples(seed: int = 0, clients: int = 3, allowed: bool = True) -> tuple[Tensor, Samples]:
+    """Logits ``[k, 5 + 3, 4]`` in float64 and samples of two tasks with outputs 0, 1 and 2, 3."""
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.tensor([[True] * 5, [True, True, False, False, False], [False] * 5])[:clients]
+    y = torch.randint(2, 4, (clients, 5), generator=generator)
+    added = Added(
+        x=torch.zeros(clients, 3, 1, 1, 1),
+        y=torch.randint(0, 2, (clients, 3), generator=generator),
+        tasks=torch.zeros(clients, 3, dtype=torch.int64),
+        mask=torch.tensor([[True, True, False], [True, True, True], [True, True, True]])[:clients],
+        weights=torch.rand(clients, 3, generator=generator, dtype=torch.float64),
+        source=2,
+        extras={"teacher": torch.rand(clients, 3, 4, generator=generator)},
+        own_factor=torch.tensor([1.0, 0.5, 1.0], dtype=torch.float64)[:clients],
+    )
+    outputs = torch.tensor([[True, True, False, False], [False, False, True, True]]) if allowed else None
+    tasks = torch.ones(clients, 5, dtype=torch.int64)
+    joined = join_samples(y, mask, tasks, {}, (added,), outputs)
+    return torch.randn(clients, 8, 4, generator=generator, dtype=torch.float64), joined
+
+
+def test_joined_samples_are_the_steps_own_then_the_added_ones() -> None:
+    _, joined = samples()
+    assert joined.source.tolist() == [[0] * 5 + [2] * 3] * 3
+    assert joined.tasks.tolist() == [[1] * 5 + [0] * 3] * 3
+    assert joined.mask[1].tolist() == [True, True, False, False, False, True, True, True]
+    # The third client has taken its last step: it does not go on with what was added.
+    assert not joined.mask[2].any()
+    torch.testing.assert_close(joined.weights[0, :5], torch.full((5,), 0.2, dtype=torch.float64))
+    torch.testing.assert_close(joined.weights[1, :2], torch.full((2,), 0.25, dtype=torch.float64))
+    assert (joined.weights[~joined.mask] == 0).all()
+    assert (joined.extras["teacher"][:, :5] == 0).all()
+    assert (joined.extras["teacher"][:, 5:] > 0).any()
+
+
+def written_out(logits: Tensor, given: Samples) -> Tensor:
+    total = logits.new_zeros(())
+    for i in range(len(logits)):
+        if given.mask[i]:
+            row = logits[i] if given.allowed is None else logits[i][given.allowed[i]]
+            place = int(given.y[i]) if given.allowed is None else int(given.allowed[i][: given.y[i]].sum())
+            total = total + given.weights[i] * -row.log_softmax(0)[place]
+    return total
+
+
+def test_the_weighted_cross_entropy_and_its_gradient() -> None:
+    for allowed in (True, False):
+        logits, joined = samples(allowed=allowed)
+        loss, gradient = Objective().with_gradient(logits.clone(), joined)
+        for row in range(3):
+            leaf = logits[row].clone().requires_grad_()
+            expected = written_out(leaf, joined.row(row))
+            torch.testing.assert_close(loss[row], expected.detach())
+            torch.testing.assert_close(Objective()(leaf, joined.row(row)), expected)
+            if row < 2:
+                (wanted,) = torch.autograd.grad(expected, leaf)
+                torch.testing.assert_close(gradient[row], wanted)
+        assert (gradient[2] == 0).all()
+
+
+class Doubled(Method):
+    """Weighs the step's own samples double, and wants the added ones' logits near the teacher's."""
+
+    def weigh(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
+        return torch.where(samples.source == 0, 2 * weights, weights)
+
+    def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
+        apart = (logits - samples.extras["teacher"]).square().sum(-1)
+        return torch.where(samples.source == 2, apart, torch.zeros_like(apart)).sum()
+
+
+class Silent(Method):
+    """Has no word in the loss."""
+
+
+def test_methods_reweigh_and_add() -> None:
+    logits, joined = samples()
+    objective = Objective([Silent(), Doubled()])
+    assert not objective.plain
+    assert Objective([Silent()]).plain
+    loss, gradient = objective.with_gradient(logits.clone(), joined)
+    for row in range(2):
+        leaf, given = logits[row].clone().requires_grad_(), joined.row(row)
+        doubled = given._replace(weights=torch.cat([2 * given.weights[:5], given.weights[5:]]))
+        expected = written_out(leaf, doubled) + F.mse_loss(
+            leaf[5:], given.extras["teacher"][5:].double(), reduction="sum"
+        )
+        torch.testing.assert_close(loss[row], expected.detach())
+        torch.testing.assert_close(gradient[row], torch.autograd.grad(expected, leaf)[0])
+        alone, own = objective.with_gradient(logits[row].clone(), given)
+        torch.testing.assert_close(alone, loss[row])
+        torch.testing.assert_close(own, gradient[row])
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [(ICaRL(), GLFC()), (GLFC(), GLFC()), (GradientCompensation("bce"), ICaRL())],
+    ids=["two", "twins", "bce"],
+)
+def test_the_loss_of_own_samples_is_replaced_by_one_method_at_most(methods: tuple[Method, Method]) -> None:
+    """Each would add its own, and own samples count twice."""
+    with pytest.raises(ConfigError, match="at most one method that replaces the loss of a client's own samples"):
+        Objective(methods)
+    Objective((GradientCompensation("ce"), methods[1]))

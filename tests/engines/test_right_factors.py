@@ -1,0 +1,110 @@
+"""Engines that multiply gradients from the right themselves give what methods do to finished gradients."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from support.tiny import StridedNet, double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
+from torch import Tensor
+
+from cfl.engines import EngineOptions
+from cfl.engines.layers import Pass
+from cfl.methods import GPM, RGO, FedProx, Method
+from cfl.methods.components.right_factors import RightMultiplication
+
+CASES: dict[str, Any] = {
+    "gpm": partial(GPM, threshold=0.9),
+    "gpm, free biases": partial(GPM, threshold=0.9, freeze_affine=False),
+    "rgo": partial(RGO, share=0.5),
+}
+
+
+def run(make: Any, engine: EngineOptions, network: Any, scenario: str, optimizer: Any = sgd) -> dict[str, Tensor]:
+    stream = permuted(3, train=70) if scenario == "domain" else split(3, classes=6, train=70)
+    data = tiny_data(stream, num_clients=5, schedule={"clients_per_round": 3, "cohort_width": 3, "rounds_per_task": 2})
+    return weights(fit(tiny_client(data, network, optimizer, {"tried": make()}, engine), data))
+
+
+@pytest.mark.parametrize(
+    ("network", "batch_last"),
+    [(mlp, None), (partial(StridedNet, dropout=0.3), False), (partial(StridedNet, dropout=0.3), True)],
+    ids=["linear", "convolutional", "convolutional, batch last"],
+)
+@pytest.mark.parametrize("scenario", ["domain", "task"])
+@pytest.mark.parametrize("optimizer", [sgd, partial(torch.optim.SGD, lr=0.1, momentum=0.5)], ids=["plain", "momentum"])
+@pytest.mark.parametrize("name", CASES)
+def test_the_engines_way_gives_the_methods_result(
+    name: str,
+    optimizer: Any,
+    scenario: str,
+    network: Any,
+    batch_last: bool | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = run(CASES[name], EngineOptions("vmap"), network, scenario, optimizer)
+    used = []
+    monkeypatch.setattr(RightMultiplication, "adjust_gradients", _unexpected(RightMultiplication.adjust_gradients))
+    seen = Pass.__init__
+
+    def watched(self: Pass, *given: Any, **named: Any) -> None:
+        seen(self, *given, **named)
+        used.append(bool(self.factors))
+
+    monkeypatch.setattr(Pass, "__init__", watched)
+    engine = EngineOptions("workers", workers=2, batch_last=batch_last)
+    found = run(CASES[name], engine, network, scenario, optimizer)
+    assert any(used)
+    for key, tensor in found.items():
+        torch.testing.assert_close(tensor, expected[key], rtol=0, atol=2e-5)
+
+
+def _unexpected(method: Any) -> Any:
+    """The hook itself stays the one that the engine takes over: only calls are noticed."""
+
+    def refuse(self: Method, cohort: Any) -> None:
+        raise AssertionError("the engine should have multiplied")
+
+    refuse.__module__ = method.__module__
+    return refuse
+
+
+class Steps(Callback):
+    """Notes whether the engine takes the optimizer's steps at once, by task."""
+
+    def __init__(self) -> None:
+        self.at_once: dict[int, set[bool]] = {}
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        taken = pl_module._step_context.at_once is not None
+        self.at_once.setdefault(pl_module.cohort.task, set()).add(taken)
+
+
+@pytest.mark.parametrize("network", [mlp, double(mlp)], ids=["hand-written", "by autograd"])
+def test_steps_are_taken_at_once_while_nothing_is_multiplied(network: Any) -> None:
+    """Also by networks for which the engine does not multiply; a penalty beside it is pulled by the engine."""
+    steps, data = Steps(), tiny_data(permuted(2), schedule={"rounds_per_task": 2})
+    methods: dict[str, Method] = {"gpm": GPM(threshold=0.9, freeze_affine=False), "prox": FedProx(0.1)}
+    fit(tiny_client(data, network, sgd, methods, EngineOptions("workers", 1)), data, callbacks=[steps])
+    assert steps.at_once == {0: {True}, 1: {False}}
+
+
+class Halved(Method):
+    """Wants to see gradients too, so that the engine must not be the one to multiply."""
+
+    def adjust_gradients(self, cohort: Any) -> None:
+        for gradient in cohort.gradients.values():
+            gradient.mul_(0.5)
+
+
+def test_beside_another_method_that_changes_gradients_the_order_of_methods_holds() -> None:
+    found = []
+    for engine in (EngineOptions("vmap"), EngineOptions("workers", workers=2)):
+        data = tiny_data(permuted(2), schedule={"rounds_per_task": 2})
+        methods: dict[str, Method] = {"gpm": GPM(threshold=0.9), "halved": Halved()}
+        found.append(weights(fit(tiny_client(data, mlp, sgd, methods, engine), data)))
+    for key, tensor in found[0].items():
+        torch.testing.assert_close(tensor, found[1][key], rtol=0, atol=2e-5)

@@ -1,0 +1,546 @@
+"""Exported models: files that answer as the run's tests do, and cards that say what they are."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from support import tiny_cli
+from support.tiny import ConvNet, NetworkFactory, fit, mlp, norm_net, split, tiny_client, tiny_data
+from torch import Tensor, nn
+
+from cfl.__main__ import main
+from cfl.cli.main import FederatedCLI
+from cfl.data.evaluation import EvaluationBatch
+from cfl.data.participation import RandomShare
+from cfl.data.sources import Binarised, Synthetic
+from cfl.data.streams import Permuted
+from cfl.export.answer import Choice, answer_of, plain_network
+from cfl.export.formats import PACKAGES, check_format, read, write
+from cfl.methods import APD, RGO, FedWeIT, ICaRL, Method, PersonalLayers
+from cfl.models import MADE, MLP, PromptedViT
+from cfl.models.decomposition import decompose
+from cfl.runtime.errors import ConfigError
+from cfl.training.client import Client
+
+FORMATS = list(PACKAGES)
+
+
+def available(suffix: str) -> None:
+    for package in PACKAGES[suffix]:
+        pytest.importorskip(package, reason=f"{suffix} needs {package}: pip install {package}")
+
+
+def images(client: Client, samples: int = 5) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(samples, *client.input_shape, generator=generator)
+
+
+def trained(
+    network: NetworkFactory = mlp, methods: dict[str, Method] | None = None, federated: Any = None, **data: Any
+) -> Client:
+    """A federation after two tasks."""
+    module = tiny_data(**{"stream": split(), "scenario": "task", **data})
+    client = tiny_client(module, network, methods=methods)
+    fit(client, module, federated)
+    client.eval()
+    return client
+
+
+@torch.no_grad()
+def scores(client: Client, x: Tensor, owner: int | None = None, task: int = 0) -> Tensor:
+    """What the run's own tests compute, by functional calls on the network as it was trained."""
+    federation = client.require_federation()
+    model = federation.state_tensors() if owner is None else federation.model_of(owner, task)
+    batch = EvaluationBatch(task, 0, len(x), x, torch.zeros(len(x), dtype=torch.int64))
+    return client.scoring.answers(batch, federation.encode(task, model), False)
+
+
+def exported(client: Client, path: Path, choice: Choice | None = None) -> Any:
+    """The model as the file gives it to other programs."""
+    available(path.suffix)
+    answer = answer_of(client, choice or Choice())
+    write(path, answer, client.input_shape, {})
+    return read(path, answer)
+
+
+def assert_same(found: Any, client: Client, owner: int | None = None, task: int = 0, x: Tensor | None = None) -> None:
+    for samples in (1, 5):
+        inputs = images(client, samples) if x is None else x[:samples]
+        torch.testing.assert_close(found(inputs), scores(client, inputs, owner, task), rtol=0, atol=1e-6)
+
+
+# Networks and formats.
+
+
+@pytest.fixture(scope="module")
+def convolutional() -> Client:
+    return trained(partial(WithDropout, norm=True))
+
+
+class WithDropout(ConvNet):
+    """Convolution, BatchNorm and dropout."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.dropout = nn.Dropout(0.5)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.dropout(super().features(x))
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_file_answers_as_the_network_does(convolutional: Client, suffix: str, tmp_path: Path) -> None:
+    """With BatchNorm's running statistics and without dropout, for any number of images."""
+    path = tmp_path / "new" / f"model{suffix}"
+    found = exported(convolutional, path)
+    assert_same(found, convolutional)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    # The statistics of the training data have a part in it: a fresh layer's would answer otherwise.
+    fresh = tiny_client(tiny_data(split(), scenario="task"), partial(WithDropout, norm=True))
+    assert float((fresh.network.eval()(images(fresh)) - found(images(fresh))).abs().max()) > 1e-3
+
+
+def test_torch_and_onnxruntime_alone_can_use_the_files(convolutional: Client, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
+    available(".onnx")
+    answer, x = answer_of(convolutional, Choice()), images(convolutional, 4)
+    for suffix in (".pt2", ".onnx"):
+        write(tmp_path / f"model{suffix}", answer, convolutional.input_shape, {})
+    torch.testing.assert_close(torch.export.load(tmp_path / "model.pt2").module()(x), answer(x), rtol=0, atol=1e-6)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    (found,) = session.run(["output"], {"input": x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), answer(x), rtol=0, atol=1e-6)
+
+
+def test_tensors_by_hand(tmp_path: Path) -> None:
+    """An MLP computed in float64 from the file's tensors alone."""
+    available(".safetensors")
+    from safetensors.torch import load_file
+
+    client = trained()
+    write(tmp_path / "m.safetensors", answer_of(client, Choice()), client.input_shape, {"method": "fedavg"})
+    held = {name: tensor.double() for name, tensor in load_file(tmp_path / "m.safetensors").items()}
+    assert set(held) == set(MLP(client.input_shape, 4, hidden=[8]).state_dict())
+    x = images(client).double().flatten(1)
+    (hidden,) = {name.rpartition(".")[0] for name in held} - {"head"}
+    inner = torch.relu(x @ held[f"{hidden}.weight"].T + held[f"{hidden}.bias"])
+    by_hand = inner @ held["head.weight"].T + held["head.bias"]
+    torch.testing.assert_close(by_hand.float(), scores(client, images(client)), rtol=0, atol=1e-6)
+
+
+VIT = {
+    "pool_size": 3,
+    "prompt_length": 2,
+    "top_k": 2,
+    "image_size": 8,
+    "patch_size": 4,
+    "num_layers": 1,
+    "num_heads": 2,
+    "hidden_dim": 8,
+    "mlp_dim": 8,
+}
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".onnx"])
+def test_frozen_transformers_are_in_the_file(suffix: str, tmp_path: Path) -> None:
+    available(suffix)
+    client = tiny_client(data := tiny_data(split(), scenario="task"), partial(PromptedViT, **VIT))
+    fit(client, data)
+    client.eval()
+    path = tmp_path / f"vit{suffix}"
+    assert_same(exported(client, path), client)
+    if suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        vit = client.network.backbone.vit.state_dict()
+        held = load_file(path)
+        assert all(torch.equal(held[f"backbone.{name}"], tensor) for name, tensor in vit.items())
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_densities_answer_with_log_likelihoods(suffix: str, tmp_path: Path) -> None:
+    stream = Permuted(Binarised(Synthetic(4, [1, 4, 4], 80, 40)), 2)
+    client = trained(partial(MADE, hidden=[8]), stream=stream, scenario="density")
+    x = (images(client) > 0).float()
+    found = exported(client, tmp_path / f"made{suffix}")
+    assert found(x).shape == (5,)
+    assert_same(found, client, x=x)
+
+
+# Methods under which models differ, or that score by themselves.
+
+
+@pytest.mark.parametrize("method", [FedWeIT, APD])
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_decomposed_weights_become_plain_ones(method: Any, suffix: str, tmp_path: Path) -> None:
+    """For the client and task that were asked for: another one's answers are others."""
+    client = trained(methods={"m": method(consolidation=1.0)})
+    found = exported(client, tmp_path / f"m{suffix}", Choice(client=1, task=0))
+    assert_same(found, client, 1, 0)
+    plain = MLP(client.input_shape, 4, hidden=[8])
+    plain.load_state_dict(answer_of(client, Choice(1, 0)).network.state_dict())  # the network without the method
+    if suffix == ".safetensors":  # unasked, it is the task that the client is at
+        assert_same(answer_of(client, Choice(client=1)), client, 1, 1)
+        with pytest.raises(ConfigError, match=r"--task = 2 .*0\.\.1"):
+            answer_of(client, Choice(client=1, task=2))
+    for other in ((1, 1), (2, 0)):
+        assert float((found(images(client)) - scores(client, images(client), *other)).abs().max()) > 1e-3
+
+
+def test_plain_weights_of_a_decomposition_by_hand() -> None:
+    network = MLP((1, 2, 2), 2, hidden=[3], dropout=0.0).double()
+    decompose(network)
+    tensors = {n: torch.randn_like(t) for n, t in (*network.named_parameters(), *network.named_buffers())}
+    before = {n: t.clone() for n, t in network.state_dict().items()}
+    plain = plain_network(network, tensors)
+    (name,) = [n.removesuffix(".parametrizations.weight.original") for n in tensors if n.endswith(".original")]
+    parts = f"{name}.parametrizations.weight."
+    expected = tensors[f"{parts}original"] * torch.sigmoid(tensors[f"{parts}0.mask"])[:, None]
+    expected = expected + tensors[f"{parts}0.adaptive"]
+    torch.testing.assert_close(plain.state_dict()[f"{name}.weight"], expected, rtol=0, atol=1e-12)
+    assert all(torch.equal(tensor, before[n]) for n, tensor in network.state_dict().items())
+
+
+def test_a_method_that_encodes_by_task_needs_one(tmp_path: Path) -> None:
+    client = trained(partial(MLP, hidden=[8, 6], dropout=0.0), {"rgo": RGO(share=1.0)})
+    with pytest.raises(ConfigError, match=r"--task = None .*0\.\.1.*methods\.rgo"):
+        answer_of(client, Choice())
+    for task in (0, 1):
+        assert_same(exported(client, tmp_path / "m.pt2", Choice(task=task)), client, None, task)
+    difference = scores(client, images(client), None, 0) - scores(client, images(client), None, 1)
+    assert float(difference.abs().max()) > 1e-3
+    with pytest.raises(ConfigError, match="--task = 2"):
+        answer_of(client, Choice(task=2))
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_nearest_class_means_are_exported(suffix: str, tmp_path: Path) -> None:
+    client = trained(methods={"icarl": ICaRL(size=8)}, scenario="class")
+    found = exported(client, tmp_path / f"m{suffix}")
+    assert_same(found, client)
+    logits = client.network(images(client))
+    assert float((found(images(client)) - logits).abs().max()) > 1e-3
+
+
+def test_tensors_alone_are_no_nearest_class_means(tmp_path: Path) -> None:
+    available(".safetensors")
+    client = trained(methods={"icarl": ICaRL(size=8)}, scenario="class")
+    with pytest.raises(ConfigError, match=r"m\.safetensors.*\*\.pt2 or \*\.onnx: ICaRL"):
+        write(tmp_path / "m.safetensors", answer_of(client, Choice()), client.input_shape, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_personal_layers_need_a_client(tmp_path: Path) -> None:
+    client = trained(methods={"local": PersonalLayers(["head.*"])})
+    with pytest.raises(ConfigError, match=r"--client = None .*0\.\.3.*head"):
+        answer_of(client, Choice())
+    with pytest.raises(ConfigError, match="--client = 4"):
+        answer_of(client, Choice(client=4))
+    with pytest.raises(ConfigError, match="--task = 0"):
+        answer_of(client, Choice(client=3, task=0))
+    found = exported(client, tmp_path / "m.pt2", Choice(client=3))
+    assert_same(found, client, 3)
+    assert float((found(images(client)) - scores(client, images(client), 2)).abs().max()) > 1e-3
+
+
+def model_in(folder: Path) -> Path:
+    """An exported file of which only the name and the bytes matter."""
+    path = folder / "m.onnx"
+    path.write_bytes(b"a model")
+    return path
+
+
+def test_the_card_of_a_client_that_has_never_trained_says_so(tmp_path: Path) -> None:
+    """It is scored all the same: by the common layers, and its own as the run began with them."""
+    from cfl.export.card import write_card
+
+    client = trained(methods={"local": PersonalLayers(["head.*"])}, participation=RandomShare(0.25))
+    federation = client.require_federation()
+    took_part = {int(c) for members in federation.data.members for c in members}
+    assert 0 < len(took_part) < 4
+    for owner in range(4):
+        choice, path = Choice(client=owner), tmp_path / f"{owner}.md"
+        write_card(path, model_in(tmp_path), answer_of(client, choice), choice, federation, "", tmp_path)
+        assert ("It has not trained so far" in path.read_text()) == (owner not in took_part)
+
+
+def test_one_global_model_has_no_clients() -> None:
+    with pytest.raises(ConfigError, match=r"--client = 0 .*global model"):
+        answer_of(trained(), Choice(client=0))
+
+
+def test_batch_statistics_are_no_model() -> None:
+    with pytest.raises(ConfigError, match=r"federated\.batchnorm = 'drop'"):
+        answer_of(trained(norm_net, federated={"batchnorm": "drop"}), Choice())
+    client = trained(norm_net, federated={"batchnorm": "local"})
+    with pytest.raises(ConfigError, match=r"or --client 0\.\.3"):
+        answer_of(client, Choice())
+    own = client.require_federation().own_tensors((2,))
+    found = answer_of(client, Choice(client=2)).network.state_dict()
+    assert own
+    for name, values in own.items():
+        assert torch.equal(found[name], values[0])
+
+
+# What cannot be written.
+
+
+def test_unknown_formats_and_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.zip.*\*\.pt2, \*\.safetensors, \*\.onnx"):
+        check_format(tmp_path / "model.zip")
+    (tmp_path / "model.pt2").mkdir()
+    with pytest.raises(ConfigError, match="folder"):
+        check_format(tmp_path / "model.pt2")
+
+
+@pytest.mark.parametrize(("suffix", "package"), [(s, p) for s, packages in PACKAGES.items() for p in packages])
+def test_missing_packages_are_named_before_any_work(
+    suffix: str, package: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the checkpoint is looked at: there is none."""
+    find = importlib.util.find_spec
+    with mock.patch("cfl.export.formats.find_spec", lambda name: None if name == package else find(name)):
+        assert main(["export", "--ckpt_path", str(tmp_path / "no.ckpt"), "--out", str(tmp_path / f"m{suffix}")]) == 2
+    error = capsys.readouterr().err
+    assert f"pip install {package}" in error
+
+
+def test_a_file_that_answers_otherwise_is_not_left_behind(convolutional: Client, tmp_path: Path) -> None:
+    answer = answer_of(convolutional, Choice())
+    other = mock.patch("cfl.export.formats.read", lambda path, answer: lambda x: answer(x) + 1)
+    with other, pytest.raises(RuntimeError, match="differ by 1"):
+        write(tmp_path / "m.pt2", answer, convolutional.input_shape, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+# The command.
+
+
+def export(*arguments: str) -> int:
+    """``cfl export ...`` without the options of other subcommands, which take most of the time."""
+    only = {name: skipped for name, skipped in FederatedCLI.subcommands().items() if name == "validate"}
+    with mock.patch.object(FederatedCLI, "subcommands", return_value=only), mock.patch.dict(os.environ):
+        return main(["export", *arguments])
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export") / "run"
+    assert tiny_cli.fit(folder) == 0
+    return folder
+
+
+def test_the_command_writes_model_and_card(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "model.pt2"
+    assert export("--ckpt_path", str(run_folder / "last.ckpt"), "--out", str(out)) == 0
+    assert str(out) in capsys.readouterr().out
+    network = MLP((1, 4, 4), 4, hidden=[8])
+    network.load_state_dict(
+        {n.removeprefix("network."): t for n, t in tiny_cli.checkpoint(run_folder)["state_dict"].items()}
+    )
+    x = torch.randn(3, 1, 4, 4)
+    torch.testing.assert_close(torch.export.load(out).module()(x), network.eval()(x), rtol=0, atol=1e-6)
+
+    card = (tmp_path / "model.pt2.md").read_text()
+    summary = json.loads((run_folder / "summary.json").read_text())
+    assert card.startswith("# fedavg on permuted-synthetic\n")
+    assert "global model, network MLP, after 6 of 6 rounds" in card
+    assert 'torch.export.load("model.pt2")' in card
+    assert "`[N, 1, 4, 4]`" in card
+    assert "| synthetic | 1 x 4 x 4 | 255 | 0.5 | 0.25 |" in card
+    assert "| 1 | 0 to 3 |" in card
+    assert f"| acc | {summary['acc']:.6g} |" in card
+    assert f"| config_hash | {summary['config_hash']} |" in card
+    assert (run_folder / "config.yaml").read_text().strip() in card
+
+
+def test_last_is_the_named_runs_wherever_one_is(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder that holds another run, too."""
+    other = {"method": "other", "acc": 99.5}
+    (tmp_path / "summary.json").write_text(json.dumps(other))
+    (tmp_path / "config.yaml").write_text("nothing: of it\n")
+    monkeypatch.chdir(tmp_path)
+    assert export("--ckpt_path", "last", "--run.dir", str(run_folder), "--out", "m.safetensors") == 0
+    written, card = (tmp_path / name for name in ("m.safetensors", "m.safetensors.md"))
+    assert written.stat().st_mode == card.stat().st_mode  # whoever may read one may read the other
+    card, summary = card.read_text(), json.loads((run_folder / "summary.json").read_text())
+    assert card.startswith("# fedavg on permuted-synthetic\n")
+    assert f"| acc | {summary['acc']:.6g} |" in card
+    assert (run_folder / "config.yaml").read_text().strip() in card
+
+
+def test_the_card_of_a_run_in_the_middle_of_a_task_has_the_figures_so_far(tmp_path: Path) -> None:
+    """Those after the task before: of the one that runs, nothing has been evaluated."""
+    with tiny_cli.die_at("training", 4, 15):
+        assert tiny_cli.fit(tmp_path) == 143
+    assert export("--ckpt_path", str(tmp_path / "last.ckpt"), "--out", str(tmp_path / "m.safetensors")) == 0
+    card = (tmp_path / "m.safetensors.md").read_text()
+    first = tiny_cli.rows(tmp_path / "accuracy_matrix.csv")[1]
+    assert "after 5 of 6 rounds; the run is not over" in card
+    assert "(after the last evaluation so far, accuracies" in card
+    assert f"| acc | {float(first['task_0']):.6g} |" in card
+
+
+def test_the_card_of_an_earlier_checkpoint_has_its_own_figures(tmp_path: Path) -> None:
+    """Also in the folder of the run that has finished since."""
+    with tiny_cli.die_at("training", 4, 15):
+        assert tiny_cli.fit(tmp_path) == 143
+    early = tmp_path / "early.ckpt"
+    early.write_bytes((tmp_path / "last.ckpt").read_bytes())
+    assert tiny_cli.fit(tmp_path, "--ckpt_path", "last") == 0
+    assert export("--ckpt_path", str(early), "--out", str(tmp_path / "m.safetensors")) == 0
+    card = (tmp_path / "m.safetensors.md").read_text()
+    first = tiny_cli.rows(tmp_path / "accuracy_matrix.csv")[1]
+    assert "after 5 of 6 rounds; the run is not over" in card
+    assert "| rounds |" not in card
+    assert f"| acc | {float(first['task_0']):.6g} |" in card
+
+
+@pytest.mark.parametrize("damaged", [b'{"acc": 9', b"[1, 2]", b"\xff"])
+def test_a_damaged_summary_is_named(
+    run_folder: Path, tmp_path: Path, damaged: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("last.ckpt", "config.yaml"):
+        (tmp_path / name).write_bytes((run_folder / name).read_bytes())
+    (tmp_path / "summary.json").write_bytes(damaged)
+    model = tmp_path / "m.safetensors"
+    assert export("--ckpt_path", str(tmp_path / "last.ckpt"), "--out", str(model)) == 2
+    said = capsys.readouterr().err
+    assert f"error: summary.json = '{tmp_path / 'summary.json'}' cannot work; valid: figures as a run leaves" in said
+    assert model.is_file()
+
+
+def test_the_card_of_tasks_with_outputs_of_their_own(tmp_path: Path) -> None:
+    """An interrupted run has no summary: the figures are the checkpoint's."""
+    from cfl.export.card import write_card
+
+    client = trained(methods={"fedweit": FedWeIT()})
+    choice = Choice(client=1, task=1)
+    path = tmp_path / "card.md"
+    write_card(
+        path, model_in(tmp_path), answer_of(client, choice), choice, client.require_federation(), "a: 1", tmp_path
+    )
+    card = path.read_text()
+    assert "The model of client 1 for its task 1 (from 0)" in card
+    assert "| 0 | 0 to 1 | 0 1 |\n| 1 | 2 to 3 | 2 3 |" in card
+    accuracy = client.require_federation().measured.summary(after=1)["acc"]
+    assert f"| acc | {accuracy:.6g} |" in card
+    assert "Every task has outputs of its own; which task" in card
+    assert "over all clients, each with its own model: not of this model alone, accuracies and forgetting" in card
+    choice = Choice(task=1)
+    write_card(
+        path,
+        model_in(tmp_path),
+        answer_of(client, Choice(1, 1)),
+        choice,
+        client.require_federation(),
+        "",
+        tmp_path,
+    )
+    assert "over all tasks, each with its own model: not of this model alone, accuracies" in path.read_text()
+
+
+def test_the_card_of_an_unfinished_run_says_which_outputs_have_been_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cfl.export.card import write_card
+
+    client, path, said = trained(scenario="class", class_loss="seen"), tmp_path / "card.md", "Only outputs below 2 have"
+    federation, answer = client.require_federation(), answer_of(client, Choice())
+    write_card(path, model_in(tmp_path), answer, Choice(), federation, "", tmp_path)
+    assert said not in path.read_text()
+    monkeypatch.setattr(type(federation), "finished", False)
+    monkeypatch.setattr(type(federation), "last_task", 0)
+    write_card(path, model_in(tmp_path), answer, Choice(), federation, "", tmp_path)
+    assert said in path.read_text()
+
+
+def test_the_card_of_a_common_model_with_a_clients_own_statistics_says_whose_figures_it_has(tmp_path: Path) -> None:
+    from cfl.export.card import write_card
+
+    client, path = trained(norm_net, federated={"batchnorm": "local"}), tmp_path / "card.md"
+    choice = Choice(client=1)
+    write_card(path, model_in(tmp_path), answer_of(client, choice), choice, client.require_federation(), "", tmp_path)
+    card = path.read_text()
+    assert "Weights are the global model's, statistics of normalisation layers the client's own." in card
+    assert "of the global model with the statistics of test batches: not of this model, accuracies" in card
+    assert "each with its own model" not in card
+
+
+def test_the_card_of_clients_at_different_tasks_counts_the_fastest_ones_outputs(tmp_path: Path) -> None:
+    from cfl.export.card import write_card
+
+    schedule = {"rounds_per_task": 3, "clock_spread": 0.67}
+    client, path = trained(scenario="class", class_loss="seen", schedule=schedule), tmp_path / "card.md"
+    federation, answer = client.require_federation(), answer_of(client, Choice())
+    of_round = [[federation.schedule.task_at(r, c) for c in range(4)] for r in range(federation.schedule.num_rounds)]
+    federation.round = 1 + next(r for r, tasks in enumerate(of_round) if set(tasks) == {0, 1})
+    write_card(path, model_in(tmp_path), answer, Choice(), federation, "", tmp_path)
+    card = path.read_text()
+    assert "Only outputs below 4 have" in card
+    assert "after the last task so far after which every client has been evaluated" in card
+    matrix = federation.accuracy
+    for owner in range(1, 4):
+        matrix.clear_row(1, [owner])
+        matrix.clear_row(0, [owner])
+    for owner in range(1, 4):
+        matrix.update(0, 0, torch.tensor(1), 4, owner)
+    write_card(path, model_in(tmp_path), answer, Choice(), federation, "", tmp_path)
+    expected = (matrix.compute()[0, 0, 0] + 75) / 4
+    assert f"| acc | {float(expected):.6g} |" in path.read_text(), "after task 0, of all four"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no checkpoint"])
+def test_bad_checkpoints_are_refused(content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bad.ckpt"
+    if content is not None:
+        path.write_bytes(content)
+    assert export("--ckpt_path", str(path), "--out", str(tmp_path / "m.pt2")) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ckpt_path = ")
+    assert error.count("\n") == 1
+    assert "torch" not in error
+    assert content is None or "this file is not a checkpoint" in error
+    assert not (tmp_path / "m.pt2").exists()
+
+
+def test_a_checkpoint_of_another_experiment_is_refused(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "m.pt2"
+    options = ("--ckpt_path", str(run_folder / "last.ckpt"), "--out", str(out))
+    assert export(*options, "--schedule.batch_size", "9") == 2
+    assert "schedule.batch_size" in capsys.readouterr().err
+    assert export(*options, "--task", "1") == 2
+    assert "--task" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_what_the_run_had_of_machines_does_not_matter(run_folder: Path, tmp_path: Path) -> None:
+    """A run of several processes, with loggers, is restored by one without."""
+    config = run_folder / "config.yaml"
+    original = config.read_text()
+    changed = original.replace("  devices: 1\n", "  devices: 4\n").replace(
+        "  logger: false\n",
+        "  logger:\n    class_path: lightning.pytorch.loggers.CSVLogger\n"
+        f"    init_args: {{save_dir: {tmp_path / 'logs'}}}\n",
+    )
+    assert changed.count("devices: 4") == changed.count("CSVLogger") == 1
+    config.write_text(changed)
+    try:
+        assert export("--ckpt_path", str(run_folder / "last.ckpt"), "--out", str(tmp_path / "m.pt2")) == 0
+    finally:
+        config.write_text(original)
+    assert not (tmp_path / "logs").exists()

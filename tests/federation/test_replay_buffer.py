@@ -1,0 +1,578 @@
+"""Clients' buffers: what is held, what was kept with it, what is drawn; against a loop over the stream of samples."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from support import tiny_cli
+from support.naive_replay import Slot, filled_buffers, held, inputs, local_samples, replay_client, word
+from support.tiny import SaveAfter, double, fit, mlp, permuted, split, tiny_data, weights
+from support.tiny_cli import printed_config
+from torch import Tensor
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
+
+from cfl.data.augmentation import CropFlip
+from cfl.data.cohorts import CohortBatch
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.participation import Joining
+from cfl.data.partitions import Dirichlet
+from cfl.data.task_handles import opened_tasks
+from cfl.engines import EngineOptions
+from cfl.engines.base import dropout_key
+from cfl.engines.cohort import Cohort
+from cfl.federation.channel import Channel
+from cfl.federation.federation import Federation
+from cfl.federation.replay_buffer import BETWEEN_ROUNDS, ReplayBuffer, Replayed
+from cfl.federation.replay_memory import RULES, slots, winners
+from cfl.federation.server import Server
+from cfl.methods import AGEM, DER, FedAGEM, Method
+from cfl.models import MLP
+from cfl.models.dropout import DropoutMasks, dropout_masks
+from cfl.randomness.generators import seed_for
+from cfl.reporting.experiment import config_hash, experiment_of
+from cfl.runtime.errors import ConfigError
+
+UNEQUAL = Dirichlet(alpha=0.5, min_samples=3, balance=False)
+
+
+def unequal(stream: Any = None, width: int = 2, **options: Any) -> FederatedDataModule:
+    """Five clients of 3 to 30 samples in batches of 4, three of them in each of four rounds."""
+    schedule = {"rounds_per_task": 2, "clients_per_round": 3, "batch_size": 4, "cohort_width": width}
+    schedule |= options.pop("schedule", {})
+    return tiny_data(stream, num_clients=5, partition=UNEQUAL, schedule=schedule, **options)
+
+
+class Keep(Method):
+    """Has buffers kept, and looks at what is drawn if asked to; changes nothing."""
+
+    replays = True
+
+    def __init__(self, count: int = 0, logits: bool = False) -> None:
+        self.count, self.replays_logits = count, logits
+        self.drawn: list[tuple[Cohort, CohortBatch, Replayed | None, dict[str, Tensor]]] = []
+
+    def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+        if self.count:
+            buffer = self.federation.buffer
+            assert buffer is not None
+            drawn = buffer.draw(cohort, batch, self.count, "look")
+            table = {name: values.clone() for name, values in buffer._table.items()}
+            self.look(cohort, batch, drawn, table)
+        return batch
+
+    def look(self, cohort: Cohort, batch: CohortBatch, drawn: Replayed | None, table: dict[str, Tensor]) -> None:
+        """Overridden."""
+
+
+def run(
+    data: FederatedDataModule, buffer: ReplayBuffer, keep: Keep | None = None, network: Any = mlp, **options: Any
+) -> Federation:
+    return fit(replay_client(data, {"keep": keep or Keep()}, network, buffer, **options), data)
+
+
+# Rules.
+
+
+def after(rule: Any, size: int, offered: int, keys: Tensor, cut: int) -> Tensor:
+    """``[k, size]`` numbers of the samples held after ``offered`` samples in batches of ``cut``, -1 for none."""
+    table, number = torch.full((len(keys), size), -1), torch.arange(offered).expand(len(keys), -1)
+    for part in number.split(cut, 1):
+        last = winners(slots(rule, size, part, keys), torch.ones_like(part, dtype=torch.bool), size)
+        table = torch.where(last >= 0, part.gather(1, last.clamp(min=0)), table)
+    return table
+
+
+def chi_square(counts: Tensor) -> float:
+    """Pearson's statistic against equal shares; about normal, as ``(x - n) / sqrt(2 n)``, for many cells."""
+    expected = counts.sum() / counts.numel()
+    return float((counts - expected).square().sum() / expected)
+
+
+def test_a_reservoir_holds_every_sample_with_the_same_probability() -> None:
+    size, offered, clients = 4, 32, 6000
+    keys = torch.tensor([seed_for(client % 7, "buffer rule", client) for client in range(clients)])
+    found = after("reservoir", size, offered, keys, 5)
+    statistic = chi_square(torch.bincount(found.flatten(), minlength=offered).double())
+    assert abs(statistic - (offered - size)) < 5 * (2 * offered) ** 0.5  # drawn without replacement: a little less
+    # Whoever is held, all slots are as likely for late samples.
+    late = torch.stack([(found[:, slot] >= size).sum() for slot in range(size)]).double()
+    assert chi_square(late) < 25
+    assert (found.sort(1).values.diff(dim=1) > 0).all()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_sample_by_sample(rule: str) -> None:
+    """Algorithm R, the window and random replacement, however the stream is cut."""
+    keys, size, offered = torch.tensor([3, 2**62 + 5, 11]), 4, 37
+    expected = []
+    for key in keys.tolist():
+        held: list[int] = []
+        for n in range(offered):
+            if n < size:
+                held.append(n)
+            elif rule == "sliding_window":
+                held[n % size] = n
+            elif rule == "random_replacement":
+                held[word(key, n) % size] = n
+            elif (j := word(key, n) % (n + 1)) < size:
+                held[j] = n
+        expected.append(held)
+    for cut in (1, 3, 37):
+        assert after(rule, size, offered, keys, cut).tolist() == expected
+    if rule == "sliding_window":
+        assert all(sorted(held) == list(range(offered - size, offered)) for held in expected)
+
+
+def test_random_replacement_forgets_old_samples_geometrically() -> None:
+    """A sample is still held after n more with probability ``(1 - 1/M)^n``."""
+    size, offered, clients = 4, 20, 6000
+    found = after("random_replacement", size, offered, torch.arange(clients) * 977 + 1, 4)
+    shares = torch.bincount(found.flatten(), minlength=offered) / clients
+    ages = offered - 1 - torch.arange(offered)
+    expected = (1 - 1 / size) ** ages
+    expected[:size] = (1 - 1 / size) ** (offered - size)  # these came into empty slots
+    assert ((shares - expected).abs() < 5 * (expected * (1 - expected) / clients).sqrt() + 1e-9).all()
+
+
+# A run's buffers are those of a loop over its stream.
+
+STREAMS: dict[str, Any] = {
+    "domain": partial(unequal),
+    "task": partial(unequal, split(3, classes=6)),
+    "class": partial(unequal, split(3, classes=6), scenario="class", class_loss="seen"),
+    "cumulative": partial(unequal, split(3, classes=6), exposure="cumulative"),
+    "epochs": partial(unequal, schedule={"local_epochs": 2}),
+    "joining": partial(unequal, permuted(3), participation=Joining(2, 2), schedule={"clients_per_round": 2}),
+}
+
+
+def assert_as_the_loop_says(federation: Federation, size: int, rule: str, once: bool) -> None:
+    data = federation.data
+    for buffer in filled_buffers(data, size, rule, once):
+        assert held(federation, buffer.client) == [(slot.task, slot.index) for slot in buffer.slots]
+        table = federation.clients.get("buffer", buffer.client)
+        if table is not None:
+            assert int(table["seen"]) == buffer.offered
+            assert not once or int(table["known"].sum()) == len(buffer.known)
+    assert federation.buffer is not None
+    fill = federation.buffer.fill(range(data.num_clients)).tolist()
+    assert fill == [len(held(federation, client)) for client in range(data.num_clients)]
+
+
+@pytest.mark.parametrize("offered", ["once", "every_step"])
+@pytest.mark.parametrize("stream", STREAMS)
+def test_what_is_held_is_what_a_loop_over_the_samples_says(stream: str, offered: Any) -> None:
+    federation = run(STREAMS[stream](), ReplayBuffer(5, offered=offered))
+    assert_as_the_loop_says(federation, 5, "reservoir", offered == "once")
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_in_a_run(rule: Any) -> None:
+    assert_as_the_loop_says(run(unequal(), ReplayBuffer(4, rule)), 4, rule, True)
+
+
+def test_a_sample_is_offered_once_or_in_every_step() -> None:
+    """Seen is the number of different samples, or of all steps' samples; a large buffer holds each once, or more."""
+    for offered, times in (("once", 1), ("every_step", 4)):  # two rounds of two epochs
+        data = unequal(schedule={"local_epochs": 2, "clients_per_round": 1.0})
+        federation = run(data, ReplayBuffer(400, offered=offered))  # type: ignore[arg-type]
+        for client in range(5):
+            own = [(task, i) for task in range(2) for i in data.indices[task][client].tolist()]
+            assert sorted(held(federation, client)) == sorted(own * times)
+
+
+def test_tasks_trained_for_longer_take_more_of_the_buffer_unless_samples_are_offered_once() -> None:
+    data = [unequal(schedule={"rounds_per_task": [1, 4], "clients_per_round": 1.0}) for _ in range(2)]
+    once, every = (
+        run(d, ReplayBuffer(6, offered=offered)) for d, offered in zip(data, ("once", "every_step"), strict=True)
+    )
+    first = [[sum(task == 0 for task, _ in held(f, client)) for client in range(5)] for f in (once, every)]
+    assert sum(first[0]) > sum(first[1]) + 3
+
+
+class Calls(TorchFunctionMode):
+    """Counts calls of torch."""
+
+    count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Counted(ReplayBuffer):
+    """Notes how many samples it is offered, and for each offer the calls of torch and the lines of Python it takes."""
+
+    def __init__(self, size: int, **options: Any) -> None:
+        super().__init__(size, **options)
+        self.offers: list[tuple[int, int, int]] = []
+
+    def offer(self, cohort: Cohort, batch: CohortBatch, logits: Tensor | None) -> None:
+        lines = 0
+
+        def trace(frame: FrameType, event: str, _: Any) -> Any:
+            nonlocal lines
+            lines += event == "line"
+            return trace if "cfl" in Path(frame.f_code.co_filename).parts else None
+
+        before = sys.gettrace()
+        try:
+            with Calls() as calls:
+                sys.settrace(trace)
+                super().offer(cohort, batch, logits)
+        finally:
+            sys.settrace(before)
+        self.offers.append((int(batch.mask.sum()), calls.count, lines))
+
+
+@pytest.mark.parametrize("augmentation", [None, CropFlip(1)])
+@pytest.mark.parametrize("offered", ["once", "every_step"])
+@pytest.mark.parametrize("rule", RULES)
+def test_an_offer_takes_no_python_per_sample(rule: Any, offered: Any, augmentation: CropFlip | None) -> None:
+    """As many calls and lines for two clients' batches of 64 as for batches of 4."""
+    found = []
+    for size in (4, 64):
+        schedule = {"rounds_per_task": 1, "batch_size": size}
+        data = tiny_data(permuted(train=128), num_clients=2, schedule=schedule, augmentation=augmentation)
+        buffer = Counted(5, rule=rule, offered=offered)
+        run(data, buffer, Keep(logits=True))
+        found.append(buffer.offers[0])
+    assert [samples for samples, *_ in found] == [8, 128]
+    assert found[0][1:] == found[1][1:]
+    assert min(found[0][1:]) > 10
+
+
+# What is kept with the samples.
+
+
+class Compare(Keep):
+    """Every drawn sample is what a slot of its client holds, once, and comes back as it is stored."""
+
+    def __init__(self, count: int = 3, **options: Any) -> None:
+        super().__init__(count, **options)
+        self.seen = self.of_earlier_tasks = self.masked = self.nothing = 0
+        self.draws: dict[tuple[int, int, int], list[int]] = {}
+
+    def look(self, cohort: Cohort, batch: CohortBatch, drawn: Replayed | None, table: dict[str, Tensor]) -> None:
+        data = self.federation.data
+        if drawn is None:
+            self.nothing += 1
+            return
+        for row, client in enumerate(cohort.clients):
+            training = bool(batch.mask[row].any())
+            places = table["place"][row]
+            filled = int((places >= 0).sum()) if training else 0
+            assert int(drawn.mask[row].sum()) == min(self.count, filled)
+            self.masked += int((~drawn.mask[row]).sum())
+            key = seed_for(data.seed, "buffer look", client, cohort.round, batch.step)
+            order = sorted(range(filled), key=lambda slot, key=key: word(key, slot))[: self.count]  # type: ignore[misc]
+            self.draws[client, cohort.round, batch.step] = order
+            assert len(drawn.x[row, : len(order)].unique(dim=0)) == len(order)  # without replacement
+            for column, slot in enumerate(order):
+                task, index = (int(part) for part in data.places.split(places[slot]))
+                x, y, _ = inputs(data, [self.slot_of(table, row, slot, task, index)])
+                assert torch.equal(drawn.x[row, column], x[0])
+                assert (int(drawn.y[row, column]), int(opened_tasks(drawn.tasks)[row, column])) == (int(y), task)
+                self.seen += 1
+                self.of_earlier_tasks += task < cohort.task
+            assert drawn.x[row].isfinite().all()
+
+    def slot_of(self, table: dict[str, Tensor], row: int, slot: int, task: int, index: int) -> Slot:
+        return Slot(task, index)
+
+
+@pytest.mark.parametrize("stream", ["domain", "task", "class", "cumulative"])
+def test_images_labels_and_tasks_come_back_right(stream: str) -> None:
+    compare = Compare()
+    run(STREAMS[stream](), ReplayBuffer(5), compare)
+    assert compare.seen > 50
+    assert compare.of_earlier_tasks > 10
+    assert compare.masked > 0
+    assert compare.nothing > 0
+    assert len(set(map(tuple, compare.draws.values()))) > len(compare.draws) / 2  # a draw per client, round and step
+
+
+def test_draws_are_uniform_and_without_replacement() -> None:
+    compare = Compare(2)
+    data = unequal(schedule={"rounds_per_task": [1, 12], "clients_per_round": 1.0, "batch_size": 2, "cohort_width": 5})
+    run(data, ReplayBuffer(5, "sliding_window"), compare)
+    drawn = torch.tensor([order for (_, round, _), order in compare.draws.items() if round > 1 and len(order) == 2])
+    assert len(drawn) > 300
+    for column in range(2):
+        assert chi_square(torch.bincount(drawn[:, column], minlength=5).double()) < 20
+
+
+class Augmented(Compare):
+    """Knows from a loop in which step each sample was put in."""
+
+    def prepare(self, data: FederatedDataModule) -> Augmented:
+        self.moments = {
+            (client, sample.task, sample.index): sample
+            for number in reversed(range(data.num_rounds))
+            for client in data.rounds.round(number).clients
+            for _, samples in reversed(list(local_samples(data, data.rounds.round(number), client)))
+            for sample in samples
+        }
+        self.clients: tuple[int, ...] = ()
+        return self
+
+    def look(self, cohort: Cohort, batch: CohortBatch, drawn: Replayed | None, table: dict[str, Tensor]) -> None:
+        self.clients, self.now = cohort.clients, (cohort.round, batch.step)
+        super().look(cohort, batch, drawn, table)
+
+    def slot_of(self, table: dict[str, Tensor], row: int, slot: int, task: int, index: int) -> Slot:
+        return self.moments[self.clients[row], task, index]
+
+
+class Anew(Augmented):
+    """Expects the images as the present step would change them."""
+
+    def slot_of(self, table: dict[str, Tensor], row: int, slot: int, task: int, index: int) -> Slot:
+        return Slot(task, index, *self.now)
+
+
+@pytest.mark.parametrize("keeps", ["augmented", "raw"])
+@pytest.mark.parametrize("exposure", ["sequential", "cumulative"])
+def test_augmented_images_come_back_as_they_were_put_in_and_raw_ones_anew(keeps: Any, exposure: Any) -> None:
+    data = unequal(augmentation=CropFlip(1), exposure=exposure, schedule={"local_epochs": 2})
+    compare = (Augmented if keeps == "augmented" else Anew)().prepare(data)
+    federation = run(data, ReplayBuffer(5, keeps=keeps), compare)
+    assert compare.seen > 100
+    between, later = (
+        federation.buffer.draw_between_rounds([2], round, 3, "look", torch.device("cpu"))  # type: ignore[union-attr]
+        for round in (3, 4)
+    )
+    assert between is not None
+    assert later is not None
+    assert torch.equal(between.x, later.x) == (keeps == "augmented" and torch.equal(between.y, later.y))
+    for column in range(3):
+        task, y = int(opened_tasks(between.tasks)[0, column]), int(between.y[0, column])
+        candidates = [moment for key, moment in compare.moments.items() if key[:2] == (2, task)]
+        if keeps == "raw":  # as in no local step
+            candidates = [Slot(task, moment.index, 3, BETWEEN_ROUNDS) for moment in candidates]
+        images = inputs(data, candidates)
+        same = (images[0] == between.x[0, column]).flatten(1).all(1)
+        assert same.any()
+        assert set(images[1][same].tolist()) == {y}
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize(
+    "engine", [EngineOptions("vmap"), EngineOptions("workers", 1, 1, False)], ids=["vmap", "workers"]
+)
+def test_logits_are_those_of_the_step_of_insertion_dropout_included(engine: EngineOptions, width: int) -> None:
+    """With learning rate 0 the network never changes; the masks do, from step to step."""
+    data = unequal(split(3, classes=6), width)
+    network = partial(MLP, hidden=[8], dropout=0.5)
+    still = partial(torch.optim.SGD, lr=0.0)
+    federation = run(data, ReplayBuffer(5), Keep(logits=True), network, engine=engine, optimizer=still)
+    masks, tensors = DropoutMasks(federation.network, data.input_shape), weights(federation)
+    plain = 0
+    for buffer in filled_buffers(data, 5):
+        table = federation.clients.get("buffer", buffer.client)
+        for place, sample in enumerate(buffer.slots):
+            key = dropout_key(data.seed, sample.round, buffer.client, sample.step)
+            drawn = masks.draw(torch.tensor([key]), sample.row + 1)
+            dropped = {name: mask[0, sample.row :] for name, mask in drawn.items()}
+            x = inputs(data, [sample])[0]
+            with dropout_masks(federation.network, dropped):
+                expected = functional_call(federation.network.train(), tensors, (x,))[0]
+            assert table is not None
+            torch.testing.assert_close(table["logits"][place], expected, rtol=1e-5, atol=1e-6)
+            plain += int(torch.allclose(functional_call(federation.network.eval(), tensors, (x,))[0], expected))
+    assert plain == 0
+
+
+# Nothing depends on who is trained beside whom, on interruptions, or on the engine.
+
+
+def replaying() -> dict[str, Method]:
+    return {"agem": AGEM(3), "der": DER(0.5, 0.3, 3), "fed_agem": FedAGEM(3, clients="all")}
+
+
+def table_of(federation: Federation) -> dict[str, Tensor]:
+    return {
+        f"{name} of {client}": values
+        for client in range(federation.data.num_clients)
+        for name, values in (federation.clients.get("buffer", client) or {}).items()
+    }
+
+
+def test_width_and_engine_do_not_matter() -> None:
+    found = []
+    for width, engine in ((1, "vmap"), (2, "vmap"), (5, "vmap"), (5, "workers")):
+        data = unequal(split(3, classes=6), width, augmentation=CropFlip(1), schedule={"clients_per_round": 4})
+        kind = EngineOptions("workers", 1, 1, False) if engine == "workers" else EngineOptions("vmap")
+        federation = fit(replay_client(data, replaying(), double(mlp), ReplayBuffer(6), kind), data)
+        found.append((weights(federation), table_of(federation), federation))
+    for model, table, federation in found[1:]:
+        for name, value in found[0][0].items():
+            torch.testing.assert_close(model[name], value, rtol=0, atol=1e-9)
+        assert table.keys() == found[0][1].keys()
+        for name, value in found[0][1].items():
+            assert torch.equal(table[name], value) or name.startswith("logits")
+            torch.testing.assert_close(table[name], value, rtol=1e-6, atol=1e-6)
+        first = found[0][2]
+        assert federation.channel.state_dict() == first.channel.state_dict()
+        shares = [f.methods["fed_agem"].summary()["refined_share"] for f in (federation, first)]
+        assert shares[0] == shares[1]
+
+
+def bits(state: Any) -> Any:
+    if isinstance(state, Tensor):
+        return state.dtype, state.shape, state.numpy().tobytes()
+    if isinstance(state, Mapping):
+        return {key: bits(value) for key, value in state.items() if "seconds" not in str(key)}
+    return [bits(value) for value in state] if isinstance(state, list | tuple) else repr(state)
+
+
+def test_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    def start(callbacks: list[Any], path: Path | None = None) -> Any:
+        data = unequal(permuted(3), augmentation=CropFlip(1))
+        client = replay_client(data, replaying(), mlp, ReplayBuffer(5, "random_replacement"))
+        federation = fit(client, data, None, callbacks, path)
+        return bits({"model": weights(federation), "rest": federation.state_dict()})
+
+    whole = start([SaveAfter(0, tmp_path / "0"), SaveAfter(2, tmp_path / "2")])
+    assert start([], tmp_path / "0") == whole
+    assert start([], tmp_path / "2") == whole
+
+
+def test_a_client_that_diverges_keeps_the_buffer_it_had() -> None:
+    """Where bad updates are skipped, its logits are not remembered."""
+
+    class Diverge(Method):
+        def adjust_gradients(self, cohort: Cohort) -> None:
+            if cohort.round == 1 and 2 in cohort.clients:
+                for gradient in cohort.gradients.values():
+                    gradient[cohort.clients.index(2)] = torch.nan
+
+    tables = []
+    for bad in ({}, {"bad": Diverge()}):
+        data = unequal(schedule={"clients_per_round": 1.0, "rounds_per_task": [1, 2]})
+        client = replay_client(data, {"der": DER(), **bad}, mlp, ReplayBuffer(5))
+        federation = fit(client, data, {"on_bad_update": "skip"})
+        tables.append(federation)
+    assert [(r, c) for r, _, c in tables[1].channel.skipped] == [(1, 2)]
+    assert any(task == 1 for task, _ in held(tables[1], 2)), "it goes on in the next round"
+    for name, value in table_of(tables[1]).items():
+        assert value.isfinite().all(), name
+    # What it was offered in the skipped round is offered again; nobody else notices.
+    assert held(tables[0], 1) == held(tables[1], 1)
+    assert tables[1].finished
+
+
+# Settings and reports.
+
+
+def test_storage_in_bytes() -> None:
+    """16 pixels, label and task of each sample; 4 bytes per output; a bit for each sample that was offered."""
+    data = unequal()
+    most = max(sum(len(task[client]) for task in data.indices) for client in range(5))
+    known = (most + 7) // 8
+    for buffer, method, expected in (
+        (ReplayBuffer(7), AGEM(), 7 * 18 + known),
+        (ReplayBuffer(7), DER(), 7 * (18 + 4 * 4) + known),
+        (ReplayBuffer(7), DER(0.0, 1.0), 7 * 18 + known),
+        (ReplayBuffer(7, offered="every_step"), FedAGEM(), 7 * 18),
+    ):
+        federation = before_training(unequal(), {"method": method}, buffer)
+        assert federation.buffer is not None
+        assert federation.buffer.client_storage() == expected
+        assert federation.client_storage() == expected
+
+
+def before_training(data: FederatedDataModule, methods: dict[str, Method], buffer: ReplayBuffer) -> Federation:
+    data.setup("fit")
+    client = replay_client(data, methods, mlp, buffer)
+    server = Server(dict(client.network.named_parameters()), dict(client.network.named_buffers()))
+    return Federation(client.network, data, client.methods, server, Channel(), buffer=buffer)
+
+
+def test_there_is_no_buffer_where_nobody_replays() -> None:
+    data = unequal()
+    federation = fit(replay_client(data, {}, mlp, ReplayBuffer(5)), data)
+    assert federation.buffer is None
+    assert federation.clients.state_dict() == {}
+    assert federation.client_storage() == 0
+
+
+def test_keeping_a_buffer_changes_nothing() -> None:
+    data = unequal()
+    plain = weights(fit(replay_client(data, {}, mlp), data))
+    data = unequal()
+    kept = weights(run(data, ReplayBuffer(5), Keep(3)))
+    assert all(torch.equal(plain[name], kept[name]) for name in plain)
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "value", "valid"),
+    [
+        ({"size": 0}, "buffer.size", 0, "at least 1"),
+        ({"rule": "herding"}, "buffer.rule", "herding", "reservoir"),
+        ({"offered": "twice"}, "buffer.offered", "twice", "every_step"),
+        ({"keeps": "nothing"}, "buffer.keeps", "nothing", "raw"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, Any], key: str, value: Any, valid: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ReplayBuffer(**options)
+    assert (caught.value.key, caught.value.value) == (key, value)
+    assert valid in str(caught.value)
+
+
+def test_the_experiment_holds_the_buffer_only_where_somebody_replays() -> None:
+    def config(method: str | None, size: int) -> dict[str, Any]:
+        methods = {} if method is None else {"m": {"class_path": f"cfl.methods.{method}"}}
+        return {"methods": methods, "buffer": {"size": size}, "model": {"buffer": {"size": size}}}
+
+    for method in (None, "EWC", "ER"):
+        one, other = (experiment_of(config(method, size)) for size in (200, 300))
+        assert "buffer" not in one
+        assert config_hash(one) == config_hash(other)
+    for method in ("AGEM", "DER", "FedAGEM"):
+        one, other = (experiment_of(config(method, size)) for size in (200, 300))
+        assert one["buffer"] == {"size": 200}
+        assert "buffer" not in one["model"]
+        assert config_hash(one) != config_hash(other)
+
+
+def test_the_command_line_sets_the_buffer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ("--methods.agem", "AGEM", "--buffer.size", "7", "--buffer.rule", "sliding_window")
+    config = printed_config(capsys, *given)
+    expected = {"size": 7, "rule": "sliding_window", "offered": "once", "keeps": "augmented"}
+    assert config["buffer"] == expected
+    assert tiny_cli.fit(tmp_path / "run", *given) == 0
+    kept = tiny_cli.checkpoint(tmp_path / "run")["federation"]["clients"]["buffer"]
+    assert kept["fields"]["place"][1] == [7]
+    resolved = (tmp_path / "run" / "config.yaml").read_text()
+    assert "sliding_window" in resolved
+    capsys.readouterr()
+    assert tiny_cli.run("fit", *given[:2], "--buffer.size", "0") == 2
+    assert "buffer.size = 0" in capsys.readouterr().err
+    assert json.dumps(config)  # plain values
+
+
+@pytest.mark.parametrize(("offered", "later"), [("once", False), ("every_step", True)])
+def test_logits_are_wanted_only_where_a_sample_may_enter(offered: Any, later: bool) -> None:
+    """In a client's first round with its samples, and after a task switch again; always where all are offered."""
+    wanted: dict[int, bool] = {}
+
+    class Watch(Keep):
+        def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+            assert self.federation.buffer is not None
+            wanted[cohort.round] = self.federation.buffer.wants_logits
+            return batch
+
+    data = unequal(split(2, train=160), 5, schedule={"clients_per_round": 5})
+    run(data, ReplayBuffer(4, offered=offered), Watch(logits=True))
+    assert wanted == {0: True, 1: later, 2: True, 3: later}

@@ -1,0 +1,305 @@
+"""Personal layers: what stays on a client, from no communication at all to a shared body with personal heads."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer
+from support.naive import accuracy, federated_averaging, plain_network, train_client
+from support.tiny import (
+    Rounds,
+    SaveAfter,
+    double,
+    fit,
+    five_unequal,
+    kept_by,
+    mlp,
+    norm_net,
+    permuted,
+    sgd,
+    split,
+    tiny_client,
+    weights,
+)
+from torch import Tensor
+from torch.func import functional_call
+
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.participation import Joining, RandomShare
+from cfl.engines.cohort import Cohort
+from cfl.methods import Method
+from cfl.methods.personal import PersonalLayers
+from cfl.runtime.errors import BadUpdate, ConfigError
+from cfl.training.client import Client
+
+MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.05)
+HEAD = 4 * 8 + 4
+
+
+def data_of(stream: Any = None, **options: Any) -> FederatedDataModule:
+    """Five unequal clients, three per round side by side, two tasks of three rounds."""
+    return five_unequal(stream, **options)
+
+
+def personal_client(data: FederatedDataModule, layers: list[str], network: Any = mlp, optimizer: Any = sgd) -> Client:
+    return tiny_client(data, network, optimizer, {"personal": PersonalLayers(layers)})
+
+
+class Kept(Callback):
+    """What every client keeps, after every round."""
+
+    def __init__(self) -> None:
+        self.rounds: list[dict[int, dict[str, Tensor]]] = []
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Client) -> None:
+        assert pl_module.federation is not None
+        self.rounds.append(kept_by(pl_module.federation))
+
+
+@pytest.mark.parametrize("optimizer", [MOMENTUM, partial(torch.optim.Adam, lr=0.02)], ids=["sgd", "adam"])
+def test_all_layers_personal_is_every_client_on_its_own(optimizer: Any) -> None:
+    data = data_of()
+    client = personal_client(data, ["*"], double(mlp), optimizer)
+    initial = copy.deepcopy(client.network.state_dict())
+    alone = {c: plain_network(data, double(mlp), initial) for c in range(5)}
+    for number in range(data.num_rounds):
+        plan = data.rounds.round(number)
+        for c in plan.clients:
+            train_client(alone[c], data, plan, c, optimizer)
+
+    federation = fit(client, data)
+    assert federation.channel.total_uplink_bytes == 0
+    assert federation.channel.total_downlink_bytes == 0
+    for name, value in weights(federation).items():
+        assert torch.equal(value, initial[name]), "there is no global model to move"
+    sampled = {c for r in range(6) for c in data.rounds.round(r).clients}
+    for c in range(5):
+        kept = federation.clients.get("model", c)
+        assert (kept is not None) == (c in sampled)
+        for name, value in (kept or {}).items():
+            torch.testing.assert_close(value, alone[c].state_dict()[name], rtol=0, atol=1e-10)
+            assert not torch.equal(value, initial[name])
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+@pytest.mark.parametrize(("layers", "prefix"), [(["head.*"], "head."), (["layers.0.weight"], "layers.0.weight")])
+def test_the_other_layers_are_averaged(layers: list[str], prefix: str, weighting: str) -> None:
+    data = data_of()
+    client = personal_client(data, layers, double(mlp), MOMENTUM)
+    network = plain_network(data, double(mlp), client.network.state_dict())
+    expected, kept = federated_averaging(
+        network,
+        data,
+        MOMENTUM,
+        by_samples=weighting == "samples",
+        stays_local=lambda name: name.startswith(prefix),
+    )
+    federation = fit(client, data, {"client_weighting": weighting})
+    found = weights(federation)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-10)
+    for c, tensors in kept.items():
+        own = federation.clients.get("model", c)
+        assert own is not None
+        assert set(own) == set(tensors)
+        for name, value in tensors.items():
+            torch.testing.assert_close(own[name], value, rtol=0, atol=1e-10)
+
+
+def test_only_what_is_shared_is_sent() -> None:
+    data = data_of()
+    federation = fit(personal_client(data, ["head.*"]), data)
+    shared = 4 * (16 * 8 + 8)
+    assert federation.channel.uplink_bytes == {"update": 6 * 3 * shared}
+    assert federation.channel.downlink_bytes == {"model": 6 * 3 * shared}
+    assert federation.clients.bytes() == 4 * HEAD * len(federation.clients.holders("model"))
+
+
+def test_clients_that_are_not_sampled_keep_what_they_have() -> None:
+    data, record = data_of(schedule={"clients_per_round": 1, "rounds_per_task": 6}), Kept()
+    fit(personal_client(data, ["head.*"]), data, callbacks=[record])
+    before: dict[int, dict[str, Tensor]] = {}
+    resting = 0
+    for number, after in enumerate(record.rounds):
+        (trained,) = data.rounds.round(number).clients
+        assert set(after) == {*before, trained}
+        for c, tensors in before.items():
+            same = [torch.equal(after[c][name], value) for name, value in tensors.items()]
+            assert not any(same) if c == trained else all(same)
+            resting += c != trained
+        before = after
+    assert resting > 10
+
+
+@pytest.mark.parametrize("scenario", ["domain", "task", "class"])
+@pytest.mark.parametrize("layers", [["*"], ["head.*"]], ids=str)
+def test_every_client_is_evaluated_with_its_own_model_on_the_tasks_it_holds(layers: list[str], scenario: Any) -> None:
+    stream = permuted() if scenario == "domain" else split()
+    data = data_of(
+        stream,
+        scenario=scenario,
+        participation=Joining(3, 2),
+        schedule={"clients_per_round": 2, "rounds_per_task": 2},
+        eval_batch_size=7,
+    )
+    client, kept, shared = personal_client(data, layers), Kept(), Rounds()
+    initial = {name: tensor.detach().clone() for name, tensor in client.network.state_dict().items()}
+    federation = fit(client, data, callbacks=[kept, shared])
+    network = plain_network(data, mlp, initial).eval()
+    matrix = federation.accuracy.compute()
+    assert matrix.shape == (5, 2, 2)
+    states = [(initial, {})] + [(shared.models[r], kept.rounds[r]) for r in (1, 3)]
+    for row, (common, by_client) in enumerate(states):
+        for c in range(5):
+            own = by_client.get(c) or {n: initial[n] for n in federation.personal}
+            for i, task in enumerate(data.tasks):
+                found = federation.accuracy.initial()[c, i] if row == 0 else matrix[c, row - 1, i]
+                if c not in data.members[i]:
+                    assert math.isnan(found)
+                    continue
+                with torch.no_grad():
+                    logits = functional_call(network, {**common, **own}, (task.transform(task.test.images),))
+                first = 2 * i if scenario != "domain" else 0
+                expected = accuracy(logits, task.test.labels + first)
+                known = accuracy(logits[:, first : first + task.num_classes], task.test.labels)
+                assert found == pytest.approx(known if scenario == "task" else expected)
+                if scenario == "class" and row:
+                    assert federation.accuracy_task_il is not None
+                    assert federation.accuracy_task_il.compute()[c, row - 1, i] == pytest.approx(known)
+    assert matrix[:, 1, 1].std() > 0, "clients differ"
+    summary = federation.accuracy.summary()
+    means = [sum(float(matrix[c, 1, i]) for i in held) / len(held) for c in range(5) if (held := held_by(data, c))]
+    assert summary["acc"] == pytest.approx(sum(means) / 5), "who holds fewer tasks is judged by these"
+    assert summary["clients_evaluated"] == 5
+
+
+def test_figures_are_of_whoever_holds_a_task() -> None:
+    """Clients that join later have no row of earlier tasks; nor have others one of tasks that they do not hold."""
+    data = data_of(participation=RandomShare(0.4), schedule={"clients_per_round": 1.0})
+    federation = fit(personal_client(data, ["head.*"]), data)
+    matrix = federation.accuracy.compute()
+    assert any(matrix[c, 1].isnan().all() for c in range(data.num_clients))
+    assert federation.last_whole_row() == data.num_tasks - 1
+    assert federation.figures(federation.accuracy) == federation.accuracy.summary()
+    known = matrix[~matrix[:, -1].isnan().all(-1)]
+    assert federation.means()[-1] == pytest.approx(known[:, -1].nanmean(-1).mean().item())
+
+
+def held_by(data: FederatedDataModule, client: int) -> list[int]:
+    return [task for task, members in enumerate(data.members) if client in members]
+
+
+@pytest.mark.parametrize(
+    ("layers", "batchnorm"), [(["*"], "average"), (["head.*"], "average"), (["head.*"], "local"), ([], "local")]
+)
+def test_resuming_restores_what_clients_keep(layers: list[str], batchnorm: str, tmp_path: Path) -> None:
+    """Stopped after a round in the middle of a task and resumed, a run is the uninterrupted one to the last bit."""
+
+    def client_of(data: FederatedDataModule) -> Client:
+        methods = {"personal": PersonalLayers(layers)} if layers else {}
+        return tiny_client(data, norm_net, MOMENTUM, methods)
+
+    options = {
+        "batchnorm": batchnorm,
+        "server_momentum": 0.0 if layers == ["*"] else 0.5,
+    }  # refused where it does nothing
+    data = data_of()
+    path = tmp_path / "after.ckpt"
+    whole = fit(client_of(data), data, options, callbacks=[SaveAfter(3, path)])
+    data = data_of()
+    resumed_client = client_of(data)
+    resumed_client.network.requires_grad_(False).apply(_scramble)
+    resumed = fit(resumed_client, data, options, ckpt_path=path)
+
+    for name, value in weights(whole).items():
+        assert torch.equal(weights(resumed)[name], value)
+    expected, found = kept_by(whole), kept_by(resumed)
+    assert set(found) == set(expected)
+    for c, tensors in expected.items():
+        assert set(found[c]) == set(tensors)
+        assert all(torch.equal(found[c][name], value) for name, value in tensors.items())
+    torch.testing.assert_close(resumed.accuracy.compute(), whole.accuracy.compute(), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(resumed.accuracy.initial(), whole.accuracy.initial(), rtol=0, atol=0, equal_nan=True)
+    assert resumed.channel.state_dict() == whole.channel.state_dict()
+    assert resumed.round == whole.round
+
+
+def _scramble(module: torch.nn.Module) -> None:
+    for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+        tensor.fill_(3)
+
+
+@pytest.mark.parametrize("layers", [["*"], ["head.*"]], ids=["all", "heads"])
+def test_what_a_client_keeps_is_checked_for_nan(layers: list[str]) -> None:
+    """Nothing of it goes through the Channel's sums, yet the run must not end with broken models."""
+    data, wild = data_of(), partial(torch.optim.SGD, lr=1e20)
+    with pytest.raises(BadUpdate, match=r"client \d trained to NaN or infinity in round 0 \(task 0\)"):
+        fit(personal_client(data, layers, optimizer=wild), data)
+
+
+def test_a_skipped_client_keeps_what_it_had() -> None:
+    data, record = data_of(), Kept()
+    client = personal_client(data, ["head.*"])
+    poison = Poison(victim=data.rounds.round(0).clients[1], round=0)
+    client.methods["poison"] = poison
+    federation = fit(client, data, {"on_bad_update": "skip"}, callbacks=[record])
+    assert poison.victim not in record.rounds[0]
+    assert set(data.rounds.round(0).clients) - {poison.victim} == set(record.rounds[0])
+    assert federation.channel.skipped == [(0, 0, poison.victim)]
+    assert all(bool(torch.isfinite(value).all()) for value in weights(federation).values())
+
+
+def test_a_client_skipped_for_what_it_sends_keeps_what_it_had() -> None:
+    data, record = data_of(), Kept()
+    client = personal_client(data, ["head.*"])
+    poison = Poison(victim=data.rounds.round(0).clients[1], round=0, name="layers.0.weight")
+    client.methods["poison"] = poison
+    federation = fit(client, data, {"on_bad_update": "skip"}, callbacks=[record])
+    assert poison.victim not in record.rounds[0]
+    assert federation.channel.skipped == [(0, 0, poison.victim)]
+
+
+class Poison(Method):
+    """Breaks one client's own head, or what it sends, and nothing else, in one round."""
+
+    def __init__(self, victim: int, round: int, name: str = "head.bias") -> None:
+        self.victim, self.round, self.parameter = victim, round, name
+
+    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        for position in positions:
+            if cohort.round == self.round and cohort.clients[position] == self.victim:
+                with torch.no_grad():
+                    cohort.parameters[self.parameter][position] = math.nan
+
+
+def test_running_statistics_alone_belong_to_the_batchnorm_option() -> None:
+    data = data_of()
+    with pytest.raises(ConfigError, match=r"federated\.batchnorm=local"):
+        fit(personal_client(data, ["*.running_*"], norm_net), data)
+
+
+def test_a_pattern_that_matches_nothing_is_refused() -> None:
+    data = data_of()
+    with pytest.raises(ConfigError, match=r"layers = 'heads\.\*'.*head\.weight"):
+        fit(personal_client(data, ["head.*", "heads.*"]), data)
+
+
+def test_personal_heads_of_other_tasks_do_not_move() -> None:
+    """As for a shared head: weight decay must not wear down a client's outputs of earlier tasks."""
+    data, record = data_of(split(), scenario="task"), Kept()
+    client = personal_client(data, ["head.*"], mlp, MOMENTUM)
+    initial = {n: t.detach().clone() for n, t in client.network.state_dict().items() if n.startswith("head.")}
+    fit(client, data, callbacks=[record])
+    for c, tensors in record.rounds[5].items():
+        before = record.rounds[2].get(c, initial)
+        for name, value in tensors.items():
+            assert torch.equal(value[:2], before[name][:2])
+            first = record.rounds[2].get(c)
+            assert first is None or torch.equal(first[name][2:], initial[name][2:])

@@ -1,0 +1,676 @@
+"""Methods that declare to need neither task ids nor boundaries are shown none, and depend on none."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import operator
+import pickle
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from support.tiny import (
+    NetworkFactory,
+    double,
+    fit,
+    mlp,
+    permuted,
+    prompted_net,
+    sgd,
+    source,
+    split,
+    tiny_client,
+    tiny_data,
+    weights,
+)
+from torch import Tensor
+
+import cfl.methods
+from cfl.data.cohorts import CohortBatch
+from cfl.data.exposure import Handles
+from cfl.data.schedule import RoundPlan
+from cfl.data.sequences import RandomTasks
+from cfl.data.streams import Permuted
+from cfl.data.task_handles import SealedTask, SealedTasks, TaskHidden, opened, opened_tasks
+from cfl.engines.cohort import Cohort
+from cfl.federation.federation import Federation, check_methods
+from cfl.federation.replay_buffer import ReplayBuffer
+from cfl.methods import AGEM, DER, ER, EWC, GLFC, L2P, SCAFFOLD, FedAGEM, FedCurv, FedProx, Method, PersonalLayers
+from cfl.methods.task_free import (
+    SealedBuffer,
+    SealedChannel,
+    SealedCohort,
+    SealedData,
+    SealedFederation,
+    SealedMethod,
+    SealedPlan,
+    SealedSchedule,
+    SealedSettings,
+    SealedStates,
+    sealed_cohort,
+    sealed_plan,
+)
+from cfl.runtime.errors import ConfigError
+
+FREE: dict[str, Callable[[], dict[str, Method]]] = {
+    "agem": lambda: {"agem": AGEM(8)},
+    "der": lambda: {"der": DER(0.5, 0.5, 8)},
+    "fed_agem": lambda: {"fed_agem": FedAGEM(8)},
+    "fed_agem-all": lambda: {"fed_agem": FedAGEM(8, clients="all")},
+    "fed_agem-holders": lambda: {"fed_agem": FedAGEM(8, clients="holders")},
+    "agem+fed_agem": lambda: {"agem": AGEM(8), "fed_agem": FedAGEM(8)},
+    "fedprox": lambda: {"fedprox": FedProx(0.1)},
+    "fedcurv": lambda: {"fedcurv": FedCurv(0.5)},
+    "scaffold-I": lambda: {"scaffold": SCAFFOLD("I")},
+    "scaffold-II": lambda: {"scaffold": SCAFFOLD("II")},
+    "personal": lambda: {"personal": PersonalLayers(["head.*"])},
+    "glfc": lambda: {"glfc": GLFC(12, None, 0.0, perturbation_steps=2, inversion_steps=1, images=1)},
+    "glfc+fed_agem": lambda: {**FREE["glfc"](), "fed_agem": FedAGEM(8)},
+    "l2p": lambda: {"l2p": L2P(0.5, mask_logits=False)},
+    "l2p-class": lambda: FREE["l2p"](),
+    "l2p-class+fed_agem": lambda: {**FREE["l2p"](), "fed_agem": FedAGEM(8)},
+}
+CLASS_INCREMENTAL = [name for name in FREE if "glfc" in name or "class" in name]
+
+
+def test_all_free_methods_are_tried() -> None:
+    """Those whose defaults say so, and L2P, which is free without masked logits."""
+    kinds = [getattr(cfl.methods, name) for name in cfl.methods.__all__]
+    methods = [kind for kind in kinds if inspect.isclass(kind) and issubclass(kind, Method) and kind is not Method]
+    assert len(methods) > 20
+    tried = {type(method) for make in FREE.values() for method in make().values()}
+    made = [kind if _needs_options(kind) else kind() for kind in methods]
+    assert tried == {L2P} | {kind for kind, method in zip(methods, made, strict=True) if method.task_free}
+
+
+def _needs_options(kind: type[Method]) -> bool:
+    options = inspect.signature(kind).parameters.values()
+    return any(option.default is inspect.Parameter.empty and option.kind != option.VAR_KEYWORD for option in options)
+
+
+METHODS = [path for path in Path(cfl.methods.__file__).parent.rglob("*.py") if path.name != "task_free.py"]
+
+
+@pytest.mark.parametrize("path", METHODS, ids=lambda path: path.stem)
+def test_no_method_opens_what_is_sealed(path: Path) -> None:
+    assert not re.search(r"\b(opened|opened_tasks|SealedTasks?)\(|(?<!self)\._(behind|tasks?)\b", path.read_text())
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda task: task == 0,
+        lambda task: task != task,
+        lambda task: task > 0,
+        lambda task: {task: 1},
+        int,
+        bool,
+        operator.index,
+        lambda task: [1, 2][task],
+        lambda task: range(task),
+    ],
+)
+def test_a_sealed_task_is_good_for_nothing_but_handing_on(use: Callable[[Any], Any]) -> None:
+    for task in (0, 2):
+        with pytest.raises(TaskHidden, match="hidden from a method"):
+            use(SealedTask(task))
+        assert opened(SealedTask(task)) == opened(task) == task
+    assert repr(SealedTask(0)) == repr(SealedTask(1))
+    with pytest.raises(IndexError):
+        torch.zeros(3)[SealedTask(1)]  # type: ignore[index]
+    with pytest.raises(TypeError):
+        SealedTask(1) + 1  # type: ignore[operator]
+
+
+def test_a_sealed_round_does_not_say_whether_it_is_a_tasks_first_or_last() -> None:
+    plan = sealed_plan(RoundPlan(3, 1, 0, (2, 5), True))
+    assert (plan.round, plan.clients) == (3, (2, 5))
+    assert isinstance(plan.task, SealedTask)
+    for name in ("round_in_task", "last_of_task"):
+        with pytest.raises(TaskHidden, match=name):
+            getattr(plan, name)
+
+
+class Looks(Method):
+    """Looks for a task in one of its hooks."""
+
+    def __init__(self, hook: str, look: Callable[..., Any], free: bool) -> None:
+        self.task_free, self.seen = free, 0
+
+        def called(*given: Any) -> Any:
+            look(*given)
+            self.seen += 1
+            return given[1] if hook == "extend_batch" else given[0] if hook == "weigh" else None
+
+        setattr(self, hook, called)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda tasks: tasks.max(),
+        lambda tasks: tasks == 0,
+        lambda tasks: tasks[0],
+        len,
+        list,
+        torch.as_tensor,
+    ],
+)
+def test_sealed_tasks_of_samples_are_good_for_nothing_but_handing_on(use: Callable[[Any], Any]) -> None:
+    tasks = torch.tensor([[0, 2]])
+    with pytest.raises((TaskHidden, TypeError, RuntimeError)):
+        use(SealedTasks(tasks))
+    assert torch.equal(opened_tasks(SealedTasks(tasks)), opened_tasks(tasks))
+
+
+@pytest.mark.parametrize(
+    ("view", "read"),
+    [
+        (SealedTask(1), opened),
+        (SealedTasks(torch.tensor([1])), lambda tasks: opened_tasks(tasks).tolist()),
+        (sealed_plan(RoundPlan(3, 1, 0, (2, 5), True)), lambda plan: (plan.round, plan.clients, opened(plan.task))),
+        (sealed_cohort(Cohort(torch.nn.Linear(2, 2), 2)), lambda cohort: list(cohort.parameters)),
+    ],
+)
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda view: pickle.loads(pickle.dumps(view))])
+def test_what_is_sealed_can_be_copied(view: Any, read: Callable[[Any], Any], copied: Callable[[Any], Any]) -> None:
+    found = copied(view)
+    assert type(found) is type(view)
+    assert read(found) == read(view)
+    assert not hasattr(found, "__wrapped__")
+
+
+# Each with what another method sees there.
+SEEN: list[tuple[Callable[[Federation], Any], Any]] = [
+    (lambda federation: federation.last_task, 1),
+    (lambda federation: federation.rows_due(True), {None: 1}),
+    (lambda federation: [value is None for value in federation.curve], [False, False]),
+    (lambda federation: int(federation.measured.compute().isfinite().all(1).sum()), 2),
+    (lambda federation: len(federation.matrices), 1),
+    (lambda federation: federation.members(1), [0, 1, 2, 3]),
+    (lambda federation: federation.channel.skipped, []),
+    (lambda federation: list(federation.channel.uplink_bytes), ["update"]),
+    (lambda federation: len(federation.data.outputs.own), 2),
+    (lambda federation: len(federation.data.members), 2),
+    (lambda federation: federation.own_clients(1, [0]), [0]),
+    (lambda federation: list(federation.encode(1, {})), []),
+    (lambda federation: list(federation.decode(1, {})), []),
+    (lambda federation: federation.schedule.task_of(0), 0),
+    (lambda federation: federation.schedule.round(0).last_of_task, True),
+    (lambda federation: federation.schedule.round(1).task + 1, 2),
+    (lambda federation: federation.data.rounds.num_rounds, 2),
+    (lambda federation: federation.data.schedule.rounds_per_task, 1),
+    (lambda federation: federation.data.places.split(torch.tensor([0]))[0].tolist(), [0]),
+    (lambda federation: federation.data.places_trained_on(1, 0).min() >= federation.data.places.starts[1], True),
+    (lambda federation: len(federation.data.client_places(1, 0)), 20),
+    (lambda federation: [len(y) for _, y in federation.data.client_batches(1, 0, 99, torch.device("cpu"))], [20]),
+    (lambda federation: federation.data.outputs_in_loss(1, 0), None),
+    (lambda federation: federation.data.outputs_in_loss_of(torch.tensor([0]), 1), None),
+    (lambda federation: federation.data.handles.places(torch.tensor([0])).tolist() != [0], True),
+    (lambda federation: federation.data.train_dataloader().plan.task, 1),
+    (lambda federation: federation.data.num_tasks, 2),
+    (lambda federation: federation.data.handles_in_steps(1).of(torch.tensor([0])).numel(), 1),
+    (lambda federation: federation.clients.holders("buffer"), [0, 1, 2, 3]),
+    (lambda federation: bool((federation.clients.get("buffer", 0) or {})["place"].max() >= 80), True),
+    (lambda federation: federation.clients.gather("buffer", [0], {"seen": torch.tensor(0)})["seen"].tolist(), [40]),
+    (lambda federation: federation.clients.get("model", 0), None),
+    (lambda federation: federation.clients.bytes() > 0, True),
+    (lambda federation: federation.buffer.data.num_tasks, 2),  # type: ignore[union-attr]
+    (lambda federation: federation.methods["beside"].federation.schedule.task_of(1), 1),
+    (lambda federation: federation.methods["beside"].tasks_begun, [0, 1]),  # type: ignore[attr-defined]
+]
+
+
+class Beside(Method):
+    """Another method, which is told tasks."""
+
+    def __init__(self) -> None:
+        self.tasks_begun: list[int] = []
+
+    def begin_task(self, plan: RoundPlan) -> None:
+        self.tasks_begun.append(plan.task)
+
+
+class Sees(Method):
+    """Asks for a buffer, and does nothing."""
+
+    replays: ClassVar[bool] = True
+
+
+@pytest.mark.parametrize(("look", "seen"), SEEN)
+def test_a_free_methods_federation_does_not_tell_the_task(look: Callable[[Federation], Any], seen: Any) -> None:
+    free, bound = Sees(), Sees()
+    free.task_free = True
+    for method in (free, bound):
+        data = tiny_data(permuted(2), schedule={"rounds_per_task": 1})
+        federation = fit(tiny_client(data, methods={"sees": method, "beside": Beside()}), data)
+        assert method.federation.schedule.num_rounds == method.federation.round == federation.round == 2
+    with pytest.raises((TaskHidden, TypeError), match=r"hidden|SealedTask"):
+        look(free.federation)
+    assert look(bound.federation) == seen
+
+
+def test_a_free_method_sees_what_others_are() -> None:
+    """Itself, and of others their kind and what they declare."""
+    method, beside = Sees(), Beside()
+    method.task_free = True
+    data = tiny_data(permuted(2), schedule={"rounds_per_task": 1})
+    fit(tiny_client(data, methods={"sees": method, "beside": beside}), data)
+    seen = method.federation.methods
+    assert list(seen) == ["sees", "beside"]
+    assert seen["sees"] is method
+    assert seen["beside"] is not beside
+    assert isinstance(seen["beside"], Beside)
+    assert not isinstance(seen["beside"], Sees)
+    assert (seen["beside"].name, seen["beside"].source, seen["beside"].key) == ("beside", 2, "methods.beside")
+    assert seen["beside"].overrides("begin_task")
+    assert not seen["beside"].refines_gradients
+    method.refuse_twins(Sees, "one")
+    with pytest.raises(ConfigError, match=r"sees.*beside.*one"):
+        method.refuse_twins(Method, "one")
+
+
+def test_what_is_shown_of_a_run_is_this_and_no_more() -> None:
+    """Whoever adds a name says here that it tells no task."""
+    shown = {
+        SealedPlan: "clients round",
+        SealedCohort: "buffers clients gradients gradients_on lr network own parameters received round rows sizes "
+        "steps use_outputs used_outputs used_rows",
+        SealedSchedule: "num_rounds",
+        SealedSettings: "batch_size drop_last local_epochs",
+        SealedBuffer: "draw draw_between_rounds fill holders keeps_logits size",
+        SealedData: "eval_batch_size exposure input_shape most_trained_on num_clients num_outputs scenario seed",
+        SealedStates: "forget gather get holders scatter",
+        SealedChannel: "collect_individually downlink mean on_bad_update sum uplink uplink_individually usable",
+        SealedMethod: "changes_gradients key moves_model_after_round name overrides refines_gradients source",
+        SealedFederation: "batchnorm evaluation_statistics finished has_personal_models network own_tensors "
+        "personal round shared_buffers shared_parameters shared_tensors state_tensors",
+    }
+    assert {kind: " ".join(sorted(kind._SHOWN)) for kind in shown} == shown
+
+
+def test_no_method_is_told_whose_samples_are_at_a_place() -> None:
+    data = tiny_data(permuted(2))
+    with pytest.raises(TaskHidden, match="tasks of samples"):
+        data.samples_at(torch.tensor([0]))[2].sum()
+
+
+def test_a_free_method_cannot_write_to_what_it_would_not_reach() -> None:
+    method, data = Sees(), tiny_data(permuted(2), schedule={"rounds_per_task": 1})
+    method.task_free = True
+    federation = fit(tiny_client(data, methods={"sees": method}), data)
+    with pytest.raises(TaskHidden, match="setting stopped of the federation"):
+        method.federation.stopped = True
+    with pytest.raises(TaskHidden, match="setting outputs of the data"):
+        method.federation.data.outputs = None  # type: ignore[assignment]
+    assert not federation.stopped
+    assert copy.copy(method.federation).round == 2
+
+
+class Keeps(Method):
+    """Keeps a number of its clients, under its own name or another one."""
+
+    task_free = True
+
+    def __init__(self, topic: str, topics: frozenset[str] = frozenset()) -> None:
+        self.topic, self.topics = topic, topics  # type: ignore[misc]
+        self.kept: list[int] = []
+
+    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        states, clients = self.federation.clients, [cohort.clients[p] for p in positions]
+        before = states.gather(self.topic, clients, {"rounds": torch.tensor(0)})["rounds"]
+        states.scatter(self.topic, clients, {"rounds": before + 1}, [client != 3 for client in clients])
+
+    def end_round(self, plan: RoundPlan) -> None:
+        found = self.federation.clients.get(self.topic, 0)
+        assert found is not None
+        self.kept.append(int(found["rounds"]))
+        assert self.federation.clients.holders(self.topic) == [0, 1, 2]
+        if plan.round == 2:
+            self.federation.clients.forget(self.topic)
+            assert self.federation.clients.get(self.topic, 0) is None
+
+
+@pytest.mark.parametrize("keeps", [Keeps("some"), Keeps("else", frozenset({"else"}))])
+def test_a_free_method_keeps_what_it_wants_of_clients_under_its_own_topics(keeps: Keeps) -> None:
+    data = tiny_data(permuted(2))
+    fit(tiny_client(data, methods={"some": keeps}), data)
+    assert keeps.kept == [1, 2, 3, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "topic"), [("some", "else"), ("some", "agem"), ("some", "buffer"), ("some", "model"), ("some", "")]
+)
+def test_other_topics_are_not_a_free_methods(name: str, topic: str) -> None:
+    data = tiny_data(permuted(2))
+    with pytest.raises(RuntimeError, match=rf"'{topic}', not among .* is hidden"):
+        fit(tiny_client(data, methods={"agem": AGEM(4), name: Keeps(topic)}), data)
+
+
+@pytest.mark.parametrize("topic", ["buffer", "model"])
+def test_what_clients_keep_for_all_methods_is_no_methods_by_declaration(topic: str) -> None:
+    data = tiny_data(permuted(2))
+    with pytest.raises(RuntimeError, match=rf"'{topic}', not among .* is hidden"):
+        fit(tiny_client(data, methods={"agem": AGEM(4), "some": Keeps(topic, frozenset({topic}))}), data)
+
+
+EXPOSURES: dict[str, dict[str, Any]] = {
+    "sequential": {},
+    "cumulative": {"exposure": "cumulative"},
+    "asynchronous": {"exposure": "asynchronous"},
+    "sequences": {"sequences": RandomTasks(2)},
+}
+
+
+@pytest.mark.parametrize("exposure", list(EXPOSURES))
+def test_a_steps_samples_go_by_their_handles(exposure: str) -> None:
+    """The same that the data knows them by."""
+    seen: dict[tuple[int, int], set[int]] = {}
+
+    class Looks(Method):
+        task_free = True
+
+        def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+            assert batch.gather is not None
+            assert batch.handles is None
+            assert not [name for name in dir(batch.gather) if not name.startswith("_")]
+            for x, y in (batch.gather(batch.index), self.federation.data.samples_at(batch.index)[:2]):
+                assert torch.equal(x, batch.x)
+                assert torch.equal(y, batch.y)
+            for row, client in enumerate(batch.clients):
+                seen.setdefault((cohort.round, client), set()).update(batch.index[row].tolist())
+                held = self.federation.data.places_trained_on(cohort.task, client)
+                assert set(batch.index[row].tolist()) <= set(held.tolist())
+            return batch
+
+    data = tiny_data(split(3, classes=6), **EXPOSURES[exposure])
+    fit(tiny_client(data, methods={"looks": Looks()}), data)
+    for number in range(data.num_rounds):
+        for client in range(4):
+            places = data.places_trained_on(data.rounds.round(number).task, client)
+            assert seen[number, client] == set(data.handles.of(places).tolist())
+
+
+@pytest.mark.parametrize("exposure", [name for name in EXPOSURES if name != "asynchronous"])
+def test_what_a_free_method_makes_of_a_steps_samples_holds(exposure: str) -> None:
+    """Another order of them, other images of them: as if another method had done so."""
+
+    class Turns(Method):
+        replays = True
+
+        def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+            fetch = batch.gather
+            assert fetch is not None
+            turned = batch.index if batch.padded else batch.index.flip(1)
+            return replace(batch, index=turned, gather=lambda index: (fetch(index)[0].flip(-1), fetch(index)[1]))
+
+    class Behind(Method):
+        """Notes which places it sees."""
+
+        def __init__(self) -> None:
+            self.seen: list[list[int]] = []
+
+        def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+            self.seen.append([cohort.task, *batch.index.flatten().tolist(), *batch.task_ids.flatten().tolist()])
+            return batch
+
+    runs, seen = [], []
+    for free in (True, False):
+        turns, behind, data = Turns(), Behind(), tiny_data(split(3, classes=6), **EXPOSURES[exposure])
+        turns.task_free = free
+        client = tiny_client(data, double(mlp), sgd, {"turns": turns, "behind": behind})
+        client.buffer = ReplayBuffer(12)
+        runs.append(fit(client, data))
+        seen.append(behind.seen)
+    assert seen[0] == seen[1]
+    assert all(torch.equal(weights(runs[1])[name], value) for name, value in weights(runs[0]).items())
+    for client in range(4):
+        tables = [run.clients.get("buffer", client) for run in runs]
+        assert tables[0] is not None
+        assert tables[1] is not None
+        assert torch.equal(tables[0]["place"], tables[1]["place"])
+
+
+def test_a_step_without_handles_is_not_shown() -> None:
+    data = tiny_data(permuted(2))
+    data.setup("fit")
+    batch = next(iter(data.train_dataloader()))
+    with pytest.raises(RuntimeError, match="has not passed through the data module"):
+        batch.sealed()
+    assert isinstance(data.with_samples(batch, None).sealed().task, SealedTask)
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_tasks_of_samples_that_others_replay_are_hidden_too(free: bool) -> None:
+    class Looks(Method):
+        replays = True
+        task_free = free
+
+        def __init__(self) -> None:
+            self.hidden, self.shown = 0, set[int]()
+
+        def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+            assert self.federation.buffer is not None
+            drawn = self.federation.buffer.draw(cohort, batch, 4, "looks")
+            if drawn is not None:
+                with pytest.raises(TaskHidden, match="tasks of samples"):
+                    drawn.as_step_of(batch).task_ids.max()
+            for part in batch.added:
+                if isinstance(part.tasks, SealedTasks):
+                    self.hidden += 1
+                else:
+                    self.shown |= set(part.tasks.flatten().tolist())
+            return batch
+
+    data, looks = tiny_data(permuted(2), schedule={"rounds_per_task": 2}), Looks()
+    fit(tiny_client(data, methods={"er": ER(8), "looks": looks}), data)
+    assert (looks.hidden > 0) == free
+    assert looks.shown == (set() if free else {0})
+
+
+def _cohort(cohort: Cohort, *_: Any) -> None:
+    assert cohort.task >= 0
+
+
+LOOKS: list[tuple[str, Callable[..., Any]]] = [
+    ("open_cohort", _cohort),
+    ("penalty", _cohort),
+    ("adjust_gradients", _cohort),
+    ("close_clients", _cohort),
+    ("open_cohort", lambda cohort: cohort.train_outputs),
+    ("open_cohort", lambda cohort: cohort.outputs_in_loss(cohort.task)),
+    ("extend_batch", lambda cohort, batch: batch.task_ids.sum().item()),
+    ("extend_batch", lambda cohort, batch: batch.task + 1),
+    ("observe", lambda cohort, batch, logits: batch.task_ids.sum().item()),
+    ("end_round", lambda plan: plan.last_of_task),
+    ("end_round", lambda plan: plan.task == 0),
+]
+
+
+@pytest.mark.parametrize(("hook", "look"), LOOKS)
+@pytest.mark.parametrize("exposure", ["sequential", "asynchronous"])
+def test_nothing_that_a_free_method_is_handed_tells_the_task(hook: str, look: Any, exposure: Any) -> None:
+    def run(free: bool) -> Looks:
+        data = tiny_data(split(2), exposure=exposure)
+        # On the class, so that the engine knows that the hook is there.
+        kind = type("LooksIn", (Looks,), {hook: lambda self, *given: self.__dict__[hook](*given)})
+        method = kind(hook, look, free)
+        fit(tiny_client(data, methods={"looks": method}), data)
+        return method
+
+    with pytest.raises((RuntimeError, TypeError), match=r"hidden|unsupported operand|SealedTask"):
+        run(free=True)
+    if exposure == "sequential":
+        assert run(free=False).seen > 0
+
+
+def test_tasks_are_hidden_from_the_free_method_alone() -> None:
+    class Free(Method):
+        task_free = True
+
+        def begin_task(self, plan: RoundPlan) -> None:
+            raise AssertionError("told of a boundary")
+
+        end_task = begin_task
+
+    class Bound(Method):
+        def __init__(self) -> None:
+            self.heard: list[tuple[str, int]] = []
+
+        def begin_task(self, plan: RoundPlan) -> None:
+            self.heard.append(("begin", plan.task))
+
+        def end_task(self, plan: RoundPlan) -> None:
+            self.heard.append(("end", plan.task))
+
+        def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+            assert batch.task == cohort.task
+            assert bool((batch.task_ids == cohort.task).all())
+            return batch
+
+    bound = Bound()
+    data = tiny_data(permuted(2))
+    fit(tiny_client(data, methods={"before": Free(), "bound": bound, "after": Free()}), data)
+    assert bound.heard == [("begin", 0), ("end", 0), ("begin", 1), ("end", 1)]
+
+
+@pytest.mark.parametrize("method", [ER(per_task=False, update="step"), EWC(), SCAFFOLD(at_task_switch="reset")])
+def test_other_methods_are_refused_where_clients_have_their_own_clocks(method: Method) -> None:
+    data = tiny_data(exposure="asynchronous")
+    with pytest.raises(ConfigError, match=r"data\.exposure"):
+        fit(tiny_client(data, methods={"some": method}), data)
+
+
+@pytest.mark.parametrize(
+    ("method", "unless"),
+    [
+        (ER(per_task=False, update="step"), ""),
+        (SCAFFOLD(at_task_switch="reset"), ", as it does not with methods.some.at_task_switch: keep"),
+        (L2P(), ", as it does not with methods.some.mask_logits: false"),
+    ],
+)
+def test_a_refusal_says_which_setting_would_do(method: Method, unless: str) -> None:
+    data = tiny_data(exposure="asynchronous")
+    with pytest.raises(ConfigError, match=f"needs to know where tasks end{re.escape(unless)}$"):
+        check_methods({"some": method}, data)
+    key, _, value = (type(method).task_free_with or "none: x").partition(": ")
+    free = type(method)(**{key: {"false": False}.get(value, value)}) if unless else FedProx(mu=0.1)
+    check_methods({"some": free}, data)
+
+
+class Repeated(Permuted):
+    """The same task over and over."""
+
+    def pixel_map(self, task: int, seed: int) -> None:
+        return None
+
+
+class Shifted(Handles):
+    """The handles of samples whose places have been moved up by ``by``."""
+
+    def __init__(self, handles: Handles, by: int) -> None:
+        self._handles, self._by = handles, by
+
+    def of(self, places: Any) -> Any:
+        return self._handles.of(places - self._by)
+
+    def places(self, handles: Tensor) -> Tensor:
+        return self._handles.places(handles) + self._by
+
+    def behind(self, start: int) -> Handles:
+        return self._handles.behind(start - self._by)
+
+
+def _free_run(name: str, methods: dict[str, Method], scramble: bool, **options: Any) -> Federation:
+    """Rounds over three tasks, with ``scramble`` the same samples under wrong task ids and at other places."""
+    if name in CLASS_INCREMENTAL:
+        data = tiny_data(split(3, classes=6), scenario="class", **options)
+    else:
+        data = tiny_data(permuted(3), **options)
+    if scramble:
+        places, samples_at, handles = data.places, data.samples_at, data.handles
+        tasks = places.tasks
+        size = len(data.tasks[0].train)
+        places.starts = places.starts + size  # in the same order, where the next task's were
+        data.handles = Shifted(handles, size)  # every sample's is what it was
+
+        def scrambled_at(*given: Any) -> tuple[Tensor, Tensor, SealedTasks]:
+            x, y, of = samples_at(*given)
+            return x, y, SealedTasks((opened_tasks(of) + 1) % 3)
+
+        # Images are fetched by what is right.
+        places.split = lambda at: (tasks(at), at - torch.from_numpy(places.starts)[tasks(at)])  # type: ignore[method-assign]
+        places.tasks = lambda at: (tasks(at) + 1) % 3  # type: ignore[method-assign]
+        data.samples_at = scrambled_at  # type: ignore[method-assign]
+    return fit(tiny_client(data, _network(name), sgd, methods), data)
+
+
+def _network(name: str) -> NetworkFactory:
+    return double(prompted_net if "l2p" in name else mlp)
+
+
+class Cheats(Method):
+    """Opens what it is not to look at: the tasks of what it draws from the buffer."""
+
+    task_free, replays = True, True
+    factor = 1
+
+    def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+        assert self.federation.buffer is not None
+        drawn = self.federation.buffer.draw(cohort, batch, 4, "cheat")
+        self.factor = 1 if drawn is None else 1 + int(opened_tasks(drawn.tasks).max())
+        return batch
+
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        for gradient in cohort.gradients.values():
+            gradient.mul_(self.factor)
+
+
+class CheatsByPlaces(Cheats):
+    """Opens what samples are named by: numbers in which the task comes first."""
+
+    def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
+        places = self.federation.data._behind.handles.places(batch.index)  # type: ignore[attr-defined]
+        self.factor = 1 + int(places[0, 0]) // 80 % 3
+        return batch
+
+
+CHEATS = {"a cheat": Cheats, "a cheat by places": CheatsByPlaces}
+
+
+# FedCurv looks back to a task's data, and SCAFFOLD-I to a round's, which do not run with exposure: asynchronous.
+SCRAMBLED = [(name, "sequential") for name in [*FREE, *CHEATS]]
+SCRAMBLED += [(name, "asynchronous") for name, _ in SCRAMBLED if name not in ("scaffold-I", "fedcurv")]
+
+
+@pytest.mark.parametrize(("name", "exposure"), SCRAMBLED)
+def test_scrambled_task_ids_and_places_change_nothing(name: str, exposure: str) -> None:
+    make = FREE.get(name, lambda: {"cheat": CHEATS[name]()})
+    runs = [_free_run(name, make(), scramble, exposure=exposure) for scramble in (False, True)]
+    same = [torch.equal(weights(runs[1])[key], value) for key, value in weights(runs[0]).items()]
+    assert any(same) != (name in CHEATS)
+    assert all(same) or name in CHEATS
+    assert all(same) == torch.equal(runs[0].accuracy.compute(), runs[1].accuracy.compute())
+    if name == "glfc":  # its clients have had something to remember
+        kept = [runs[0].clients.get("glfc", client) for client in range(4)]
+        assert all(table is not None and (table["place"] >= 0).any() for table in kept)
+
+
+# Where tasks add classes, boundaries show in the data. GLFC's clients look at which samples they have besides: here the
+# same ones, but of a data set that is there several times.
+@pytest.mark.parametrize("name", [n for n in FREE if n not in CLASS_INCREMENTAL])
+def test_boundaries_put_elsewhere_change_nothing(name: str) -> None:
+    """The same rounds of one data set, called one task, or three: free methods cannot tell."""
+    models = []
+    for rounds in ([6], [2, 3, 1]):
+        data = tiny_data(Repeated(source(), len(rounds)), repartition=False, schedule={"rounds_per_task": rounds})
+        client = tiny_client(data, _network(name), sgd, FREE[name]())
+        client.buffer = ReplayBuffer(20, offered="every_step")  # "once" tells the tasks' samples apart
+        models.append(weights(fit(client, data)))
+    for key, value in models[0].items():
+        torch.testing.assert_close(models[1][key], value, rtol=0, atol=1e-12)

@@ -1,0 +1,189 @@
+"""Whatever a method that declares to need no tasks is called with, and whatever it asks for, is without them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.tiny import double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data
+from torch import Tensor, nn
+
+from cfl.data.participation import Joining
+from cfl.data.samples import Samples
+from cfl.data.schedule import RoundPlan
+from cfl.data.task_handles import SealedTask, TaskHidden, opened
+from cfl.engines.objective import cross_entropies
+from cfl.export.answer import Choice, answer_of
+from cfl.methods import Method
+from cfl.runtime.errors import ConfigError
+
+
+class Sees(Method):
+    """Remembers which tasks it is told of; its class says of which hooks it has one."""
+
+    def __init__(self, free: bool) -> None:
+        self.task_free = free
+        self.told: list[Any] = []
+
+
+def _looks_at(samples: Samples, logits: Tensor) -> Tensor:
+    """A great loss where tasks are known."""
+    return (samples.tasks == -1).all().logical_not() * 1e6 + 0 * logits.sum()
+
+
+class InTerm(Sees):
+    def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
+        return _looks_at(samples, logits)
+
+
+class InWeights(Sees):
+    def weigh(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
+        return weights + 1e-4 * _looks_at(samples, logits)
+
+
+class InWholeLoss(Sees):
+    def local_loss(self, network: nn.Module, x: Tensor, samples: Samples) -> Tensor:
+        logits = network(x)
+        return (samples.weights * cross_entropies(logits, samples)).sum() + _looks_at(samples, logits)
+
+
+class InPass(Sees):
+    passes_forward = True
+
+    def forward_pass(self, network: nn.Module, x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+        logits = network(x)
+        return logits, _looks_at(samples, logits)
+
+
+@pytest.mark.parametrize("kind", [InTerm, InWeights, InWholeLoss, InPass])
+def test_losses_see_no_tasks(kind: type[Sees]) -> None:
+    losses = []
+    for free in (True, False):
+        data = tiny_data(split(2))
+        client = tiny_client(data, methods={"sees": kind(free)})
+        fit(client, data)
+        losses.append(client.mean_loss)
+    assert losses[0] < 100 < losses[1]
+
+
+class InModels(Sees):
+    """Told whose model it is, wherever one is put into a task's coordinates, put together or tested."""
+
+    def encode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        self.told.append(task)
+        return tensors
+
+    decode = encode
+
+    def recall(self, client: int, task: int | None, model: dict[str, Tensor]) -> dict[str, Tensor]:
+        self.told.append(task)
+        return model
+
+    def classify(self, task: int, model: dict[str, Tensor], x: Tensor) -> Tensor | None:
+        self.told.append(task)
+        return None
+
+    def keeps_local(self, name: str) -> bool:
+        return name.startswith("head.")
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_models_are_put_into_the_coordinates_of_a_task_that_is_not_named(free: bool) -> None:
+    method, data = InModels(free), tiny_data(permuted(2))
+    client = tiny_client(data, methods={"sees": method})
+    federation = fit(client, data)
+    in_fit = len(method.told)
+    for of_method in (federation.encode, federation.decode):
+        of_method(1, {})
+        of_method(SealedTask(1), {})
+    federation.model_of(0, 1)
+    federation.model_of(0, None)
+    answer_of(client, Choice(0))(torch.zeros(1, 1, 4, 4))
+    assert in_fit > 50
+    assert any(task is None for task in method.told)
+    told = [task for task in method.told if task is not None]
+    assert {type(task) for task in told} == {SealedTask if free else int}
+    assert {opened(task) for task in told} == {0, 1}
+    assert method.tells_tasks_apart is not free
+    if free:
+        with pytest.raises(ConfigError, match=r"--task = 1 .*one model for all tasks"):
+            answer_of(client, Choice(0, 1))
+    else:
+        answer_of(client, Choice(0, 1))
+
+
+@pytest.mark.parametrize("exposure", ["sequential", "cumulative", "asynchronous"])
+def test_what_a_client_trains_on_is_in_no_order_of_tasks(exposure: Any) -> None:
+    # 26 or 27 samples of each task, so that a client's third portion of ten is of two tasks.
+    data = tiny_data(permuted(3), exposure=exposure, num_clients=3, portion=10 if exposure == "asynchronous" else None)
+    method = Sees(True)
+    fit(tiny_client(data, methods={"sees": method}), data)
+    several = unsorted = 0
+    for task in range(3):
+        for client in range(3):
+            found = method.federation.data.places_trained_on(SealedTask(task), client)  # type: ignore[arg-type]
+            places = data.places_trained_on(task, client)
+            assert found.tolist() == sorted(data.handles.of(places).tolist())
+            tasks = data.places.tasks(data.handles.places(torch.from_numpy(found)))
+            several += len(tasks.unique()) > 1
+            unsorted += bool((tasks.diff() < 0).any())
+    assert several == unsorted == {"sequential": 0, "cumulative": 6, "asynchronous": 3}[exposure]
+
+
+def test_batches_of_a_portion_are_what_a_client_trains_on() -> None:
+    """In the order of handles, each sample once."""
+    data = tiny_data(permuted(3), exposure="asynchronous", num_clients=3, portion=10)
+    method = Sees(True)
+    fit(tiny_client(data, methods={"sees": method}), data)
+    sealed = method.federation.data
+    for task in range(3):
+        for client in range(3):
+            address: Any = SealedTask(task)
+            batches = list(sealed.client_batches(address, client, 7, torch.device("cpu")))
+            assert max(len(y) for _, y in batches) == 7
+            handles = torch.from_numpy(sealed.places_trained_on(address, client))
+            x, y, _ = sealed.samples_at(handles)
+            assert torch.equal(torch.cat([part for part, _ in batches]), x)
+            assert torch.equal(torch.cat([part for _, part in batches]), y)
+
+
+class Ahead(Sees):
+    """Asks for rounds in which clients have joined that have not yet."""
+
+    def __init__(self, free: bool, ahead: int) -> None:
+        super().__init__(free)
+        self.ahead = ahead
+
+    def end_round(self, plan: RoundPlan) -> None:
+        schedule = self.federation.schedule
+        number = min(plan.round + self.ahead, schedule.num_rounds - 1)
+        self.told.append(len(schedule.round(number).clients))
+        assert len(schedule.present(number)) == self.told[-1]
+        schedule.task_at(number, 0)
+
+
+def test_who_takes_part_in_later_rounds_is_not_shown() -> None:
+    def run(free: bool, ahead: int) -> list[Any]:
+        method = Ahead(free, ahead)
+        data = tiny_data(participation=Joining(2, 2), schedule={"rounds_per_task": 2})
+        fit(tiny_client(data, double(mlp), sgd, {"ahead": method}), data)
+        return method.told
+
+    assert run(True, 0) == [2, 2, 4, 4]
+    assert run(True, 1) == [2, 4, 4, 4]
+    assert run(False, 2) == [4, 4, 4, 4]
+    with pytest.raises((TaskHidden, RuntimeError), match=r"round 2 of the schedule, behind round 1, .* is hidden"):
+        run(True, 2)
+
+
+@pytest.mark.parametrize("ask", ["round", "present", "task_at"])
+def test_nothing_of_later_rounds_is_shown(ask: str) -> None:
+    data = tiny_data(permuted(2))
+    method = Sees(True)
+    federation = fit(tiny_client(data, methods={"sees": method}), data)
+    federation.round = 2
+    more = (0,) if ask == "task_at" else ()
+    getattr(method.federation.schedule, ask)(2, *more)
+    with pytest.raises(TaskHidden, match="round 3 of the schedule"):
+        getattr(method.federation.schedule, ask)(3, *more)

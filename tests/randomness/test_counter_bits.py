@@ -1,0 +1,58 @@
+"""Random words are SplitMix64's, wherever and with whomever they are computed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from cfl.randomness.counter_bits import random_words, random_words_at
+
+
+def keys(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def splitmix64(key: int, count: int) -> list[int]:
+    """Steele, Lea, Flood (2014), in Python's integers."""
+    words, mask = [], (1 << 64) - 1
+    for j in range(1, count + 1):
+        z = (key + j * 0x9E3779B97F4A7C15) & mask
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+        words.append(z ^ (z >> 31))
+    return words
+
+
+@pytest.mark.parametrize("key", [0, 1, 2**62 + 12345, 2**63 - 1, -5])
+def test_words_are_splitmix64(key: int) -> None:
+    found = [word % 2**64 for word in random_words(keys(3, key), 20)[1].tolist()]
+    assert found == splitmix64(key % 2**64, 20)
+
+
+def test_published_words() -> None:
+    """The generator's well-known first outputs from seed 1234567."""
+    expected = [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+    assert [word % 2**64 for word in random_words(keys(1234567), 5)[0].tolist()] == expected
+
+
+@pytest.mark.parametrize("key", [0, 1, 2**62 + 12345, 2**63 - 1, -5])
+def test_words_at_places_are_those_in_a_row(key: int) -> None:
+    places = torch.tensor([[7, 0, 3], [7, 19, 1]])
+    expected = torch.tensor([[random_words(keys(key), 20)[0, j] for j in row] for row in places.tolist()])
+    assert torch.equal(random_words_at(key, places), expected)
+    assert torch.equal(random_words_at(key, places.T), expected.T)
+    assert places.tolist() == [[7, 0, 3], [7, 19, 1]]
+
+
+def test_words_at_far_places() -> None:
+    """The product of place and step wraps around, as it should."""
+    place, step, mask = 10**12, 0x9E3779B97F4A7C15, (1 << 64) - 1
+    expected = splitmix64((5 + place * step) & mask, 1)
+    assert [word % 2**64 for word in random_words_at(5, torch.tensor([place])).tolist()] == expected

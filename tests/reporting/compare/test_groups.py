@@ -1,0 +1,236 @@
+"""Which runs are averaged, which stand side by side, and what is said about them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from support.made_up import make_run
+
+from cfl.metrics.accuracy import average_accuracy
+from cfl.reporting.compare.groups import Comparison, Row, compare, figure_of, seen_mean
+from cfl.reporting.compare.reading import Reading, read
+from cfl.reporting.measures import FIGURES
+from cfl.runtime.errors import ConfigError
+
+ACC = FIGURES[0]
+
+
+def readings(folder: Path, *runs: dict[str, Any]) -> list[Reading]:
+    return [read(make_run(folder / f"run{k}", **options), []) for k, options in enumerate(runs)]
+
+
+def change_config(reading: Reading, section: str, **values: Any) -> Reading:
+    path = reading.run.folder / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    config[section] |= values
+    path.write_text(yaml.safe_dump(config))
+    return read(reading.run.folder, [])
+
+
+def shape(comparisons: list[Comparison]) -> dict[str, dict[str, list[int]]]:
+    return {c.title: {row.label: [r.run.seed for r in row.readings] for row in c.rows} for c in comparisons}
+
+
+def test_seeds_are_averaged_and_benchmarks_kept_apart(tmp_path: Path) -> None:
+    runs = readings(
+        tmp_path,
+        {"method": "fot", "seed": 1},
+        {"method": "fot", "seed": 0},
+        {"method": "fedavg"},
+        {"method": "fot", "benchmark": "pmnist"},
+        {"method": "fot", "partition": "iid"},
+        {"method": "fot", "scenario": "class"},
+        {"method": "fot", "tasks": 4},
+        {"method": "fot", "scenario": "density"},
+    )
+    found = compare(runs)
+    assert shape(found) == {
+        "digits, shards-2, domain-incremental, 3 tasks": {"fot": [1, 0], "fedavg": [0]},
+        "pmnist, shards-2, domain-incremental, 3 tasks": {"fot": [0]},
+        "digits, iid, domain-incremental, 3 tasks": {"fot": [0]},
+        "digits, shards-2, class-incremental, 3 tasks": {"fot": [0]},
+        "digits, shards-2, domain-incremental, 4 tasks": {"fot": [0]},
+        "digits, shards-2, density, 3 tasks": {"fot": [0]},
+    }
+    assert list(found[0].rows[0].figure(ACC).items()) == [(0, runs[1].run.acc), (1, runs[0].run.acc)]
+    (note,) = found[0].notes
+    assert note.startswith("rows have different seeds: means are over each row's own")
+
+
+def test_runs_of_a_method_with_other_settings_are_other_rows(tmp_path: Path) -> None:
+    options = [(0.9, 0), (0.96, 0), (0.9, 1), (0.96, 1)]
+    runs = readings(tmp_path, *({"seed": seed, "options": {"threshold": t, "rank": [1]}} for t, seed in options))
+    (table,) = compare(runs)
+    assert shape([table]) == {table.title: {"fot (threshold 0.9)": [0, 1], "fot (threshold 0.96)": [0, 1]}}
+    assert table.notes == []
+
+    # Averaged over, if that is asked for, and said so.
+    (table,) = compare(runs, ["benchmark", "method"])
+    assert shape([table]) == {"digits": {"fot": [0, 0, 1, 1]}}
+    assert list(table.rows[0].figure(ACC)) == [0, 1]
+    of_seed_0 = [r.run.acc for r in runs if r.run.seed == 0]
+    assert table.rows[0].figure(ACC)[0] == pytest.approx(np.mean(of_seed_0))
+    assert "fot: averaged over runs that differ in methods.fot.threshold" in table.notes
+
+
+@pytest.mark.parametrize(("others", "ending"), [(5, "o4"), (6, "o4 and 1 more"), (9, "o4 and 4 more")])
+def test_of_many_settings_that_differ_five_are_named(others: int, ending: str, tmp_path: Path) -> None:
+    options = [{f"o{k}": value for k in range(others)} for value in (1, 2)]
+    runs = readings(tmp_path, *({"seed": 0, "options": own} for own in options))
+    (table,) = compare(runs, ["benchmark", "method"])
+    (note,) = [note for note in table.notes if "averaged over" in note]
+    assert note.startswith("fot: averaged over runs that differ in methods.fot.o0, methods.fot.o1")
+    assert note.endswith(f"methods.fot.{ending}")
+
+
+def test_any_setting_can_group(tmp_path: Path) -> None:
+    runs = readings(tmp_path, *({"method": m, "seed": s} for m in ("fot", "er") for s in (0, 1)))
+    runs = [*runs[:3], change_config(runs[3], "schedule", batch_size=64)]
+    tables = compare(runs, ["benchmark", "method", "schedule.batch_size"])
+    assert shape(tables) == {
+        "digits": {"fot (batch_size 16)": [0, 1], "er (batch_size 16)": [0], "er (batch_size 64)": [1]}
+    }
+    tables = compare(runs, ["schedule.batch_size"])
+    assert shape(tables) == {"all runs": {"batch_size 16": [0, 1, 0], "batch_size 64": [1]}}
+    assert tables[0].rows[0].method == "fot|er"
+    assert tables[0].notes[0] == "batch_size 16: averaged over runs that differ in method"
+
+
+def test_a_key_that_no_run_has_is_refused_with_those_close_to_it(tmp_path: Path) -> None:
+    runs = readings(tmp_path, {"options": {"threshold": 0.9}})
+    with pytest.raises(ConfigError, match=r"'methods.gpm.threshold' .* valid: methods\.fot\.threshold, or"):
+        compare(runs, ["method", "methods.gpm.threshold"])
+    with pytest.raises(ConfigError, match="valid: benchmark, partition, scenario, method, participation"):
+        compare(runs, ["colour"])
+
+
+def test_older_runs_without_an_option_are_averaged_with_newer_ones(tmp_path: Path) -> None:
+    """Two runs of one seed, however, cannot both have it at its default."""
+    old, new = readings(tmp_path, {"seed": 0}, {"seed": 1, "options": {"added": 0.5}})
+    assert shape(compare([old, new])) == {"digits, shards-2, domain-incremental": {"fot": [0, 1]}}
+    other = read(make_run(tmp_path / "other", seed=0, options={"added": 0.5}), [])
+    (table,) = compare([old, new, other])
+    assert {row.label: len(row.readings) for row in table.rows} == {"fot": 1, "fot (added 0.5)": 2}
+
+
+def test_a_repetition_is_no_further_sample(tmp_path: Path) -> None:
+    runs = readings(tmp_path, {}, {}, {"method": "er"})
+    (table,) = compare(runs)
+    assert [len(row.readings) for row in table.rows] == [1, 1]
+    assert table.notes == [f"{runs[1].run.folder} repeats the experiment of {runs[0].run.folder} and is left out"]
+
+
+def test_runs_of_one_seed_that_nothing_tells_apart_are_noted(tmp_path: Path) -> None:
+    (table,) = compare(readings(tmp_path, {}, {"config_hash": "another"}))
+    assert table.notes == ["fot: averaged over runs that differ in nothing that their configurations show"]
+
+
+def test_runs_on_other_files_are_no_repetitions(tmp_path: Path) -> None:
+    """Nor comparable; of runs that do not say which samples they are of, nothing is said."""
+    old, new = ({"data_digests": {"train": digits, "test": "2"}} for digits in ("0", "1"))
+    (table,) = compare(readings(tmp_path, old, new, {"method": "er"}, {"method": "er", "seed": 1, **new}))
+    assert [len(row.readings) for row in table.rows] == [2, 2]
+    assert table.notes[-1] == "tasks do not have the same samples in all runs: seed 0"
+    for one, other in ((old, {}), ({}, old)):
+        first, second = readings(tmp_path / f"repeated{len(one)}", one, other)
+        (table,) = compare([first, second])
+        assert table.notes == [f"{second.run.folder} repeats the experiment of {first.run.folder} and is left out"]
+    (table,) = compare(readings(tmp_path / "alike", old, {"method": "er", **old}, {"method": "ewc"}))
+    assert not table.notes
+
+
+def test_what_makes_rows_less_comparable_is_said(tmp_path: Path) -> None:
+    one, two = readings(tmp_path, {}, {"method": "er", "rounds": 24})
+    path = two.run.folder / "partition.csv"
+    path.write_text(path.read_text().replace(",00", ",01"))
+    (table,) = compare([one, read(two.run.folder, [])])
+    assert table.notes == [
+        "different numbers of rounds are compared: 12, 24",
+        "rows differ in more than the method: schedule.rounds_per_task",
+        "clients do not hold the same samples in all rows: seed 0",
+    ]
+    # Rounds of a run that stopped at its targets are a result.
+    stopped = {"stopped_early": True, "rounds_to_accuracy": {"50": 3}}
+    changed = [read(make_run(tmp_path / name, method=name, rounds=12, **stopped), []) for name in ("ewc", "fedavg")]
+    (table,) = compare([one, *changed])
+    assert not any("rounds" in note for note in table.notes)
+
+
+def test_labels_of_many_settings_stay_short_and_apart(tmp_path: Path) -> None:
+    names = "abcde"
+    runs = readings(tmp_path, *({"options": {n: int(n == name) for n in names}} for name in names))
+    labels = [row.label for row in compare(runs)[0].rows]
+    assert labels[:3] == ["fot (a 1, b 0, c 0)", "fot (a 0, b 1, c 0)", "fot (a 0, b 0, c 1)"]
+    assert labels[3:] == ["fot (a 0, b 0, c 0)", "fot (a 0, b 0, c 0) #2"]
+    long = readings(tmp_path / "long", {"options": {"x": list(range(30))}}, {"options": {"x": 1}})
+    assert [row.label for row in compare(long)[0].rows] == ["fot (x [0, 1, 2, 3, 4,…)", "fot (x 1)"]
+
+
+def test_the_baseline(tmp_path: Path) -> None:
+    runs = readings(tmp_path, {"method": "fot"}, {"method": "fedavg"}, {"method": "er"})
+    (table,) = compare(runs)
+
+    def label(row: Row | None) -> str | None:
+        return None if row is None else row.label
+
+    assert label(table.baseline(None)) == "fedavg"
+    assert label(table.baseline("er")) == "er"
+    assert table.baseline("gpm") is None
+    (table,) = compare([runs[0], runs[2]])
+    assert label(table.baseline(None)) == "er"
+    assert compare(runs[:1])[0].baseline(None) is None
+
+
+def test_of_several_rows_of_a_method_the_one_that_can_be_paired_is_the_baseline(tmp_path: Path) -> None:
+    fedavg = [{"method": "fedavg", "seed": seed, "rounds": 12} for seed in (0, 1)]
+    alone = {"method": "fedavg", "seed": 7, "rounds": 24}
+    fot = [{"method": "fot", "seed": seed} for seed in (0, 1)]
+    (table,) = compare(readings(tmp_path, alone, *fedavg, *fot))
+    first, second, _ = (row.label for row in table.rows)
+    for name in (None, "fedavg"):
+        row = table.baseline(name)
+        assert row is not None
+        assert (row.label, row.seeds) == (second, [0, 1])
+        assert table.about_baseline(name) == [
+            f"differences are to {second!r}; --baseline takes others by their labels: {first!r}"
+        ]
+    assert table.about_baseline("fot") == []
+    assert table.about_baseline(first) == [
+        f"no row has two seeds in common with {first!r}, so there are no differences to it"
+    ]
+
+
+def test_of_repetitions_the_one_of_which_more_is_known_stays(tmp_path: Path) -> None:
+    damaged, whole = readings(tmp_path, {}, {})
+    damaged = replace(damaged, settings={})
+    for runs in ([damaged, whole], [whole, damaged]):
+        (table,) = compare(runs)
+        assert [reading.run.folder for row in table.rows for reading in row.readings] == [whole.run.folder]
+        assert table.notes == [f"{damaged.run.folder} repeats the experiment of {whole.run.folder} and is left out"]
+
+
+def test_matrices_are_averaged_per_seed_and_never_over_other_shapes(tmp_path: Path) -> None:
+    runs = readings(tmp_path, {"seed": 0}, {"seed": 1}, {"seed": 0, "config_hash": "x", "level": 70.0}, {"tasks": 4})
+    row = Row("fot", "fot", runs[:3])
+    first, second = row.matrices("accuracy")
+    np.testing.assert_allclose(first, (runs[0].run.matrix + runs[2].run.matrix).numpy() / 2)
+    np.testing.assert_allclose(second, runs[1].run.matrix.numpy())
+    assert Row("fot", "fot", runs).matrices("accuracy") == []
+    assert row.matrices("nll") == []
+
+
+def test_the_mean_over_tasks_seen_is_acc(tmp_path: Path) -> None:
+    (reading,) = readings(tmp_path, {"tasks": 5, "rounds": 10})
+    expected = [average_accuracy(reading.run.matrix, t).item() for t in range(5)]
+    np.testing.assert_allclose(seen_mean(reading.run.matrix.numpy()), expected)
+
+
+def test_nll_is_read_off_its_matrix_where_the_summary_has_none(tmp_path: Path) -> None:
+    with_matrix, without = readings(tmp_path, {"nll": True}, {"method": "er"})
+    assert figure_of(with_matrix, "nll") == pytest.approx(((100 - with_matrix.run.matrix[-1]) / 40).mean().item())
+    assert figure_of(without, "nll") is None

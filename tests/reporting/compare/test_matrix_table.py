@@ -1,0 +1,68 @@
+"""The accuracy matrix in the terminal."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from cfl.metrics.accuracy import average_accuracy
+from cfl.reporting.compare.matrix_table import matrix_table
+from cfl.reporting.compare.printing import print_table
+from cfl.reporting.figures import cell_colours
+
+NAN = math.nan
+
+
+def matrix(tasks: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return 100 * torch.rand(tasks, tasks, generator=generator, dtype=torch.float64)
+
+
+def printed(table: Any) -> list[str]:
+    file = io.StringIO()
+    print_table(table, file)
+    return file.getvalue().splitlines()
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.replace("┃", "│").split("│")[1:-1]]
+
+
+def test_the_matrix_table_shows_every_accuracy_and_the_average() -> None:
+    a = matrix(4)
+    a[3] = NAN
+    a[0, 2] = NAN
+    lines = printed(matrix_table(a))
+    rows = [cells(line) for line in lines if line[0] == "│"]
+    for t, row in enumerate(rows):
+        average = "" if t == 3 else f"{average_accuracy(a, after=t).item():.2f}"
+        assert row == [str(t), *("" if math.isnan(x) else f"{x:.1f}" for x in a[t].tolist()), average]
+    assert len(rows) == 4
+
+
+def test_the_matrix_table_of_many_tasks_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    a = matrix(50)
+    rows = [cells(line) for line in printed(matrix_table(a)) if line[0] == "│"]
+    assert [row[1:-1] for row in rows] == [[f"{x:.0f}" for x in row.tolist()] for row in a]
+
+
+def test_the_matrix_table_is_coloured_in_a_terminal() -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, color_system="truecolor", width=80)
+    console.print(matrix_table(torch.tensor([[90.0, 10.0], [20.0, 80.0]])))
+    for value, seen in [(90.0, True), (10.0, False), (20.0, True), (80.0, True)]:
+        background, ink = (tuple(int(colour[k : k + 2], 16) for k in (1, 3, 5)) for colour in cell_colours(value, seen))
+        escape = "\x1b[38;2;{};{};{};48;2;{};{};{}m{:.1f}".format(*ink, *background, value)
+        assert escape in file.getvalue()
+
+
+def test_what_is_no_matrix_is_not_shown() -> None:
+    with pytest.raises(ValueError, match=r"\[2, 3, 3\]"):
+        matrix_table(torch.zeros(2, 3, 3))

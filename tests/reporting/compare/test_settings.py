@@ -1,0 +1,74 @@
+"""Flat settings: keys as typed, and what counts as a difference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+from support import tiny_cli
+
+from cfl.reporting.compare.settings import differing, settings_of, short_names
+from cfl.reporting.experiment import experiment_of, flatten
+
+CONFIG = {
+    "seed_everything": 3,
+    "trainer": {"precision": "32", "devices": 2},
+    "model": {"network": {"class_path": "cfl.models.MLP", "init_args": {"hidden": [400]}}, "engine": {"kind": "auto"}},
+    "data": {"partition": {"class_path": "cfl.data.partitions.Shards", "init_args": {"per_client": 2}}, "root": "/x"},
+    "methods": {"fot": {"class_path": "cfl.methods.FOT", "init_args": {"threshold": 0.96, "layers": None}}},
+    "schedule": {"batch_size": 16, "cohort_width": 4},
+    "federated": {"server_lr": 1.0, "client_state_memory_mb": 1},
+}
+
+
+def test_keys_are_those_of_the_command_line() -> None:
+    assert settings_of(CONFIG) == {
+        "trainer.precision": "32",
+        "trainer.gradient_clip_val": None,
+        "trainer.gradient_clip_algorithm": None,
+        "model.network": "MLP",
+        "model.network.hidden": [400],
+        "data.partition": "Shards",
+        "data.partition.per_client": 2,
+        "methods.fot": "FOT",
+        "methods.fot.threshold": 0.96,
+        "methods.fot.layers": None,
+        "schedule.batch_size": 16,
+        "federated.server_lr": 1.0,
+        "engine.matmul_precision": "highest",
+    }
+    exact = {"engine.matmul_precision": "highest"}
+    assert settings_of({"methods": {}}) == {"methods": {}, **exact}
+    assert settings_of({"targets": {"accuracies": [90], "stop": False}}) == exact
+    assert settings_of({"targets": {"accuracies": [90], "stop": True}}) == {
+        "targets.accuracies": [90],
+        "targets.stop": True,
+        **exact,
+    }
+    reduced = settings_of({"engine": {"kind": "vmap", "matmul_precision": "high"}})
+    assert differing([exact, reduced]) == {"engine.matmul_precision": ["highest", "high"]}
+
+
+def test_they_are_what_decides_an_experiment_the_seed_apart(tmp_path: Path) -> None:
+    """The keys of a real run are those of the experiment that its hash is of, here of one that has a buffer."""
+    assert tiny_cli.fit(tmp_path / "run", "--methods.der", "DER") == 0
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    experiment = flatten(experiment_of(config))
+    expected = {key.replace(".init_args", "").replace(".class_path", "") for key in experiment} - {"seed_everything"}
+    assert set(settings_of(config)) == expected | {"engine.matmul_precision"}  # not in hashes where it is the highest
+
+
+def test_only_what_both_have_can_differ() -> None:
+    one = {"data.partition": "Shards", "data.partition.per_client": 2, "schedule.batch_size": 16, "a": None}
+    two = {"data.partition": "IID", "schedule.batch_size": 16, "data.new_option": 1, "a": False}
+    assert differing([one, two]) == {"data.partition": ["Shards", "IID"], "a": ["null", "false"]}
+    assert differing([one, dict(one)]) == differing([one]) == differing([]) == {}
+
+
+def test_short_names_stay_apart() -> None:
+    assert short_names(["methods.fot.threshold", "data.num_clients"]) == {
+        "methods.fot.threshold": "threshold",
+        "data.num_clients": "num_clients",
+    }
+    both = ["methods.fot.share", "methods.rgo.share"]
+    assert short_names(both) == {key: key for key in both}

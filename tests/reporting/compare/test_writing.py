@@ -1,0 +1,210 @@
+"""Tables as text, Markdown, LaTeX, CSV and in the terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+from support.made_up import make_density_run, make_run
+
+from cfl.reporting.compare.groups import Comparison, compare
+from cfl.reporting.compare.printing import TABLE_WIDTH, print_table
+from cfl.reporting.compare.reading import LeftOut, Reading, read
+from cfl.reporting.compare.tables import TextTable, differences_table, means_table
+from cfl.reporting.compare.writing import (
+    latex_table,
+    markdown_report,
+    markdown_table,
+    terminal_table,
+    write_differences_csv,
+    write_means_csv,
+    write_runs_csv,
+)
+from cfl.reporting.measures import FIGURES
+from cfl.reporting.run_folder import SUMMARY_KEYS
+
+ACCURACIES = {"fedavg": [70.0, 72.0, 80.0], "fot": [80.0, 81.5, 85.0]}
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Comparison:
+    """Two methods, three seeds."""
+    return comparison(
+        tmp_path,
+        *(
+            {"method": method, "seed": seed, "acc": acc, "fgt": None, "seconds": 1000.0 + seed}
+            for method, values in ACCURACIES.items()
+            for seed, acc in enumerate(values)
+        ),
+    )
+
+
+def readings(folder: Path, *runs: dict[str, Any]) -> list[Reading]:
+    return [read(make_run(folder / f"run{k}", **options), []) for k, options in enumerate(runs)]
+
+
+def comparison(folder: Path, *runs: dict[str, Any]) -> Comparison:
+    (found,) = compare(readings(folder, *runs))
+    return found
+
+
+def cells_of(text: TextTable) -> list[dict[str, str]]:
+    return [dict(zip(text.headings, row, strict=True)) for row in text.rows]
+
+
+def test_means_and_deviations_stand_in_their_units(table: Comparison) -> None:
+    fedavg, fot = cells_of(means_table(table))
+    deviation = statistics.stdev(ACCURACIES["fedavg"])
+    assert fedavg["method"] == "fedavg"
+    assert fedavg["seeds"] == "3"
+    assert fedavg["ACC %"] == f"{222 / 3:.2f} ± {deviation:.2f}" == "74.00 ± 5.29"
+    assert fedavg["seconds"] == "1,001.0 ± 1.0"
+    assert fedavg["uplink MB"] == "12.00 ± 0.00"
+    assert (fedavg["used space %"], fot["used space %"]) == ("-", "40.00 ± 0.00")
+    assert (fedavg["rank"], fot["rank"]) == ("2", "1")
+    assert "FGT" not in fedavg, "no run has it"
+
+
+def test_a_single_seed_has_no_deviation_and_no_zero_is_negative(tmp_path: Path) -> None:
+    (row,) = cells_of(means_table(comparison(tmp_path, {"acc": 81.254, "fgt": -0.001, "bwt": 0.001, "fwt": None})))
+    assert (row["ACC %"], row["FGT"], row["BWT"]) == ("81.25", "0.00", "+0.00")
+    assert not {"FWT", "seeds", "rank"} & set(row)
+
+
+def test_differences_are_paired_with_scipys_interval(table: Comparison) -> None:
+    text = differences_table(table, table.rows[0])
+    assert text is not None
+    (fot,) = cells_of(text)
+    low, high = stats.ttest_rel(ACCURACIES["fot"], ACCURACIES["fedavg"]).confidence_interval(0.95)
+    assert fot["ACC %"] == f"{24.5 / 3:+.2f} [{low:+.2f}, {high:+.2f}]"
+    assert (fot["method"], fot["seeds"]) == ("fot", "3")
+    assert fot["seconds"] == "+0.0 [+0.0, +0.0]"
+    assert "used space %" not in fot, "the baseline has none"
+    assert "difference to fedavg on common seeds, 95% confidence interval" in text.title
+    assert differences_table(table, None) is None
+
+
+def test_single_seeds_make_no_table_of_differences(tmp_path: Path) -> None:
+    found = comparison(tmp_path, {"method": "fot"}, {"method": "fedavg"})
+    assert differences_table(found, found.rows[1]) is None
+
+
+def test_rounds_to_an_accuracy_say_how_many_seeds_got_there(tmp_path: Path) -> None:
+    aims = [{"50": 3, "90": 10}, {"50": 5, "90": None}]
+    runs = [{"method": "fot", "seed": seed, "rounds_to_accuracy": aim} for seed, aim in enumerate(aims)]
+    other = {"method": "er", "rounds_to_accuracy": {"99": None}, "evaluate_every": 1}
+    found = comparison(tmp_path, *runs, other, {"method": "ewc"})
+    rows = cells_of(means_table(found))
+    heads = ["rounds to 50 %", "rounds to 90 %", "rounds to 99 %"]
+    assert [[row[head] for head in heads] for row in rows] == [
+        ["4.0 ± 1.4", "10 (1 of 2)", "> 12"],
+        ["1", "> 12", "> 12"],  # also where the run itself was not asked for it
+        ["-", "-", "-"],
+    ]
+
+
+def test_densities_reach_no_accuracy(tmp_path: Path) -> None:
+    runs = readings(tmp_path, {"rounds_to_accuracy": {"0.5": 3}, "evaluate_every": 1})
+    density = read(make_density_run(tmp_path / "density", evaluate_every=1), [])
+    (found,) = compare([*runs, density], ["method"])
+    assert [row["rounds to 0.5 %"] for row in cells_of(means_table(found))] == ["3", "-"]
+
+
+def test_markdown_has_the_cells_and_escapes_bars(table: Comparison) -> None:
+    text = means_table(table)
+    lines = [line for line in markdown_table(text).splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    assert [rows[0], *rows[2:]] == [list(text.headings), *map(list, text.rows)]
+    assert set(lines[1]) == set("|-:")
+    assert lines[1].count("|") == len(text.headings) + 1
+    assert "| a\\|b | 1 |" in markdown_table(TextTable("t", ["a note"], ["x", "y"], [["a|b", "1"]]))
+    assert "> NOTE: a note" in markdown_table(TextTable("t", ["a note"], ["x", "y"], []))
+
+
+def test_the_report_names_what_is_not_compared(table: Comparison) -> None:
+    left = [LeftOut(Path("runs/x"), "not finished: 3 rounds done, no task yet", unfinished=True)]
+    report = markdown_report([means_table(table)], left, ["a broken part"], ["accuracy_curve.png"])
+    assert "- runs/x: not finished: 3 rounds done" in report
+    assert "- a broken part" in report
+    assert "![accuracy curve](accuracy_curve.png)" in report
+    assert "Not compared" not in markdown_report([means_table(table)], [], [])
+
+
+def test_latex_is_a_booktabs_table_with_nothing_unescaped() -> None:
+    table = TextTable(
+        "a_b & 100%",
+        ["note"],
+        ["method", "ACC %", "difference", "rounds to 90 %"],
+        [
+            ["fot_1 {x}~^\\", "1,234.50 ± 0.10", "+3.10 [+1.20, +5.00]", "> 1,100"],
+            ["er", "-", "-0.50 [-1.00, +0.00]", "10 (1 of 2)"],
+        ],
+    )
+    lines = latex_table(table).splitlines()
+    assert lines[0] == "% note"
+    assert r"\caption{a\_b \& 100\%}" in lines
+    assert r"\begin{tabular}{lrrr}" in lines
+    assert r"method & ACC \% & difference & rounds to 90 \% \\" in lines
+    assert (
+        r"fot\_1 \{x\}\textasciitilde{}\textasciicircum{}\textbackslash{} & $1{,}234.50 \pm 0.10$ & "
+        r"$+3.10 [+1.20, +5.00]$ & $>1{,}100$ \\"
+    ) in lines
+    assert r"er & -- & $-0.50 [-1.00, +0.00]$ & $10$ (1 of 2) \\" in lines
+    assert [line for line in lines if line.endswith("rule")] == [r"\toprule", r"\midrule", r"\bottomrule"]
+
+
+@pytest.mark.parametrize("length", [5, 60, 300])
+def test_a_piped_table_is_wide_enough_for_any_name(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    name = "[b]" + "m" * length
+    file = io.StringIO()
+    print_table(terminal_table(TextTable("title", ["a note"], ["method", "[i]ACC"], [[name, "1.0"]]), "why"), file)
+    lines = [line.rstrip() for line in file.getvalue().splitlines()]
+    assert lines[:2] == ["title", "NOTE: a note"]
+    assert sum(name in line for line in lines) == sum("[i]ACC" in line for line in lines) == 1
+    assert lines[-1] == "why"
+    assert max(map(len, lines)) <= max(TABLE_WIDTH, length + 30)
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_csv_of_runs_is_exact(tmp_path: Path) -> None:
+    found = readings(
+        tmp_path, {"acc": 100 / 3, "rounds_to_accuracy": {"9": 2}}, {"method": "er", "fwt": -0.1, "fgt": None}
+    )
+    write_runs_csv(tmp_path / "runs.csv", compare(found))
+    rows = rows_of(tmp_path / "runs.csv")
+    for row, reading in zip(rows, found, strict=True):
+        for key in SUMMARY_KEYS:
+            value = getattr(reading.run, key)
+            assert row[key] == ("" if value is None else str(value)), key
+        assert row["folder"] == str(reading.run.folder)
+    assert float(rows[0]["acc"]) == 100 / 3
+    assert [row["rounds_to_9"] for row in rows] == ["2", ""]
+    assert [row["row"] for row in rows] == ["fot", "er"]
+
+
+def test_the_csv_of_means_and_differences_are_scipys(table: Comparison, tmp_path: Path) -> None:
+    write_means_csv(tmp_path / "means.csv", [table])
+    means = {(row["row"], row["figure"]): row for row in rows_of(tmp_path / "means.csv")}
+    assert {figure for _, figure in means} <= {figure.key for figure in FIGURES}
+    for method, values in ACCURACIES.items():
+        row = means[method, "acc"]
+        assert float(row["mean"]) == pytest.approx(statistics.fmean(values))
+        assert float(row["std"]) == pytest.approx(statistics.stdev(values))
+        assert (row["seeds"], row["rank"]) == ("3", "1.0" if method == "fot" else "2.0")
+    write_differences_csv(tmp_path / "differences.csv", [(table, table.rows[0])])
+    (row,) = [row for row in rows_of(tmp_path / "differences.csv") if row["figure"] == "acc"]
+    low, high = stats.ttest_rel(ACCURACIES["fot"], ACCURACIES["fedavg"]).confidence_interval(0.95)
+    assert (row["row"], row["baseline"], row["seeds"]) == ("fot", "fedavg", "3")
+    assert [float(row[key]) for key in ("difference", "low", "high")] == pytest.approx([24.5 / 3, low, high])
+    write_differences_csv(tmp_path / "none.csv", [(table, None)])
+    assert rows_of(tmp_path / "none.csv") == []

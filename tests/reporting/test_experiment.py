@@ -1,0 +1,141 @@
+"""What makes two runs the same experiment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from support.tiny_cli import fit, run, summary
+
+from cfl.papers.definition import papers
+from cfl.papers.kept import RESULTS
+from cfl.reporting.experiment import MOVED, benchmark_name, class_of, completed, config_hash, differences, experiment_of
+
+
+def config(*methods: str) -> dict[str, Any]:
+    return {
+        "seed_everything": 0,
+        "model": {},
+        "data": {},
+        "schedule": {},
+        "federated": {},
+        "methods": {name: {"class_path": f"cfl.methods.{name}", "init_args": {}} for name in methods},
+    }
+
+
+def test_the_order_of_methods_makes_another_experiment() -> None:
+    one, other = experiment_of(config("AGEM", "GPM")), experiment_of(config("GPM", "AGEM"))
+    assert config_hash(one) != config_hash(other)
+    assert differences(one, other) == ["methods_order: ['AGEM', 'GPM'], in the checkpoint ['GPM', 'AGEM']"]
+    assert config_hash(one) == config_hash(experiment_of(config("AGEM", "GPM")))
+
+
+@pytest.mark.parametrize("methods", [(), ("GPM",)])
+def test_fewer_than_two_methods_have_none(methods: tuple[str, ...]) -> None:
+    assert "methods_order" not in experiment_of(config(*methods))
+
+
+def test_only_a_reduced_precision_of_products_makes_another_experiment() -> None:
+    plain = config_hash(experiment_of(config()))
+    assert plain == config_hash(experiment_of({**config(), "engine": {"matmul_precision": "highest", "kind": "vmap"}}))
+    assert plain != config_hash(experiment_of({**config(), "engine": {"matmul_precision": "medium"}}))
+
+
+def source(name: str, **options: Any) -> dict[str, Any]:
+    return {"class_path": f"cfl.data.sources.{name}", "init_args": options}
+
+
+@pytest.mark.parametrize(
+    ("sources", "name"),
+    [
+        ([source("MNIST")], "permuted-mnist"),
+        ([source("Arrays", path="~/my data/X rays.v2.npz")], "permuted-X-rays.v2"),
+        ([source("ImageFolder", folder="birds.2021/")], "permuted-birds.2021"),
+        ([source("BinarySet", set="dna"), source("Digits")], "permuted-dna-digits"),
+        ([source("Arrays", path="???")], "permuted-arrays"),
+        ([{"class_path": "elsewhere.Own", "init_args": {"path": "x"}}], "permuted-own"),
+    ],
+)
+def test_a_benchmark_is_called_by_its_data_sets(sources: list[dict[str, Any]], name: str) -> None:
+    """Else the runs on all files of one kind would stand in one table."""
+    options = {"source": sources[0]} if len(sources) == 1 else {"sources": sources}
+    stream = {"class_path": "cfl.data.streams.Permuted", "init_args": options}
+    assert benchmark_name({"data": {"stream": stream}}) == name
+
+
+def test_a_run_is_continued_in_its_order_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prox, ewc = ("--methods.prox", "FedProx"), ("--methods.ewc", "EWC")
+    assert fit(tmp_path / "run", *prox, *ewc) == 0
+    assert list(yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["methods"]) == ["prox", "ewc"]
+    last = ("--ckpt_path", str(tmp_path / "run" / "last.ckpt"))
+    assert fit(tmp_path / "same", *prox, *ewc, *last) == 0
+    capsys.readouterr()
+    assert fit(tmp_path / "swapped", *ewc, *prox, *last) == 2
+    assert "methods_order: ['ewc', 'prox'], in the checkpoint ['prox', 'ewc']" in capsys.readouterr().err
+
+
+# Classes that have moved.
+
+FORMER = "cfl.gaussian.GaussianMechanism"
+
+
+def test_every_class_that_moved_is_where_the_table_says() -> None:
+    for path, now in MOVED.items():
+        found = class_of({"class_path": path})
+        assert found is not None
+        assert found is class_of({"class_path": now})
+        assert f"{found.__module__}.{found.__name__}" == now
+
+
+def test_kept_results_have_the_hashes_of_their_experiments() -> None:
+    """The files of the project: what they say of classes that moved stays, and so do their hashes."""
+    moved = 0
+    for path in (file for paper in papers() for file in (paper.folder / RESULTS).glob("*-seed*.json")):
+        kept = json.loads(path.read_text())
+        assert config_hash(kept["experiment"]) == kept["config_hash"], path
+        assert completed(kept["experiment"], kept["experiment"], {}) == kept["experiment"]
+        moved += FORMER in json.dumps(kept["experiment"])
+        assert not any(now in json.dumps(kept["experiment"]) for now in MOVED.values())
+    assert moved == 2
+
+
+def test_a_class_that_moved_goes_by_either_path_into_one_experiment(tmp_path: Path) -> None:
+    """On the command line, in a file and inline; a run's own checkpoint and configuration hold, whatever they say."""
+    fot = ("--methods.fot", "FOT", "--methods.fot.threshold", "0.9")
+    noise = {"epsilon": 0.5, "delta": 1e-3}
+    options = tuple(part for key, value in noise.items() for part in (f"--methods.fot.mechanism.{key}", str(value)))
+    for number, name in enumerate(("GaussianMechanism", FORMER, MOVED[FORMER])):
+        assert fit(tmp_path / f"words{number}", *fot, "--methods.fot.mechanism", name, *options) == 0
+        mechanism = {"class_path": name, "init_args": noise}
+        method = {"class_path": "FOT", "init_args": {"threshold": 0.9, "mechanism": mechanism}}
+        content = yaml.safe_dump({"methods": {"fot": method}})
+        (tmp_path / "fot.yaml").write_text(content)
+        assert fit(tmp_path / f"file{number}", "--config", str(tmp_path / "fot.yaml")) == 0
+        assert fit(tmp_path / f"inline{number}", "--config", content) == 0
+    found = [summary(folder) for folder in sorted(tmp_path.iterdir()) if folder.is_dir()]
+    assert len(found) == 9
+    assert len({one["config_hash"] for one in found}) == 1
+    assert len({one["acc"] for one in found}) == 1
+    last = tmp_path / "words2" / "last.ckpt"
+    held = torch.load(last, weights_only=True)["experiment"]
+    assert held["methods"]["fot"]["init_args"]["mechanism"]["class_path"] == FORMER
+    kept = tmp_path / "words2" / "config.yaml"
+    assert MOVED[FORMER] in kept.read_text()
+    kept.write_text(kept.read_text().replace(MOVED[FORMER], FORMER))
+    assert run("validate", "--ckpt_path", str(last)) == 0
+
+
+def test_what_classes_say_of_themselves_is_found_by_their_former_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a method replays, and by which option a data set is called: read without making one."""
+    monkeypatch.setitem(MOVED, "once.AGEM", "cfl.methods.AGEM")
+    monkeypatch.setitem(MOVED, "once.Arrays", "cfl.data.sources.Arrays")
+    once = {**config(), "methods": {"agem": {"class_path": "once.AGEM", "init_args": {}}}, "buffer": {"size": 3}}
+    assert experiment_of(once)["buffer"] == {"size": 3}
+    options = {"source": {"class_path": "once.Arrays", "init_args": {"path": "rays.npz"}}}
+    assert benchmark_name({"data": {"stream": {"class_path": "cfl.data.streams.Permuted", "init_args": options}}}) == (
+        "permuted-rays"
+    )

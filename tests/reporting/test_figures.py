@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib import colormaps, pyplot
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+from torch import Tensor
+
+from cfl.reporting.figures import (
+    NUMBERS_UP_TO,
+    accuracy_curve,
+    accuracy_heatmap,
+    accuracy_heatmaps,
+    cell_colours,
+    learning_curves,
+    save,
+)
+
+NAN = math.nan
+
+
+def matrix(tasks: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return 100 * torch.rand(tasks, tasks, generator=generator, dtype=torch.float64)
+
+
+def numbers(figure: Figure) -> dict[tuple[int, int], str]:
+    """What the cells of the first heatmap say, by (row, column) read off their position."""
+    texts = (text for text in figure.axes[0].texts if text.get_text())
+    return {(round(text.get_position()[1]), round(text.get_position()[0])): text.get_text() for text in texts}
+
+
+def pixels(figure: Figure) -> np.ndarray:
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3] / 255.0
+
+
+def pixel_at(figure: Figure, t: int, i: int) -> np.ndarray:
+    """Drawn colour near the lower left corner of the cell of row t and column i, away from its number."""
+    image = pixels(figure)
+    x, y = figure.axes[0].transData.transform((i - 0.42, t + 0.42))
+    return image[image.shape[0] - 1 - int(y), int(x)]
+
+
+def relative_luminance(colour: str) -> float:
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+    return float(np.dot([0.2126, 0.7152, 0.0722], linear))
+
+
+def contrast(one: str, other: str) -> float:
+    high, low = sorted((relative_luminance(one), relative_luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_cells_show_row_t_and_column_i() -> None:
+    a = matrix(4)
+    a[2, 0] = a[0, 3] = NAN
+    shown = numbers(accuracy_heatmap(a, "run"))
+    expected = {(t, i): f"{a[t, i].item():.1f}" for t in range(4) for i in range(4) if not math.isnan(a[t, i])}
+    assert shown == expected
+
+
+def test_drawn_colours_follow_the_scale_from_0_to_100() -> None:
+    a = torch.tensor([[0.0, 30.0, 30.0], [100.0, 50.0, NAN], [25.0, NAN, 75.0]], dtype=torch.float64)
+    figure = accuracy_heatmap(a, "run")
+    for t, i in [(0, 0), (1, 0), (1, 1), (2, 0), (2, 2)]:
+        assert pixel_at(figure, t, i) == pytest.approx(colormaps["cividis"](a[t, i].item() / 100)[:3], abs=0.02)
+    for t, i in [(1, 2), (2, 1)]:  # not evaluated: the paper shows
+        assert pixel_at(figure, t, i) == pytest.approx((1.0, 1.0, 1.0))
+    bar = figure.axes[-1]
+    assert bar.get_ylim() == (0.0, 100.0)
+
+
+def test_tasks_not_learned_yet_are_lighter_and_hatched() -> None:
+    a = torch.full((3, 3), 20.0, dtype=torch.float64)
+    figure = accuracy_heatmap(a, "run")
+    hatches = [collection for collection in figure.axes[0].collections if collection.get_hatch()]
+    boxes = [path.get_extents() for collection in hatches for path in collection.get_paths()]
+    hatched = {(round(box.y0 + 0.5), round(box.x0 + 0.5)) for box in boxes}
+    assert hatched == {(0, 1), (0, 2), (1, 2)}
+    for accuracy in (0.0, 20.0, 50.0, 80.0):
+        seen, unseen = cell_colours(accuracy)[0], cell_colours(accuracy, seen=False)[0]
+        assert relative_luminance(unseen) > relative_luminance(seen) + 0.05
+
+
+def test_numbers_are_readable_on_every_colour() -> None:
+    for tenth in range(1001):
+        for seen in (True, False):
+            background, ink = cell_colours(tenth / 10, seen)
+            assert contrast(background, ink) >= 4.5  # WCAG 2, level AA
+            assert contrast(background, ink) == max(contrast(background, c) for c in ("#000000", "#ffffff"))
+
+
+def test_grey_print_keeps_the_order_of_accuracies() -> None:
+    grey = [relative_luminance(cell_colours(float(accuracy))[0]) for accuracy in range(0, 101, 5)]
+    assert grey == sorted(grey)
+
+
+def test_numbers_are_left_out_where_they_would_not_fit() -> None:
+    assert len(numbers(accuracy_heatmap(matrix(NUMBERS_UP_TO), "run"))) == NUMBERS_UP_TO**2
+    assert not numbers(accuracy_heatmap(matrix(NUMBERS_UP_TO + 1), "run"))
+
+
+@pytest.mark.parametrize("tasks", [1, 5, 50])
+def test_axes_are_labelled_with_task_indices(tasks: int) -> None:
+    axes = accuracy_heatmap(matrix(tasks), "run").axes[0]
+    for ticks in (axes.get_xticks(), axes.get_yticks()):
+        assert set(ticks) <= set(range(tasks))
+        assert len(ticks) >= min(tasks, 10)
+    assert axes.yaxis_inverted()  # the first task on top, as in the tables
+
+
+def test_names_are_taken_literally() -> None:
+    figure = accuracy_heatmap(matrix(2), "cost $5", ["a_$x", "b$"])
+    pixels(figure)  # a lone dollar would be a syntax error of mathematical text
+    axes = figure.axes[0]
+    assert axes.get_title() == "cost $5"
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["a_$x", "b$"]
+    pixels(accuracy_curve({"_one $": matrix(2)}))
+
+
+def test_heatmaps_stand_side_by_side() -> None:
+    figure = accuracy_heatmaps({f"run {k}": matrix(k + 1, k) for k in range(4)})
+    pixels(figure)
+    titled = [axes for axes in figure.axes if axes.get_title()]
+    assert [axes.get_title() for axes in titled] == ["run 0", "run 1", "run 2", "run 3"]
+    boxes = [axes.get_position() for axes in titled]
+    assert boxes[0].y0 == pytest.approx(boxes[1].y0)
+    assert boxes[0].x1 < boxes[1].x0 < boxes[1].x1 < boxes[2].x0
+    assert boxes[3].y1 < boxes[0].y0
+    assert [len(axes.texts) for axes in titled] == [1, 4, 9, 16]
+
+
+def test_lines_are_the_average_over_tasks_seen_and_the_first_task() -> None:
+    runs = {"one": matrix(5, 1), "two": matrix(3, 2)}
+    axes = accuracy_curve(runs).axes[0]
+    for a, first, average in zip(runs.values(), axes.lines[0::2], axes.lines[1::2], strict=True):
+        tasks = len(a)
+        assert list(average.get_xdata()) == list(range(tasks))
+        expected = [sum(a[t, i].item() for i in range(t + 1)) / (t + 1) for t in range(tasks)]
+        assert list(average.get_ydata()) == pytest.approx(expected)
+        assert list(first.get_ydata()) == pytest.approx([a[t, 0].item() for t in range(tasks)])
+        assert first.get_linewidth() < average.get_linewidth()
+        assert first.get_color() == average.get_color()
+
+
+def test_rows_not_evaluated_are_skipped() -> None:
+    a = matrix(4)
+    a[1] = NAN
+    a[2, 1] = NAN  # no average, but task 0 is known
+    axes = accuracy_curve({"run": a}).axes[0]
+    assert list(axes.lines[0].get_xdata()) == [0, 2, 3]
+    assert list(axes.lines[1].get_xdata()) == [0, 3]
+
+
+def test_every_run_has_its_own_line_style_and_name() -> None:
+    names = [f"_run {k}" for k in range(16)]
+    figure = accuracy_curve({name: matrix(3, k) for k, name in enumerate(names)})
+    styles = {(line.get_color(), line.get_marker(), line.get_markerfacecolor()) for line in figure.axes[0].lines[1::2]}
+    assert len(styles) == 16
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend[:16] == names
+    assert legend[-2:] == ["ACC: mean over tasks seen", "accuracy on task 0"]
+
+
+def test_learning_curves_have_a_point_per_evaluation() -> None:
+    long = [float(k) for k in range(1, 201)]
+    runs: dict[str, list[float | None]] = {
+        "_$one": [None, 20.0, None, 35.5, 30.0],
+        "two": [12.5, None],
+        "long": [*long],
+    }
+    figure = learning_curves(runs, [85, 97.5])
+    pixels(figure)  # the names are taken literally
+    axes = figure.axes[0]
+    across = [line for line in axes.lines if list(line.get_xdata()) == [0, 1]]
+    assert [list(line.get_ydata()) for line in across] == [[85, 85], [97.5, 97.5]]
+    lines = [line for line in axes.lines if line not in across]
+    points = [list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in lines]
+    assert points == [[(2, 20.0), (4, 35.5), (5, 30.0)], [(1, 12.5)], list(enumerate(long, start=1))]
+    assert len({(line.get_color(), line.get_marker()) for line in lines}) == 3
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [*runs, "", "targets: 85, 97.5 %"]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("communication rounds", "ACC (%)")
+
+
+def test_learning_curves_without_targets_have_no_line_across() -> None:
+    figure = learning_curves({"run": [40.0, 41.0]})
+    assert len(figure.axes[0].lines) == 1
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["run"]
+    low, high = figure.axes[0].get_ylim()
+    assert high - low == pytest.approx(10.0), "a span below ten points would magnify noise"
+
+
+def test_the_accuracy_axis_neither_magnifies_noise_nor_leaves_percent() -> None:
+    close = torch.full((3, 3), 91.0, dtype=torch.float64)
+    low, high = accuracy_curve({"run": close}).axes[0].get_ylim()
+    assert high - low == pytest.approx(10.0, abs=1.0)
+    assert low < 91 < high
+    low, high = accuracy_curve({"run": torch.tensor([[100.0, 0.0], [0.0, 0.0]])}).axes[0].get_ylim()
+    assert low >= -1
+    assert high <= 101
+
+
+def test_save_writes_the_picture_where_asked(tmp_path: Path) -> None:
+    path = save(accuracy_heatmap(matrix(3), "run"), tmp_path / "new" / "folder" / "heatmap.png")
+    image = imread(path)
+    assert min(image.shape[:2]) > 300
+    assert image[..., :3].std() > 0.05
+
+
+def test_no_display_and_no_global_list_of_figures_are_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a figure went through pyplot, which may open a display")
+
+    monkeypatch.setattr(pyplot, "figure", refuse)
+    monkeypatch.setattr(pyplot, "switch_backend", refuse)
+    open_before = pyplot.get_fignums()
+    save(accuracy_heatmap(matrix(2), "run"), tmp_path / "heatmap.png")
+    save(accuracy_curve({"run": matrix(2)}), tmp_path / "curve.png")
+    assert pyplot.get_fignums() == open_before
+
+
+def test_what_cannot_be_drawn_is_refused() -> None:
+    with pytest.raises(ValueError, match="no accuracy matrix"):
+        accuracy_heatmaps({})
+    with pytest.raises(ValueError, match="no accuracy matrix"):
+        accuracy_curve({})
+    with pytest.raises(ValueError, match="no learning curve"):
+        learning_curves({})
+    with pytest.raises(ValueError, match=r"run: .* at least one evaluation"):
+        learning_curves({"run": [None, None]})
+    with pytest.raises(ValueError, match=r"run: .* \[2, 3\]"):
+        accuracy_heatmap(torch.zeros(2, 3), "run")
+    with pytest.raises(ValueError, match=r"run: .* \[4, 2, 2\]"):
+        accuracy_curve({"run": torch.zeros(4, 2, 2)})
+    with pytest.raises(ValueError, match="1 task names for 2 tasks"):
+        accuracy_heatmap(matrix(2), "run", ["a"])

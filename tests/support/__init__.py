@@ -1,0 +1,1 @@
+"""Builders and independent computations that tests of several rooms use."""

@@ -1,0 +1,247 @@
+"""The command line on a tiny federation: configuration, run folder, checkpoint, and processes that get killed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from contextlib import ExitStack, redirect_stdout
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch import Trainer
+from matplotlib.figure import Figure
+
+from cfl.callbacks import RoundCheckpoint, RunRecord
+from cfl.cli.main import FederatedCLI, main
+from cfl.training.client import Client
+
+TINY = Path(__file__).with_name("tiny.yaml")
+PARAMETERS = 16 * 8 + 8 + 8 * 4 + 4
+"""Weights of tiny.yaml's network."""
+
+
+_BUILT: dict[tuple[Any, ...], dict[str, Any]] = {}
+_setup_parser = FederatedCLI.setup_parser
+
+
+def _built_once(cli: FederatedCLI, add_subcommands: bool, main: dict[str, Any], of_subcommands: dict[str, Any]) -> None:
+    """As the method whose place it takes; what it makes has nothing of the arguments, and serves all runs."""
+    key = (type(cli), add_subcommands, repr(main), repr(of_subcommands))
+    if key not in _BUILT:
+        before = set(vars(cli))
+        _setup_parser(cli, add_subcommands, main, of_subcommands)
+        _BUILT[key] = {name: value for name, value in vars(cli).items() if name not in before}
+    vars(cli).update(_BUILT[key])
+
+
+def run(*arguments: str, pictures: bool = False) -> int:
+    """``cfl ...`` in this process.
+
+    Left out is what would take most of the time: the options of the other subcommands, building the parser anew, and
+    pictures, whose files stay empty unless asked for.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(FederatedCLI, "setup_parser", _built_once))
+        stack.callback(_forget_what_was_not_printed)
+        stack.enter_context(mock.patch.dict(os.environ))
+        os.environ.pop("FORCE_COLOR", None)  # a pipe is a pipe, also where continuous integration asks for colours
+        subcommand = {name: skipped for name, skipped in FederatedCLI.subcommands().items() if name == arguments[0]}
+        if subcommand:
+            stack.enter_context(mock.patch.object(FederatedCLI, "subcommands", return_value=subcommand))
+        if not pictures:
+            stack.enter_context(mock.patch.object(Figure, "savefig", lambda figure, path, **_: Path(path).touch()))
+        try:
+            return main(list(arguments))
+        except SystemExit as exit:
+            return exit.code if isinstance(exit.code, int) else 1
+
+
+def _forget_what_was_not_printed() -> None:
+    """A parser that was asked for the configuration and did not come to print it would do so the next time."""
+    for key in [key for key, built in _BUILT.items() if hasattr(built["parser"], "print_config")]:
+        del _BUILT[key]
+
+
+def fit(folder: Path, *options: str, pictures: bool = False) -> int:
+    """``cfl fit`` on tiny.yaml into ``folder``."""
+    return run("fit", "--config", str(TINY), "--run.dir", str(folder), *options, pictures=pictures)
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    """A CSV file's rows."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """The run's ``summary.json``."""
+    content: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return content
+
+
+def checkpoint(folder: Path) -> dict[str, Any]:
+    """The run's ``last.ckpt``."""
+    content: dict[str, Any] = torch.load(folder / "last.ckpt", weights_only=True)
+    return content
+
+
+MEASURED = ("seconds", "finished_at", "gpse_seconds")
+"""Names of what differs between two equal runs: clock readings."""
+
+
+def results(folder: Path) -> dict[str, Any]:
+    """Everything a run leaves that must not depend on whether it was interrupted."""
+    saved = checkpoint(folder)
+    found = {
+        "matrix": (folder / "accuracy_matrix.csv").read_text(),
+        "tables": {path.name: rows(path) for path in sorted(folder.glob("*.csv"))},
+        "clients": {path.name: path.read_text() for path in sorted(folder.glob("clients/*.csv"))},
+        "summary": summary(folder),
+        "weights": saved["state_dict"],
+        "federation": saved["federation"],
+    }
+    return without_clocks(found)
+
+
+def without_clocks(tree: Any) -> Any:
+    """Nested dictionaries and lists without the entries named in MEASURED."""
+    if isinstance(tree, dict):
+        return {key: without_clocks(value) for key, value in tree.items() if key not in MEASURED}
+    return [without_clocks(value) for value in tree] if isinstance(tree, list | tuple) else tree
+
+
+def assert_same(ours: Any, theirs: Any, place: str = "") -> None:
+    """Bitwise equality of nested dictionaries, lists, tensors and values; names the first place that differs."""
+    if isinstance(ours, dict):
+        assert list(ours) == list(theirs), place
+        for key in ours:
+            assert_same(ours[key], theirs[key], f"{place}/{key}")
+    elif isinstance(ours, list):
+        assert len(ours) == len(theirs), place
+        for number, (left, right) in enumerate(zip(ours, theirs, strict=True)):
+            assert_same(left, right, f"{place}/{number}")
+    elif isinstance(ours, torch.Tensor):
+        assert ours.dtype == theirs.dtype, place
+        assert torch.equal(ours.nan_to_num(nan=-1.0), theirs.nan_to_num(nan=-1.0)), place
+    else:
+        assert ours == theirs, place
+
+
+# Processes that die.
+
+STAGES = ("training", "closed", "writing", "written", "ended")
+"""Moments of a round: in a local step; its row written, its checkpoint not; half of the file written; file in place;
+after the last one, all but the summary written."""
+
+
+def die_at(stage: str, round: int, number: int = signal.SIGKILL) -> ExitStack:
+    """From now on this process sends itself a signal at a moment of a round.
+
+    Args:
+        stage: one of STAGES.
+        round: from 0.
+        number: the signal.
+    """
+    sent = []
+
+    def send() -> None:
+        if not sent:
+            sent.append(number)
+            os.kill(os.getpid(), number)
+
+    def around(owner: Any, name: str, before: bool, in_round: Callable[..., int]) -> Any:
+        original = getattr(owner, name)
+
+        def method(*arguments: Any, **named: Any) -> Any:
+            due = in_round(*arguments) == round
+            if before and due:
+                send()
+            result = original(*arguments, **named)
+            if not before and due:
+                send()
+            return result
+
+        return mock.patch.object(owner, name, method)
+
+    def next_round(callback: Any, trainer: Any, *_: Any) -> int:
+        return int(trainer.lightning_module.federation.round) - 1
+
+    def save_half(trainer: Trainer, path: Path) -> None:
+        save_checkpoint(trainer, path)
+        if trainer.lightning_module.federation.round - 1 == round:
+            os.truncate(path, path.stat().st_size // 2)
+            send()
+
+    stack = ExitStack()
+    if stage in ("writing", "written"):
+        stack.enter_context(mock.patch.object(RoundCheckpoint, "_due", return_value=True))
+    if stage == "training":
+        stack.enter_context(around(Client, "training_step", True, lambda client, *_: client.federation.round))
+    elif stage == "closed":
+        stack.enter_context(around(RunRecord, "on_train_epoch_end", False, next_round))
+    elif stage == "ended":
+        stack.enter_context(around(RunRecord, "_finish", True, lambda _, client: client.federation.round - 1))
+    elif stage == "written":
+        stack.enter_context(around(RoundCheckpoint, "_save", False, next_round))
+    else:
+        save_checkpoint = Trainer.save_checkpoint
+        stack.enter_context(mock.patch.object(Trainer, "save_checkpoint", save_half))
+    return stack
+
+
+def _child(arguments: tuple[str, ...], moment: tuple[str, int] | None) -> None:
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), ExitStack() as stack:
+        if moment is not None:
+            stack.enter_context(die_at(*moment))
+        raise SystemExit(run(*arguments))
+
+
+def start(*arguments: str, moment: tuple[str, int] | None = None) -> BaseProcess:
+    """``cfl ...`` in a process of its own, which kills itself at a moment (stage, round) if one is given.
+
+    Processes are forked from one that has imported the program already, which saves seconds each.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["cfl.cli.main"])
+    process = context.Process(target=_child, args=(arguments, moment))
+    process.start()
+    return process
+
+
+def killed(stage: str, round: int, *arguments: str) -> int | None:
+    """The exit status of ``cfl ...`` in a process of its own that kills itself; -9 says that it did."""
+    process = start(*arguments, moment=(stage, round))
+    process.join()
+    return process.exitcode
+
+
+def printed_config(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    """What ``--print_config`` prints."""
+    capsys.readouterr()
+    assert run("fit", *arguments, "--print_config") == 0
+    config: dict[str, Any] = yaml.safe_load(capsys.readouterr().out)
+    return config
+
+
+VARIANTS = {
+    "fedavg": (
+        *("--federated.server_momentum", "0.9", "--federated.client_weighting", "samples"),
+        *("--model.network.dropout", "0.3", "--schedule.evaluate_every", "2"),
+    ),
+    "fot": ("--methods.fot", "FOT", "--methods.fot.threshold", "0.9"),
+    "personal": ("--methods.own", "PersonalLayers", "--methods.own.layers", "['head.*']"),
+    "class-incremental": (
+        *("--data.stream", "ClassSplit", "--data.stream.source", "Synthetic", "--data.stream.num_tasks", "2"),
+        *("--data.stream.source.num_classes", "4", "--data.stream.source.train_size", "160"),
+        *("--data.scenario", "class"),
+    ),
+}

@@ -1,0 +1,37 @@
+"""State that is made or read before Lightning moves the network to an accelerator; the meta device stands for it."""
+
+from __future__ import annotations
+
+import torch
+from support.tiny import fit, mlp, sgd, tiny_client, tiny_data, weights
+
+from cfl.federation.server import Server
+from cfl.methods import FOT, PersonalLayers
+
+
+def test_fots_bases_follow_the_network() -> None:
+    """A checkpoint is read first, and projecting with a basis left behind would stop the resumed run."""
+    data, fot = tiny_data(), FOT(threshold=0.8)
+    federation = fit(tiny_client(data, mlp, sgd, {"fot": fot}), data)
+    resumed = FOT(threshold=0.8)
+    resumed.setup(federation)
+    resumed.load_state_dict(fot.state_dict())
+    moved = resumed.transform_step({name: value.to("meta") for name, value in weights(federation).items()})
+    assert {value.device.type for value in (*moved.values(), *resumed.bases.values())} == {"meta"}
+
+
+def test_the_servers_momentum_follows_the_update() -> None:
+    server = Server({"w": torch.zeros(3)}, {}, momentum=0.5)
+    server.load_state_dict({"velocity": {"w": torch.ones(3)}})
+    server.parameters = {"w": torch.zeros(3, device="meta")}
+    server.apply({"w": torch.ones(3, device="meta")}, {})
+    assert server.velocity["w"].device.type == "meta"
+
+
+def test_what_clients_keep_follows_the_network() -> None:
+    """Initial values are copied before the move; evaluation needs them next to the images."""
+    data = tiny_data()
+    client = tiny_client(data, mlp, sgd, {"personal": PersonalLayers(["head.*"])})
+    federation = fit(client, data)
+    client.network.to("meta")
+    assert {value.device.type for value in federation.own_tensors((0, 3)).values()} == {"meta"}

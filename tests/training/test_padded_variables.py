@@ -1,0 +1,94 @@
+"""What columns of zeros add to a likelihood: a cost that training drives to 0, and nothing else."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.tiny import double, fit, tiny_client, tiny_data
+from torch import Tensor
+
+from cfl.data.sources import BinarySet
+from cfl.data.streams import Sequence
+from cfl.models import MADE
+
+REAL, ALL = 8, 14
+
+
+def nats(network: Any, x: Tensor) -> Tensor:
+    """``[D]``: mean over samples of what each variable costs."""
+    logits = network.logits(x, network.evaluation_degrees(0, x.device))
+    p = torch.where(x.flatten(1) == 1, logits.sigmoid(), 1 - logits.sigmoid())
+    return -p.log().mean(0).detach()
+
+
+@pytest.mark.parametrize("order", ["natural", "random"])
+def test_other_variables_know_nothing_of_them(order: Any) -> None:
+    """A zero adds nothing to any unit: real variables cost the same whatever the weights from padded ones are."""
+    torch.manual_seed(0)
+    network: Any = MADE((1, 1, ALL), ALL, hidden=[20], direct=True, order=order).double()
+    x = (torch.rand(50, 1, 1, ALL, dtype=torch.float64) > 0.5).double()
+    x[..., REAL:] = 0
+    before = nats(network, x)
+    with torch.no_grad():
+        network.layers[0].weight[:, REAL:] = 100.0
+        network.shortcut.weight[:, REAL:] = -100.0
+    assert torch.equal(nats(network, x), before)
+    assert float(-network.log_likelihood(x).mean()) == pytest.approx(float(before.sum()), abs=1e-12)
+    assert float(before[REAL:].min()) > 0
+
+
+def test_without_training_each_costs_a_bit_and_the_cost_falls_as_one_over_the_steps() -> None:
+    """Of a bias alone, by gradient descent: with ``p(1) = 1 / (1 + e^u)``, ``e^u + u`` grows by the rate in every step.
+
+    So after t steps of rate r a variable costs ``log(1 + e^-u)``, below ``1 / (r t - log(r t))``.
+    """
+    rate, steps = 0.5, 400
+    bias = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.SGD([bias], rate)
+    cost = []
+    for _ in range(steps + 1):
+        loss = torch.nn.functional.softplus(bias)  # -log p(0)
+        cost.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert cost[0] == pytest.approx(math.log(2))
+    low, high = 0.0, 50.0
+    for _ in range(100):  # u by bisection
+        u = (low + high) / 2
+        low, high = (u, high) if math.exp(u) + u < 1 + rate * steps else (low, u)
+    assert cost[-1] == pytest.approx(math.log1p(math.exp(-u)), rel=0.02)
+    assert cost[-1] < 1 / (rate * steps - math.log(rate * steps))
+
+
+def test_training_drives_their_cost_to_nothing(tmp_path: Path) -> None:
+    """In a federated run, while real variables cost about what they cost without padding."""
+    noise = np.random.default_rng(0)
+    common = noise.integers(0, 2, (400, 1))
+    rows = (common ^ (noise.random((400, REAL)) < 0.2)).astype(np.uint8)
+    folder = tmp_path / "binary"
+    folder.mkdir()
+    np.savez(folder / "noisy.npz", train=rows[:300], valid=rows[300:350], test=rows[350:])
+    found = {}
+    for pad_to in (None, ALL):
+        stream = Sequence([BinarySet("noisy", variables=REAL, pad_to=pad_to)])
+        data = tiny_data(
+            stream, scenario="density", root=str(tmp_path), schedule={"rounds_per_task": 15, "evaluate_every": 0}
+        )
+        make = double(partial(MADE, hidden=[16], order="natural"))
+        federation = fit(tiny_client(data, make, partial(torch.optim.Adam, lr=0.02)), data)
+        x = data.tasks[0].transform(data.tasks[0].test.images).double()
+        found[pad_to] = nats(federation.network, x)
+        assert float(federation.measured.compute()[0, 0]) == pytest.approx(float(found[pad_to].sum()), abs=1e-9)
+        untrained = float(federation.measured.initial()[0])
+        assert untrained == pytest.approx((pad_to or REAL) * math.log(2), rel=0.1)
+    padding = float(found[ALL][REAL:].sum())
+    assert 0 < padding < 0.05 < (ALL - REAL) * math.log(2)
+    assert float(found[ALL][:REAL].sum()) == pytest.approx(float(found[None].sum()), abs=0.15)
+    assert float(found[None].sum()) < 0.95 * REAL * math.log(2)

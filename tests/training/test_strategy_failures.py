@@ -1,0 +1,162 @@
+"""When one process fails, all end at once, and the first says why."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer
+from support.tiny import fit, permuted, tiny_client, tiny_data
+from support.tiny_parallel import Crew, Failed
+
+from cfl.data.schedule import RoundPlan
+from cfl.engines.cohort import Cohort
+from cfl.methods import Method
+from cfl.runtime.distributed import rank
+from cfl.training.strategy import ClientParallel
+
+SOON = 10.0
+"""Seconds: far below the time-out of 60 s that a process would wait for one that says nothing."""
+
+
+class Poison(Method):
+    """Breaks what one client sends in round 1."""
+
+    def __init__(self, client: int) -> None:
+        self.client = client
+
+    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        for position in positions:
+            if cohort.round == 1 and cohort.clients[position] == self.client:
+                cohort.parameters["head.bias"].data[position] = torch.nan
+
+
+class Trouble(Method):
+    """Something happens in process 1, in the named hook of round 1."""
+
+    def __init__(self, hook: str, happens: Callable[[], Any]) -> None:
+        self.hook, self.happens = hook, happens
+
+    def _at(self, hook: str, round: int) -> None:
+        if hook == self.hook and round == 1 and rank() == 1:
+            self.happens()
+
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        self._at("adjust_gradients", cohort.round)
+        if self.hook == "slow" and cohort.round == 1:
+            if rank() == 1:
+                raise ArithmeticError("while the others compute")
+            time.sleep(0.2)
+
+    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        self._at("close_clients", cohort.round)
+
+    def end_round(self, plan: RoundPlan) -> None:
+        self._at("end_round", plan.round)
+
+
+class Full(Callback):
+    """The first process fails where it alone has something to do."""
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        if trainer.is_global_zero:
+            raise OSError("disk full")
+
+
+def wrong() -> None:
+    raise ArithmeticError("made up")
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def sleep() -> None:
+    time.sleep(100)
+
+
+def run(method: Method | None, callback: Callback | None, timeout: float) -> None:
+    data = tiny_data(permuted(train=800), schedule={"cohort_width": 1})
+    client = tiny_client(data, methods={"trouble": method} if method else {})
+    strategy = ClientParallel(timeout_seconds=timeout)
+    fit(client, data, callbacks=[callback] if callback else [], strategy=strategy, devices=2)
+
+
+def outcomes(
+    method: Method | None, callback: Callback | None = None, timeout: float = 60.0
+) -> tuple[Failed, Failed, float]:
+    """What happens to both processes, and how long it takes."""
+    crew = Crew(2)
+    started = time.monotonic()
+    crew.start(run, method, callback, timeout)
+    # A process that has failed ends in real life; here its end is what the other would wait for.
+    second = crew.outcome(1)
+    crew.processes[1].kill()
+    first = crew.outcome(0)
+    seconds = time.monotonic() - started
+    crew.close()
+    assert isinstance(first, Failed)
+    assert isinstance(second, Failed)
+    return first, second, seconds
+
+
+def test_a_bad_update_in_one_process_ends_both() -> None:
+    data = tiny_data(permuted(train=800))
+    ours = data.rounds.round(1).clients[1]  # equal clients are dealt in turn
+    first, second, seconds = outcomes(Poison(ours))
+    assert second.kind == "BadUpdate"
+    assert f"client {ours} trained to NaN or infinity in round 1 (task 0)" in second.message
+    assert (first.kind, first.message) == ("ProcessFailed", f"process 1: {second.message}")
+    assert seconds < SOON
+
+
+@pytest.mark.parametrize("hook", ["adjust_gradients", "close_clients", "end_round"])
+def test_an_error_in_one_process_ends_both(hook: str) -> None:
+    first, second, seconds = outcomes(Trouble(hook, wrong))
+    assert "ArithmeticError: made up" in second.message
+    assert (first.kind, first.message) == ("ProcessFailed", f"process 1: RuntimeError: {second.message}")
+    assert seconds < SOON
+
+
+def test_a_process_that_computes_hears_of_it_before_the_round_is_over() -> None:
+    """100 steps of 0.2 s are left to do for the first process."""
+    first, _, seconds = outcomes(Trouble("slow", wrong))
+    assert first.kind == "ProcessFailed"
+    assert "while the others compute" in first.message
+    assert seconds < SOON
+
+
+def test_an_error_of_the_first_process_ends_the_other() -> None:
+    crew = Crew(2)
+    crew.start(run, None, Full(), 60.0)
+    first = crew.outcome(0)
+    crew.processes[0].kill()
+    second = crew.outcome(1)
+    crew.close()
+    assert (first.kind, first.message) == ("OSError", "disk full")
+    assert second.kind == "ProcessFailed"
+
+
+def test_a_process_that_dies_ends_the_other() -> None:
+    first, second, seconds = outcomes(Trouble("close_clients", die))
+    assert second.kind == "died"
+    assert first.kind == "ProcessFailed"
+    assert "ended without a word" in first.message
+    assert seconds < SOON
+
+
+def test_a_process_that_hangs_is_given_up() -> None:
+    crew = Crew(2)
+    started = time.monotonic()
+    crew.start(run, Trouble("close_clients", sleep), None, 3.0)
+    first = crew.outcome(0)
+    seconds = time.monotonic() - started
+    crew.close()
+    assert first.kind == "ProcessFailed"
+    assert "did not answer" in first.message
+    assert 3.0 <= seconds < SOON + 3.0
