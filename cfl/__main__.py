@@ -26,6 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from cfl.export.command import main as export
 
         return export(given[1:])
+    if given[:1] == ["configs"]:
+        from cfl.cli.installed_configs import main as configs
+
+        return configs(given[1:])
     from cfl.cli.main import main as train
 
     return train(given)

@@ -34,6 +34,7 @@ from cfl.callbacks import (
 from cfl.callbacks.run_record import LAST_CHECKPOINT, check_method_names, wandb_id_in
 from cfl.callbacks.trainer_checks import check_evaluation, check_trainer
 from cfl.cli.import_policy import TRUSTED, importing_only
+from cfl.cli.installed_configs import DEFAULT_CONFIG
 from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING
 from cfl.cli.method_keys import keys_as_typed
 from cfl.cli.parsing import Parser, debugging, reason_for_user
@@ -59,7 +60,6 @@ from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import printable
 from cfl.training.client import Client
 
-DEFAULT_CONFIG = Path(__file__).resolve().parent.parent / "configs" / "default.yaml"
 SUBCOMMANDS = {
     "fit": "Train task after task, evaluate on all tasks, and leave figures and checkpoint in the run folder.",
     "validate": "Score a checkpoint on the same test sets that a fit scores, and draw samples of a density.",
@@ -406,7 +406,8 @@ def _build(kind: type[FederatedCLI], line: CommandLine) -> FederatedCLI:
                 "prog": "cfl",
                 "description": "Train and compare methods of continual federated learning.",
                 "epilog": "Further commands, each with --help: cfl compare RUN... makes tables and a page of charts of "
-                "finished runs, cfl export a file of a run's model, cfl dashboard panels at wandb.",
+                "finished runs, cfl export a file of a run's model, cfl dashboard panels at wandb, cfl configs the "
+                "configurations that come along.",
                 **{
                     name: {
                         "default_config_files": [str(DEFAULT_CONFIG)],

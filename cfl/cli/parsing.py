@@ -18,6 +18,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser
 
 from cfl.cli.import_policy import require_classes
+from cfl.cli.installed_configs import find_config
 from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING, check_content, check_words
 from cfl.cli.methods_given import NO_CLASS, UNKNOWN, Given, in_file, on_command_line, with_name
 from cfl.data.augmentation import Augmentation
@@ -47,7 +48,7 @@ _PLUGINS: dict[str, type] = {
     "sequences": TaskSequences,
 }
 _SAID_IN_FULL = (ConfigError, DataFilesMissing, BadUpdate, DamagedFile, MisconfigurationException)
-COMMANDS = ("fit", "validate", "test", "compare", "export", "dashboard")
+COMMANDS = ("fit", "validate", "test", "compare", "export", "dashboard", "configs")
 _TYPES = {
     "NoneType": "null",
     "int": "an integer",
@@ -79,6 +80,8 @@ class _ConfigFile(ActionConfigFile):
     def apply_config(parser: Any, cfg: Any, dest: str, value: Any) -> None:
         """As the base class; ``methods: {}`` or ``trainer.logger: false`` in a file drop what was there before."""
         before, loggers = cfg.get("methods"), _named_classes(cfg.get("trainer.logger"))
+        if not _is_inline(value):
+            value = str(find_config(dest, value))
         content = _content(dest, value)
         check_content(content, {action.dest.partition(".")[0] for action in parser._actions if "." in action.dest})
         trainer = content.get("trainer")
@@ -93,15 +96,17 @@ class _ConfigFile(ActionConfigFile):
             cfg["trainer.logger"] = every if len(every) > 1 else every[0]
 
 
+def _is_inline(value: str) -> bool:
+    """Whether this is the configuration itself, not the name of a file."""
+    return any(sign in value for sign in "{\n")
+
+
 def _content(key: str, value: str) -> Mapping[str, Any]:
-    """What a file holds; refuses one that is not there or no YAML, by name: the parser tells neither file nor place."""
-    path = Path(value)
-    if any(sign in value for sign in "{\n"):  # the configuration itself, not a file
+    """What a file holds; refuses one that is no YAML by name: the parser tells neither file nor place."""
+    if _is_inline(value):
         return _mapping_in(key, value, value)
-    if not path.is_file():
-        raise ConfigError(key, value, "an existing file")
     try:
-        text = path.read_bytes()
+        text = Path(value).read_bytes()
     except OSError as error:
         raise ConfigError(key, value, f"a file that can be read ({error.strerror})") from None
     content = _mapping_in(key, value, text)

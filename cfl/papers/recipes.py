@@ -10,10 +10,8 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from cfl.cli.main import DEFAULT_CONFIG
+from cfl.cli.installed_configs import CONFIGS
 from cfl.runtime.errors import ConfigError
-
-CONFIGS = DEFAULT_CONFIG.parent
 
 Point = Mapping[str, str]
 """A combination of axis values."""

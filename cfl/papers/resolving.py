@@ -13,6 +13,7 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.cli import instantiate_class
 
 from cfl.cli import main as cli
+from cfl.cli.installed_configs import DEFAULT_CONFIG
 from cfl.cli.parsing import Parser
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.schedule import Schedule
@@ -67,7 +68,7 @@ class Resolver:
                 load_from_checkpoint_support=False,
                 save_config_callback=None,
                 parser_class=Parser,
-                parser_kwargs={"fit": {"default_config_files": [str(cli.DEFAULT_CONFIG)]}},
+                parser_kwargs={"fit": {"default_config_files": [str(DEFAULT_CONFIG)]}},
             )
         except _Ready as ready:
             parsers: _ParsersOnly = ready.args[0]

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from cfl.cli.main import DEFAULT_CONFIG
+from cfl.cli.installed_configs import DEFAULT_CONFIG
 from cfl.models.weights_file import KEY
 from cfl.runtime.errors import ConfigError
 

@@ -1,0 +1,91 @@
+"""``cfl configs [NAME]``: the configurations that come along, which ``--config`` finds from any folder."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from itertools import takewhile
+from pathlib import Path
+
+from cfl.runtime.errors import ConfigError
+
+CONFIGS = (Path(__file__).parents[1] / "configs").resolve()
+DEFAULT_CONFIG = CONFIGS / "default.yaml"
+_COLLAPSED = "papers"
+"""A folder of many files, which the list of all shows as one line."""
+
+
+def find_config(key: str, name: str) -> Path:
+    """The file that a name stands for: that of the user, else the one that comes along.
+
+    Args:
+        key: of the option, for the error.
+        name: a path, or one of a file that comes along: ``methods/fot.yaml`` or ``configs/methods/fot.yaml``.
+
+    Raises:
+        ConfigError: there is neither; says where was looked.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+    if not path.is_absolute():
+        installed = _installed(path)
+        if installed.is_file() and CONFIGS in installed.parents:
+            return installed
+    looked = path.parent.resolve() if path.is_absolute() else f"{Path.cwd()} and {CONFIGS}"
+    raise ConfigError(key, name, f"an existing file (looked in {looked}; cfl configs lists those that come along)")
+
+
+def _installed(path: Path) -> Path:
+    """Where a relative path leads among the files that come along."""
+    return (CONFIGS / (path.relative_to("configs") if path.parts[:1] == ("configs",) else path)).resolve()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: without the program's name and ``configs``; None takes ``sys.argv``'s after these.
+
+    Returns:
+        Exit status: 0, or 2 after one line on standard error.
+    """
+    parser = argparse.ArgumentParser(
+        prog="cfl configs",
+        description="List the configurations that come along, or print one. --config finds them by these names from "
+        "any folder; a file of the same name in the current folder is taken before them.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", help="a file, e.g. methods/fot.yaml, or a folder, e.g. papers"
+    )
+    name = parser.parse_args(sys.argv[2:] if arguments is None else arguments).name
+    place = CONFIGS if name is None else _installed(Path(name))
+    if place.is_file() and CONFIGS in place.parents:
+        print(place.read_text(encoding="utf-8"), end="")
+        return 0
+    files = sorted(path.relative_to(CONFIGS) for path in CONFIGS.rglob("*.yaml"))
+    found = [path for path in files if name is None or place in (CONFIGS / path).parents]
+    if not found:
+        near = get_close_matches(name or "", [str(path) for path in files])
+        valid = ", ".join(near) or "one of those that cfl configs lists"
+        print(f"error: {ConfigError('NAME', name, valid)}", file=sys.stderr)
+        return 2
+    collapsed = [path for path in found if name is None and path.parts[0] == _COLLAPSED]
+    for path in found:
+        if path not in collapsed:
+            print(f"{path!s:<44} {_about(CONFIGS / path)}".rstrip())
+    if collapsed:
+        print(f"{_COLLAPSED + '/':<44} {len(collapsed)} files for the papers' tables: cfl configs {_COLLAPSED}")
+    return 0
+
+
+def _about(path: Path) -> str:
+    """The first sentence of the comment that a file begins with."""
+    with path.open(encoding="utf-8") as file:
+        lines = [line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), file)]
+    comment = " ".join(lines)
+    return re.split(r"(?<=[.!?])\s", comment, maxsplit=1)[0]
