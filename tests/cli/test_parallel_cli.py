@@ -222,7 +222,7 @@ def test_launched_by_lightning(alone: dict[str, Path], tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_bad_update_ends_processes_launched_by_lightning(tmp_path: Path) -> None:
     """The first process says in one line what happened in the second, with the exit status of one process."""
-    poison = ("--methods.poison", "test_parallel_failures.Poison", "--methods.poison.client", "1")
+    poison = ("--methods.poison", "support.tiny_parallel.Poison", "--methods.poison.client", "1")
     process = launch(tmp_path / "run", "--schedule.clients_per_round", "4", *poison)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 2, err

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import socket
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cfl.engines.cohort import Cohort
+from cfl.methods import Method
 from cfl.training.strategy import ClientParallel
 
 TIMEOUT = 60.0  # seconds; nothing here takes a tenth of that
@@ -144,3 +146,15 @@ def assert_close(found: Any, expected: Any, tolerance: float, place: str = "") -
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance, err_msg=place)
     else:
         assert found == expected, place
+
+
+class Poison(Method):
+    """Breaks what one client sends in round 1."""
+
+    def __init__(self, client: int) -> None:
+        self.client = client
+
+    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        for position in positions:
+            if cohort.round == 1 and cohort.clients[position] == self.client:
+                cohort.parameters["head.bias"].data[position] = torch.nan

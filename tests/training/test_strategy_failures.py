@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-import torch
 from lightning.pytorch import Callback, Trainer
 from support.tiny import fit, permuted, tiny_client, tiny_data
-from support.tiny_parallel import Crew, Failed
+from support.tiny_parallel import Crew, Failed, Poison
 
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
@@ -22,18 +21,6 @@ from cfl.training.strategy import ClientParallel
 
 SOON = 10.0
 """Seconds: far below the time-out of 60 s that a process would wait for one that says nothing."""
-
-
-class Poison(Method):
-    """Breaks what one client sends in round 1."""
-
-    def __init__(self, client: int) -> None:
-        self.client = client
-
-    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        for position in positions:
-            if cohort.round == 1 and cohort.clients[position] == self.client:
-                cohort.parameters["head.bias"].data[position] = torch.nan
 
 
 class Trouble(Method):
