@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -16,9 +15,7 @@ from cfl.data.schedule import RoundPlan
 from cfl.federation.channel import UPDATE, Channel
 from cfl.federation.client_states import ClientStates
 from cfl.federation.federation import MODEL_TOPIC, Federation, state_buffers
-from cfl.federation.method_protocol import FederatedMethod
 from cfl.federation.server import Server
-from cfl.methods.task_free import sealed_plan
 from cfl.randomness.generators import seed_device, seed_for
 from cfl.runtime import distributed
 from cfl.runtime.error_context import Located
@@ -112,11 +109,8 @@ class FederatedOrchestrator(Callback):
                 ),
                 Channel(
                     self.on_bad_update,
-                    any(method.individual_uplinks for method in client.methods.values()),
-                    (
-                        "model.optimizer lr",
-                        *(f"methods.{name}.{m.pulls_with}" for name, m in client.methods.items() if m.pulls_with),
-                    ),
+                    client.methods.individual_uplinks,
+                    ("model.optimizer lr", *client.methods.strengths),
                 ),
                 self.batchnorm,
                 ClientStates(limit),
@@ -164,9 +158,7 @@ class FederatedOrchestrator(Callback):
         for part in self.plan.parts:
             if part.round_in_task == 0:
                 with _located(f"beginning task {part.task}", self.plan):
-                    for method in federation.methods.values():
-                        if not method.task_free:
-                            method.begin_task(part)
+                    client_of(pl_module).methods.begin_task(part)
         receivers = sum(len(federation.own_clients(part.task, part.clients)) for part in self.plan.parts)
         federation.channel.downlink("model", federation.shared_tensors(), receivers)
         trainer.check_val_every_n_epoch = 1 if federation.schedule.evaluates_after(self.plan) else NEVER
@@ -200,8 +192,7 @@ class FederatedOrchestrator(Callback):
             cohort.lr = float(optimizer.param_groups[0]["lr"])
         if federation.buffer is not None:
             federation.buffer.open(cohort)
-        for method in federation.methods.values():
-            method.open_cohort(client.shown(method))
+        client.methods.start_clients()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: CohortBatch, batch_idx: int
@@ -221,15 +212,15 @@ class FederatedOrchestrator(Callback):
         federation.channel.enter_round(cohort.task, cohort.round)  # of clients with clocks of their own, their task
         cohort.put_back_unused_outputs(positions)
         sound = positions
-        if federation.buffer is not None or any(m.overrides("close_clients") for m in federation.methods.values()):
+        if federation.buffer is not None or client.methods.collects:
             # Who is left out is left out with all that it has, whichever of its tensors is to blame.
             judged = federation.trained_tensors(cohort, positions)
             usable = federation.channel.usable(judged, [cohort.clients[p] for p in positions])
             sound = tuple(p for p, good in zip(positions, usable, strict=True) if good)
         if sound and federation.buffer is not None:
             federation.buffer.close(cohort, sound)
-        for method in federation.methods.values() if sound else ():
-            method.close_clients(client.shown(method), sound)
+        if sound:
+            client.methods.finish_clients(sound)
         clients = [cohort.clients[p] for p in positions]
         trained = cohort.rows(positions, {**cohort.parameters, **cohort.buffers})
         if cohort.used_outputs is not None:
@@ -257,18 +248,15 @@ class FederatedOrchestrator(Callback):
             federation.server.apply(
                 {n: mean[n] for n in federation.shared_parameters},
                 {n: mean[n] for n in federation.shared_buffers},
-                [*(partial(_transformed, method) for method in federation.methods.values()), self._hold_unused_outputs],
+                [*client.methods.step_transforms, self._hold_unused_outputs],
             )
         self._used_outputs = None
         federation.round += 1
         federation.data.next_round = federation.round
-        for method in federation.methods.values():
-            method.end_round(sealed_plan(plan) if method.task_free else plan)
+        client.methods.end_round(plan)
         ended = [part for part in plan.parts if part.last_of_task]
         for part in ended:
-            for method in federation.methods.values():
-                if not method.task_free:
-                    method.end_task(part)
+            client.methods.end_task(part)
         if ended:
             check_same_model(federation)
         federation.synchronise()
@@ -377,19 +365,6 @@ def mean_matrix(federation: Federation) -> torch.Tensor:
     """What is measured, ``[T, T]``: accuracies in percent, or NLL in nats; the mean over clients where each has one."""
     matrix = federation.measured.compute()
     return matrix.nanmean(0) if federation.measures_clients else matrix
-
-
-def _transformed(method: FederatedMethod, step: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The global step as a method wants it.
-
-    Raises:
-        TypeError: it does not say for every parameter.
-    """
-    names = set(step)
-    found = method.transform_step(step)
-    if not isinstance(found, dict) or set(found) != names:
-        raise TypeError(f"{method.key}: transform_step must return the step of every parameter that it is given")
-    return found
 
 
 def _located(what: str, plan: RoundPlan) -> Located:

@@ -29,7 +29,6 @@ from cfl.data.report import save as save_partition_report
 from cfl.data.schedule import RoundPlan
 from cfl.federation.channel import payload_bytes
 from cfl.federation.federation import Federation
-from cfl.federation.method_protocol import FederatedMethod
 from cfl.metrics.measure import ACCURACY, NLL
 from cfl.metrics.task_matrix import TaskMatrix
 from cfl.reporting import folder_lock
@@ -497,7 +496,7 @@ class RunRecord(Callback):
         print(f"{federation.round:,} rounds, uplink {up:,.2f} MB, downlink {down:,.2f} MB, {federation.seconds:,.1f} s")
 
 
-def methods_figures(methods: Mapping[str, FederatedMethod]) -> dict[str, Any]:
+def methods_figures(methods: Mapping[str, Any]) -> dict[str, Any]:
     """What methods add to the summary; a figure that several have is told apart by the method's name in front."""
     found = {name: method.summary() for name, method in methods.items()}
     several = Counter(key for figures in found.values() for key in figures)

@@ -566,7 +566,7 @@ NAP = 0.02
 class Naps(Method):
     """Sleeps in every hook: in local steps, around them, and at a task's end on both sides of a message."""
 
-    def open_cohort(self, cohort: Cohort) -> None:
+    def start_clients(self, cohort: Cohort) -> None:
         time.sleep(NAP)
 
     def penalty(self, cohort: Cohort) -> None:
@@ -575,7 +575,7 @@ class Naps(Method):
     def adjust_gradients(self, cohort: Cohort) -> None:
         time.sleep(NAP)
 
-    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         time.sleep(NAP)
 
     def transform_step(self, step: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -11,13 +11,11 @@ from torch import Tensor, nn
 
 from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Samples
-from cfl.engines.cohort import Cohort
 from cfl.models.density import negative_log_likelihoods
-from cfl.runtime.errors import ConfigError
 
 
 class LossMethod(Protocol):
-    """A method, as far as it has a say in clients' losses; :class:`cfl.methods.base.Method` explains each."""
+    """A method with a say in clients' losses, by any of these; :mod:`cfl.methods.capabilities` explains each."""
 
     @property
     def key(self) -> str:
@@ -27,43 +25,55 @@ class LossMethod(Protocol):
     def task_free(self) -> bool:
         """Whether it must be shown handles in the place of tasks."""
 
-    @property
-    def replays_logits(self) -> bool:
-        """Whether logits have to be kept with the samples of clients' buffers."""
 
-    @property
-    def reweighs_added_only(self) -> bool:
-        """Whether it does nothing to a step that has its own samples alone."""
-
-    @property
-    def replaces_own_loss(self) -> bool:
-        """Whether it puts a term in the place of the cross-entropy of a step's own samples."""
-
-    @property
-    def passes_forward(self) -> bool:
-        """Whether local steps go through :meth:`forward_pass`."""
-
-    @property
-    def observes(self) -> bool:
-        """Whether it wants to see the logits of the cohort that has just opened."""
-
-    def overrides(self, *hooks: str) -> bool:
-        """Whether it has one of these hooks of its own."""
+class Weigher(LossMethod, Protocol):
+    """Weighs samples."""
 
     def weigh(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
         """Map the factors ``[N]`` of one client's cross-entropies to those to use."""
 
+
+class Term(LossMethod, Protocol):
+    """Adds a term."""
+
     def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
         """A term ``[]`` of one client's loss."""
+
+
+class Pass(LossMethod, Protocol):
+    """Makes the logits."""
 
     def forward_pass(self, network: nn.Module, x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
         """Logits ``[N, O]`` of one client's step and a term ``[]`` of its loss."""
 
+
+class Whole(LossMethod, Protocol):
+    """Replaces the loss."""
+
     def local_loss(self, network: nn.Module, x: Tensor, samples: Samples) -> Tensor:
         """The whole loss ``[]`` of one client's step."""
 
-    def observe(self, cohort: Cohort, batch: CohortBatch, logits: Tensor) -> None:
-        """See the logits of a step that has been computed."""
+
+@dataclass(frozen=True)
+class LossParts:
+    """What methods have to say in clients' losses, each kind in the order of the methods.
+
+    Attributes:
+        weighers: weigh samples.
+        terms: add terms.
+        whole: replaces the whole loss.
+        passing: makes the logits.
+        own_alone_plain: whether weighers and terms do nothing to a step that has its own samples alone.
+    """
+
+    weighers: tuple[Weigher, ...] = ()
+    terms: tuple[Term, ...] = ()
+    whole: Whole | None = None
+    passing: Pass | None = None
+    own_alone_plain: bool = True
+
+
+NOTHING = LossParts()
 
 
 class Objective:
@@ -76,44 +86,19 @@ class Objective:
     Of a network that estimates a density, ``-log p(x_i)`` takes the place of the cross-entropy.
 
     Args:
-        methods: in the order in which their hooks run.
+        parts: what methods have to say.
         density: whether the network estimates a density.
 
     Attributes:
         plain: whether the loss is the weighted cross-entropy alone, with weights that do not depend on logits.
         of_logits: whether the loss is a function of the logits, so that who has its gradient by them needs no more.
-        observers: methods that want to see a step's logits.
-
-    Raises:
-        ConfigError: if two methods want to replace the loss, the whole or that of own samples, or the forward pass, or
-            one replaces the whole loss and another wants to see logits.
     """
 
-    def __init__(self, methods: Iterable[LossMethod] = (), density: bool = False) -> None:
-        methods = tuple(methods)
-        self.density = density
-        self.weighers = tuple(m for m in methods if m.overrides("weigh"))
-        self.terms = tuple(m for m in methods if m.overrides("sample_loss"))
-        whole = [m for m in methods if m.overrides("local_loss")]
-        if len(whole) > 1:
-            names = " and ".join(type(m).__name__ for m in whole)
-            raise ConfigError("methods", names, "at most one method that replaces the whole local loss")
-        replacing = [m for m in methods if m.replaces_own_loss]
-        if len(whole) + len(replacing) > 1:
-            names = " and ".join(type(m).__name__ for m in (*whole, *replacing))
-            raise ConfigError("methods", names, "at most one method that replaces the loss of a client's own samples")
-        passing = [m for m in methods if m.passes_forward]
-        if len(whole) + len(passing) > 1:
-            names = " and ".join(type(m).__name__ for m in (*whole, *passing))
-            raise ConfigError("methods", names, "at most one method that takes the forward pass into its own hands")
-        self.observers = tuple(m for m in methods if m.overrides("observe"))
-        seeing = [*self.observers, *(m for m in methods if m.replays_logits)]
-        if whole and seeing:
-            names = " and ".join(type(m).__name__ for m in (*whole, *seeing))
-            raise ConfigError("methods", names, "no method that keeps logits beside one that replaces the local loss")
-        self._whole = whole[0] if whole else None
-        self._passing = passing[0] if passing else None
-        self.of_logits = not (whole or passing or density)
+    def __init__(self, parts: LossParts = NOTHING, density: bool = False) -> None:
+        self.parts, self.density = parts, density
+        self.weighers, self.terms = parts.weighers, parts.terms
+        self._whole, self._passing = parts.whole, parts.passing
+        self.of_logits = not (parts.whole or parts.passing or density)
         self.plain = self.of_logits and not (self.weighers or self.terms)
 
     def of_network(self, network: nn.Module, x: Tensor, samples: Samples) -> Tensor:
@@ -151,7 +136,7 @@ class Objective:
             or self.density
             or self._whole is not None
             or self._passing is not None
-            or not all(m.reweighs_added_only for m in (*self.weighers, *self.terms))
+            or not self.parts.own_alone_plain
         )
 
     def __call__(self, logits: Tensor, samples: Samples, x: Tensor | None = None) -> Tensor:
@@ -163,9 +148,9 @@ class Objective:
             x: the samples themselves, ``[N, C, H, W]``; only a density's loss looks at them.
         """
         weights = samples.weights.to(logits.dtype)
-        for method in self.weighers:
-            found = method.weigh(weights, logits, _shown(method, samples))
-            weights = _checked(found, list(weights.shape), method, "weigh")
+        for weigher in self.weighers:
+            found = weigher.weigh(weights, logits, _shown(weigher, samples))
+            weights = _checked(found, list(weights.shape), weigher, "weigh")
         if self.density:
             assert x is not None
             losses = weights * negative_log_likelihoods(logits, x)
@@ -173,8 +158,8 @@ class Objective:
             losses = weights * cross_entropies(logits, samples)
         # Not a product with the mask: what is padded may be infinite.
         loss = torch.where(samples.mask, losses, torch.zeros_like(losses)).sum()
-        for method in self.terms:
-            loss = loss + _checked(method.sample_loss(logits, _shown(method, samples)), [], method, "sample_loss")
+        for term in self.terms:
+            loss = loss + _checked(term.sample_loss(logits, _shown(term, samples)), [], term, "sample_loss")
         return loss
 
     def with_gradient(self, logits: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:

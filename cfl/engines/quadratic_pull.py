@@ -41,3 +41,11 @@ class Pull:
         """
         t = self.strength * (lr / (1 - lr * weight_decay))
         return self.anchor, torch.as_tensor(t, dtype=self.anchor.dtype, device=self.anchor.device)
+
+
+@torch.no_grad()
+def add_pulls(pulls: Mapping[str, Pull], gradients: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+    """Add pulls to clients' gradients (name -> ``[k, ...]``, in place) at their weights; frozen ones have none."""
+    for name, pull in pulls.items():
+        if name in gradients:
+            pull.add_to(gradients[name], weights[name])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from cfl.data.task_handles import shown_task
 from cfl.federation.federation import Federation
-from cfl.federation.method_protocol import FederatedMethod
+from cfl.methods.capabilities import FeatureOrder, Predictor
 from cfl.models.density import LogLikelihood, densities_differ, is_density
 from cfl.models.frozen_vit import FrozenViT
 from cfl.runtime.errors import ConfigError
@@ -48,9 +49,7 @@ class Answer(nn.Module):
         frozen: what the network computes with and holds none of: frozen transformers by name.
     """
 
-    def __init__(
-        self, network: nn.Module, classifiers: Iterable[FederatedMethod] = (), task: int = 0, client: int = 0
-    ) -> None:
+    def __init__(self, network: nn.Module, classifiers: Iterable[Any] = (), task: int = 0, client: int = 0) -> None:
         super().__init__()
         self.network = network
         held = {name: part.vit for name, part in vars(network).items() if isinstance(part, FrozenViT)}
@@ -97,7 +96,7 @@ def answer_of(client: Client, choice: Choice) -> Answer:
     federation = client.require_federation()
     _check_client(federation, choice.client)
     _check_statistics(federation, choice.client)
-    classifiers = [m for m in federation.methods.values() if m.overrides("classify")]
+    classifiers = list(federation.methods.with_capability(Predictor).values())
     by_task = _encodes_by_task(federation)
     if by_task is None and classifiers:
         by_task = _classifies_by_task(client, choice.client, classifiers)
@@ -105,7 +104,7 @@ def answer_of(client: Client, choice: Choice) -> Answer:
     return _answer(client, choice, classifiers)
 
 
-def _answer(client: Client, choice: Choice, classifiers: list[FederatedMethod]) -> Answer:
+def _answer(client: Client, choice: Choice, classifiers: list[Any]) -> Answer:
     federation, owner, task = client.require_federation(), choice.client, choice.task
     model = federation.state_tensors() if owner is None else federation.model_of(owner, task)
     stream_task = (task or 0) if owner is None else federation.data.stream_task(task or 0, owner)
@@ -141,16 +140,15 @@ def plain_network(network: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Modul
 def _encodes_by_task(federation: Federation) -> str | None:
     """The method that gives tasks coordinates of their own, or None."""
     server = federation.state_tensors()
-    for name, method in federation.methods.items():
-        if method.overrides("encode"):
-            for task in range(federation.data.stream.num_tasks):
-                encoded = method.encode(shown_task(method, task), server)
-                if not all(torch.equal(encoded[key], tensor) for key, tensor in server.items()):
-                    return name
+    for name, method in federation.methods.with_capability(FeatureOrder).items():
+        for task in range(federation.data.stream.num_tasks):
+            encoded = method.encode(shown_task(method, task), server)
+            if not all(torch.equal(encoded[key], tensor) for key, tensor in server.items()):
+                return name
     return None
 
 
-def _classifies_by_task(client: Client, owner: int | None, classifiers: list[FederatedMethod]) -> str | None:
+def _classifies_by_task(client: Client, owner: int | None, classifiers: list[Any]) -> str | None:
     """The method whose scores depend on the task, or None: tried out, as one may be told the task and not use it."""
     federation = client.require_federation()
     answer = _answer(client, Choice(owner), classifiers)
@@ -182,7 +180,7 @@ def _check_client(federation: Federation, client: int | None) -> None:
 
 
 def _check_task(federation: Federation, choice: Choice, by_task: str | None) -> None:
-    recalled = choice.client is not None and any(m.tells_tasks_apart for m in federation.methods.values())
+    recalled = choice.client is not None and federation.methods.tells_tasks_apart
     tasks = federation.data.stream.num_tasks if choice.client is None else federation.data.num_tasks
     if choice.task is None:
         if by_task is not None:

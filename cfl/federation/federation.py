@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.kept_samples import kept_bytes, kept_samples
 from cfl.data.schedule import BoundSchedule, RoundPlan
-from cfl.data.task_handles import TaskRef, opened, shown_task
+from cfl.data.task_handles import TaskRef, opened
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import Channel, payload_bytes
 from cfl.federation.client_states import ClientStates
-from cfl.federation.method_protocol import FederatedMethod
+from cfl.federation.method_protocol import MethodComposition
 from cfl.federation.replay_buffer import TOPIC as BUFFER_TOPIC
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.federation.server import Server
@@ -55,46 +55,13 @@ def state_buffers(network: nn.Module) -> list[str]:
     return list(buffers)
 
 
-def check_methods(methods: Mapping[str, FederatedMethod], data: FederatedDataModule) -> None:
-    """Refuse methods that the data's scenario, order, clocks or exposure leave nothing to stand on, and names in use.
-
-    Raises:
-        ConfigError: naming the setting, and the method that it does not go with.
-    """
-    exposure, spread = data.exposure, data.schedule.clock_spread
-    for name, method in methods.items():
-        if name in OF_ALL:
-            raise ConfigError(f"methods.{name}", name, "another name: clients keep something else under it")
-        who = f"methods.{name} ({type(method).__name__})"
-        needs_steps = f"null: {who} needs clients to learn the same tasks in step"
-        needs_clock = f"0: {who} needs clients to change tasks together"
-        unless = f", as it does not with methods.{name}.{method.task_free_with}" if method.task_free_with else ""
-        needs_ends = f"another exposure while {who} needs to know where tasks end{unless}"
-        needs_past = f"another exposure while {who} looks back to tasks that ended"
-        known = f"one of {sorted(method.scenarios)} while {who} is used"
-        for refused, key, value, valid in (
-            (data.scenario not in method.scenarios, "data.scenario", data.scenario, known),
-            (
-                data.order is not None and method.common_order,
-                "data.sequences",
-                type(data.sequences).__name__,
-                needs_steps,
-            ),
-            (data.rounds.own_clocks and not method.own_clocks, "schedule.clock_spread", spread, needs_clock),
-            (exposure == "asynchronous" and not method.task_free, "data.exposure", exposure, needs_ends),
-            (exposure == "joint" and method.looks_back, "data.exposure", exposure, needs_past),
-        ):
-            if refused:
-                raise ConfigError(key, value, valid)
-
-
 class Federation:
     """Server, clients, methods and what has been measured so far.
 
     Args:
         network: the global model; its parameters and buffers are the server's.
         data: the tasks and their clients.
-        methods: name -> method, in the order in which their hooks run.
+        methods: the methods of the run, as one.
         server: moves the network's parameters.
         channel: the door between clients and server.
         batchnorm: what becomes of BatchNorm's running statistics after local training. ``average``: they are averaged
@@ -126,7 +93,7 @@ class Federation:
         self,
         network: nn.Module,
         data: FederatedDataModule,
-        methods: Mapping[str, FederatedMethod],
+        methods: MethodComposition,
         server: Server,
         channel: Channel,
         batchnorm: Literal["average", "local", "drop"] = "average",
@@ -134,7 +101,7 @@ class Federation:
         buffer: ReplayBuffer | None = None,
         frozen: Collection[str] = (),
     ) -> None:
-        self.network, self.data, self.methods = network, data, dict(methods)
+        self.network, self.data, self.methods = network, data, methods
         self.frozen = frozenset(frozen)
         self.batchnorm = batchnorm
         self.server, self.channel = server, channel
@@ -144,28 +111,26 @@ class Federation:
         self.curve: list[float | None] = []
         self.stopped = False
         self.engine: dict[str, Any] | None = None
-        check_methods(self.methods, data)
+        methods.check(data)
         check_objective(network, data.scenario)
         parameters = [n for n, _ in network.named_parameters()]
         buffers = state_buffers(network)
         candidates = parameters if batchnorm == "drop" else parameters + buffers
-        kept = {n for n in candidates if any(m.keeps_local(n) for m in self.methods.values())}
+        kept = {n for n in candidates if methods.keeps_local(n)}
         self.personal = frozenset(kept | set(buffers) if batchnorm == "local" else kept)
         self.shared_parameters = tuple(n for n in parameters if n not in self.personal and n not in frozen)
         self.shared_buffers = tuple(n for n in buffers if n not in self.personal and batchnorm == "average")
         self.buffer: ReplayBuffer | None = None
-        if any(method.replays for method in self.methods.values()):
+        if methods.replays:
             self.buffer = ReplayBuffer() if buffer is None else buffer
-            self.buffer.bind(self.clients, data, any(method.replays_logits for method in self.methods.values()))
-        for name, method in self.methods.items():
-            own = frozenset({name, *method.topics}) - OF_ALL
-            method.setup(method.federation_view(self, own))
+            self.buffer.bind(self.clients, data, methods.replays_logits)
+        methods.setup(self)
         owners = data.num_clients if self.measures_clients else None
         self.measure: Measure = NLL if data.scenario == "density" else ACCURACY
         kind = NLLMatrix if data.scenario == "density" else AccuracyMatrix
         self.measured: TaskMatrix = kind(data.num_tasks, owners)
         self.accuracy_task_il = AccuracyMatrix(data.num_tasks, owners) if data.scenario == "class" else None
-        apart = self.has_personal_models and any(method.tells_tasks_apart for method in self.methods.values())
+        apart = self.has_personal_models and methods.tells_tasks_apart
         self.nll_task_aware = NLLMatrix(data.num_tasks, owners) if data.scenario == "density" and apart else None
         self._initial = {n: t.detach().clone() for n, t in self.state_tensors().items() if n in self.personal}
 
@@ -290,12 +255,12 @@ class Federation:
         own = payload_bytes({name: tensors[name] for name in self.personal})
         own += 0 if self.buffer is None else self.buffer.client_storage()
         own += kept_bytes(self.data)
-        return own + sum(method.client_storage() for method in self.methods.values())
+        return own + self.methods.client_storage()
 
     @property
     def computes_more_locally(self) -> bool:
         """Whether local training costs more than that of federated averaging on the current task's samples."""
-        return kept_samples(self.data) > 0 or any(method.computes_locally for method in self.methods.values())
+        return kept_samples(self.data) > 0 or self.methods.computes_locally
 
     def state_tensors(self) -> dict[str, Tensor]:
         """The global model's parameters and buffers by name (not copied)."""
@@ -318,10 +283,7 @@ class Federation:
         """The model with which a client answers images of its ``task``-th task, or of whichever if that is None, in
         the server's order."""
         own = {name: values[0] for name, values in self.own_tensors((client,)).items()}
-        model = {**self.state_tensors(), **own}
-        for method in self.methods.values():
-            model = method.recall(client, None if task is None else shown_task(method, task), model)
-        return model
+        return self.methods.recall(client, task, {**self.state_tensors(), **own})
 
     def shared_tensors(self) -> dict[str, Tensor]:
         """The message that carries the global model to a client: name -> tensor (not copied)."""
@@ -333,15 +295,11 @@ class Federation:
 
         Where no method encodes, these are the given tensors themselves.
         """
-        for method in self.methods.values():
-            tensors = method.encode(shown_task(method, opened(task)), tensors)
-        return tensors
+        return self.methods.encode(task, tensors)
 
     def decode(self, task: TaskRef, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Undo :meth:`encode`."""
-        for method in reversed(self.methods.values()):
-            tensors = method.decode(shown_task(method, opened(task)), tensors)
-        return tensors
+        return self.methods.decode(task, tensors)
 
     @contextmanager
     def evaluation_statistics(self) -> Iterator[None]:
@@ -373,7 +331,7 @@ class Federation:
             "server": self.server.state_dict(),
             "channel": self.channel.state_dict(),
             "clients": self.clients.state_dict(),
-            "methods": {name: method.state_dict() for name, method in self.methods.items()},
+            "methods": self.methods.state_dict(),
             self.measure.name: self.measured.state_dict(),
             "accuracy_task_il": None if self.accuracy_task_il is None else self.accuracy_task_il.state_dict(),
             "nll_task_aware": None if self.nll_task_aware is None else self.nll_task_aware.state_dict(),
@@ -401,8 +359,7 @@ class Federation:
         self.server.load_state_dict(state["server"])
         self.channel.load_state_dict(state["channel"])
         self.clients.load_state_dict(state["clients"])
-        for name, method in self.methods.items():
-            method.load_state_dict(state["methods"][name])
+        self.methods.load_state_dict(state["methods"])
         self.measured.load_state_dict(state[self.measure.name])
         if self.accuracy_task_il is not None:
             self.accuracy_task_il.load_state_dict(state["accuracy_task_il"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ class AGEM(Method):
     replays: ClassVar[bool] = True
     task_free = True
     own_clocks = True
-    clipping_by_value: ClassVar[bool] = False
+    kind: ClassVar[Literal["add", "project", "look"]] = "project"
 
     def __init__(self, batch_size: int = 32) -> None:
         if batch_size < 1:

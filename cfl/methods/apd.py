@@ -15,6 +15,7 @@ from cfl.federation.channel import payload_bytes
 from cfl.federation.federation import Federation
 from cfl.federation.task_states import TaskStates
 from cfl.methods.base import Method
+from cfl.methods.capabilities import FeatureOrder
 from cfl.models.decomposition import (
     DecomposedLayer,
     decompose,
@@ -152,7 +153,7 @@ class APD(Method):
         """Give the network the first task's set, and remember what later ones start from."""
         super().setup(federation)
         data, network = federation.data, federation.network
-        permuting = [name for name, method in federation.methods.items() if method.overrides("encode")]
+        permuting = [name for name, method in federation.methods.items() if isinstance(method, FeatureOrder)]
         if permuting:
             raise ConfigError("methods", permuting, f"no method that permutes weights beside {type(self).__name__}")
         # All but bases change with the task: they would be held to, or trained on, what belongs to another one.
@@ -219,7 +220,7 @@ class APD(Method):
     # A cohort opens.
 
     @torch.no_grad()
-    def open_cohort(self, cohort: Cohort) -> None:
+    def start_clients(self, cohort: Cohort) -> None:
         """Clients that have not yet trained in the task file the set of their last one and begin it."""
         latest = self._tasks.latest(cohort.clients)
         beginners = [position for position, task in enumerate(latest) if task != cohort.task]
@@ -364,7 +365,7 @@ class APD(Method):
     # Clients close.
 
     @torch.no_grad()
-    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """Clients that have begun the task remember that, and what their earlier ones are held to."""
         states = self.federation.clients
         # Who trains to NaN is not among them and begins the task once more.

@@ -23,6 +23,7 @@ from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.federation.federation import Federation
 from cfl.methods.base import Method
+from cfl.methods.capabilities import LocalObjective
 from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating, evaluating_global
 from cfl.methods.components.previous_model import LentModel
 from cfl.methods.components.surrogate_data import normalised_as, passes, read_surrogate, shards
@@ -123,7 +124,7 @@ class CFeD(Method):
         data, key = federation.data, f"methods.{self.name}"
         if federation.has_personal_models:
             raise ConfigError(key, "with parameters kept local", "one model for all clients")
-        replaced = [n for n, m in federation.methods.items() if m.overrides("local_loss")]
+        replaced = [n for n, m in federation.methods.items() if isinstance(m, LocalObjective)]
         if replaced:
             raise ConfigError(
                 "methods", [self.name, *replaced], f"{self.name} without one that replaces the local loss"
@@ -172,7 +173,7 @@ class CFeD(Method):
         if plan.task > 0 and self.share > 0:
             self._old.keep(self.federation.shared_tensors(), plan.clients)
 
-    def open_cohort(self, cohort: Cohort) -> None:
+    def start_clients(self, cohort: Cohort) -> None:
         """Clients that review find their shards; who has not got the old model gets it."""
         federation, data = self.federation, self.federation.data
         reviewing = self._reviewing(federation.schedule.round(cohort.round))
@@ -268,7 +269,7 @@ class CFeD(Method):
         student = (logits.masked_fill(~self._compared, -torch.inf) / self.temperature).log_softmax(-1)
         return -(target.to(logits.dtype) * student.masked_fill(~self._compared, 0.0)).sum(-1)
 
-    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """With server distillation, the server looks at single models."""
         if not self.server_distillation:
             return

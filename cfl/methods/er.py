@@ -15,6 +15,7 @@ from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation
 from cfl.federation.replay_memory import ReplayMemory, Table, append, choose, reservoir
 from cfl.methods.base import Method
+from cfl.methods.capabilities import SampleWeights
 from cfl.randomness.generators import numpy_generator, seed_for
 from cfl.runtime.errors import ConfigError
 
@@ -100,7 +101,7 @@ class ER(Method):
 
     # Local training.
 
-    def open_cohort(self, cohort: Cohort) -> None:
+    def start_clients(self, cohort: Cohort) -> None:
         """Look into the clients' memories."""
         self._table = self.memory.read(cohort.clients)
         self._added = None
@@ -154,10 +155,10 @@ class ER(Method):
     @property
     def computes_locally(self) -> bool:
         """Not where the memory has no weight, is not filled in local steps, and own samples are weighed as ever."""
-        reweighs = self.overrides("weigh") and not self.reweighs_added_only
+        reweighs = isinstance(self, SampleWeights) and not getattr(self, "reweighs_added_only", False)
         return self.weight > 0 or self.update == "step" or reweighs
 
-    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """Keep what the memory has become."""
         if self.update == "step":
             rows = torch.tensor(positions)

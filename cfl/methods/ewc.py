@@ -17,8 +17,8 @@ from cfl.engines.cohort import Cohort
 from cfl.engines.quadratic_pull import Pull
 from cfl.federation.channel import payload_bytes
 from cfl.federation.federation import Federation
+from cfl.methods.base import Method
 from cfl.methods.components.curvature.fisher import FISHER_KINDS, FisherKind, check_fisher, diagonal_fisher
-from cfl.methods.components.pulling import Pulling
 from cfl.randomness.generators import torch_generator
 from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
@@ -26,7 +26,7 @@ from cfl.runtime.errors import ConfigError
 Tensors = dict[str, Tensor]
 
 
-class EWC(Pulling):
+class EWC(Method):
     """Weights that mattered to earlier tasks are held back by a quadratic penalty on every client's loss::
 
         strength / 2 * sum_t sum_i F_t,i (w_i - w*_t,i)^2                    (Kirkpatrick et al., 2017, eq 3)
@@ -148,7 +148,7 @@ class EWC(Pulling):
 
     # Local steps.
 
-    def pulls_of(self, cohort: Cohort) -> dict[str, Pull]:
+    def pulls(self, cohort: Cohort) -> dict[str, Pull]:
         """Fetch these clients' quadratics, in the coordinates they compute in."""
         if self.strength == 0:
             return {}

@@ -17,6 +17,7 @@ from cfl.federation.channel import payload_bytes
 from cfl.federation.federation import Federation
 from cfl.federation.replay_buffer import Replayed
 from cfl.methods.base import Method
+from cfl.methods.capabilities import PersonalParameters, leaves_other_gradients
 from cfl.methods.components.gradient_projection import REFINEMENTS, Refinement, conflicts, inner, refine
 from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating
 from cfl.methods.components.mean_gradient import Labelled, mean_gradient
@@ -87,7 +88,7 @@ class FedAGEM(Method):
     replays: ClassVar[bool] = True
     task_free = True
     own_clocks = True
-    clipping_by_value: ClassVar[bool] = False
+    kind: ClassVar[Literal["add", "project", "look"]] = "project"
 
     def __init__(
         self,
@@ -132,7 +133,7 @@ class FedAGEM(Method):
         later = {name: federation.methods[name] for name in list(federation.methods)[self.source :]}
         for behind, why in (
             (
-                [name for name, method in later.items() if method.refines_gradients],
+                [name for name, method in later.items() if leaves_other_gradients(method)],
                 "what it leaves of a gradient is what clients step by",
             ),
             (
@@ -144,7 +145,7 @@ class FedAGEM(Method):
                 valid = f"{self.name} behind {', '.join(behind)}, so that {why}"
                 raise ConfigError("methods", list(federation.methods), valid)
         if not federation.shared_parameters:
-            keeping = [n for n, m in federation.methods.items() if m is not self and m.overrides("keeps_local")]
+            keeping = [n for n, m in federation.methods.items() if m is not self and isinstance(m, PersonalParameters)]
             what = f"every parameter of the model stays on its client (methods.{', methods.'.join(keeping)})"
             raise ConfigError(f"methods.{self.name}", what, "a run with at least one parameter that clients share")
         rounds = federation.schedule.num_rounds
@@ -161,7 +162,7 @@ class FedAGEM(Method):
         # Before the first cohort an engine is chosen for the rounds to come, nearly all of which have one.
         return not self._opened or bool(self.reference)
 
-    def open_cohort(self, cohort: Cohort) -> None:
+    def start_clients(self, cohort: Cohort) -> None:
         """Clients have received the reference; from here on it is in the coordinates they compute in."""
         self._opened = True
         if not self.reference:

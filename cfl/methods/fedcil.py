@@ -172,7 +172,7 @@ class FedCIL(Method):
 
     # Local training.
 
-    def open_cohort(self, cohort: Cohort) -> None:
+    def start_clients(self, cohort: Cohort) -> None:
         """Clients that are sampled for the first time in a task are sent the replay generator."""
         if self._replays:
             new = [client for client in cohort.clients if client not in self._receivers]
@@ -285,7 +285,7 @@ class FedCIL(Method):
 
     # The server.
 
-    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """Clients send their generators, and which classes they have of the task."""
         if not self.individual_uplinks:
             return

@@ -18,8 +18,8 @@ from cfl.engines.cohort import Cohort
 from cfl.engines.quadratic_pull import Pull
 from cfl.federation.channel import payload_bytes
 from cfl.federation.federation import Federation
+from cfl.methods.base import Method
 from cfl.methods.components.curvature.fisher import FISHER_KINDS, FisherKind, check_fisher, diagonal_fisher
-from cfl.methods.components.pulling import Pulling
 from cfl.methods.components.sparse import kept_entries, largest, message_bytes
 from cfl.models.copies import networks_for_threads
 from cfl.randomness.generators import torch_generator
@@ -32,7 +32,7 @@ Tensors = dict[str, Tensor]
 _log = logging.getLogger(__name__)
 
 
-class FedCurv(Pulling):
+class FedCurv(Method):
     """Every client is held to where the others ended, in the directions that the others' data need::
 
         L_s(w) + strength * sum_{j != s} (w - w_j)^T diag(F_j) (w - w_j)    (Shoham et al., 2019, eq 3, without a half)
@@ -167,7 +167,7 @@ class FedCurv(Pulling):
 
     # Local steps.
 
-    def pulls_of(self, cohort: Cohort) -> dict[str, Pull]:
+    def pulls(self, cohort: Cohort) -> dict[str, Pull]:
         """``2 strength (u_s w - v_s)`` is a pull towards ``v_s / u_s``."""
         held = self._held_to(cohort)
         anchors = {name: _anchor(u, v) for name, (u, v) in held.items()}
@@ -211,7 +211,7 @@ class FedCurv(Pulling):
         return self.strength > 0 and bool(self._names) and round + 1 < self.federation.schedule.num_rounds
 
     @torch.no_grad()
-    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """Clients send, and keep, the Fisher of their data at the weights they end with."""
         if not self._sends_after(cohort.round):
             return

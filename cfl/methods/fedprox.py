@@ -9,11 +9,11 @@ from cfl.data.scenarios import Scenario
 from cfl.engines.cohort import Cohort
 from cfl.engines.quadratic_pull import Pull
 from cfl.federation.federation import Federation
-from cfl.methods.components.pulling import Pulling
+from cfl.methods.base import Method
 from cfl.runtime.errors import ConfigError
 
 
-class FedProx(Pulling):
+class FedProx(Method):
     """Clients are held near the model that they were sent, by a proximal term in every client's loss::
 
         L_i(w) + mu / 2 ||w - w_t||^2                                        (Li et al., 2020, eq 2)
@@ -55,7 +55,7 @@ class FedProx(Pulling):
         if self.mu > 0 and not federation.shared_parameters:
             raise ConfigError("methods.fedprox.mu", self.mu, "0 where all parameters stay on their client")
 
-    def pulls_of(self, cohort: Cohort) -> dict[str, Pull]:
+    def pulls(self, cohort: Cohort) -> dict[str, Pull]:
         """Towards the received model."""
         if self.mu == 0:
             return {}

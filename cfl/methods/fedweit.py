@@ -138,9 +138,9 @@ class FedWeIT(APD):
     # A cohort opens.
 
     @torch.no_grad()
-    def open_cohort(self, cohort: Cohort) -> None:
+    def start_clients(self, cohort: Cohort) -> None:
         """As for APD, with the task's knowledge base."""
-        super().open_cohort(cohort)
+        super().start_clients(cohort)
         if not self.borrows:
             return
         began = self.federation.schedule.began(cohort.task, cohort.clients[0])  # in the same round for all of them
@@ -237,9 +237,9 @@ class FedWeIT(APD):
     # After local training.
 
     @torch.no_grad()
-    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """Clients send units of their bases."""
-        super().close_clients(cohort, positions)
+        super().finish_clients(cohort, positions)
         if not self.send_base:
             return
         clients = [cohort.clients[position] for position in positions]

@@ -232,7 +232,7 @@ class FOT(Method):
 
     # GPSE.
 
-    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """With ``gpse_model: local``, clients sketch the inputs of the model they have just trained."""
         if self.gpse_model != "local" or not self._extracts_after(cohort.task):
             return

@@ -224,7 +224,7 @@ class GLFC(OwnLoss):
     # Local training.
 
     @torch.no_grad()
-    def open_cohort(self, cohort: Cohort) -> None:
+    def start_clients(self, cohort: Cohort) -> None:
         """Clients look at their data with the received model, and are given an old one."""
         federation = self.federation
         stacked = federation.clients.gather(self.name, cohort.clients, self._empty)
@@ -318,7 +318,7 @@ class GLFC(OwnLoss):
 
     # Prototypes of new classes.
 
-    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """Clients keep what they have noted; those that have noticed new data send gradients of a prototype of each
         class."""
         # Not before: who trains to NaN has noticed nothing, and looks at its data once more.

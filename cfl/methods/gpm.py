@@ -15,6 +15,7 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.engines.right_factors import RightFactor, nothing, removing
 from cfl.federation.federation import Federation
+from cfl.methods.base import Method
 from cfl.methods.components.layer_inputs.of_clients import (
     client_model,
     decode_inputs,
@@ -26,7 +27,6 @@ from cfl.methods.components.layer_inputs.of_clients import (
 )
 from cfl.methods.components.layer_inputs.residual import ResidualInputs
 from cfl.methods.components.layer_inputs.weighted_layers import choose_layers, input_dim, weighted_layers
-from cfl.methods.components.right_factors import RightMultiplication
 from cfl.methods.components.subspace import choose_rank, grow_basis
 from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
@@ -34,7 +34,7 @@ from cfl.runtime.errors import ConfigError
 BLOCK = 32  # directions that are kept together, so that short memories take little room
 
 
-class GPM(RightMultiplication):
+class GPM(Method):
     """Clients' gradients orthogonal to the inputs that their own samples of earlier tasks gave each layer.
 
     **Training**: the gradient ``G [o, d]`` of a protected layer becomes ``G - (G M) M^T`` (eq 6) between backward and
@@ -142,7 +142,7 @@ class GPM(RightMultiplication):
 
     # Training.
 
-    def factors_of(self, cohort: Cohort) -> dict[str, RightFactor]:
+    def right_factors(self, cohort: Cohort) -> dict[str, RightFactor]:
         """``I - M M^T`` of the clients that have a memory; 0 for their biases and normalisation layers, if frozen."""
         held = self.federation.clients.gather("gpm", cohort.clients, self._nothing())
         places = held["tasks"].nonzero().flatten().tolist()

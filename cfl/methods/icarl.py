@@ -139,7 +139,7 @@ class ICaRL(OwnLoss):
             # Who was called back after the task before has been sent that model.
             self._old.keep(self.federation.shared_tensors(), {*self._called_back(plan.task - 1), *plan.clients})
 
-    def open_cohort(self, cohort: Cohort) -> None:
+    def start_clients(self, cohort: Cohort) -> None:
         """Look into the clients' exemplars; who has not got the old model gets it."""
         federation = self.federation
         self._table = federation.clients.gather(self.name, cohort.clients, self._empty)

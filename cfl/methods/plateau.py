@@ -17,6 +17,7 @@ from cfl.engines.cohort import Cohort
 from cfl.engines.scaled_steps import LINEAR_OPTIMIZERS
 from cfl.federation.federation import Federation
 from cfl.methods.base import Method
+from cfl.methods.capabilities import TestedOtherwise
 from cfl.methods.components.validation_loss import validation_loss
 from cfl.methods.scaffold import SCAFFOLD
 from cfl.models.evaluation import evaluation_mode
@@ -131,7 +132,7 @@ class LearningRateDecay(Method):
 
     # Local steps.
 
-    def open_cohort(self, cohort: Cohort) -> None:
+    def start_clients(self, cohort: Cohort) -> None:
         """Fetch these clients' rates; who begins the task has the full one."""
         if self.factor == 1:
             return
@@ -151,7 +152,7 @@ class LearningRateDecay(Method):
 
     # After local training.
 
-    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """Clients validate, and lower their rates where it is time."""
         if self.factor == 1:
             return
@@ -187,7 +188,7 @@ class LearningRateDecay(Method):
                 if training[row]:
                     model = {name: trained[name][row] for name in names}
                     for method in federation.methods.values():
-                        model = method.as_tested(model)
+                        model = method.as_tested(model) if isinstance(method, TestedOtherwise) else model
                     found[row] = validation_loss(
                         network,
                         model,

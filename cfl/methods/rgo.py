@@ -13,6 +13,7 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.engines.right_factors import RightFactor
 from cfl.federation.federation import Federation
+from cfl.methods.base import Method
 from cfl.methods.components.layer_inputs.feature_permutation import FeaturePermutations
 from cfl.methods.components.layer_inputs.of_clients import (
     client_model,
@@ -26,13 +27,12 @@ from cfl.methods.components.layer_inputs.of_clients import (
 )
 from cfl.methods.components.layer_inputs.recursive_inverse import inverse_with, normalised
 from cfl.methods.components.layer_inputs.weighted_layers import choose_layers, input_dim, weighted_layers
-from cfl.methods.components.right_factors import RightMultiplication
 from cfl.randomness.generators import numpy_generator, torch_generator
 from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
 
 
-class RGO(RightMultiplication):
+class RGO(Method):
     """Gradients preconditioned by the inverse curvature of earlier tasks; features permuted anew in every task.
 
     From the paper's abstract: an iteratively updated optimizer modifies the gradient so that a quadratic estimate of
@@ -184,7 +184,7 @@ class RGO(RightMultiplication):
 
     # Training.
 
-    def factors_of(self, cohort: Cohort) -> dict[str, RightFactor]:
+    def right_factors(self, cohort: Cohort) -> dict[str, RightFactor]:
         """``P`` of the clients that have one, in the task's order of features."""
         holders = set(self.federation.clients.holders("rgo"))
         places = [place for place, client in enumerate(cohort.clients) if client in holders]

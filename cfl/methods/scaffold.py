@@ -158,7 +158,7 @@ class SCAFFOLD(Method):
             self.variate = {}
             self.federation.clients.forget(_TOPIC)
 
-    def open_cohort(self, cohort: Cohort) -> None:
+    def start_clients(self, cohort: Cohort) -> None:
         """The clients receive ``c``."""
         federation = self.federation
         tensors = federation.state_tensors()
@@ -189,7 +189,7 @@ class SCAFFOLD(Method):
         if self._corrected is not None and cohort.used_outputs is not None:
             self._corrected += cohort.used_outputs
 
-    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """The clients renew their ``c_i`` and send how far it has moved."""
         federation = self.federation
         clients = [cohort.clients[p] for p in positions]

@@ -56,7 +56,7 @@ class SingleTask(Method):
                 tensor.copy_(self._initial[name])
 
     @torch.no_grad()
-    def open_cohort(self, cohort: Cohort) -> None:
+    def start_clients(self, cohort: Cohort) -> None:
         """Clients that have not yet trained in the task file what they keep, and begin it from the initial values."""
         federation = self.federation
         if not federation.has_personal_models:
@@ -77,7 +77,7 @@ class SingleTask(Method):
                 present[name][position] = value.to(present[name].device)
 
     @torch.no_grad()
-    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """Clients that have begun the task remember that."""
         beginners = [position for position in positions if position in self._beginners]
         if beginners:

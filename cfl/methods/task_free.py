@@ -27,7 +27,7 @@ from cfl.data.schedule import RoundPlan
 from cfl.data.task_handles import SealedTask, SealedTasks, TaskHidden, only_handle
 from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation
-from cfl.federation.method_protocol import FederatedMethod
+from cfl.methods.base import Method
 
 
 class _View:
@@ -221,11 +221,11 @@ class SealedMethod(_View):
     """Another method: of what class it is and what it declares, not what it was set up with."""
 
     _NAMES = frozenset({"name", "source", "key"})
-    _SHOWN = _NAMES | frozenset({"overrides", "changes_gradients", "refines_gradients", "moves_model_after_round"})
+    _SHOWN = _NAMES | frozenset({"moves_model_after_round", "kind"})
     _WHOSE = "another method"
 
     @property  # type: ignore[misc]
-    def __class__(self) -> type[FederatedMethod]:  # type: ignore[override]
+    def __class__(self) -> type[Method]:  # type: ignore[override]
         return type(self._behind)
 
 
@@ -243,16 +243,16 @@ class SealedFederation(_View):
     _SHOWN = _MODEL | _TENSORS | frozenset({"round", "finished", "has_personal_models"})
     _WHOSE = "the federation"
 
-    def __init__(self, behind: Any, topics: frozenset[str], method: FederatedMethod) -> None:
+    def __init__(self, behind: Any, topics: frozenset[str], method: Method) -> None:
         super().__init__(behind)
         object.__setattr__(self, "_topics", topics)
         object.__setattr__(self, "_method", method)
 
     @property
-    def methods(self) -> dict[str, FederatedMethod]:
+    def methods(self) -> dict[str, Method]:
         """Name -> the method itself, or what is shown of another."""
         return {
-            name: method if method is self._method else cast(FederatedMethod, SealedMethod(method))
+            name: method if method is self._method else cast(Method, SealedMethod(method))
             for name, method in self._behind.methods.items()
         }
 
@@ -312,6 +312,6 @@ def sealed_cohort(cohort: Cohort) -> Cohort:
     return cast(Cohort, SealedCohort(cohort))
 
 
-def sealed_federation(federation: Federation, topics: frozenset[str], method: FederatedMethod) -> Federation:
+def sealed_federation(federation: Federation, topics: frozenset[str], method: Method) -> Federation:
     """What a method is set up with that keeps ``topics`` of clients between rounds."""
     return cast(Federation, SealedFederation(federation, topics, method))

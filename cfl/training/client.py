@@ -15,22 +15,18 @@ from torch.optim import Optimizer
 
 from cfl.data.cohorts import CohortBatch
 from cfl.data.evaluation import EvaluationBatch
-from cfl.data.task_handles import TellsIfTaskFree
 from cfl.engines.base import Engine, EngineOptions, StepContext
 from cfl.engines.choice import EngineChoice, build_engine, candidates, from_dict
 from cfl.engines.cohort import Cohort
-from cfl.engines.objective import LossMethod, Objective
+from cfl.engines.objective import Objective
 from cfl.engines.probe import Measured, probe
-from cfl.engines.quadratic_pull import Steps
 from cfl.engines.scaled_steps import ScaledSteps
 from cfl.engines.trials import Trials
 from cfl.engines.updates import plain_sgd
 from cfl.federation.federation import Federation
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods.base import Method
-from cfl.methods.components.pulling import Pulling
-from cfl.methods.components.right_factors import RightMultiplication
-from cfl.methods.task_free import sealed_cohort
+from cfl.methods.composition import Composition, Factors, Pulls
 from cfl.models.base import Network, require_head, require_one_name_each
 from cfl.models.batchnorm import convert_batchnorm, unmaskable_layers
 from cfl.models.density import is_density
@@ -87,7 +83,7 @@ class Client(LightningModule):
         self.input_shape = input_shape
         self.engine_options = EngineOptions() if engine is None else engine
         self.buffer = ReplayBuffer() if buffer is None else buffer
-        self.methods: dict[str, Method] = dict(methods or {})
+        self.methods = Composition(methods or {})
         self._make_optimizer = optimizer
         with torch.random.fork_rng():
             torch.manual_seed(seed_for(seed, "initialise network"))
@@ -96,9 +92,7 @@ class Client(LightningModule):
             if not is_density(self.network):
                 require_head(self.network)
             before = _frozen_parameters(self.network)
-            for method in self.methods.values():
-                torch.manual_seed(seed_for(seed, f"extend network, {type(method).__name__}"))
-                method.extend_network(self.network)
+            self.methods.extend(self.network, seed)
         mixing = unmaskable_layers(self.network)
         if mixing:
             raise ConfigError("model.network", mixing, "a network whose batch statistics can leave out padded samples")
@@ -114,13 +108,11 @@ class Client(LightningModule):
         self.engine_choice: EngineChoice | None = None
         self.engine_trials: list[Measured] = []
         self._resumed_choice: dict[str, Any] | None = None
-        self._objective = Objective(self.methods.values(), is_density(self.network))
+        self._objective = Objective(self.methods.loss_parts(), is_density(self.network))
         self._plain_objective = Objective(density=self._objective.density)
         self._step_context = StepContext(seed, objective=self._objective)
-        self._multiplier: Method | None = None
         self._scaled_steps: ScaledSteps | None = None
         self._frozen_in_cohort: frozenset[str] = frozenset()
-        self._observers: tuple[LossMethod, ...] = ()
         self.local_step = 0
         self._located = Located(self._step_that_failed)
         self.loss_sums = torch.zeros(2)
@@ -136,7 +128,6 @@ class Client(LightningModule):
         """
         data = self.require_federation().data
         self._check_optimizer(self._optimizer_of([torch.nn.Parameter(torch.zeros(1))]))
-        self._check_clipping()
         choice = self.engine_choice = self._choose_engine()
         data.schedule.settle_width(choice.width, choice.most_padding)
         trials = {str(trial.choice): trial.seconds_per_client_step for trial in self.engine_trials}
@@ -151,7 +142,7 @@ class Client(LightningModule):
         )
         self.cohort = Cohort(self.network, choice.width, data.outputs, self.engine.channels_last)
         self.cohort.gradients_on = self._gradients_on
-        self._sealed = sealed_cohort(self.cohort)
+        self.methods.attend(self.cohort)
         self.loss_sums = torch.zeros(2, device=self.device)
         return self._optimizer_of(self.cohort.parameters.values())
 
@@ -159,21 +150,9 @@ class Client(LightningModule):
         name = type(optimizer).__name__
         if name not in ELEMENTWISE_OPTIMIZERS:
             raise ConfigError("model.optimizer", name, f"one of {sorted(ELEMENTWISE_OPTIMIZERS)}")
-        for key, method in self.methods.items():
-            if method.optimizers is not None and name not in method.optimizers:
-                raise ConfigError(
-                    "model.optimizer", name, f"one of {sorted(method.optimizers)} while methods.{key} is used"
-                )
-            method.check_optimizer(optimizer)
-
-    def _check_clipping(self) -> None:
         trainer: Any = self.trainer
-        if not trainer.gradient_clip_val or trainer.gradient_clip_algorithm != "value":
-            return
-        turned = [f"methods.{key}" for key, method in self.methods.items() if not method.clipping_by_value]
-        if turned:
-            valid = f"norm while {', '.join(turned)} says where gradients may point"
-            raise ConfigError("trainer.gradient_clip_algorithm", "value", valid)
+        clipping = (trainer.gradient_clip_algorithm or "norm") if trainer.gradient_clip_val else None
+        self.methods.check_optimizer(optimizer, clipping)
 
     def _optimizer_of(self, parameters: Iterable[torch.nn.Parameter]) -> Optimizer:
         try:
@@ -222,10 +201,8 @@ class Client(LightningModule):
         That is so for plain SGD whose weight decay leaves something of the weights, unless a method, clipping or a
         callback wants to see the gradients.
         """
-        methods = self.methods.values()
-        if any(
-            m.changes_gradients and not (self._multiplied_by_engine(m) or self._pulled_by_engine(m)) for m in methods
-        ):
+        pulls, factors = self._left_to_engine()
+        if self.methods.changing_gradients() and not (pulls or factors):
             return None
         trainer: Any = self.trainer
         looks = ("on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
@@ -234,20 +211,10 @@ class Client(LightningModule):
         plain = plain_sgd(optimizer)
         return None if plain is not None and plain[0] * plain[1] >= 1 else plain
 
-    def _multiplied_by_engine(self, method: Method) -> bool:
-        """Whether the engine does what a method wants of gradients; only where no other method wants anything."""
-        engine = self.engine
-        plain = type(method).adjust_gradients is RightMultiplication.adjust_gradients
-        return plain and self._alone_changes_gradients(method) and engine is not None and engine.multiplies
-
-    def _pulled_by_engine(self, method: Method) -> bool:
-        """Whether the engine pulls weights as a method wants, if it takes the step at once; only of one method."""
-        engine = self.engine
-        plain = type(method).adjust_gradients is Pulling.adjust_gradients
-        return plain and self._alone_changes_gradients(method) and engine is not None and engine.pulls
-
-    def _alone_changes_gradients(self, method: Method) -> bool:
-        return not any(other.changes_gradients for other in self.methods.values() if other is not method)
+    def _left_to_engine(self) -> tuple[Pulls, Factors]:
+        if self.engine is None:  # one is being chosen
+            return self.methods.left_to_engine(False, False)
+        return self.methods.left_to_engine(self.engine.multiplies, self.engine.pulls)
 
     def require_federation(self) -> Federation:
         """:attr:`federation`, which must be there.
@@ -284,61 +251,34 @@ class Client(LightningModule):
                 batch = self._extended(batch)
                 losses = self._engine.losses(cohort, batch, self._step_context)
             self._record(losses.detach(), batch)
-            logits = None
-            if self._step_context.keeps_logits and self._engine.logits is not None:
-                logits = self._engine.logits[:, : batch.mask.shape[1]].detach()
-                for method in self._observers:
-                    shown = batch.sealed() if method.task_free else batch
-                    method.observe(self.shown(method), shown, logits)
             if buffer is not None:
-                buffer.offer(cohort, batch, logits)
-            for method in self.methods.values():
-                penalty = method.penalty(self.shown(method))
-                if penalty is not None:
-                    if penalty.shape != losses.shape:
-                        what = f"{method.key}: penalty of shape {list(penalty.shape)}"
-                        raise ValueError(f"{what}, not {list(losses.shape)}: one number for every client")
-                    losses = losses + penalty
+                logits = self._engine.logits if self._step_context.keeps_logits else None
+                buffer.offer(cohort, batch, None if logits is None else logits[:, : batch.mask.shape[1]].detach())
+            losses = self.methods.penalties(losses)
         return losses.sum()
 
     def _begin_cohort(self) -> None:
         """What holds for all steps of the clients that have just been opened."""
-        methods, buffer = self.methods.values(), self.require_federation().buffer
+        methods, buffer = self.methods, self.require_federation().buffer
         optimizer = cast(Optimizer, self.optimizers(use_pl_optimizer=False))
-        rates = [method.step_factors(self.shown(method)) for method in methods]
-        self._scaled_steps = ScaledSteps.of(rates, self.require_cohort().buffers)
-        self._frozen_in_cohort = self.frozen.union(
-            *(method.frozen_parameters(self.shown(method)) for method in methods)
-        )
+        self._scaled_steps = ScaledSteps.of(methods.step_factors(), self.require_cohort().buffers)
+        self._frozen_in_cohort = self.frozen | methods.frozen_parameters()
         steps_at_once = self._engine.steps_at_once and self._scaled_steps is None and not self._frozen_in_cohort
         at_once = self._at_once(optimizer) if steps_at_once else None
-        self._multiplier = next((m for m in methods if self._multiplied_by_engine(m)), None)
-        factors = {} if self._multiplier is None else cast(RightMultiplication, self._multiplier).right_factors
-        self._observers = tuple(m for m in self._objective.observers if m.observes)
-        keeps_logits = bool(self._observers) or (buffer is not None and buffer.wants_logits)
-        pulls: Steps = {}
-        puller = next((m for m in methods if self._pulled_by_engine(m)), None)
-        if at_once is not None and puller is not None:
-            pulls = {name: pull.step(*at_once) for name, pull in cast(Pulling, puller).pulls.items()}
+        wanted, factors = self._left_to_engine()
+        pulls = {} if at_once is None else {name: pull.step(*at_once) for name, pull in wanted.items()}
+        keeps_logits = buffer is not None and buffer.wants_logits
         self._step_context = StepContext(self.seed, at_once, self._objective, factors, pulls, keeps_logits)
 
     def _extended(self, batch: CohortBatch) -> CohortBatch:
         """The step with what methods add to it; the cohort knows which outputs have a part in it."""
         cohort = self.require_cohort()
-        for method in self.methods.values():
-            if not method.task_free:
-                batch = method.extend_batch(cohort, batch)
-            elif method.overrides("extend_batch"):  # who leaves a step alone needs none sealed
-                batch = method.extend_batch(self.shown(method), batch.sealed()).unsealed(batch)
+        batch = self.methods.extend_batch(batch)
         if batch.tasks_of_own is not None:
             cohort.use_outputs(batch.task_ids, batch.mask)
         for added in batch.added:
             cohort.use_outputs(added.tasks, added.mask)
         return batch
-
-    def shown(self, method: TellsIfTaskFree) -> Cohort:
-        """The cohort as a method may see it."""
-        return self._sealed if method.task_free else self.require_cohort()
 
     def _gradients_on(self, batch: CohortBatch, purpose: str) -> dict[str, Tensor]:
         context = StepContext(self.seed, objective=self._plain_objective, purpose=purpose)
@@ -410,9 +350,7 @@ class Client(LightningModule):
             RuntimeError: as :meth:`training_step`.
         """
         with self._located:
-            for method in self.methods.values():
-                if method is not self._multiplier:
-                    method.adjust_gradients(self.shown(method))
+            self.methods.adjust_gradients()
             if self._scaled_steps is not None:
                 self._scaled_steps.remember(self.require_cohort().parameters)
 

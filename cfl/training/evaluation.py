@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.func import functional_call
 
 from cfl.data.evaluation import EvaluationBatch
-from cfl.data.task_handles import shown_task
 from cfl.federation.federation import Federation
 from cfl.metrics.likelihood import NLLMatrix
 from cfl.metrics.task_matrix import TaskMatrix
@@ -109,10 +108,8 @@ class Scoring:
         if self._density:
             named = {f"network.{name}": tensor for name, tensor in model.items()}
             return cast(Tensor, functional_call(LogLikelihood(network, whose), named, (x,)))
-        for method in self.federation.methods.values():
-            found = method.classify(shown_task(method, batch.task), model, x)
-            if found is not None:
-                return found
+        if (found := self.federation.methods.classify(batch.task, model, x)) is not None:
+            return found
         if self._channels_last is None:
             self._channels_last = gains_by_channels_last(network, x)
         x = channels_last(x) if self._channels_last else x

@@ -71,16 +71,16 @@ class Pace(Callback):
             self._time_close_clients(method)
 
     def _time_close_clients(self, method: Any) -> None:
-        close_clients = method.close_clients
+        finish_clients = method.finish_clients
 
-        @wraps(close_clients)
+        @wraps(finish_clients)
         def timed_close_clients(*args: Any, **kwargs: Any) -> Any:
             started = time.perf_counter()
-            result = close_clients(*args, **kwargs)
+            result = finish_clients(*args, **kwargs)
             self._close_clients += time.perf_counter() - started
             return result
 
-        method.close_clients = timed_close_clients
+        method.finish_clients = timed_close_clients
 
     def _time_end_task(self, method: Any) -> None:
         end_task = method.end_task

@@ -93,7 +93,7 @@ from cfl.methods import Method
 class Breaks(Method):
     individual_uplinks = True
 
-    def close_clients(self, cohort, positions):
+    def finish_clients(self, cohort, positions):
         for position in positions:
             if cohort.round in (1, 3) and cohort.clients[position] == min(cohort.clients):
                 cohort.parameters["head.bias"].data[position] = math.nan

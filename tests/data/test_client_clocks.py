@@ -211,7 +211,7 @@ def test_what_is_averaged_comes_from_clients_at_different_tasks() -> None:
     class Looks(Method):
         own_clocks = True
 
-        def close_clients(self, cohort: Any, positions: Any) -> None:
+        def finish_clients(self, cohort: Any, positions: Any) -> None:
             rows = cohort.rows(positions, cohort.parameters)
             for row, position in enumerate(positions):
                 own = {name: values[row].clone() for name, values in rows.items()}

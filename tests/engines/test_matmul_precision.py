@@ -35,7 +35,7 @@ class Notes(Network):
 class Begins(Method):
     """Forgets what was noted before the first local step, as the engine was chosen and built."""
 
-    def open_cohort(self, cohort: Cohort) -> None:
+    def start_clients(self, cohort: Cohort) -> None:
         if cohort.round == 0:
             SEEN.clear()
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from cfl.data.samples import Added, Samples, join_samples
 from cfl.engines.objective import Objective
 from cfl.methods import GLFC, GradientCompensation, ICaRL, Method
+from cfl.methods.composition import Composition
 from cfl.runtime.errors import ConfigError
 
 
@@ -90,9 +91,9 @@ class Silent(Method):
 
 def test_methods_reweigh_and_add() -> None:
     logits, joined = samples()
-    objective = Objective([Silent(), Doubled()])
+    objective = Objective(Composition({"silent": Silent(), "doubled": Doubled()}).loss_parts())
     assert not objective.plain
-    assert Objective([Silent()]).plain
+    assert Objective(Composition({"silent": Silent()}).loss_parts()).plain
     loss, gradient = objective.with_gradient(logits.clone(), joined)
     for row in range(2):
         leaf, given = logits[row].clone().requires_grad_(), joined.row(row)
@@ -115,5 +116,5 @@ def test_methods_reweigh_and_add() -> None:
 def test_the_loss_of_own_samples_is_replaced_by_one_method_at_most(methods: tuple[Method, Method]) -> None:
     """Each would add its own, and own samples count twice."""
     with pytest.raises(ConfigError, match="at most one method that replaces the loss of a client's own samples"):
-        Objective(methods)
-    Objective((GradientCompensation("ce"), methods[1]))
+        Composition({str(number): method for number, method in enumerate(methods)}).loss_parts()
+    Composition({"0": GradientCompensation("ce"), "1": methods[1]}).loss_parts()

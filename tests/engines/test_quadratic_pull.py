@@ -14,7 +14,6 @@ from cfl.engines.cohort import Cohort
 from cfl.engines.quadratic_pull import Pull
 from cfl.engines.updates import KeepGradients
 from cfl.methods import ER, EWC, FedCurv, FedProx, Method
-from cfl.methods.components.pulling import Pulling
 from cfl.models import MLP, Network
 from cfl.training.client import Client
 
@@ -65,10 +64,10 @@ class Branches(Network):
         return torch.relu(self.left(x)) * torch.sigmoid(self.right(x))
 
 
-class OwnAnchors(Pulling):
+class OwnAnchors(Method):
     """Every client is pulled elsewhere, some of its weights not at all."""
 
-    def pulls_of(self, cohort: Cohort) -> dict[str, Pull]:
+    def pulls(self, cohort: Cohort) -> dict[str, Pull]:
         found = {}
         for name, parameter in cohort.parameters.items():
             generator = torch.Generator().manual_seed(len(name))

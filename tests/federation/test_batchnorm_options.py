@@ -36,11 +36,11 @@ class Statistics(Method):
         self.begun: dict[tuple[int, int], dict[str, Tensor]] = {}
         self.ended: dict[tuple[int, int], dict[str, Tensor]] = {}
 
-    def open_cohort(self, cohort: Cohort) -> None:
+    def start_clients(self, cohort: Cohort) -> None:
         for p, client in enumerate(cohort.clients):
             self.begun[cohort.round, client] = {n: b[p].clone() for n, b in cohort.buffers.items()}
 
-    def close_clients(self, cohort: Cohort, positions: Any) -> None:
+    def finish_clients(self, cohort: Cohort, positions: Any) -> None:
         for p in positions:
             self.ended[cohort.round, cohort.clients[p]] = {n: b[p].clone() for n, b in cohort.buffers.items()}
 

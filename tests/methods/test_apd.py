@@ -126,7 +126,7 @@ def test_what_a_task_begins_with(adaptive_from: Any, draws: Any) -> None:
     begun: dict[tuple[int, int], dict[str, Tensor]] = {}
 
     class Begun(Method):
-        def open_cohort(self, cohort: Cohort) -> None:
+        def start_clients(self, cohort: Cohort) -> None:
             tensors = {**cohort.parameters, **cohort.buffers}
             for row, client in enumerate(cohort.clients):
                 own = {name: value[row].detach().clone() for name, value in tensors.items()}

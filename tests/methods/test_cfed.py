@@ -374,7 +374,7 @@ def test_buffers_of_clients_that_review_before_they_have_trained() -> None:
     class Newcomers(Method):
         """Counts, after their steps, those that review and have never been offered a sample."""
 
-        def close_clients(self, cohort: Any, positions: Any) -> None:
+        def finish_clients(self, cohort: Any, positions: Any) -> None:
             nonlocal late
             buffer = self.federation.buffer
             assert buffer is not None
@@ -401,7 +401,7 @@ class Weights(Method):
                 self.weight[cohort.round, client] = float(own.max())
         return batch
 
-    def close_clients(self, cohort: Any, positions: Any) -> None:
+    def finish_clients(self, cohort: Any, positions: Any) -> None:
         for p in positions:
             moved = max(float((v[p] - cohort.received[n]).abs().max()) for n, v in cohort.parameters.items())
             self.moved[cohort.round, cohort.clients[p]] = moved

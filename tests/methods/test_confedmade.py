@@ -303,7 +303,7 @@ class Fixed(Method):
         self.masks = masks
 
     @torch.no_grad()
-    def close_clients(self, cohort: Cohort, positions: Any) -> None:
+    def finish_clients(self, cohort: Cohort, positions: Any) -> None:
         for layer in decomposed_layers(self.federation.network):
             for position in positions:
                 cohort.parameters[layer.mask][position] = self.masks[: len(layer.weight)]

@@ -547,7 +547,7 @@ def test_nobody_has_a_sample() -> None:
     fed.end_round(sealed_plan(data.rounds.round(0)))
     assert fed.reference == {}
     assert fed.changes_gradients  # as far as an engine is chosen before the first round, for those to come
-    fed.open_cohort(Cohort(client.network, 1))
+    fed.start_clients(Cohort(client.network, 1))
     assert not fed.changes_gradients
     assert federation.channel.uplink_bytes == {}
     fed.reference = {"head.bias": torch.ones(4)}
@@ -609,7 +609,7 @@ def test_a_gradient_that_is_not_finite_stops_a_run_that_skips_none() -> None:
 class After(Method):
     """Looks at what it leaves."""
 
-    refines_gradients = False
+    kind = "look"
 
     def __init__(self, fed: FedAGEM) -> None:
         self.fed, self.steps = fed, 0
@@ -727,7 +727,7 @@ def test_outputs_of_other_tasks_move_and_are_kept() -> None:
 class Around(Method):
     """Gradients of one layer, before and after."""
 
-    refines_gradients = False
+    kind = "look"
 
     def __init__(self) -> None:
         self.gradients: list[Tensor] = []

@@ -85,7 +85,7 @@ class After(Method):
         self.shares: dict[int, dict[int, Share]] = {}
         self.checked = self.absent = 0
 
-    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         federation = self.federation
         ends = {n: t.clone() for n, t in cohort.rows(positions, {**cohort.parameters, **cohort.buffers}).items()}
         for row, position in enumerate(positions):
@@ -227,7 +227,7 @@ def test_what_clients_send_is_the_fisher_at_their_own_end(batchnorm: Any, kind: 
     ends: dict[int, dict[str, Tensor]] = {}
 
     class Copy(Method):
-        def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
             for p in positions if cohort.round == 0 else ():
                 tensors = {**cohort.parameters, **cohort.buffers}
                 ends[cohort.clients[p]] = {n: t[p].detach().clone() for n, t in tensors.items()}
@@ -260,7 +260,7 @@ def test_the_first_round_and_strength_zero_are_federated_averaging() -> None:
         assert found.clients.holders("fedcurv") == []
         assert not found.methods["fedcurv"].task_rows()
         assert found.methods["fedcurv"].client_storage() == 0
-        assert not found.methods["fedcurv"].changes_gradients
+        assert found.methods["fedcurv"] not in found.methods.changing_gradients()
 
 
 def test_a_greater_strength_keeps_the_clients_together() -> None:
@@ -289,8 +289,8 @@ class Collect(Method):
         super().setup(federation)
         self.after.setup(federation)
 
-    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        self.after.close_clients(cohort, positions)
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        self.after.finish_clients(cohort, positions)
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def test_threads_do_not_matter() -> None:
     data, fedcurv = data_of(3, tasks=1), FedCurv(1.0, fisher="sampled")
     client = tiny_client(data, norm_net, methods={"fedcurv": fedcurv})
     fit(client, data)
-    cohort = client.shown(fedcurv)
+    cohort = client.methods.shown(fedcurv)
     assert len(cohort.clients) == 3
     trained = cohort.rows(range(3), {**cohort.parameters, **cohort.buffers})
 
@@ -372,7 +372,7 @@ def test_of_two_clients_each_is_held_by_the_other_alone(keep: float) -> None:
     client, fedcurv, federation = two_clients(keep)
     assert client.cohort is not None
     assert client.cohort.clients == (0, 1)
-    held = fedcurv._held_to(client.shown(fedcurv))
+    held = fedcurv._held_to(client.methods.shown(fedcurv))
     shares = [federation.clients.get("fedcurv", c) or {} for c in (0, 1)]
     alone = 0
     for name, (u, v) in held.items():
@@ -392,11 +392,11 @@ def test_of_two_clients_each_is_held_by_the_other_alone(keep: float) -> None:
 def test_what_rounding_takes_below_zero_is_zero() -> None:
     client, fedcurv, _ = two_clients()
     assert client.cohort is not None
-    held = fedcurv._held_to(client.shown(fedcurv))
+    held = fedcurv._held_to(client.methods.shown(fedcurv))
     normal = {n: (u.clone(), v.clone()) for n, (u, v) in held.items()}
     below = {n: (fedcurv.u[n] - u[0] * 1.001).minimum(fedcurv.u[n]) for n, (u, _) in normal.items()}
     fedcurv.u = below  # less than the first client's own share
-    held = fedcurv._held_to(client.shown(fedcurv))
+    held = fedcurv._held_to(client.methods.shown(fedcurv))
     for name, (u, v) in held.items():
         assert (u >= 0).all()
         lost = below[name] < fedcurv.federation.clients.get("fedcurv", 0)[f"u {name}"]  # type: ignore[index]
@@ -413,7 +413,7 @@ def test_a_share_of_an_earlier_round_is_not_subtracted() -> None:
     rows = {n: t.clone() for n, t in (federation.clients.get("fedcurv", 0) or {}).items()}
     rows["round"] -= 1
     federation.clients.scatter("fedcurv", [0], {n: t[None] for n, t in rows.items()})
-    held = fedcurv._held_to(client.shown(fedcurv))
+    held = fedcurv._held_to(client.methods.shown(fedcurv))
     for name, (u, v) in held.items():
         assert torch.equal(u[0], fedcurv.u[name])
         torch.testing.assert_close(v[0], fedcurv.v[name] * (fedcurv.u[name] > 0), rtol=0, atol=0)
@@ -424,7 +424,7 @@ def test_the_sums_follow_the_network_to_its_device() -> None:
     client, fedcurv, federation = two_clients()
     assert client.cohort is not None
     federation.network.to("meta")
-    held = fedcurv._held_to(client.shown(fedcurv))
+    held = fedcurv._held_to(client.methods.shown(fedcurv))
     assert {t.device.type for pair in held.values() for t in pair} == {"meta"}
 
 
@@ -434,7 +434,7 @@ class Explodes(Method):
     def __init__(self, client: int, round: int) -> None:
         self.client, self.round = client, round
 
-    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         for p in positions:
             if (cohort.round, cohort.clients[p]) == (self.round, self.client):
                 cohort.parameters["head.bias"].data[p, 0] = torch.inf
@@ -558,8 +558,8 @@ def test_a_pull_may_be_clipped() -> None:
         method.strength = 30.0  # after the run: the sums are the same
     assert client.cohort is not None
     assert clipped_client.cohort is not None
-    held = fedcurv._held_to(client.shown(fedcurv))
-    clipped_held = clipped._held_to(clipped_client.shown(clipped))
+    held = fedcurv._held_to(client.methods.shown(fedcurv))
+    clipped_held = clipped._held_to(clipped_client.methods.shown(clipped))
     limited = 0
     for name, (u, v) in held.items():
         pull, other = clipped_held[name]

@@ -147,7 +147,7 @@ class Fixed(Method):
         self.masks, self.bases = masks, bases
 
     @torch.no_grad()
-    def close_clients(self, cohort: Cohort, positions: Any) -> None:
+    def finish_clients(self, cohort: Cohort, positions: Any) -> None:
         (layer,) = decomposed_layers(self.federation.network)
         for position in positions:
             client = cohort.clients[position]
@@ -158,7 +158,7 @@ class Fixed(Method):
 class Received(Method):
     """The bases with which clients start the last round."""
 
-    def open_cohort(self, cohort: Cohort) -> None:
+    def start_clients(self, cohort: Cohort) -> None:
         (layer,) = decomposed_layers(self.federation.network)
         self.bases = cohort.parameters[layer.base].detach().clone()
 
@@ -297,7 +297,7 @@ def test_attention_may_start_evenly() -> None:
     starts: dict[tuple[int, int], Tensor] = {}
 
     class Starts(Method):
-        def open_cohort(self, cohort: Cohort) -> None:
+        def start_clients(self, cohort: Cohort) -> None:
             (layer,) = decomposed_layers(self.federation.network)
             for row, client in enumerate(cohort.clients):
                 starts.setdefault((cohort.task, client), cohort.parameters[layer.attention][row].detach().clone())

@@ -239,7 +239,7 @@ class Trained(Method):
         self.models: dict[int, list[dict[str, Tensor]]] = {}
         self.received: dict[int, dict[str, Tensor]] = {}
 
-    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         self.received[cohort.round] = {name: value.clone() for name, value in cohort.received.items()}
         for row in positions:
             model = {name: value[row].detach().clone() for name, value in cohort.parameters.items()}

@@ -292,9 +292,9 @@ def test_a_late_signal_finds_the_data_of_before(late: int) -> None:
     class Slow(GLFC):
         """Never surprised, but in one round of the second task."""
 
-        def open_cohort(self, cohort: Cohort) -> None:
+        def start_clients(self, cohort: Cohort) -> None:
             self.threshold = -100.0 if cohort.round == 3 + late else 100.0
-            super().open_cohort(cohort)
+            super().start_clients(cohort)
 
     data = tiny_data(split(2), num_clients=3, scenario="class", schedule={"rounds_per_task": 3})
     method = Slow(**QUICK)  # type: ignore[arg-type]
@@ -427,8 +427,8 @@ class Watch(Method):
 class Chosen(GLFC):
     """Notes which old model each client was given, round by round."""
 
-    def open_cohort(self, cohort: Cohort) -> None:
-        super().open_cohort(cohort)
+    def start_clients(self, cohort: Cohort) -> None:
+        super().start_clients(cohort)
         if not hasattr(self, "given"):
             self.given: dict[tuple[int, int], Any] = {}
             self.signalled: dict[tuple[int, int], bool] = {}
@@ -700,8 +700,8 @@ def test_who_trains_to_nan_has_noticed_nothing() -> None:
                 cohort.gradients["head.bias"][cohort.clients.index(1)] = torch.nan
 
     class Notes(GLFC):
-        def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
-            super().close_clients(cohort, positions)
+        def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+            super().finish_clients(cohort, positions)
             signals.update((cohort.round, cohort.clients[p]) for p in positions if self._signals[p])
 
         def end_round(self, plan: RoundPlan) -> None:

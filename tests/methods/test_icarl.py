@@ -406,7 +406,7 @@ class Watch(Method):
         self.exemplars: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self.steps: list[tuple[int, tuple[int, ...], CohortBatch]] = []
 
-    def open_cohort(self, cohort: Cohort) -> None:
+    def start_clients(self, cohort: Cohort) -> None:
         for client in cohort.clients:
             kept = self.federation.clients.get("model", client) or {}
             self.kept[cohort.round, client] = {name: tensor.clone() for name, tensor in kept.items()}

@@ -20,6 +20,7 @@ from cfl.engines.objective import Objective
 from cfl.federation.federation import Federation
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import DER, L2P, FedAGEM, Method
+from cfl.methods.composition import Composition
 from cfl.models import PromptedViT
 from cfl.runtime.checkpoint_file import write_checkpoint
 from cfl.runtime.errors import ConfigError
@@ -67,7 +68,7 @@ def test_the_loss_is_the_one_written_out() -> None:
     network = prompted((1, 4, 4), 4).double()
     x, samples = joined()
     strength = 0.4
-    loss, logits = Objective([L2P(strength)]).with_logits(network, x, samples)
+    loss, logits = Objective(Composition({"l2p": L2P(strength)}).loss_parts()).with_logits(network, x, samples)
     expected = torch.zeros((), dtype=torch.float64)
     for i in range(7):
         if samples.mask[i]:
@@ -89,7 +90,7 @@ def test_the_loss_is_the_one_written_out() -> None:
         torch.autograd.grad(loss, parameters), torch.autograd.grad(expected, parameters), strict=True
     ):
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
-    assert torch.isfinite(Objective([L2P(strength)]).of_network(network, x, samples))
+    assert torch.isfinite(Objective(Composition({"l2p": L2P(strength)}).loss_parts()).of_network(network, x, samples))
 
 
 def run(
@@ -268,8 +269,8 @@ def test_contradictions_are_refused_before_training() -> None:
         fit(tiny_client(unequal(), mlp, sgd, {"l2p": L2P()}), unequal())
     for other in (Passes(), Whole()):
         with pytest.raises(ConfigError, match=rf"(L2P.*{type(other).__name__}|{type(other).__name__}.*L2P)"):
-            Objective([L2P(), other])
-    Objective([L2P(0.0), Whole()])
+            Composition({"l2p": L2P(), "other": other}).loss_parts()
+    Composition({"l2p": L2P(0.0), "whole": Whole()}).loss_parts()
     for strength in (-0.1, float("inf"), float("nan")):
         with pytest.raises(ConfigError, match=r"methods\.l2p\.strength"):
             L2P(strength)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -33,6 +33,7 @@ from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Added, Samples
 from cfl.engines import EngineOptions, recorded
 from cfl.engines.cohort import Cohort
+from cfl.federation.federation import Federation
 from cfl.methods import FedProx
 from cfl.methods.base import Method
 from cfl.models import Network
@@ -64,7 +65,30 @@ def model_of(cohort: Cohort, row: int) -> dict[str, Tensor]:
     return {n: t[row].detach().clone() for n, t in {**cohort.parameters, **cohort.buffers}.items()}
 
 
-class Watch(Method):
+class Observing(Method):
+    """Sees the logits that are kept for buffers."""
+
+    replays = replays_logits = True
+
+    def setup(self, federation: Federation) -> None:
+        super().setup(federation)
+        buffer = federation.buffer
+        assert buffer is not None
+        offer = buffer.offer
+
+        def observed(cohort: Cohort, batch: CohortBatch, logits: Tensor | None) -> None:
+            if logits is not None:
+                self.observe(cohort, batch, logits)
+            offer(cohort, batch, logits)
+
+        buffer.offer = observed  # type: ignore[method-assign]
+
+    def observe(self, cohort: Cohort, batch: CohortBatch, logits: Tensor) -> None:
+        """A step has been computed."""
+        raise NotImplementedError
+
+
+class Watch(Observing):
     """Compares logits with those of the network as it was before the step."""
 
     def __init__(self) -> None:
@@ -126,51 +150,6 @@ def test_watching_changes_nothing(engine: EngineOptions, network: str) -> None:
     found, expected = (run(m, engine, NETWORKS[network]) for m in ({"watch": Watch()}, {}))
     for name, value in expected.items():
         assert_close(found[name], value)
-
-
-class Shy(Watch):
-    """Does not want to see anything."""
-
-    @property
-    def observes(self) -> bool:
-        return False
-
-
-def test_nobody_is_shown_logits_that_wants_none() -> None:
-    shy = Shy()
-    run({"shy": shy}, WORKERS, mlp)
-    assert shy.models
-    assert not shy.checked
-    for engine in (VMAP, WORKERS):
-        shy, watch = Shy(), Watch()
-        run({"shy": shy, "watch": watch}, engine, mlp)
-        assert watch.checked
-        assert not shy.checked
-
-
-class EveryOther(Watch):
-    """Wants to see every other round."""
-
-    rounds: ClassVar[list[int]] = []
-
-    def open_cohort(self, cohort: Cohort) -> None:
-        self.round = cohort.round
-
-    @property
-    def observes(self) -> bool:
-        return self.round % 2 == 0
-
-    def observe(self, cohort: Cohort, batch: CohortBatch, logits: Tensor) -> None:
-        super().observe(cohort, batch, logits)
-        self.rounds.append(cohort.round)
-
-
-@pytest.mark.parametrize("engine", [VMAP, WORKERS])
-def test_logits_of_an_earlier_round_are_not_shown_again(engine: EngineOptions) -> None:
-    watch = EveryOther()
-    watch.rounds.clear()
-    run({"watch": watch}, engine, mlp)
-    assert set(watch.rounds) == {0, 2}
 
 
 class Whole(Method):
@@ -314,7 +293,7 @@ def test_a_cohort_without_engine_says_so() -> None:
         cohort.gradients_on(None, "look")  # type: ignore[arg-type]
 
 
-class Focal(Method):
+class Focal(Observing):
     """A loss that no recording of the cross-entropy computes: weights and a term by the logits, and a look at them."""
 
     def __init__(self) -> None:

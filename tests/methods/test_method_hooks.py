@@ -187,7 +187,7 @@ class Trace(Method):
         super().setup(federation)
         self._note("setup")
 
-    def open_cohort(self, cohort: Cohort) -> None:
+    def start_clients(self, cohort: Cohort) -> None:
         assert not any(p.grad is not None for p in cohort.parameters.values())
         for name, value in self.federation.state_tensors().items():
             assert all(torch.equal(row, value) for row in cohort.parameters[name])
@@ -200,7 +200,7 @@ class Trace(Method):
         assert set(cohort.gradients) == set(cohort.parameters)
         self._note("gradients")
 
-    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         self._note(f"close {len(positions)}")
 
     def transform_step(self, step: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -238,7 +238,7 @@ def test_clients_close_when_they_have_finished_and_only_then() -> None:
     steps = 0
 
     class Count(Method):
-        def open_cohort(self, cohort: Cohort) -> None:
+        def start_clients(self, cohort: Cohort) -> None:
             nonlocal steps
             steps = 0
 
@@ -246,7 +246,7 @@ def test_clients_close_when_they_have_finished_and_only_then() -> None:
             nonlocal steps
             steps += 1
 
-        def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
             closed.extend((cohort.clients[p], steps) for p in positions)
 
     data = data_of(width=3, schedule={"rounds_per_task": 1, "local_epochs": 2})
@@ -264,14 +264,14 @@ def test_clients_that_close_know_how_many_steps_they_took_and_how_long() -> None
     seen: dict[tuple[int, int], int] = {}
 
     class Read(Method):
-        def open_cohort(self, cohort: Cohort) -> None:
+        def start_clients(self, cohort: Cohort) -> None:
             assert (cohort.steps, cohort.lr) == (0, 0.03)
 
         def adjust_gradients(self, cohort: Cohort) -> None:
             self.gradients = {n: g.clone() for n, g in cohort.gradients.items()}
             self.before = {n: p.detach().clone() for n, p in cohort.parameters.items()}
 
-        def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
             for p in positions:
                 seen[cohort.round, cohort.clients[p]] = cohort.steps
                 for name, gradient in self.gradients.items():
@@ -355,7 +355,7 @@ def test_a_failure_at_a_tasks_beginning_says_where() -> None:
 class Tells(Method):
     """Shows the server every client's head bias."""
 
-    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         payload = cohort.rows(positions, {"bias": cohort.parameters["head.bias"]})
         self.federation.channel.uplink_individually("bias", payload, [cohort.clients[p] for p in positions])
 
@@ -429,8 +429,8 @@ def _loader(data: FederatedDataModule, round: int) -> Any:
 @pytest.mark.parametrize(
     ("hook", "doing"),
     [
-        ("open_cohort", "opening clients"),
-        ("close_clients", "collecting from clients"),
+        ("start_clients", "opening clients"),
+        ("finish_clients", "collecting from clients"),
         ("transform_step", "closing the round"),
         ("end_round", "closing the round"),
         ("end_task", "closing the round"),
@@ -534,7 +534,7 @@ class Closes(Method):
     def __init__(self) -> None:
         self.heard: dict[int, set[int]] = {}
 
-    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         self.heard.setdefault(cohort.round, set()).update(cohort.clients[p] for p in positions)
 
 

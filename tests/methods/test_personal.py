@@ -272,7 +272,7 @@ class Poison(Method):
     def __init__(self, victim: int, round: int, name: str = "head.bias") -> None:
         self.victim, self.round, self.parameter = victim, round, name
 
-    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         for position in positions:
             if cohort.round == self.round and cohort.clients[position] == self.victim:
                 with torch.no_grad():

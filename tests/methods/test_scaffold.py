@@ -426,14 +426,14 @@ class Plain(Method):
     def __init__(self) -> None:
         self.means: dict[int, Tensors] = {}
 
-    def open_cohort(self, cohort: Cohort) -> None:
+    def start_clients(self, cohort: Cohort) -> None:
         self.sums = {n: torch.zeros_like(p) for n, p in cohort.parameters.items()}
 
     def adjust_gradients(self, cohort: Cohort) -> None:
         for name, gradient in cohort.gradients.items():
             self.sums[name] += gradient
 
-    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         for p in positions:
             self.means[cohort.clients[p]] = {n: s[p] / cohort.steps for n, s in self.sums.items()}
 
@@ -443,11 +443,11 @@ def test_option_two_is_the_mean_gradient_where_replay_brings_outputs_in_late() -
     late = 0
 
     class Watch(Method):
-        def open_cohort(self, cohort: Cohort) -> None:
+        def start_clients(self, cohort: Cohort) -> None:
             assert cohort.used_outputs is not None
             self.at_first = cohort.used_outputs.clone()
 
-        def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
             nonlocal late
             for p in positions:
                 client = cohort.clients[p]
@@ -500,7 +500,7 @@ def test_the_first_round_is_federated_averaging_at_full_speed() -> None:
     left: list[bool] = []
 
     class Watch(Method):
-        def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
             left.append(bool(cohort.gradients))
 
     one = {"rounds_per_task": 2, "clients_per_round": 1.0, "cohort_width": 5}

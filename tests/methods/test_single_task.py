@@ -98,7 +98,7 @@ def test_one_model_starts_anew_and_clients_statistics_go_on() -> None:
     starts: list[dict[str, torch.Tensor]] = []
 
     class Starts(Method):
-        def open_cohort(self, cohort: Cohort) -> None:
+        def start_clients(self, cohort: Cohort) -> None:
             if cohort.round % 2 == 0:
                 starts.append({n: t[0].detach().clone() for n, t in {**cohort.parameters, **cohort.buffers}.items()})
 

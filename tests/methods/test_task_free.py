@@ -38,9 +38,11 @@ from cfl.data.sequences import RandomTasks
 from cfl.data.streams import Permuted
 from cfl.data.task_handles import SealedTask, SealedTasks, TaskHidden, opened, opened_tasks
 from cfl.engines.cohort import Cohort
-from cfl.federation.federation import Federation, check_methods
+from cfl.federation.federation import Federation
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import AGEM, DER, ER, EWC, GLFC, L2P, SCAFFOLD, FedAGEM, FedCurv, FedProx, Method, PersonalLayers
+from cfl.methods.capabilities import leaves_other_gradients
+from cfl.methods.composition import Composition
 from cfl.methods.task_free import (
     SealedBuffer,
     SealedChannel,
@@ -268,8 +270,7 @@ def test_a_free_method_sees_what_others_are() -> None:
     assert isinstance(seen["beside"], Beside)
     assert not isinstance(seen["beside"], Sees)
     assert (seen["beside"].name, seen["beside"].source, seen["beside"].key) == ("beside", 2, "methods.beside")
-    assert seen["beside"].overrides("begin_task")
-    assert not seen["beside"].refines_gradients
+    assert not leaves_other_gradients(seen["beside"])
     method.refuse_twins(Sees, "one")
     with pytest.raises(ConfigError, match=r"sees.*beside.*one"):
         method.refuse_twins(Method, "one")
@@ -287,7 +288,7 @@ def test_what_is_shown_of_a_run_is_this_and_no_more() -> None:
         SealedData: "eval_batch_size exposure input_shape most_trained_on num_clients num_outputs scenario seed",
         SealedStates: "forget gather get holders scatter",
         SealedChannel: "collect_individually downlink mean on_bad_update sum uplink uplink_individually usable",
-        SealedMethod: "changes_gradients key moves_model_after_round name overrides refines_gradients source",
+        SealedMethod: "key kind moves_model_after_round name source",
         SealedFederation: "batchnorm evaluation_statistics finished has_personal_models network own_tensors "
         "personal round shared_buffers shared_parameters shared_tensors state_tensors",
     }
@@ -321,7 +322,7 @@ class Keeps(Method):
         self.topic, self.topics = topic, topics  # type: ignore[misc]
         self.kept: list[int] = []
 
-    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         states, clients = self.federation.clients, [cohort.clients[p] for p in positions]
         before = states.gather(self.topic, clients, {"rounds": torch.tensor(0)})["rounds"]
         states.scatter(self.topic, clients, {"rounds": before + 1}, [client != 3 for client in clients])
@@ -478,12 +479,12 @@ def _cohort(cohort: Cohort, *_: Any) -> None:
 
 
 LOOKS: list[tuple[str, Callable[..., Any]]] = [
-    ("open_cohort", _cohort),
+    ("start_clients", _cohort),
     ("penalty", _cohort),
     ("adjust_gradients", _cohort),
-    ("close_clients", _cohort),
-    ("open_cohort", lambda cohort: cohort.train_outputs),
-    ("open_cohort", lambda cohort: cohort.outputs_in_loss(cohort.task)),
+    ("finish_clients", _cohort),
+    ("start_clients", lambda cohort: cohort.train_outputs),
+    ("start_clients", lambda cohort: cohort.outputs_in_loss(cohort.task)),
     ("extend_batch", lambda cohort, batch: batch.task_ids.sum().item()),
     ("extend_batch", lambda cohort, batch: batch.task + 1),
     ("observe", lambda cohort, batch, logits: batch.task_ids.sum().item()),
@@ -557,10 +558,10 @@ def test_other_methods_are_refused_where_clients_have_their_own_clocks(method: M
 def test_a_refusal_says_which_setting_would_do(method: Method, unless: str) -> None:
     data = tiny_data(exposure="asynchronous")
     with pytest.raises(ConfigError, match=f"needs to know where tasks end{re.escape(unless)}$"):
-        check_methods({"some": method}, data)
+        Composition({"some": method}).check(data)
     key, _, value = (type(method).task_free_with or "none: x").partition(": ")
     free = type(method)(**{key: {"false": False}.get(value, value)}) if unless else FedProx(mu=0.1)
-    check_methods({"some": free}, data)
+    Composition({"some": free}).check(data)
 
 
 class Repeated(Permuted):

@@ -105,7 +105,7 @@ def test_models_are_put_into_the_coordinates_of_a_task_that_is_not_named(free: b
     told = [task for task in method.told if task is not None]
     assert {type(task) for task in told} == {SealedTask if free else int}
     assert {opened(task) for task in told} == {0, 1}
-    assert method.tells_tasks_apart is not free
+    assert client.methods.tells_tasks_apart is not free
     if free:
         with pytest.raises(ConfigError, match=r"--task = 1 .*one model for all tasks"):
             answer_of(client, Choice(0, 1))

@@ -153,7 +153,7 @@ class Updates(Method):
     def __init__(self) -> None:
         self.seen: dict[tuple[int, int], Tensor] = {}
 
-    def close_clients(self, cohort: Cohort, positions: Any) -> None:
+    def finish_clients(self, cohort: Cohort, positions: Any) -> None:
         for p in positions:
             update = cohort.parameters["head.weight"][p] - cohort.received["head.weight"]
             self.seen[cohort.round, cohort.clients[p]] = update.detach().clone()

@@ -154,7 +154,7 @@ class Poison(Method):
     def __init__(self, client: int) -> None:
         self.client = client
 
-    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         for position in positions:
             if cohort.round == 1 and cohort.clients[position] == self.client:
                 cohort.parameters["head.bias"].data[position] = torch.nan

@@ -85,7 +85,7 @@ class Scales(Method):
     def __init__(self) -> None:
         self.heard: list[dict[int, float]] = []
 
-    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         clients = [cohort.clients[p] for p in positions]
         trained = cohort.rows(positions, cohort.parameters)["head.bias"]
         moved = (trained - cohort.received["head.bias"]).abs().sum(1)

@@ -40,8 +40,8 @@ class Trouble(Method):
                 raise ArithmeticError("while the others compute")
             time.sleep(0.2)
 
-    def close_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        self._at("close_clients", cohort.round)
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        self._at("finish_clients", cohort.round)
 
     def end_round(self, plan: RoundPlan) -> None:
         self._at("end_round", plan.round)
@@ -102,7 +102,7 @@ def test_a_bad_update_in_one_process_ends_both() -> None:
     assert seconds < SOON
 
 
-@pytest.mark.parametrize("hook", ["adjust_gradients", "close_clients", "end_round"])
+@pytest.mark.parametrize("hook", ["adjust_gradients", "finish_clients", "end_round"])
 def test_an_error_in_one_process_ends_both(hook: str) -> None:
     first, second, seconds = outcomes(Trouble(hook, wrong))
     assert "ArithmeticError: made up" in second.message
@@ -130,7 +130,7 @@ def test_an_error_of_the_first_process_ends_the_other() -> None:
 
 
 def test_a_process_that_dies_ends_the_other() -> None:
-    first, second, seconds = outcomes(Trouble("close_clients", die))
+    first, second, seconds = outcomes(Trouble("finish_clients", die))
     assert second.kind == "died"
     assert first.kind == "ProcessFailed"
     assert "ended without a word" in first.message
@@ -140,7 +140,7 @@ def test_a_process_that_dies_ends_the_other() -> None:
 def test_a_process_that_hangs_is_given_up() -> None:
     crew = Crew(2)
     started = time.monotonic()
-    crew.start(run, Trouble("close_clients", sleep), None, 3.0)
+    crew.start(run, Trouble("finish_clients", sleep), None, 3.0)
     first = crew.outcome(0)
     seconds = time.monotonic() - started
     crew.close()

@@ -1,0 +1,423 @@
+"""How several methods act as one: in which order, what excludes what, and what of theirs an engine may do itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from cfl.data.cohorts import CohortBatch
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.schedule import RoundPlan
+from cfl.data.task_handles import TaskRef, opened, shown_task
+from cfl.engines.cohort import Cohort
+from cfl.engines.objective import LossParts
+from cfl.engines.quadratic_pull import Pull, add_pulls
+from cfl.engines.right_factors import RightFactor, multiply_gradients
+from cfl.federation.federation import OF_ALL, Federation
+from cfl.federation.method_protocol import MethodComposition
+from cfl.methods.base import Method
+from cfl.methods.capabilities import (
+    BatchExtension,
+    FeatureOrder,
+    ForwardPass,
+    FrozenParameters,
+    GradientTransform,
+    LearningRateFactors,
+    LocalObjective,
+    NetworkExtension,
+    Penalty,
+    PersonalModel,
+    PersonalParameters,
+    Predictor,
+    Regularizer,
+    RightMultiplication,
+    SampleLoss,
+    SampleWeights,
+    ServerTransform,
+)
+from cfl.methods.task_free import sealed_cohort, sealed_federation, sealed_plan
+from cfl.randomness.generators import seed_for
+from cfl.runtime.errors import ConfigError
+
+Pulls = Mapping[str, Pull]
+Factors = Mapping[str, RightFactor]
+
+
+class Composition(MethodComposition):
+    """The methods of a run by name, and what they do together.
+
+    All act in the order of the configuration, ``decode`` in the reverse one. Of what replaces something (the local
+    loss, the forward pass, the network's scores) there is one: two are refused, but that the first that classifies
+    counts. A method that declares to be ``task_free`` is shown handles in the place of tasks.
+
+    Args:
+        methods: name -> method.
+
+    Raises:
+        ConfigError: two methods replace the same.
+    """
+
+    def __init__(self, methods: Mapping[str, Method]) -> None:
+        self._methods = dict(methods)
+        self._cohort: Cohort | None = None
+        self._sealed: Cohort | None = None
+        self._pulls: dict[Any, Pulls] = {}
+        self._factors: dict[Any, Factors] = {}
+        self._multiplied: Method | None = None
+        self._having: dict[type, dict[str, Any]] = {}
+
+    def __getitem__(self, name: str) -> Method:
+        return self._methods[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._methods)
+
+    def __len__(self) -> int:
+        return len(self._methods)
+
+    def with_capability(self, capability: Any) -> dict[str, Any]:
+        """Name -> method of those that have a capability."""
+        if capability not in self._having:  # asking a Protocol takes microseconds, in every local step
+            found = {name: method for name, method in self._methods.items() if isinstance(method, capability)}
+            self._having[capability] = found
+        return self._having[capability]
+
+    # Before training.
+
+    def extend(self, network: nn.Module, seed: int) -> None:
+        """Let methods add parameters to the network, from random numbers of their own."""
+        for method in self.with_capability(NetworkExtension).values():
+            torch.manual_seed(seed_for(seed, f"extend network, {type(method).__name__}"))
+            method.extend_network(network)
+
+    def loss_parts(self) -> LossParts:
+        """What methods have to say in clients' losses.
+
+        Raises:
+            ConfigError: two replace the whole loss, that of own samples, or the forward pass; or one replaces the whole
+                loss and another wants logits kept.
+        """
+        weighers = self.with_capability(SampleWeights).values()
+        terms = self.with_capability(SampleLoss).values()
+        whole = list(self.with_capability(LocalObjective).values())
+        passing = [m for m in self.with_capability(ForwardPass).values() if getattr(m, "passes_forward", True)]
+        replacing = [m for m in weighers if getattr(m, "replaces_own_loss", False)]
+        keeping = [m for m in self.values() if m.replays_logits]
+        for several, valid in (
+            (whole if len(whole) > 1 else [], "at most one method that replaces the whole local loss"),
+            ([*whole, *replacing], "at most one method that replaces the loss of a client's own samples"),
+            ([*whole, *passing], "at most one method that takes the forward pass into its own hands"),
+        ):
+            if len(several) > 1:
+                raise ConfigError("methods", " and ".join(type(m).__name__ for m in several), valid)
+        if whole and keeping:
+            names = " and ".join(type(m).__name__ for m in (*whole, *keeping))
+            raise ConfigError("methods", names, "no method that keeps logits beside one that replaces the local loss")
+        return LossParts(
+            tuple(weighers),
+            tuple(terms),
+            whole[0] if whole else None,
+            passing[0] if passing else None,
+            all(getattr(m, "reweighs_added_only", False) for m in (*weighers, *terms)),
+        )
+
+    def check(self, data: FederatedDataModule) -> None:
+        """Refuse names in use, and methods that cannot work with the data's scenario, order, clocks or exposure.
+
+        Raises:
+            ConfigError: naming the setting, and the method that it does not go with.
+        """
+        exposure, spread = data.exposure, data.schedule.clock_spread
+        for name, method in self.items():
+            if name in OF_ALL:
+                raise ConfigError(f"methods.{name}", name, "another name: clients keep something else under it")
+            who = f"methods.{name} ({type(method).__name__})"
+            needs_steps = f"null: {who} needs clients to learn the same tasks in step"
+            needs_clock = f"0: {who} needs clients to change tasks together"
+            unless = f", as it does not with methods.{name}.{method.task_free_with}" if method.task_free_with else ""
+            needs_ends = f"another exposure while {who} needs to know where tasks end{unless}"
+            needs_past = f"another exposure while {who} looks back to tasks that ended"
+            known = f"one of {sorted(method.scenarios)} while {who} is used"
+            in_step = data.order is not None and method.common_order
+            for refused, key, value, valid in (
+                (data.scenario not in method.scenarios, "data.scenario", data.scenario, known),
+                (in_step, "data.sequences", type(data.sequences).__name__, needs_steps),
+                (data.rounds.own_clocks and not method.own_clocks, "schedule.clock_spread", spread, needs_clock),
+                (exposure == "asynchronous" and not method.task_free, "data.exposure", exposure, needs_ends),
+                (exposure == "joint" and method.looks_back, "data.exposure", exposure, needs_past),
+            ):
+                if refused:
+                    raise ConfigError(key, value, valid)
+
+    def check_optimizer(self, optimizer: Optimizer, clipping: str | None) -> None:
+        """Refuse an optimizer, or a way of clipping gradients, under which a method's guarantee does not hold.
+
+        Args:
+            optimizer: one like those of the clients.
+            clipping: how gradients are clipped (``norm`` or ``value``), or None if they are not.
+
+        Raises:
+            ConfigError: naming the setting and the method.
+        """
+        name = type(optimizer).__name__
+        for key, method in self.items():
+            if method.optimizers is not None and name not in method.optimizers:
+                valid = f"one of {sorted(method.optimizers)} while methods.{key} is used"
+                raise ConfigError("model.optimizer", name, valid)
+            method.check_optimizer(optimizer)
+        turned = [f"methods.{key}" for key, method in self.items() if _says_where_steps_point(method)]
+        if clipping == "value" and turned:
+            valid = f"norm while {', '.join(turned)} says where gradients may point"
+            raise ConfigError("trainer.gradient_clip_algorithm", "value", valid)
+
+    def setup(self, federation: Federation) -> None:
+        """Let every method learn the federation; who needs no tasks is shown none."""
+        for name, method in self.items():
+            own = frozenset({name, *method.topics}) - OF_ALL
+            method.setup(sealed_federation(federation, own, method) if method.task_free else federation)
+
+    def keeps_local(self, name: str) -> bool:
+        """Whether a parameter or buffer stays on its client."""
+        return any(method.keeps_local(name) for method in self.with_capability(PersonalParameters).values())
+
+    @property
+    def replays(self) -> bool:
+        """Whether clients need buffers."""
+        return any(method.replays for method in self.values())
+
+    @property
+    def replays_logits(self) -> bool:
+        """Whether buffers have to keep logits with the samples."""
+        return any(method.replays_logits for method in self.values())
+
+    @property
+    def individual_uplinks(self) -> bool:
+        """Whether the server must see single clients' messages."""
+        return any(method.individual_uplinks for method in self.values())
+
+    @property
+    def strengths(self) -> list[str]:
+        """The options that say how hard methods pull at weights, as they stand in the configuration."""
+        named = {name: getattr(method, "pulls_with", "") for name, method in self.items()}
+        return [f"methods.{name}.{option}" for name, option in named.items() if option]
+
+    @property
+    def computes_locally(self) -> bool:
+        """Whether local steps cost more than those of federated averaging."""
+        return any(method.computes_locally for method in self.values())
+
+    # Rounds and tasks.
+
+    def begin_task(self, plan: RoundPlan) -> None:
+        """A task's first round is about to begin."""
+        for method in self._told_of_tasks():
+            method.begin_task(plan)
+
+    def end_round(self, plan: RoundPlan) -> None:
+        """The global model has moved."""
+        self._pulls, self._factors, self._multiplied = {}, {}, None
+        for method in self.values():
+            method.end_round(sealed_plan(plan) if method.task_free else plan)
+
+    def end_task(self, plan: RoundPlan) -> None:
+        """A task's last round is over."""
+        for method in self._told_of_tasks():
+            method.end_task(plan)
+
+    def _told_of_tasks(self) -> list[Method]:
+        return [method for method in self.values() if not method.task_free]
+
+    def transform_step(self, name: str, step: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The global step as one of the methods wants it.
+
+        Raises:
+            TypeError: it does not say for every parameter.
+        """
+        method = self.with_capability(ServerTransform)[name]
+        names = set(step)
+        found = method.transform_step(step)
+        if not isinstance(found, dict) or set(found) != names:
+            key = self[name].key
+            raise TypeError(f"{key}: transform_step must return the step of every parameter that it is given")
+        return found
+
+    @property
+    def step_transforms(self) -> list[Any]:
+        """What maps the global step to the one to take, in order."""
+        return [partial(self.transform_step, name) for name in self.with_capability(ServerTransform)]
+
+    # A cohort.
+
+    def attend(self, cohort: Cohort) -> None:
+        """Methods see this cohort from now on; who needs no tasks, sealed."""
+        self._cohort, self._sealed = cohort, sealed_cohort(cohort)
+
+    def shown(self, method: Any) -> Cohort:
+        """The cohort as a method may see it."""
+        found = self._sealed if method.task_free else self._cohort
+        if found is None:
+            raise RuntimeError("no cohort: configure_optimizers has not run")
+        return found
+
+    def start_clients(self) -> None:
+        """Clients have received their model; pulls and factors hold for all their steps."""
+        self._pulls, self._factors, self._multiplied = {}, {}, None
+        for method in self.values():
+            method.start_clients(self.shown(method))
+            if isinstance(method, Regularizer):
+                self._pulls[method] = method.pulls(self.shown(method))
+            if isinstance(method, RightMultiplication):
+                self._factors[method] = method.right_factors(self.shown(method))
+
+    @property
+    def collects(self) -> bool:
+        """Whether any method takes something from clients that have finished."""
+        return any(type(method).finish_clients is not Method.finish_clients for method in self.values())
+
+    def finish_clients(self, positions: Sequence[int]) -> None:
+        """Clients have taken their last local step."""
+        for method in self.values():
+            method.finish_clients(self.shown(method), positions)
+
+    def step_factors(self) -> list[Tensor | None]:
+        """Each method's factors of the clients' learning rates."""
+        return [m.step_factors(self.shown(m)) for m in self.with_capability(LearningRateFactors).values()]
+
+    def frozen_parameters(self) -> frozenset[str]:
+        """What no client of the cohort moves."""
+        of_all = [m.frozen_parameters(self.shown(m)) for m in self.with_capability(FrozenParameters).values()]
+        return frozenset().union(*of_all)
+
+    # A local step.
+
+    def extend_batch(self, batch: CohortBatch) -> CohortBatch:
+        """The step with what methods add to it."""
+        for method in self.with_capability(BatchExtension).values():
+            if method.task_free:
+                batch = method.extend_batch(self.shown(method), batch.sealed()).unsealed(batch)
+            else:
+                batch = method.extend_batch(self.shown(method), batch)
+        return batch
+
+    def penalties(self, losses: Tensor) -> Tensor:
+        """Clients' losses ``[k]`` with the terms that do not depend on samples.
+
+        Raises:
+            ValueError: a term of another shape.
+        """
+        for method in self.with_capability(Penalty).values():
+            penalty = method.penalty(self.shown(method))
+            if penalty is None:
+                continue
+            if penalty.shape != losses.shape:
+                what = f"{method.key}: penalty of shape {list(penalty.shape)}"
+                raise ValueError(f"{what}, not {list(losses.shape)}: one number for every client")
+            losses = losses + penalty
+        return losses
+
+    def changing_gradients(self) -> list[Method]:
+        """The methods that have something to do with the gradients of the clients' steps at the moment."""
+        return [
+            method
+            for method in self.values()
+            if isinstance(method, Penalty)
+            or self._pulls.get(method)
+            or self._factors.get(method)
+            or (isinstance(method, GradientTransform) and getattr(method, "changes_gradients", True))
+        ]
+
+    def left_to_engine(self, multiplies: bool, pulls: bool) -> tuple[Pulls, Factors]:
+        """What an engine does itself, of a method that alone changes gradients and does nothing else to them.
+
+        Args:
+            multiplies: whether the engine multiplies gradients from the right.
+            pulls: whether it pulls weights.
+
+        Returns:
+            Pulls and factors, one of them empty; :meth:`adjust_gradients` then leaves the factors to it.
+        """
+        changing = self.changing_gradients()
+        self._multiplied = None
+        if len(changing) != 1 or isinstance(changing[0], Penalty | GradientTransform):
+            return {}, {}
+        (alone,) = changing
+        own_pulls, own_factors = self._pulls.get(alone, {}), self._factors.get(alone, {})
+        if own_pulls and own_factors:
+            return {}, {}
+        if own_factors and multiplies:
+            self._multiplied = alone
+            return {}, own_factors
+        return (own_pulls, {}) if own_pulls and pulls else ({}, {})
+
+    def adjust_gradients(self) -> None:
+        """Change the gradients of the step, each method those that the one before has left."""
+        transforming = self.with_capability(GradientTransform)
+        for name, method in self.items():
+            cohort = self.shown(method)
+            if pulls := self._pulls.get(method):
+                add_pulls(pulls, cohort.gradients, cohort.parameters)
+            if method is not self._multiplied and (factors := self._factors.get(method)):
+                multiply_gradients(cohort.gradients, factors)
+            if name in transforming:
+                transforming[name].adjust_gradients(cohort)
+
+    # Models and tests.
+
+    def encode(self, task: TaskRef, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The server's tensors as the clients and tests of a task compute with them; the given ones where no method
+        has an order of features of its own."""
+        for method in self.with_capability(FeatureOrder).values():
+            tensors = method.encode(shown_task(method, opened(task)), tensors)
+        return tensors
+
+    def decode(self, task: TaskRef, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Undo :meth:`encode`."""
+        for method in reversed(self.with_capability(FeatureOrder).values()):
+            tensors = method.decode(shown_task(method, opened(task)), tensors)
+        return tensors
+
+    def recall(self, client: int, task: int | None, model: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The model with which a client answers one of its tasks."""
+        for method in self.with_capability(PersonalModel).values():
+            model = method.recall(client, None if task is None else shown_task(method, task), model)
+        return model
+
+    @property
+    def tells_tasks_apart(self) -> bool:
+        """Whether a client may answer one task otherwise than another."""
+        return any(not method.task_free for method in self.with_capability(PersonalModel).values())
+
+    def classify(self, task: int, model: dict[str, Tensor], x: Tensor) -> Tensor | None:
+        """Scores ``[B, O]`` of the first method that has some, or None."""
+        for method in self.with_capability(Predictor).values():
+            found = method.classify(shown_task(method, task), model, x)
+            if found is not None:
+                return found
+        return None
+
+    # Reports and checkpoints.
+
+    def client_storage(self) -> int:
+        """Bytes that a client has to keep for the methods between rounds."""
+        return sum(method.client_storage() for method in self.values())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Every method's state by its name."""
+        return {name: method.state_dict() for name, method in self.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        for name, method in self.items():
+            method.load_state_dict(state[name])
+
+
+def _says_where_steps_point(method: Method) -> bool:
+    """Whether a method's guarantee is about the direction of the step that is taken."""
+    return isinstance(method, RightMultiplication) or (
+        isinstance(method, GradientTransform) and getattr(method, "kind", "add") == "project"
+    )
