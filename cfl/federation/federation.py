@@ -295,11 +295,11 @@ class Federation:
 
         Where no method encodes, these are the given tensors themselves.
         """
-        return self.methods.encode(task, tensors)
+        return self.methods.encode(opened(task), tensors)
 
     def decode(self, task: TaskRef, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Undo :meth:`encode`."""
-        return self.methods.decode(task, tensors)
+        return self.methods.decode(opened(task), tensors)
 
     @contextmanager
     def evaluation_statistics(self) -> Iterator[None]:

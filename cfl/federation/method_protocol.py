@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tensor
 
 from cfl.data.datamodule import FederatedDataModule
-from cfl.data.task_handles import TaskRef
 
 
 class MethodComposition(Mapping[str, Any], ABC):
@@ -58,11 +57,11 @@ class MethodComposition(Mapping[str, Any], ABC):
         """Whether a parameter or buffer stays on its client."""
 
     @abstractmethod
-    def encode(self, task: TaskRef, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def encode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """The server's model as the clients and tests of a task compute with it."""
 
     @abstractmethod
-    def decode(self, task: TaskRef, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def decode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Undo :meth:`encode`."""
 
     @abstractmethod

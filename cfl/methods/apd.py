@@ -15,7 +15,7 @@ from cfl.federation.channel import payload_bytes
 from cfl.federation.federation import Federation
 from cfl.federation.task_states import TaskStates
 from cfl.methods.base import Method
-from cfl.methods.capabilities import FeatureOrder
+from cfl.methods.capabilities import FeatureOrder, has
 from cfl.models.decomposition import (
     DecomposedLayer,
     decompose,
@@ -153,7 +153,7 @@ class APD(Method):
         """Give the network the first task's set, and remember what later ones start from."""
         super().setup(federation)
         data, network = federation.data, federation.network
-        permuting = [name for name, method in federation.methods.items() if isinstance(method, FeatureOrder)]
+        permuting = [name for name, method in federation.methods.items() if has(method, FeatureOrder)]
         if permuting:
             raise ConfigError("methods", permuting, f"no method that permutes weights beside {type(self).__name__}")
         # All but bases change with the task: they would be held to, or trained on, what belongs to another one.

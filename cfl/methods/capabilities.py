@@ -9,7 +9,7 @@ A cohort is k clients that train side by side, its tensors are stacked, ``[k, ..
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -235,6 +235,11 @@ IN_LOCAL_STEPS = (
 """Capabilities that make local steps cost more."""
 
 
+def has(method: object, *any_of: Any) -> bool:
+    """Whether a method's class has one of some capabilities; asks nothing of the method, which may be shown sealed."""
+    return issubclass(method.__class__, any_of)
+
+
 def leaves_other_gradients(method: object) -> bool:
     """Whether a method may leave other gradients than it was given."""
-    return isinstance(method, CHANGING_GRADIENTS) and getattr(method, "kind", "add") != "look"
+    return has(method, *CHANGING_GRADIENTS) and getattr(method, "kind", "add") != "look"

@@ -23,7 +23,7 @@ from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.federation.federation import Federation
 from cfl.methods.base import Method
-from cfl.methods.capabilities import LocalObjective
+from cfl.methods.capabilities import LocalObjective, has
 from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating, evaluating_global
 from cfl.methods.components.previous_model import LentModel
 from cfl.methods.components.surrogate_data import normalised_as, passes, read_surrogate, shards
@@ -124,7 +124,7 @@ class CFeD(Method):
         data, key = federation.data, f"methods.{self.name}"
         if federation.has_personal_models:
             raise ConfigError(key, "with parameters kept local", "one model for all clients")
-        replaced = [n for n, m in federation.methods.items() if isinstance(m, LocalObjective)]
+        replaced = [n for n, m in federation.methods.items() if has(m, LocalObjective)]
         if replaced:
             raise ConfigError(
                 "methods", [self.name, *replaced], f"{self.name} without one that replaces the local loss"

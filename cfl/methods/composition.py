@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.schedule import RoundPlan
-from cfl.data.task_handles import TaskRef, opened, shown_task
+from cfl.data.task_handles import shown_task
 from cfl.engines.cohort import Cohort
 from cfl.engines.objective import LossParts
 from cfl.engines.quadratic_pull import Pull, add_pulls
@@ -368,17 +368,17 @@ class Composition(MethodComposition):
 
     # Models and tests.
 
-    def encode(self, task: TaskRef, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def encode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """The server's tensors as the clients and tests of a task compute with them; the given ones where no method
         has an order of features of its own."""
         for method in self.with_capability(FeatureOrder).values():
-            tensors = method.encode(shown_task(method, opened(task)), tensors)
+            tensors = method.encode(shown_task(method, task), tensors)
         return tensors
 
-    def decode(self, task: TaskRef, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def decode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Undo :meth:`encode`."""
         for method in reversed(self.with_capability(FeatureOrder).values()):
-            tensors = method.decode(shown_task(method, opened(task)), tensors)
+            tensors = method.decode(shown_task(method, task), tensors)
         return tensors
 
     def recall(self, client: int, task: int | None, model: dict[str, Tensor]) -> dict[str, Tensor]:

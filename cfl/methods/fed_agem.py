@@ -17,7 +17,7 @@ from cfl.federation.channel import payload_bytes
 from cfl.federation.federation import Federation
 from cfl.federation.replay_buffer import Replayed
 from cfl.methods.base import Method
-from cfl.methods.capabilities import PersonalParameters, leaves_other_gradients
+from cfl.methods.capabilities import PersonalParameters, has, leaves_other_gradients
 from cfl.methods.components.gradient_projection import REFINEMENTS, Refinement, conflicts, inner, refine
 from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating
 from cfl.methods.components.mean_gradient import Labelled, mean_gradient
@@ -145,7 +145,7 @@ class FedAGEM(Method):
                 valid = f"{self.name} behind {', '.join(behind)}, so that {why}"
                 raise ConfigError("methods", list(federation.methods), valid)
         if not federation.shared_parameters:
-            keeping = [n for n, m in federation.methods.items() if m is not self and isinstance(m, PersonalParameters)]
+            keeping = [n for n, m in federation.methods.items() if m is not self and has(m, PersonalParameters)]
             what = f"every parameter of the model stays on its client (methods.{', methods.'.join(keeping)})"
             raise ConfigError(f"methods.{self.name}", what, "a run with at least one parameter that clients share")
         rounds = federation.schedule.num_rounds

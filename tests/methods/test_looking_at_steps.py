@@ -74,7 +74,7 @@ class Observing(Method):
         super().setup(federation)
         buffer = federation.buffer
         assert buffer is not None
-        offer = buffer.offer
+        buffer.offered, offer = "every_step", buffer.offer
 
         def observed(cohort: Cohort, batch: CohortBatch, logits: Tensor | None) -> None:
             if logits is not None:

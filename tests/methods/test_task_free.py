@@ -487,7 +487,6 @@ LOOKS: list[tuple[str, Callable[..., Any]]] = [
     ("start_clients", lambda cohort: cohort.outputs_in_loss(cohort.task)),
     ("extend_batch", lambda cohort, batch: batch.task_ids.sum().item()),
     ("extend_batch", lambda cohort, batch: batch.task + 1),
-    ("observe", lambda cohort, batch, logits: batch.task_ids.sum().item()),
     ("end_round", lambda plan: plan.last_of_task),
     ("end_round", lambda plan: plan.task == 0),
 ]
