@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +26,10 @@ from cfl.metrics.likelihood import NLLMatrix
 from cfl.metrics.measure import ACCURACY, NLL, Measure
 from cfl.metrics.task_matrix import TaskMatrix
 from cfl.models.density import is_density
+from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
 
+T = TypeVar("T")
 FORMAT = 2
 """Of what a checkpoint holds of a federation: a higher one whenever files of the last one no longer do."""
 MODEL_TOPIC = "model"
@@ -243,6 +245,25 @@ class Federation:
         self.channel.downlink("model", self.shared_tensors(), len(own))
         return own
 
+    def everyones(self, value: T) -> list[T]:
+        """What each process has: of a client's figures, one process alone knows. All processes must call this.
+
+        Args:
+            value: small; plain values.
+        """
+        return distributed.gather(value)
+
+    def at_server(self, compute: Callable[[], T]) -> T:
+        """What the server computes: once, in the first process, since rounding may differ from process to process.
+
+        Args:
+            compute: its result is tensors, plain values, and dictionaries, lists and tuples of these. All processes
+                must call this; where there are several, its tensors come on the CPU.
+        """
+        if distributed.count() == 1:
+            return compute()
+        return distributed.from_first(cast(T, _on_cpu(compute()) if distributed.rank() == 0 else None))
+
     def synchronise(self) -> None:
         """Let all processes, which must all call it, know what each other's clients have sent, received and kept."""
         self.channel.synchronise()
@@ -366,6 +387,14 @@ class Federation:
         if self.nll_task_aware is not None:
             self.nll_task_aware.load_state_dict(state["nll_task_aware"])
         self._initial = dict(state["initial"])
+
+
+def _on_cpu(tree: Any) -> Any:
+    if isinstance(tree, Tensor):
+        return tree.cpu()
+    if isinstance(tree, dict):
+        return {key: _on_cpu(value) for key, value in tree.items()}
+    return type(tree)(map(_on_cpu, tree)) if type(tree) in (list, tuple) else tree
 
 
 def check_objective(network: nn.Module, scenario: str) -> None:

@@ -20,7 +20,6 @@ from cfl.federation.federation import Federation
 from cfl.methods.base import Method
 from cfl.methods.components.curvature.fisher import FISHER_KINDS, FisherKind, check_fisher, diagonal_fisher
 from cfl.randomness.generators import torch_generator
-from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
 
 Tensors = dict[str, Tensor]
@@ -209,7 +208,7 @@ class EWC(Method):
             old = {n: values.to(tensors[n].device) for n, values in self.curvature.items()}
             anchor = {n: values.to(tensors[n].device) for n, values in self.anchor.items()}
             self.curvature, self.anchor = self._consolidated(old, anchor, mean, latest)
-        everyones = distributed.gather((entries, total, most, time.perf_counter() - started))
+        everyones = federation.everyones((entries, total, most, time.perf_counter() - started))
         self._rows.append(
             {
                 "task": plan.task,

@@ -24,7 +24,6 @@ from cfl.methods.components.mean_gradient import Labelled, mean_gradient
 from cfl.models.dropout import DropoutMasks
 from cfl.randomness.counter_bits import random_words_at
 from cfl.randomness.generators import seed_for
-from cfl.runtime import distributed
 from cfl.runtime.errors import BadUpdate, ConfigError
 
 
@@ -233,7 +232,7 @@ class FedAGEM(Method):
         """Clients compute the next reference at the new global model."""
         federation = self.federation
         self._encoded = {}
-        counts = distributed.gather(self._seen.tolist())
+        counts = federation.everyones(self._seen.tolist())
         self._steps += sum(steps for steps, _ in counts)
         self._refined += sum(refined for _, refined in counts)
         self._seen = torch.zeros(2, dtype=torch.int64)
@@ -247,7 +246,7 @@ class FedAGEM(Method):
         waiting = [client for client in own if client not in following]
         federation.channel.downlink("model", federation.shared_tensors(), len(waiting))
         sent = sum(self._send(plan, client) for client in own)
-        if sum(distributed.gather(sent)):
+        if sum(federation.everyones(sent)):
             self._renew()
         self.seconds += time.perf_counter() - started
 

@@ -21,7 +21,6 @@ from cfl.models.acgan import ACGAN
 from cfl.models.dropout import DropoutMasks
 from cfl.randomness.counter_normals import choices, normals
 from cfl.randomness.generators import seed_for, torch_generator
-from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
 
 
@@ -329,11 +328,12 @@ class FedCIL(Method):
             held = federation.data.outputs.own[plan.task].unsqueeze(0)
         batches = self._made_batches(plan, generators, held, next(iter(tensors.values())).device)
         names = federation.shared_parameters
-        trained = consolidated(self._network, tensors, names, batches, self.consolidation_lr)
-        if distributed.count() > 1:  # one's for all: rounding that differs between processes would grow with every step
-            given = distributed.from_first({name: tensor.cpu() for name, tensor in trained.items()})
-            trained = {name: given[name].to(tensor.device) for name, tensor in trained.items()}
+        # Rounding that differs between processes would grow with every step.
+        trained = federation.at_server(
+            lambda: consolidated(self._network, tensors, names, batches, self.consolidation_lr)
+        )
         server = federation.state_tensors()
+        trained = {name: tensor.to(server[name].device) for name, tensor in trained.items()}
         for name, tensor in federation.decode(plan.task, trained).items():
             server[name].copy_(tensor)
 

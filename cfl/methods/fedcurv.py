@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
@@ -23,7 +24,6 @@ from cfl.methods.components.curvature.fisher import FISHER_KINDS, FisherKind, ch
 from cfl.methods.components.sparse import kept_entries, largest, message_bytes
 from cfl.models.copies import networks_for_threads
 from cfl.randomness.generators import torch_generator
-from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.ordered_threads import in_order
 
@@ -291,7 +291,7 @@ class FedCurv(Method):
             sent = sum(int(((self.u[n] != 0) | (self.v[n] != 0)).sum()) for n in self._names)
             self._penalty_bytes = message_bytes(sent, size, dense // size)
         u_max = max(float(self.u[n].max()) for n in self._names)
-        seconds, self._fisher_seconds = max(distributed.gather(self._fisher_seconds)), 0.0
+        seconds, self._fisher_seconds = max(self.federation.everyones(self._fisher_seconds)), 0.0
         self._rows.append(
             {
                 "round": plan.round,
@@ -316,8 +316,8 @@ class FedCurv(Method):
                 self.strength,
                 f"less than {limit:.3g}, or a smaller model.optimizer lr: {found}, and steps diverge above 2",
             )
-        if not self._warned and distributed.rank() == 0:
-            _log.warning(
+        if not self._warned:
+            rank_zero_only(_log.warning)(
                 "methods.fedcurv.strength = %g with lr = %g and max(u) = %.3g: %s, and steps diverge above 2; strength "
                 "below %.3g, a smaller lr or on_unstable = clip help",
                 self.strength,

@@ -14,7 +14,6 @@ from cfl.federation.federation import Federation
 from cfl.methods.apd import APD, Tensors
 from cfl.methods.components.sparse import SparseRows, largest, message_bytes
 from cfl.models.decomposition import DecomposedLayer, per_unit
-from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
 
 
@@ -288,7 +287,7 @@ class FedWeIT(APD):
 
     def _count_bytes(self, task: int) -> None:
         """Add what all processes' clients have sent and received since the last time to the task's figures."""
-        everyones = distributed.gather(list(self._own_bytes))
+        everyones = self.federation.everyones(list(self._own_bytes))
         self._own_bytes = [0, 0]
         while len(self._bytes) <= task:
             self._bytes.append([0, 0])

@@ -29,7 +29,6 @@ from cfl.methods.components.subspace import (
     residual_share,
     used_share,
 )
-from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
 
 
@@ -280,18 +279,16 @@ class FOT(Method):
     def _grow(self, task: int, started: float) -> None:
         """The server's part: rank rule and basis growth from the summed sketches."""
         sums, _ = self.federation.channel.sum("fot sketch")
-        # Of several processes the first computes: rounding may differ, and with it the number of directions.
-        rows = self._grow_from(sums, task) if distributed.rank() == 0 else []
-        if distributed.count() > 1:
-            self.bases, rows = distributed.from_first(({n: basis.cpu() for n, basis in self.bases.items()}, rows))
+        # Once for all processes: rounding may differ, and with it the number of directions.
+        self.bases, rows = self.federation.at_server(lambda: self._grown(sums, task))
         seconds = time.perf_counter() - started
         self.gpse_seconds.append(seconds)
         self._rows += [{**row, "gpse_seconds": seconds} for row in rows]
 
-    def _grow_from(self, sums: Mapping[str, Tensor], task: int) -> list[dict[str, Any]]:
-        """Add directions to the bases; rows of the method's table, but for the seconds."""
+    def _grown(self, sums: Mapping[str, Tensor], task: int) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+        """The bases with the directions that are added, and rows of the method's table, but for the seconds."""
         threshold = min(1.0, self.threshold + task * self.threshold_increment)
-        rows = []
+        rows, bases = [], dict(self.bases)
         for name, d in self._dims.items():
             a, energies = sums[name], sums[f"{name} energies"]
             basis = self._basis(name, a.device)
@@ -304,8 +301,8 @@ class FOT(Method):
             directions, singular_values = principal_directions(a)
             size = 0 if basis is None else basis.shape[1]
             rank = choose_rank(singular_values, rho, threshold, self.rank_rule, self.minimum_rank, d - size)
-            self.bases[name] = grow_basis(basis, directions[:, :rank].to(a.device))
-            new_size = self.bases[name].shape[1]
+            bases[name] = grow_basis(basis, directions[:, :rank].to(a.device))
+            new_size = bases[name].shape[1]
             rows.append(
                 {
                     "task": task,
@@ -313,14 +310,14 @@ class FOT(Method):
                     "input_dim": d,
                     "basis_size": new_size,
                     "added": new_size - size,
-                    "used_space": 100 * used_share(self.bases[name], d),
+                    "used_space": 100 * used_share(bases[name], d),
                     "residual_share": rho,
                     "threshold": threshold,
                     "sketch_bytes": a.numel() * a.element_size(),
-                    "basis_bytes": payload_bytes({name: self.bases[name]}),
+                    "basis_bytes": payload_bytes({name: bases[name]}),
                 }
             )
-        return rows
+        return bases, rows
 
     # Reports and checkpoints.
 

@@ -36,7 +36,6 @@ from cfl.methods.glfc import over_group_means
 from cfl.models.base import Network
 from cfl.models.features import unit_features
 from cfl.randomness.generators import torch_generator
-from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
 
 
@@ -371,10 +370,8 @@ class GLFC(OwnLoss):
         messages = federation.channel.collect_individually(f"{self.name} prototypes")
         moved = False
         if messages:
-            # By one process for all: rounding that differs between processes would grow with every iteration.
-            found = self._inverted(plan, messages) if distributed.rank() == 0 else None
-            given = distributed.from_first(found)
-            assert given is not None
+            # Rounding that differs between processes would grow with every iteration.
+            given = federation.at_server(lambda: self._inverted(plan, messages))
             moved = self.proxy.receive(*given)
             self._rows.append(
                 {"round": plan.round, "clients": len(messages), "images": len(given[1]), "new_task": int(moved)}
@@ -413,7 +410,7 @@ class GLFC(OwnLoss):
                 logits: Tensor = functional_call(federation.network, model, (pool[rows].to(self._device),)).cpu()
                 known = logits.masked_fill(~self.proxy.classes, -torch.inf)
                 correct += int((known.argmax(1) == labels[rows]).sum())
-        return float(distributed.from_first(correct / len(labels)))
+        return federation.at_server(lambda: correct / len(labels))
 
     # Reports and checkpoints.
 

@@ -28,7 +28,6 @@ from cfl.methods.components.layer_inputs.of_clients import (
 from cfl.methods.components.layer_inputs.residual import ResidualInputs
 from cfl.methods.components.layer_inputs.weighted_layers import choose_layers, input_dim, weighted_layers
 from cfl.methods.components.subspace import choose_rank, grow_basis
-from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
 
 BLOCK = 32  # directions that are kept together, so that short memories take little room
@@ -211,9 +210,9 @@ class GPM(Method):
         own = federation.call_back(plan.task, clients)
         with evaluating(federation):
             grown = {client: self._grow(plan.task, client) for client in own}
-        everyones = {client: found for part in distributed.gather(grown) for client, found in part.items()}
+        everyones = {client: found for part in federation.everyones(grown) for client, found in part.items()}
         self._record(plan.task, [everyones[client] for client in sorted(everyones)])
-        self.memory_seconds += distributed.from_first(time.perf_counter() - started)
+        self.memory_seconds += federation.at_server(lambda: time.perf_counter() - started)
 
     @torch.no_grad()
     def _grow(self, task: int, client: int) -> list[tuple[int, int, float]]:

@@ -28,7 +28,6 @@ from cfl.methods.components.layer_inputs.of_clients import (
 from cfl.methods.components.layer_inputs.recursive_inverse import inverse_with, normalised
 from cfl.methods.components.layer_inputs.weighted_layers import choose_layers, input_dim, weighted_layers
 from cfl.randomness.generators import numpy_generator, torch_generator
-from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
 
 
@@ -223,9 +222,9 @@ class RGO(Method):
         own = federation.call_back(plan.task, [client for client in clients if client in keepers])
         with evaluating(federation):
             found = {client: self._update(plan.task, client) for client in own}
-        everyones = {client: figures for part in distributed.gather(found) for client, figures in part.items()}
+        everyones = {client: figures for part in federation.everyones(found) for client, figures in part.items()}
         self._record(plan.task, [everyones[client] for client in sorted(everyones)])
-        self.memory_seconds += distributed.from_first(time.perf_counter() - started)
+        self.memory_seconds += federation.at_server(lambda: time.perf_counter() - started)
 
     @torch.no_grad()
     def _update(self, task: int, client: int) -> list[tuple[float, float]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -20,7 +20,6 @@ from cfl.methods.base import Method
 from cfl.methods.components.mean_gradient import Labelled, mean_gradient
 from cfl.models.dropout import DropoutMasks
 from cfl.randomness.generators import seed_for
-from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
 
 Tensors = dict[str, Tensor]
@@ -143,12 +142,10 @@ class SCAFFOLD(Method):
                 described,
                 "SGD without momentum, for which SCAFFOLD is made, or methods.scaffold.any_optimizer=true",
             )
-        if distributed.rank() == 0:
-            warnings.warn(
-                f"SCAFFOLD with {described}: its analysis holds for plain SGD"
-                + ("; a client's step over K lr, its control variate, is no gradient" * (self.variant == "II")),
-                stacklevel=2,
-            )
+        rank_zero_warn(
+            f"SCAFFOLD with {described}: its analysis holds for plain SGD"
+            + ("; a client's step over K lr, its control variate, is no gradient" * (self.variant == "II"))
+        )
 
     # A round.
 

@@ -240,7 +240,7 @@ class SealedFederation(_View):
 
     _MODEL = frozenset({"network", "batchnorm", "shared_parameters", "shared_buffers", "personal"})
     _TENSORS = frozenset({"state_tensors", "own_tensors", "shared_tensors", "evaluation_statistics"})
-    _SHOWN = _MODEL | _TENSORS | frozenset({"round", "finished", "has_personal_models"})
+    _SHOWN = _MODEL | _TENSORS | frozenset({"round", "finished", "has_personal_models", "everyones", "at_server"})
     _WHOSE = "the federation"
 
     def __init__(self, behind: Any, topics: frozenset[str], method: Method) -> None:

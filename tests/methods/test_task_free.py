@@ -289,7 +289,8 @@ def test_what_is_shown_of_a_run_is_this_and_no_more() -> None:
         SealedStates: "forget gather get holders scatter",
         SealedChannel: "collect_individually downlink mean on_bad_update sum uplink uplink_individually usable",
         SealedMethod: "key kind moves_model_after_round name source",
-        SealedFederation: "batchnorm evaluation_statistics finished has_personal_models network own_tensors "
+        SealedFederation: "at_server batchnorm evaluation_statistics everyones finished has_personal_models network "
+        "own_tensors "
         "personal round shared_buffers shared_parameters shared_tensors state_tensors",
     }
     assert {kind: " ".join(sorted(kind._SHOWN)) for kind in shown} == shown
