@@ -1,0 +1,164 @@
+"""Several methods as one: capabilities by members, what an engine may do in a method's place, what excludes what."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from support.tiny import fit, mlp, permuted, sgd, tiny_client, tiny_data
+from torch import Tensor
+
+from cfl import methods as built_in
+from cfl.engines.cohort import Cohort
+from cfl.engines.quadratic_pull import Pull
+from cfl.engines.right_factors import RightFactor
+from cfl.methods import AGEM, FedAGEM, Method
+from cfl.methods import capabilities as all_capabilities
+from cfl.methods.capabilities import leaves_other_gradients
+from cfl.methods.composition import Composition
+from cfl.runtime.errors import ConfigError
+
+CAPABILITIES = {
+    name: kind
+    for name, kind in vars(all_capabilities).items()
+    if inspect.isclass(kind) and getattr(kind, "_is_protocol", False) and kind.__module__ == all_capabilities.__name__
+}
+METHODS = {name: getattr(built_in, name) for name in built_in.__all__ if name != "Method"}
+
+
+class Pulls(Method):
+    def __init__(self, strength: float = 1.0) -> None:
+        self.strength = strength
+
+    def pulls(self, cohort: Cohort) -> dict[str, Pull]:
+        if self.strength == 0:
+            return {}
+        return {name: Pull(self.strength, received[None]) for name, received in cohort.received.items()}
+
+
+class Multiplies(Method):
+    def right_factors(self, cohort: Cohort) -> dict[str, RightFactor]:
+        weight = cohort.parameters["head.weight"]
+        basis = torch.eye(weight.shape[2])[:, :1].expand(len(weight), -1, -1)
+        return {"head.weight": RightFactor(basis, removes=True)}
+
+
+class Adds(Method):
+    changes_gradients = True
+
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        for gradient in cohort.gradients.values():
+            gradient.add_(1.0)
+
+
+class Term(Method):
+    def penalty(self, cohort: Cohort) -> Tensor:
+        return torch.zeros(len(cohort.clients))
+
+
+def started(**methods: Method) -> Composition:
+    """Methods whose clients have just started."""
+    composition = Composition(methods)
+    cohort = Cohort(mlp((1, 4, 4), 4), 2)
+    shared = {name: parameter.detach() for name, parameter in cohort.network.named_parameters()}
+    cohort.open([0, 1], [3, 3], 0, 0, shared, {}, {})
+    composition.attend(cohort)
+    composition.start_clients()
+    return composition
+
+
+def test_there_are_capabilities() -> None:
+    assert len(CAPABILITIES) > 10
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_has_the_capabilities_whose_members_it_has(name: str) -> None:
+    """Every member of every Protocol, looked up by name in the class and its bases."""
+    for kind in CAPABILITIES.values():
+        members = [member for member in vars(kind) if not member.startswith("_")]
+        assert members
+        expected = all(any(member in vars(base) for base in METHODS[name].__mro__) for member in members)
+        assert issubclass(METHODS[name], kind) is expected, kind
+
+
+def test_the_base_has_none() -> None:
+    for kind in CAPABILITIES.values():
+        assert not issubclass(Method, kind)
+    assert started(a=Method()).changing_gradients() == []
+    assert not Method().computes_locally
+
+
+@pytest.mark.parametrize(
+    ("methods", "left"),
+    [
+        ({}, "nothing"),
+        ({"a": Pulls()}, "pulls"),
+        ({"a": Method(), "b": Pulls()}, "pulls"),
+        ({"a": Pulls(0.0), "b": Pulls()}, "pulls"),
+        ({"a": Pulls(), "b": Pulls()}, "nothing"),
+        ({"a": Multiplies()}, "factors"),
+        ({"a": Pulls(0.0), "b": Multiplies()}, "factors"),
+        ({"a": Pulls(), "b": Multiplies()}, "nothing"),
+        ({"a": Adds(), "b": Multiplies()}, "nothing"),
+        ({"a": Pulls(), "b": Adds()}, "nothing"),
+        ({"a": Pulls(), "b": Term()}, "nothing"),
+    ],
+)
+def test_an_engine_is_left_what_one_method_alone_wants(methods: dict[str, Method], left: str) -> None:
+    composition = started(**methods)
+    pulls, factors = composition.left_to_engine(multiplies=True, pulls=True)
+    assert ("pulls" if pulls else "factors" if factors else "nothing") == left
+    assert not (pulls and factors)
+    assert composition.left_to_engine(multiplies=False, pulls=False) == ({}, {})
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_gradients_are_multiplied_once(taken: bool) -> None:
+    composition = started(a=Multiplies())
+    composition.left_to_engine(multiplies=taken, pulls=True)
+    cohort = composition.shown(composition["a"])
+    for parameter in cohort.parameters.values():
+        parameter.grad = torch.ones_like(parameter)
+    composition.adjust_gradients()
+    found = cohort.gradients["head.weight"]
+    assert bool((found[..., 0] == (1.0 if taken else 0.0)).all())
+    assert bool((found[..., 1:] == 1.0).all())
+
+
+def test_nothing_is_left_of_a_rounds_pulls() -> None:
+    composition = started(a=Pulls(), b=Multiplies())
+    assert len(composition.changing_gradients()) == 2
+    composition.end_round(tiny_data().rounds.round(0))
+    assert composition.changing_gradients() == []
+
+
+@pytest.mark.parametrize("method", [AGEM(), FedAGEM(), Multiplies()])
+def test_clipping_by_value_would_turn_what_is_projected(method: Method) -> None:
+    composition, optimizer = Composition({"a": method}), torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+    composition.check_optimizer(optimizer, "norm")
+    composition.check_optimizer(optimizer, None)
+    with pytest.raises(ConfigError, match=r"trainer\.gradient_clip_algorithm = 'value' .*norm while methods\.a says"):
+        composition.check_optimizer(optimizer, "value")
+    Composition({"a": Adds()}).check_optimizer(optimizer, "value")
+
+
+def test_who_only_looks_leaves_gradients_alone() -> None:
+    looking: Any = type("Looking", (Adds,), {"kind": "look"})()
+    assert leaves_other_gradients(Adds())
+    assert leaves_other_gradients(Pulls())
+    assert leaves_other_gradients(Multiplies())
+    assert not leaves_other_gradients(looking)
+    assert not leaves_other_gradients(Term())
+
+
+def test_a_capability_may_be_switched_off() -> None:
+    """A strength of 0 is federated averaging, to the bit."""
+    found = []
+    for methods in ({}, {"a": Pulls(0.0)}, {"a": Pulls(0.5)}):
+        data = tiny_data(permuted(1))
+        federation = fit(tiny_client(data, mlp, sgd, methods), data)
+        found.append(federation.network.head.weight.detach().clone())
+    assert torch.equal(found[0], found[1])
+    assert not torch.allclose(found[0], found[2])
