@@ -542,7 +542,7 @@ def test_nobody_has_a_sample() -> None:
     fed = FedAGEM()
     client = replay_client(data, {"fed_agem": fed}, mlp)
     server = Server(dict(client.network.named_parameters()), dict(client.network.named_buffers()))
-    federation = Federation(client.network, data, {"fed_agem": fed}, server, Channel())
+    federation = Federation(client.network, data, client.methods, server, Channel())
     federation.round = 1  # once the first has ended
     fed.end_round(sealed_plan(data.rounds.round(0)))
     assert fed.reference == {}

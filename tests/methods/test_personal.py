@@ -35,6 +35,7 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining, RandomShare
 from cfl.engines.cohort import Cohort
 from cfl.methods import Method
+from cfl.methods.composition import Composition
 from cfl.methods.personal import PersonalLayers
 from cfl.runtime.errors import BadUpdate, ConfigError
 from cfl.training.client import Client
@@ -248,7 +249,7 @@ def test_a_skipped_client_keeps_what_it_had() -> None:
     data, record = data_of(), Kept()
     client = personal_client(data, ["head.*"])
     poison = Poison(victim=data.rounds.round(0).clients[1], round=0)
-    client.methods["poison"] = poison
+    client.methods = Composition({**client.methods, "poison": poison})
     federation = fit(client, data, {"on_bad_update": "skip"}, callbacks=[record])
     assert poison.victim not in record.rounds[0]
     assert set(data.rounds.round(0).clients) - {poison.victim} == set(record.rounds[0])
@@ -260,7 +261,7 @@ def test_a_client_skipped_for_what_it_sends_keeps_what_it_had() -> None:
     data, record = data_of(), Kept()
     client = personal_client(data, ["head.*"])
     poison = Poison(victim=data.rounds.round(0).clients[1], round=0, name="layers.0.weight")
-    client.methods["poison"] = poison
+    client.methods = Composition({**client.methods, "poison": poison})
     federation = fit(client, data, {"on_bad_update": "skip"}, callbacks=[record])
     assert poison.victim not in record.rounds[0]
     assert federation.channel.skipped == [(0, 0, poison.victim)]
