@@ -365,7 +365,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
         data = data_for(method, 3)
         client = tiny_client(data, ENTRIES[name].network, sgd, {"tried": method(**options)})
         # Of no use, and refused, where clients keep the whole model.
-        shares = not all(client.methods["tried"].keeps_local(n) for n, _ in client.network.named_parameters())
+        shares = not all(client.methods.keeps_local(n) for n, _ in client.network.named_parameters())
         return fit(client, data, {"server_momentum": 0.5} if shares else {}, callbacks, ckpt_path)
 
     whole = everything(start([SaveAfter([1, 2, 3], tmp_path)]))
