@@ -89,6 +89,7 @@ class APD(Method):
     own_clocks = True
     pulls_with = "consolidation"
     adaptive_divisor = 3.0  # of the base that adaptive weights start from
+    state = ("_initial", "_rows", "_client_bytes")  # clients' sets are with ``federation.clients``
 
     def __init__(
         self,
@@ -475,13 +476,3 @@ class APD(Method):
         known = [(row["adaptive_share"], sizes[row["layer"]]) for row in last if row["adaptive_share"] is not None]
         share = sum(share * size for share, size in known) / sum(size for _, size in known) if known else None
         return {"model_bytes": sum(self._client_bytes.values()), "adaptive_share": share}
-
-    def state_dict(self) -> dict[str, Any]:
-        """What tasks start from, and the record; clients' sets are with ``federation.clients``."""
-        return {"initial": dict(self._initial), "rows": self.task_rows(), "client_bytes": dict(self._client_bytes)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self._initial = dict(state["initial"])
-        self._rows = [dict(row) for row in state["rows"]]
-        self._client_bytes = dict(state["client_bytes"])

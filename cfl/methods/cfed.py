@@ -87,6 +87,12 @@ class CFeD(Method):
     looks_back: ClassVar[bool] = True
     common_order: ClassVar[bool] = True
     reweighs_added_only = True
+    state: ClassVar[Mapping[str, str]] = {
+        "old": "_old.tensors",
+        "received": "_old.holders",
+        "seconds": "server_seconds",
+        "surrogate": "_surrogate_digest",
+    }
 
     def __init__(
         self,
@@ -343,18 +349,14 @@ class CFeD(Method):
         """Surrogate images of a client, seconds of server distillation."""
         return {"surrogate_samples": max(map(len, self._shards)), "server_seconds": self.server_seconds}
 
-    def state_dict(self) -> dict[str, Any]:
-        """The old model, who has it, and which surrogate images there are."""
-        return {**self._old.state_dict(), "seconds": self.server_seconds, "surrogate": self._surrogate_digest}
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`.
 
         Raises:
             ConfigError: the surrogate images are others than those of the checkpoint's run.
         """
+        # Older checkpoints hold no digest.
         if state.get("surrogate", self._surrogate_digest) != self._surrogate_digest:
             value = f"a checkpoint of a run with other images of methods.{self.name}.surrogate: they have changed since"
             raise ConfigError("ckpt_path", value, "data.root with the files of that run, or a new run on these")
-        self._old.load_state_dict(state)
-        self.server_seconds = state["seconds"]
+        super().load_state_dict({"surrogate": self._surrogate_digest, **state})

@@ -79,6 +79,7 @@ class EWC(Method):
     looks_back: ClassVar[bool] = True
     pulls_with: ClassVar[str] = "strength"
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
+    state = ("curvature", "anchor", "_rows")  # clients' own quadratics are with ``federation.clients``
 
     def __init__(
         self,
@@ -288,14 +289,9 @@ class EWC(Method):
             "penalty_bytes": 2 * summed * active,
         }
 
-    def state_dict(self) -> dict[str, Any]:
-        """The server's quadratic, where it keeps one, and the record; clients' own are with ``federation.clients``."""
-        return {"curvature": dict(self.curvature), "anchor": dict(self.anchor), "rows": self.task_rows()}
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self.curvature, self.anchor = dict(state["curvature"]), dict(state["anchor"])
-        self._rows = [dict(row) for row in state["rows"]]
+        """Restore the state, and ask anew which clients have a quadratic."""
+        super().load_state_dict(state)
         self._holders = None
 
 

@@ -89,6 +89,7 @@ class FedAGEM(Method):
     task_free = True
     own_clocks = True
     kind: ClassVar[Literal["add", "project", "look"]] = "project"
+    state = ("reference", "_have", "seconds", "_steps", "_refined")
 
     def __init__(
         self,
@@ -320,18 +321,3 @@ class FedAGEM(Method):
             "reference_seconds": self.seconds,
             "reference_bytes": self._reference_bytes(),
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        """The reference, who has it, and the counts."""
-        return {
-            "reference": dict(self.reference),
-            "have": sorted(self._have),
-            "seconds": self.seconds,
-            "steps": self._steps,
-            "refined": self._refined,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self.reference, self._have = dict(state["reference"]), set(state["have"])
-        self.seconds, self._steps, self._refined = state["seconds"], state["steps"], state["refined"]

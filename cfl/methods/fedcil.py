@@ -82,6 +82,7 @@ class FedCIL(Method):
     crosses_tasks: ClassVar[bool] = True
     looks_back: ClassVar[bool] = True
     common_order: ClassVar[bool] = True
+    state = ("_replay", "_replayed_task", "_receivers")
 
     def __init__(
         self,
@@ -400,17 +401,3 @@ class FedCIL(Method):
         """Size of what a client keeps for replay."""
         size = payload_bytes(self._replay) if self._replays else 0
         return {"replay_generator_bytes": size, "replay_share": self.replay_share}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The replay generator, and who has it."""
-        return {
-            "replay": {name: tensor.clone() for name, tensor in self._replay.items()},
-            "replayed_task": self._replayed_task,
-            "receivers": sorted(self._receivers),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self._replay = dict(state["replay"])
-        self._replayed_task = state["replayed_task"]
-        self._receivers = set(state["receivers"])

@@ -97,6 +97,8 @@ class FedCurv(Method):
     task_free = True
     own_clocks = True
     topics = frozenset({"fedcurv"})
+    # Clients' own shares are with ``federation.clients``.
+    state = ("u", "v", "_of_round", "_penalty_bytes", "_rows")
 
     def __init__(
         self,
@@ -347,22 +349,6 @@ class FedCurv(Method):
             "fisher_bytes": self.client_storage(),
             "penalty_bytes": self._penalty_bytes,
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        """The sums, the round they are of, and the record; clients' own shares are with ``federation.clients``."""
-        return {
-            "u": dict(self.u),
-            "v": dict(self.v),
-            "of_round": self._of_round,
-            "penalty_bytes": self._penalty_bytes,
-            "rows": self.task_rows(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self.u, self.v = dict(state["u"]), dict(state["v"])
-        self._of_round, self._penalty_bytes = state["of_round"], state["penalty_bytes"]
-        self._rows = [dict(row) for row in state["rows"]]
 
 
 def _joined(u: Mapping[str, Tensor], v: Mapping[str, Tensor]) -> Tensors:

@@ -66,6 +66,8 @@ class FedWeIT(APD):
         ConfigError: for values other than these; otherwise as :class:`APD`.
     """
 
+    state = ("_sent", "_knowledge", "_bytes")
+
     def __init__(
         self,
         sparsity: float = 1e-3,
@@ -409,24 +411,11 @@ class FedWeIT(APD):
             "s2c_bytes_of_tasks": received,
         }
 
-    def state_dict(self) -> dict[str, Any]:
-        """As for APD, and the units that the server has, knowledge bases and byte counts."""
-        knowledge = [
-            {**held, "layers": {name: rows.state_dict() for name, rows in held["layers"].items()}}
-            for held in self._knowledge
-        ]
-        counted = [list(of_task) for of_task in self._bytes]
-        return {**super().state_dict(), "sent": dict(self._sent), "knowledge": knowledge, "bytes": counted}
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
+        """Restore the state, with the rows of knowledge bases as objects again."""
         super().load_state_dict(state)
-        self._sent = dict(state["sent"])
-        self._bytes = [list(of_task) for of_task in state["bytes"]]
-        self._knowledge = [
-            {**held, "layers": {name: SparseRows(**rows) for name, rows in held["layers"].items()}}
-            for held in state["knowledge"]
-        ]
+        for held in self._knowledge:
+            held["layers"] = {name: SparseRows(**rows) for name, rows in held["layers"].items()}
         self._lends = None
 
 

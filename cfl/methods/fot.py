@@ -93,6 +93,7 @@ class FOT(Method):
 
     looks_back: ClassVar[bool] = True
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "domain"})
+    state = ("bases", "gpse_seconds", "_rows")
 
     def __init__(
         self,
@@ -344,17 +345,3 @@ class FOT(Method):
             "sketch_bytes": sum(row["sketch_bytes"] for row in last),
             "basis_bytes": payload_bytes(self.bases),
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        """Bases ``[d, k]`` per layer, and the record of the extractions."""
-        return {
-            "bases": dict(self.bases),
-            "gpse_seconds": list(self.gpse_seconds),
-            "rows": [dict(row) for row in self._rows],
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self.bases = dict(state["bases"])
-        self.gpse_seconds = list(state["gpse_seconds"])
-        self._rows = [dict(row) for row in state["rows"]]

@@ -110,6 +110,7 @@ class GLFC(OwnLoss):
     # Not with clocks of clients' own: the server's two slots, the best model of this task and of the one before, mean
     # something where nearly all clients send images of new classes at about the same time.
     own_clocks = False
+    state = ("proxy", "_rows", "seconds")  # clients' memories are with ``federation.clients``
 
     def __init__(
         self,
@@ -432,15 +433,6 @@ class GLFC(OwnLoss):
         """Samples that a client can remember, clients' signals (first rounds included), seconds of the proxy server."""
         signals = sum(row["clients"] for row in self._rows)
         return {"memory_samples": self.size, "signals": signals, "proxy_seconds": self.seconds}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The proxy server and the record; clients' memories are with ``federation.clients``."""
-        return {"proxy": self.proxy.state_dict(), "rows": self.task_rows(), "seconds": self.seconds}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self.proxy.load_state_dict(state["proxy"])
-        self._rows, self.seconds = [dict(row) for row in state["rows"]], state["seconds"]
 
 
 def compensation(logits: Tensor, y: Tensor, ours: Tensor, group: Tensor) -> Tensor:

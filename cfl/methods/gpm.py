@@ -74,6 +74,7 @@ class GPM(Method):
 
     looks_back: ClassVar[bool] = True
     optimizers: ClassVar[frozenset[str] | None] = frozenset({"SGD"})
+    state = ("_rows", "memory_seconds", "_most_bytes")  # the memories are with ``federation.clients``
 
     def __init__(
         self,
@@ -297,20 +298,6 @@ class GPM(Method):
             "memory_bytes": sum(row["memory_bytes"] for row in last),
             "memory_seconds": self.memory_seconds,
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        """The record; the memories are the clients'."""
-        return {
-            "rows": [dict(row) for row in self._rows],
-            "memory_seconds": self.memory_seconds,
-            "most_bytes": self._most_bytes,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self._rows = [dict(row) for row in state["rows"]]
-        self.memory_seconds = state["memory_seconds"]
-        self._most_bytes = state["most_bytes"]
 
 
 def _affine_parameters(network: nn.Module, protected: Container[str]) -> list[str]:

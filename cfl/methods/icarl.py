@@ -71,6 +71,13 @@ class ICaRL(OwnLoss):
     looks_back: ClassVar[bool] = True
     common_order: ClassVar[bool] = True
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"class"})
+    # Exemplars are with ``federation.clients``.
+    state: ClassVar[Mapping[str, str]] = {
+        "means": "means",
+        "known": "known",
+        "old": "_old.tensors",
+        "received": "_old.holders",
+    }
 
     def __init__(
         self,
@@ -295,16 +302,7 @@ class ICaRL(OwnLoss):
         """Exemplars that a client can keep."""
         return {"exemplars": self.size}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Class means and the old model; exemplars are with ``federation.clients``."""
-        return {
-            "means": self.means,
-            "known": self.known,
-            **self._old.state_dict(),
-        }
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self.means, self.known = state["means"], state["known"]
+        """Restore the state, and find out anew whether all classes have a mean."""
+        super().load_state_dict(state)
         self._complete = self.means is not None and bool(self.known.all())
-        self._old.load_state_dict(state)

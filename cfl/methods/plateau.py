@@ -77,6 +77,7 @@ class LearningRateDecay(Method):
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
     optimizers = LINEAR_OPTIMIZERS
     own_clocks = True
+    state = ("_rows",)  # clients' rates are with ``federation.clients``
 
     def __init__(
         self,
@@ -251,11 +252,3 @@ class LearningRateDecay(Method):
             "stopped_share": sum(row["stopped"] for row in self._rows) / clients,
             "mean_rate": sum(row["mean_rate"] * row["clients"] for row in self._rows) / clients,
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        """The record; clients' rates are with ``federation.clients``."""
-        return {"rows": self.task_rows()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self._rows = [dict(row) for row in state["rows"]]

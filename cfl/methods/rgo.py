@@ -81,6 +81,7 @@ class RGO(Method):
     looks_back: ClassVar[bool] = True
     common_order: ClassVar[bool] = True
     optimizers: ClassVar[frozenset[str] | None] = frozenset({"SGD"})
+    state = ("_rows", "memory_seconds")  # the matrices are with ``federation.clients``
 
     def __init__(
         self,
@@ -318,15 +319,6 @@ class RGO(Method):
             for name, d in self._dims.items()
         )
         return {"keepers": len(self.keepers(0)), "memory_bytes": kept, "memory_seconds": self.memory_seconds}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The record; the matrices are the clients'."""
-        return {"rows": [dict(row) for row in self._rows], "memory_seconds": self.memory_seconds}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self._rows = [dict(row) for row in state["rows"]]
-        self.memory_seconds = state["memory_seconds"]
 
 
 def drawn_label_loss(logits: Tensor, allowed: Tensor | None, generator: torch.Generator) -> Tensor:

@@ -32,6 +32,7 @@ class SingleTask(Method):
     """
 
     looks_back: ClassVar[bool] = True
+    state = ("_initial",)
 
     def setup(self, federation: Federation) -> None:
         """Remember the initial model.
@@ -110,11 +111,3 @@ class SingleTask(Method):
             one = payload_bytes(dict(federation.network.named_parameters()))
             found["model_bytes"] = one * (len(present) + filed.total())
         return found
-
-    def state_dict(self) -> dict[str, Any]:
-        """The initial model."""
-        return {"initial": dict(self._initial)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self._initial = dict(state["initial"])
