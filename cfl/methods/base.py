@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
@@ -33,6 +34,19 @@ from cfl.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a method adds to the run folder.
+
+    Attributes:
+        figures: for the run's summary, under their final names.
+        rows: of the method's own table, all tasks so far; all with the same columns.
+    """
+
+    figures: dict[str, Any] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Method:
@@ -171,13 +185,9 @@ class Method:
         """
         return 0
 
-    def task_rows(self) -> list[dict[str, Any]]:
-        """Rows for the method's own table in the run folder, all tasks so far."""
-        return []
-
-    def summary(self) -> dict[str, Any]:
-        """Figures for the run's summary, under their final names."""
-        return {}
+    def report(self) -> Report:
+        """The method's figures and rows so far, for the run folder; may be asked after any round."""
+        return Report()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next round depends on: tensors and plain values only; what :attr:`state` names."""

@@ -22,7 +22,7 @@ from cfl.data.types import PixelTransform
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.federation.federation import Federation
-from cfl.methods.base import Method
+from cfl.methods.base import Method, Report
 from cfl.methods.capabilities import LocalObjective, has
 from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating, evaluating_global
 from cfl.methods.components.previous_model import LentModel
@@ -345,9 +345,9 @@ class CFeD(Method):
         shard = int(np.prod(self._images.shape[1:])) * max(map(len, self._shards))
         return payload_bytes(self.federation.shared_tensors()) + shard
 
-    def summary(self) -> dict[str, Any]:
+    def report(self) -> Report:
         """Surrogate images of a client, seconds of server distillation."""
-        return {"surrogate_samples": max(map(len, self._shards)), "server_seconds": self.server_seconds}
+        return Report({"surrogate_samples": max(map(len, self._shards)), "server_seconds": self.server_seconds})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.federation.federation import Federation
-from cfl.methods.base import Method
+from cfl.methods.base import Method, Report
 from cfl.methods.components.gan.consolidation import MadeBatch, consolidated
 from cfl.methods.components.gan.losses import Generation, acgan_loss, class_losses, divergences
 from cfl.models.acgan import ACGAN
@@ -395,9 +395,8 @@ class FedCIL(Method):
 
     def client_storage(self) -> int:
         """The last task's generator."""
-        return int(self.summary()["replay_generator_bytes"])
+        return payload_bytes(self._replay) if self._replays else 0
 
-    def summary(self) -> dict[str, Any]:
+    def report(self) -> Report:
         """Size of what a client keeps for replay."""
-        size = payload_bytes(self._replay) if self._replays else 0
-        return {"replay_generator_bytes": size, "replay_share": self.replay_share}
+        return Report({"replay_generator_bytes": self.client_storage(), "replay_share": self.replay_share})

@@ -18,7 +18,7 @@ from cfl.engines.cohort import Cohort
 from cfl.engines.quadratic_pull import Pull
 from cfl.federation.channel import payload_bytes
 from cfl.federation.federation import Federation
-from cfl.methods.base import Method
+from cfl.methods.base import Method, Report
 from cfl.methods.components.curvature.fisher import FISHER_KINDS, FisherKind, check_fisher, diagonal_fisher
 from cfl.methods.components.sparse import kept_entries, largest, message_bytes
 from cfl.models.copies import networks_for_threads
@@ -332,23 +332,23 @@ class FedCurv(Method):
 
     # Reports and checkpoints.
 
-    def task_rows(self) -> list[dict[str, Any]]:
-        """Per round with another one after it: clients in u, its mean and greatest entry, ``2 strength lr max(u)``,
-        seconds for Fishers."""
-        return [dict(row) for row in self._rows]
+    def report(self) -> Report:
+        """Seconds for Fishers, and bytes: what one client keeps, and what it sends and receives more per round.
 
-    def client_storage(self) -> int:
-        """Its share of u and v, once it has sent one."""
-        return self._fisher_bytes() if self._rows else 0
-
-    def summary(self) -> dict[str, Any]:
-        """Seconds for Fishers, and bytes: what one client keeps, and what it sends and receives more per round."""
-        return {
+        A row per round with another one after it: clients in u, its mean and greatest entry, ``2 strength lr max(u)``,
+        seconds for Fishers.
+        """
+        figures = {
             "fisher_seconds": sum(row["fisher_seconds"] for row in self._rows),
             "client_bytes": self.client_storage(),
             "fisher_bytes": self.client_storage(),
             "penalty_bytes": self._penalty_bytes,
         }
+        return Report(figures, [dict(row) for row in self._rows])
+
+    def client_storage(self) -> int:
+        """Its share of u and v, once it has sent one."""
+        return self._fisher_bytes() if self._rows else 0
 
 
 def _joined(u: Mapping[str, Tensor], v: Mapping[str, Tensor]) -> Tensors:

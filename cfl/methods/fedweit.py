@@ -12,6 +12,7 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation
 from cfl.methods.apd import APD, Tensors
+from cfl.methods.base import Report
 from cfl.methods.components.sparse import SparseRows, largest, message_bytes
 from cfl.models.decomposition import DecomposedLayer, per_unit
 from cfl.runtime import distributed
@@ -399,17 +400,18 @@ class FedWeIT(APD):
         """As for APD, and every knowledge base."""
         return super().client_storage() + sum(sum(held["bytes"]) for held in self._knowledge)
 
-    def summary(self) -> dict[str, Any]:
+    def report(self) -> Report:
         """As for APD, and bytes per task: what all clients sent (C2S) and received (S2C) over all of its rounds, the
         mean over tasks and one by one."""
+        report = super().report()
         sent, received = ([of_task[direction] for of_task in self._bytes] for direction in (0, 1))
-        return {
-            **super().summary(),
+        of_bytes = {
             "c2s_bytes_per_task": sum(sent) / max(len(sent), 1),
             "s2c_bytes_per_task": sum(received) / max(len(received), 1),
             "c2s_bytes_of_tasks": sent,
             "s2c_bytes_of_tasks": received,
         }
+        return Report({**report.figures, **of_bytes}, report.rows)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state, with the rows of knowledge bases as objects again."""

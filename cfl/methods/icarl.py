@@ -17,6 +17,7 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.federation.federation import Federation
+from cfl.methods.base import Report
 from cfl.methods.components.binary_cross_entropy import mean_bce
 from cfl.methods.components.exemplars import Table, no_exemplars, replayed, with_classes
 from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating
@@ -298,9 +299,9 @@ class ICaRL(OwnLoss):
         old = payload_bytes(self.federation.shared_tensors()) if several else 0
         return self.size * (channels * height * width + 2) + old
 
-    def summary(self) -> dict[str, Any]:
+    def report(self) -> Report:
         """Exemplars that a client can keep."""
-        return {"exemplars": self.size}
+        return Report({"exemplars": self.size})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state, and find out anew whether all classes have a mean."""

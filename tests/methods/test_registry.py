@@ -394,8 +394,8 @@ def test_its_state_is_complete(name: str) -> None:
     other.setup(federation)
     other.load_state_dict(state)
     assert without_times(other.state_dict()) == without_times(state)
-    assert other.task_rows() == method.task_rows()
-    assert other.summary() == method.summary()
+    assert other.report().rows == method.report().rows
+    assert other.report().figures == method.report().figures
 
 
 MODEL = "dict[str, Tensor]"
@@ -562,9 +562,9 @@ def test_its_attributes_come_back_from_a_file(name: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("tasks", [1, 3])
 def test_its_reports_are_plain_values(name: str, tasks: int) -> None:
     method, _ = finished(name, tasks)
-    for report in (method.summary(), method.task_rows()):
+    for report in (method.report().figures, method.report().rows):
         assert json.loads(json.dumps(report, allow_nan=False)) == report
-    columns = {tuple(row) for row in method.task_rows()}
+    columns = {tuple(row) for row in method.report().rows}
     assert len(columns) <= 1  # one table, the same columns in every row
 
 
