@@ -172,7 +172,7 @@ def evaluation_figures(federation: Federation, task: int) -> dict[str, float]:
         known = federation.accuracy_task_il.compute()
         figures["cl/acc_task_il"] = average_accuracy(known, task).nanmean().item()
     for name, method in federation.methods.items():
-        rows = [row for row in method.task_rows() if _task_of(row, federation) == task]
+        rows = [row for row in method.report().rows if _task_of(row, federation) == task]
         figures |= {f"{name}/{key}": value for key, value in _method_figures(rows).items()}
     return figures
 

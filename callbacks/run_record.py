@@ -387,7 +387,7 @@ class RunRecord(Callback):
         """Write the matrices and the methods' tables."""
         self.write_matrices(federation)
         for name, method in federation.methods.items():
-            _write_csv(self.folder / f"{name}.csv", method.task_rows())
+            _write_csv(self.folder / f"{name}.csv", method.report().rows)
 
     def _draw(self, client: Client) -> None:
         """Draw a finished run's pictures."""
@@ -498,7 +498,7 @@ class RunRecord(Callback):
 
 def methods_figures(methods: Mapping[str, Any]) -> dict[str, Any]:
     """What methods add to the summary; a figure that several have is told apart by the method's name in front."""
-    found = {name: method.summary() for name, method in methods.items()}
+    found = {name: method.report().figures for name, method in methods.items()}
     several = Counter(key for figures in found.values() for key in figures)
     return {
         key if several[key] == 1 else f"{name}_{key}": value

@@ -14,7 +14,7 @@ from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.federation.federation import Federation
 from cfl.federation.task_states import TaskStates
-from cfl.methods.base import Method
+from cfl.methods.base import Method, Report
 from cfl.methods.capabilities import FeatureOrder, has
 from cfl.models.decomposition import (
     DecomposedLayer,
@@ -89,6 +89,7 @@ class APD(Method):
     own_clocks = True
     pulls_with = "consolidation"
     adaptive_divisor = 3.0  # of the base that adaptive weights start from
+    state = ("_initial", "_rows", "_client_bytes")  # clients' sets are with ``federation.clients``
 
     def __init__(
         self,
@@ -450,10 +451,20 @@ class APD(Method):
                 total += 0 if filed is None else size * int(filed["entries above the threshold"])
         return total
 
-    def task_rows(self) -> list[dict[str, Any]]:
-        """Per task, client that learned it and layer: the share of A above the threshold, and the mean of sigmoid(m),
-        both at the task's end; None where the layer has none."""
-        return [dict(row) for row in self._rows]
+    def report(self) -> Report:
+        """The model's size, and a row per task, client that learned it and layer.
+
+        ``model_bytes``: of all clients' bases and adaptive weights above the threshold, without zeros, after the last
+        finished task (the papers' model size). ``adaptive_share`` is the mean over that task's sets. In a row it is the
+        share of A above the threshold, and ``mean_gate`` the mean of sigmoid(m), both at the task's end; None where the
+        layer has none.
+        """
+        sizes = {layer.name: layer.weight.numel() for layer in self._layers}
+        last = [row for row in self._rows if row["task"] == self._rows[-1]["task"]]
+        known = [(row["adaptive_share"], sizes[row["layer"]]) for row in last if row["adaptive_share"] is not None]
+        share = sum(share * size for share, size in known) / sum(size for _, size in known) if known else None
+        figures = {"model_bytes": sum(self._client_bytes.values()), "adaptive_share": share}
+        return Report(figures, [dict(row) for row in self._rows])
 
     def client_storage(self) -> int:
         """The filed sets, and what holds them."""
@@ -466,22 +477,3 @@ class APD(Method):
         total += (bases + earlier) * bool(states.holders(f"{self._topic} anchor"))
         total += bases * bool(states.holders(f"{self._topic} base"))
         return total + 8 * bool(states.holders(f"{self._topic} task"))
-
-    def summary(self) -> dict[str, Any]:
-        """``model_bytes``: of all clients' bases and adaptive weights above the threshold, without zeros, after the
-        last finished task (the papers' model size); ``adaptive_share``: mean over that task's sets."""
-        sizes = {layer.name: layer.weight.numel() for layer in self._layers}
-        last = [row for row in self._rows if row["task"] == self._rows[-1]["task"]]
-        known = [(row["adaptive_share"], sizes[row["layer"]]) for row in last if row["adaptive_share"] is not None]
-        share = sum(share * size for share, size in known) / sum(size for _, size in known) if known else None
-        return {"model_bytes": sum(self._client_bytes.values()), "adaptive_share": share}
-
-    def state_dict(self) -> dict[str, Any]:
-        """What tasks start from, and the record; clients' sets are with ``federation.clients``."""
-        return {"initial": dict(self._initial), "rows": self.task_rows(), "client_bytes": dict(self._client_bytes)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self._initial = dict(state["initial"])
-        self._rows = [dict(row) for row in state["rows"]]
-        self._client_bytes = dict(state["client_bytes"])

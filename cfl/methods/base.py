@@ -18,7 +18,8 @@ tests is a capability: it has the members of one of the Protocols of :mod:`cfl.m
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
@@ -28,11 +29,24 @@ from cfl.data.scenarios import Scenario
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation
-from cfl.methods import capabilities
+from cfl.methods import capabilities, declared_state
 from cfl.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a method adds to the run folder.
+
+    Attributes:
+        figures: for the run's summary, under their final names.
+        rows: of the method's own table, all tasks so far; all with the same columns.
+    """
+
+    figures: dict[str, Any] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Method:
@@ -65,6 +79,11 @@ class Method:
         changes_shared_only: whether it leaves alone what stays on the clients: parameters, and their gradients.
         moves_model_after_round: whether it changes the global model once more in ``end_round``, behind everybody's
             ``transform_step``.
+        state: names of the attributes that the next round depends on, beside those of the base classes. They are saved
+            in checkpoints, under their names without a leading underscore, and restored from them. Each is there from
+            :meth:`setup` on. It holds a tensor, a plain value, a dict, list or tuple of these, a set of values that can
+            be sorted, or an object with ``state_dict`` and ``load_state_dict``. A mapping from the key in the
+            checkpoint to the attribute, such as ``_old.tensors``, is for those whose names differ.
     """
 
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain"})
@@ -80,6 +99,7 @@ class Method:
     looks_back: ClassVar[bool] = False
     crosses_tasks: ClassVar[bool] = False
     changes_shared_only: ClassVar[bool] = False
+    state: ClassVar[tuple[str, ...] | Mapping[str, str]] = ()
 
     federation: Federation
     name: str = ""
@@ -165,17 +185,14 @@ class Method:
         """
         return 0
 
-    def task_rows(self) -> list[dict[str, Any]]:
-        """Rows for the method's own table in the run folder, all tasks so far."""
-        return []
-
-    def summary(self) -> dict[str, Any]:
-        """Figures for the run's summary, under their final names."""
-        return {}
+    def report(self) -> Report:
+        """The method's figures and rows so far, for the run folder; may be asked after any round."""
+        return Report()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything the next round depends on: tensors and plain values only."""
-        return {}
+        """Everything the next round depends on: tensors and plain values only; what :attr:`state` names."""
+        return declared_state.save(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
+        declared_state.restore(self, state)

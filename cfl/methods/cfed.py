@@ -22,7 +22,7 @@ from cfl.data.types import PixelTransform
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.federation.federation import Federation
-from cfl.methods.base import Method
+from cfl.methods.base import Method, Report
 from cfl.methods.capabilities import LocalObjective, has
 from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating, evaluating_global
 from cfl.methods.components.previous_model import LentModel
@@ -87,6 +87,12 @@ class CFeD(Method):
     looks_back: ClassVar[bool] = True
     common_order: ClassVar[bool] = True
     reweighs_added_only = True
+    state: ClassVar[Mapping[str, str]] = {
+        "old": "_old.tensors",
+        "received": "_old.holders",
+        "seconds": "server_seconds",
+        "surrogate": "_surrogate_digest",
+    }
 
     def __init__(
         self,
@@ -339,13 +345,9 @@ class CFeD(Method):
         shard = int(np.prod(self._images.shape[1:])) * max(map(len, self._shards))
         return payload_bytes(self.federation.shared_tensors()) + shard
 
-    def summary(self) -> dict[str, Any]:
+    def report(self) -> Report:
         """Surrogate images of a client, seconds of server distillation."""
-        return {"surrogate_samples": max(map(len, self._shards)), "server_seconds": self.server_seconds}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The old model, who has it, and which surrogate images there are."""
-        return {**self._old.state_dict(), "seconds": self.server_seconds, "surrogate": self._surrogate_digest}
+        return Report({"surrogate_samples": max(map(len, self._shards)), "server_seconds": self.server_seconds})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`.
@@ -353,8 +355,8 @@ class CFeD(Method):
         Raises:
             ConfigError: the surrogate images are others than those of the checkpoint's run.
         """
+        # Older checkpoints hold no digest.
         if state.get("surrogate", self._surrogate_digest) != self._surrogate_digest:
             value = f"a checkpoint of a run with other images of methods.{self.name}.surrogate: they have changed since"
             raise ConfigError("ckpt_path", value, "data.root with the files of that run, or a new run on these")
-        self._old.load_state_dict(state)
-        self.server_seconds = state["seconds"]
+        super().load_state_dict({"surrogate": self._surrogate_digest, **state})

@@ -12,6 +12,7 @@ from torch import Tensor
 from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation
 from cfl.methods.apd import Tensors
+from cfl.methods.base import Report
 from cfl.methods.components.sparse import largest
 from cfl.methods.fedweit import FedWeIT
 from cfl.models import MADE
@@ -162,11 +163,12 @@ class CONFEDMADE(FedWeIT):
 
     # Reports.
 
-    def summary(self) -> dict[str, Any]:
+    def report(self) -> Report:
         """As for FedWeIT, and ``base_share``: mean share of the entries of B that a client has sent after a round."""
-        federation = self.federation
+        federation, report = self.federation, super().report()
         messages = sum(len(federation.schedule.round(number).clients) for number in range(federation.round))
         which = self._base_bytes({x.name: torch.zeros(x.weight.shape, dtype=torch.bool) for x in self._layers})
         whole = sum(x.weight.numel() * x.weight.element_size() for x in self._layers)
         sent = federation.channel.uplink_bytes.get("base", 0) - messages * which
-        return {**super().summary(), "base_share": sent / (messages * whole) if messages else None}
+        share = sent / (messages * whole) if messages else None
+        return Report({**report.figures, "base_share": share}, report.rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation
 from cfl.federation.replay_memory import ReplayMemory, Table, append, choose, reservoir
-from cfl.methods.base import Method
+from cfl.methods.base import Method, Report
 from cfl.methods.capabilities import SampleWeights
 from cfl.randomness.generators import numpy_generator, seed_for
 from cfl.runtime.errors import ConfigError
@@ -198,6 +198,6 @@ class ER(Method):
         channels, height, width = self.federation.data.input_shape
         return self.memory.size * (channels * height * width + 2)
 
-    def summary(self) -> dict[str, Any]:
+    def report(self) -> Report:
         """Samples that a client can keep."""
-        return {"memory_samples": self.memory.size}
+        return Report({"memory_samples": self.memory.size})

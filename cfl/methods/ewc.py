@@ -17,7 +17,7 @@ from cfl.engines.cohort import Cohort
 from cfl.engines.quadratic_pull import Pull
 from cfl.federation.channel import payload_bytes
 from cfl.federation.federation import Federation
-from cfl.methods.base import Method
+from cfl.methods.base import Method, Report
 from cfl.methods.components.curvature.fisher import FISHER_KINDS, FisherKind, check_fisher, diagonal_fisher
 from cfl.randomness.generators import torch_generator
 from cfl.runtime.errors import ConfigError
@@ -78,6 +78,7 @@ class EWC(Method):
     looks_back: ClassVar[bool] = True
     pulls_with: ClassVar[str] = "strength"
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
+    state = ("curvature", "anchor", "_rows")  # clients' own quadratics are with ``federation.clients``
 
     def __init__(
         self,
@@ -267,34 +268,29 @@ class EWC(Method):
 
     # Reports and checkpoints.
 
-    def task_rows(self) -> list[dict[str, Any]]:
-        """Per task: clients that computed a Fisher, mean and greatest of its entries, seconds of the extra round."""
-        return [dict(row) for row in self._rows]
+    def report(self) -> Report:
+        """Seconds for Fishers, and bytes: what one client keeps, sends after a task, and receives every round.
 
-    def client_storage(self) -> int:
-        """Two numbers per parameter, once there is a Fisher."""
-        return int(self.summary()["client_bytes"])
-
-    def summary(self) -> dict[str, Any]:
-        """Seconds for Fishers, and bytes: what one client keeps, sends after a task, and receives every round."""
+        A row per task: clients that computed a Fisher, mean and greatest of its entries, seconds of the extra round.
+        """
         tensors = self.federation.state_tensors()
         kept, summed = (payload_bytes({n: tensors[n] for n in names}) for names in (self._kept, self._summed))
         active = bool(self._rows)
-        return {
+        figures = {
             "fisher_seconds": sum(row["fisher_seconds"] for row in self._rows),
             "client_bytes": 2 * kept * active,
             "fisher_bytes": summed * active,
             "penalty_bytes": 2 * summed * active,
         }
+        return Report(figures, [dict(row) for row in self._rows])
 
-    def state_dict(self) -> dict[str, Any]:
-        """The server's quadratic, where it keeps one, and the record; clients' own are with ``federation.clients``."""
-        return {"curvature": dict(self.curvature), "anchor": dict(self.anchor), "rows": self.task_rows()}
+    def client_storage(self) -> int:
+        """Two numbers per parameter, once there is a Fisher."""
+        return int(self.report().figures["client_bytes"])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self.curvature, self.anchor = dict(state["curvature"]), dict(state["anchor"])
-        self._rows = [dict(row) for row in state["rows"]]
+        """Restore the state, and ask anew which clients have a quadratic."""
+        super().load_state_dict(state)
         self._holders = None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.federation.federation import Federation
 from cfl.federation.replay_buffer import Replayed
-from cfl.methods.base import Method
+from cfl.methods.base import Method, Report
 from cfl.methods.capabilities import PersonalParameters, has, leaves_other_gradients
 from cfl.methods.components.gradient_projection import REFINEMENTS, Refinement, conflicts, inner, refine
 from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating
@@ -88,6 +88,7 @@ class FedAGEM(Method):
     task_free = True
     own_clocks = True
     kind: ClassVar[Literal["add", "project", "look"]] = "project"
+    state = ("reference", "_have", "seconds", "_steps", "_refined")
 
     def __init__(
         self,
@@ -312,25 +313,11 @@ class FedAGEM(Method):
         """The reference, where it holds for more than a round; the buffer is counted by itself."""
         return self._reference_bytes() if self.every > 1 else 0
 
-    def summary(self) -> dict[str, Any]:
+    def report(self) -> Report:
         """Share of the local steps with a reference whose gradient was changed (%), seconds for references, bytes."""
-        return {
+        figures = {
             "refined_share": 100 * self._refined / self._steps if self._steps else 0.0,
             "reference_seconds": self.seconds,
             "reference_bytes": self._reference_bytes(),
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        """The reference, who has it, and the counts."""
-        return {
-            "reference": dict(self.reference),
-            "have": sorted(self._have),
-            "seconds": self.seconds,
-            "steps": self._steps,
-            "refined": self._refined,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self.reference, self._have = dict(state["reference"]), set(state["have"])
-        self.seconds, self._steps, self._refined = state["seconds"], state["steps"], state["refined"]
+        return Report(figures)

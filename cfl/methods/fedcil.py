@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.federation.federation import Federation
-from cfl.methods.base import Method
+from cfl.methods.base import Method, Report
 from cfl.methods.components.gan.consolidation import MadeBatch, consolidated
 from cfl.methods.components.gan.losses import Generation, acgan_loss, class_losses, divergences
 from cfl.models.acgan import ACGAN
@@ -81,6 +81,7 @@ class FedCIL(Method):
     crosses_tasks: ClassVar[bool] = True
     looks_back: ClassVar[bool] = True
     common_order: ClassVar[bool] = True
+    state = ("_replay", "_replayed_task", "_receivers")
 
     def __init__(
         self,
@@ -394,23 +395,8 @@ class FedCIL(Method):
 
     def client_storage(self) -> int:
         """The last task's generator."""
-        return int(self.summary()["replay_generator_bytes"])
+        return payload_bytes(self._replay) if self._replays else 0
 
-    def summary(self) -> dict[str, Any]:
+    def report(self) -> Report:
         """Size of what a client keeps for replay."""
-        size = payload_bytes(self._replay) if self._replays else 0
-        return {"replay_generator_bytes": size, "replay_share": self.replay_share}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The replay generator, and who has it."""
-        return {
-            "replay": {name: tensor.clone() for name, tensor in self._replay.items()},
-            "replayed_task": self._replayed_task,
-            "receivers": sorted(self._receivers),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self._replay = dict(state["replay"])
-        self._replayed_task = state["replayed_task"]
-        self._receivers = set(state["receivers"])
+        return Report({"replay_generator_bytes": self.client_storage(), "replay_share": self.replay_share})

@@ -19,7 +19,7 @@ from cfl.engines.cohort import Cohort
 from cfl.engines.quadratic_pull import Pull
 from cfl.federation.channel import payload_bytes
 from cfl.federation.federation import Federation
-from cfl.methods.base import Method
+from cfl.methods.base import Method, Report
 from cfl.methods.components.curvature.fisher import FISHER_KINDS, FisherKind, check_fisher, diagonal_fisher
 from cfl.methods.components.sparse import kept_entries, largest, message_bytes
 from cfl.models.copies import networks_for_threads
@@ -97,6 +97,8 @@ class FedCurv(Method):
     task_free = True
     own_clocks = True
     topics = frozenset({"fedcurv"})
+    # Clients' own shares are with ``federation.clients``.
+    state = ("u", "v", "_of_round", "_penalty_bytes", "_rows")
 
     def __init__(
         self,
@@ -330,39 +332,23 @@ class FedCurv(Method):
 
     # Reports and checkpoints.
 
-    def task_rows(self) -> list[dict[str, Any]]:
-        """Per round with another one after it: clients in u, its mean and greatest entry, ``2 strength lr max(u)``,
-        seconds for Fishers."""
-        return [dict(row) for row in self._rows]
+    def report(self) -> Report:
+        """Seconds for Fishers, and bytes: what one client keeps, and what it sends and receives more per round.
 
-    def client_storage(self) -> int:
-        """Its share of u and v, once it has sent one."""
-        return self._fisher_bytes() if self._rows else 0
-
-    def summary(self) -> dict[str, Any]:
-        """Seconds for Fishers, and bytes: what one client keeps, and what it sends and receives more per round."""
-        return {
+        A row per round with another one after it: clients in u, its mean and greatest entry, ``2 strength lr max(u)``,
+        seconds for Fishers.
+        """
+        figures = {
             "fisher_seconds": sum(row["fisher_seconds"] for row in self._rows),
             "client_bytes": self.client_storage(),
             "fisher_bytes": self.client_storage(),
             "penalty_bytes": self._penalty_bytes,
         }
+        return Report(figures, [dict(row) for row in self._rows])
 
-    def state_dict(self) -> dict[str, Any]:
-        """The sums, the round they are of, and the record; clients' own shares are with ``federation.clients``."""
-        return {
-            "u": dict(self.u),
-            "v": dict(self.v),
-            "of_round": self._of_round,
-            "penalty_bytes": self._penalty_bytes,
-            "rows": self.task_rows(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self.u, self.v = dict(state["u"]), dict(state["v"])
-        self._of_round, self._penalty_bytes = state["of_round"], state["penalty_bytes"]
-        self._rows = [dict(row) for row in state["rows"]]
+    def client_storage(self) -> int:
+        """Its share of u and v, once it has sent one."""
+        return self._fisher_bytes() if self._rows else 0
 
 
 def _joined(u: Mapping[str, Tensor], v: Mapping[str, Tensor]) -> Tensors:

@@ -12,6 +12,7 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation
 from cfl.methods.apd import APD, Tensors
+from cfl.methods.base import Report
 from cfl.methods.components.sparse import SparseRows, largest, message_bytes
 from cfl.models.decomposition import DecomposedLayer, per_unit
 from cfl.runtime.errors import ConfigError
@@ -64,6 +65,8 @@ class FedWeIT(APD):
     Raises:
         ConfigError: for values other than these; otherwise as :class:`APD`.
     """
+
+    state = ("_sent", "_knowledge", "_bytes")
 
     def __init__(
         self,
@@ -396,36 +399,24 @@ class FedWeIT(APD):
         """As for APD, and every knowledge base."""
         return super().client_storage() + sum(sum(held["bytes"]) for held in self._knowledge)
 
-    def summary(self) -> dict[str, Any]:
+    def report(self) -> Report:
         """As for APD, and bytes per task: what all clients sent (C2S) and received (S2C) over all of its rounds, the
         mean over tasks and one by one."""
+        report = super().report()
         sent, received = ([of_task[direction] for of_task in self._bytes] for direction in (0, 1))
-        return {
-            **super().summary(),
+        of_bytes = {
             "c2s_bytes_per_task": sum(sent) / max(len(sent), 1),
             "s2c_bytes_per_task": sum(received) / max(len(received), 1),
             "c2s_bytes_of_tasks": sent,
             "s2c_bytes_of_tasks": received,
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        """As for APD, and the units that the server has, knowledge bases and byte counts."""
-        knowledge = [
-            {**held, "layers": {name: rows.state_dict() for name, rows in held["layers"].items()}}
-            for held in self._knowledge
-        ]
-        counted = [list(of_task) for of_task in self._bytes]
-        return {**super().state_dict(), "sent": dict(self._sent), "knowledge": knowledge, "bytes": counted}
+        return Report({**report.figures, **of_bytes}, report.rows)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
+        """Restore the state, with the rows of knowledge bases as objects again."""
         super().load_state_dict(state)
-        self._sent = dict(state["sent"])
-        self._bytes = [list(of_task) for of_task in state["bytes"]]
-        self._knowledge = [
-            {**held, "layers": {name: SparseRows(**rows) for name, rows in held["layers"].items()}}
-            for held in state["knowledge"]
-        ]
+        for held in self._knowledge:
+            held["layers"] = {name: SparseRows(**rows) for name, rows in held["layers"].items()}
         self._lends = None
 
 

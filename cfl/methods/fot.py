@@ -15,7 +15,7 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.federation.federation import Federation
-from cfl.methods.base import Method
+from cfl.methods.base import Method, Report
 from cfl.methods.components.gaussian_mechanism import GaussianMechanism
 from cfl.methods.components.layer_inputs.extraction import SubspaceExtraction
 from cfl.methods.components.layer_inputs.weighted_layers import choose_layers, weighted_layers
@@ -92,6 +92,7 @@ class FOT(Method):
 
     looks_back: ClassVar[bool] = True
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "domain"})
+    state = ("bases", "gpse_seconds", "_rows")
 
     def __init__(
         self,
@@ -327,31 +328,17 @@ class FOT(Method):
         shares = [used_share(self.bases.get(name), d) for name, d in self._dims.items()]
         return 100 * sum(shares) / len(shares) if shares else 0.0
 
-    def task_rows(self) -> list[dict[str, Any]]:
-        """Per task and layer: sizes, used space (%), residual share, bytes, seconds of the whole extraction."""
-        return list(self._rows)
+    def report(self) -> Report:
+        """Used space (%), seconds in GPSE, and bytes of model, one client's sketches, and bases (Tables 3 to 5).
 
-    def summary(self) -> dict[str, Any]:
-        """Used space (%), seconds in GPSE, and bytes of model, one client's sketches, and bases (Tables 3 to 5)."""
-        last = [row for row in self._rows if row["task"] == self._rows[-1]["task"]] if self._rows else []
-        return {
+        A row per task and layer: sizes, used space (%), residual share, bytes, seconds of the whole extraction.
+        """
+        last = [row for row in self._rows if row["task"] == self._rows[-1]["task"]]
+        figures = {
             "used_space": self.used_space,
             "gpse_seconds": sum(self.gpse_seconds),
             "model_bytes": payload_bytes(self.federation.shared_tensors()),
             "sketch_bytes": sum(row["sketch_bytes"] for row in last),
             "basis_bytes": payload_bytes(self.bases),
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        """Bases ``[d, k]`` per layer, and the record of the extractions."""
-        return {
-            "bases": dict(self.bases),
-            "gpse_seconds": list(self.gpse_seconds),
-            "rows": [dict(row) for row in self._rows],
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self.bases = dict(state["bases"])
-        self.gpse_seconds = list(state["gpse_seconds"])
-        self._rows = [dict(row) for row in state["rows"]]
+        return Report(figures, [dict(row) for row in self._rows])

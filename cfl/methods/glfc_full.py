@@ -20,6 +20,7 @@ from cfl.data.task_handles import TaskRef
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.federation.federation import Federation
+from cfl.methods.base import Report
 from cfl.methods.components.binary_cross_entropy import mean_bce
 from cfl.methods.components.exemplars import Table, no_exemplars, replayed, with_classes
 from cfl.methods.components.glfc_proxy import KeptModel, ProxyServer
@@ -109,6 +110,7 @@ class GLFC(OwnLoss):
     # Not with clocks of clients' own: the server's two slots, the best model of this task and of the one before, mean
     # something where nearly all clients send images of new classes at about the same time.
     own_clocks = False
+    state = ("proxy", "_rows", "seconds")  # clients' memories are with ``federation.clients``
 
     def __init__(
         self,
@@ -421,23 +423,14 @@ class GLFC(OwnLoss):
         pixels, old = channels * height * width, payload_bytes(self.federation.shared_tensors())
         return self.size * (pixels + 2) + data.most_trained_on * (pixels + 1) + old + 8 + data.num_outputs
 
-    def task_rows(self) -> list[dict[str, Any]]:
-        """Per round in which clients gave images away: how many clients, images, and whether it opened a new task."""
-        return [dict(row) for row in self._rows]
+    def report(self) -> Report:
+        """Samples that a client can remember, clients' signals (first rounds included), seconds of the proxy server.
 
-    def summary(self) -> dict[str, Any]:
-        """Samples that a client can remember, clients' signals (first rounds included), seconds of the proxy server."""
+        A row per round in which clients gave images away: how many clients, images, and whether it opened a new task.
+        """
         signals = sum(row["clients"] for row in self._rows)
-        return {"memory_samples": self.size, "signals": signals, "proxy_seconds": self.seconds}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The proxy server and the record; clients' memories are with ``federation.clients``."""
-        return {"proxy": self.proxy.state_dict(), "rows": self.task_rows(), "seconds": self.seconds}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self.proxy.load_state_dict(state["proxy"])
-        self._rows, self.seconds = [dict(row) for row in state["rows"]], state["seconds"]
+        figures = {"memory_samples": self.size, "signals": signals, "proxy_seconds": self.seconds}
+        return Report(figures, [dict(row) for row in self._rows])
 
 
 def compensation(logits: Tensor, y: Tensor, ours: Tensor, group: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.engines.right_factors import RightFactor, nothing, removing
 from cfl.federation.federation import Federation
-from cfl.methods.base import Method
+from cfl.methods.base import Method, Report
 from cfl.methods.components.layer_inputs.of_clients import (
     client_model,
     decode_inputs,
@@ -73,6 +73,7 @@ class GPM(Method):
 
     looks_back: ClassVar[bool] = True
     optimizers: ClassVar[frozenset[str] | None] = frozenset({"SGD"})
+    state = ("_rows", "memory_seconds", "_most_bytes")  # the memories are with ``federation.clients``
 
     def __init__(
         self,
@@ -280,36 +281,22 @@ class GPM(Method):
                 }
             )
 
-    def task_rows(self) -> list[dict[str, Any]]:
-        """Per task and layer, means over the clients that grew their memories: sizes, used space (%), shares, bytes."""
-        return list(self._rows)
+    def report(self) -> Report:
+        """Used space (%) and bytes of a client's memory, means over clients at the end; seconds spent on memories.
 
-    def client_storage(self) -> int:
-        """The directions of the client that keeps most."""
-        return self._most_bytes
-
-    def summary(self) -> dict[str, Any]:
-        """Used space (%) and bytes of a client's memory, means over clients at the end; seconds spent on memories."""
-        last = [row for row in self._rows if row["task"] == self._rows[-1]["task"]] if self._rows else []
-        return {
+        A row per task and layer, means over the clients that grew their memories: sizes, used space (%), shares, bytes.
+        """
+        last = [row for row in self._rows if row["task"] == self._rows[-1]["task"]]
+        figures = {
             "used_space": sum(row["used_space"] for row in last) / max(len(last), 1),
             "memory_bytes": sum(row["memory_bytes"] for row in last),
             "memory_seconds": self.memory_seconds,
         }
+        return Report(figures, [dict(row) for row in self._rows])
 
-    def state_dict(self) -> dict[str, Any]:
-        """The record; the memories are the clients'."""
-        return {
-            "rows": [dict(row) for row in self._rows],
-            "memory_seconds": self.memory_seconds,
-            "most_bytes": self._most_bytes,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self._rows = [dict(row) for row in state["rows"]]
-        self.memory_seconds = state["memory_seconds"]
-        self._most_bytes = state["most_bytes"]
+    def client_storage(self) -> int:
+        """The directions of the client that keeps most."""
+        return self._most_bytes
 
 
 def _affine_parameters(network: nn.Module, protected: Container[str]) -> list[str]:

@@ -17,6 +17,7 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.federation.federation import Federation
+from cfl.methods.base import Report
 from cfl.methods.components.binary_cross_entropy import mean_bce
 from cfl.methods.components.exemplars import Table, no_exemplars, replayed, with_classes
 from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating
@@ -71,6 +72,13 @@ class ICaRL(OwnLoss):
     looks_back: ClassVar[bool] = True
     common_order: ClassVar[bool] = True
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"class"})
+    # Exemplars are with ``federation.clients``.
+    state: ClassVar[Mapping[str, str]] = {
+        "means": "means",
+        "known": "known",
+        "old": "_old.tensors",
+        "received": "_old.holders",
+    }
 
     def __init__(
         self,
@@ -291,20 +299,11 @@ class ICaRL(OwnLoss):
         old = payload_bytes(self.federation.shared_tensors()) if several else 0
         return self.size * (channels * height * width + 2) + old
 
-    def summary(self) -> dict[str, Any]:
+    def report(self) -> Report:
         """Exemplars that a client can keep."""
-        return {"exemplars": self.size}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Class means and the old model; exemplars are with ``federation.clients``."""
-        return {
-            "means": self.means,
-            "known": self.known,
-            **self._old.state_dict(),
-        }
+        return Report({"exemplars": self.size})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self.means, self.known = state["means"], state["known"]
+        """Restore the state, and find out anew whether all classes have a mean."""
+        super().load_state_dict(state)
         self._complete = self.means is not None and bool(self.known.all())
-        self._old.load_state_dict(state)

@@ -16,7 +16,7 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.engines.scaled_steps import LINEAR_OPTIMIZERS
 from cfl.federation.federation import Federation
-from cfl.methods.base import Method
+from cfl.methods.base import Method, Report
 from cfl.methods.capabilities import TestedOtherwise
 from cfl.methods.components.validation_loss import validation_loss
 from cfl.methods.scaffold import SCAFFOLD
@@ -77,6 +77,7 @@ class LearningRateDecay(Method):
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
     optimizers = LINEAR_OPTIMIZERS
     own_clocks = True
+    state = ("_rows",)  # clients' rates are with ``federation.clients``
 
     def __init__(
         self,
@@ -231,31 +232,23 @@ class LearningRateDecay(Method):
             }
         )
 
-    def task_rows(self) -> list[dict[str, Any]]:
-        """Per task, at its end: clients that trained in it, how many of these have stopped, the mean factor of their
-        learning rates, and the mean of their lowest validation losses."""
-        return [dict(row) for row in self._rows]
+    def report(self) -> Report:
+        """``stopped_share``: of clients and tasks, those for which training ended before the task; ``mean_rate``: mean
+        factor of learning rates at the ends of tasks.
+
+        A row per task, at its end: clients that trained in it, how many of these have stopped, the mean factor of their
+        learning rates, and the mean of their lowest validation losses.
+        """
+        clients = sum(row["clients"] for row in self._rows)
+        figures = {"stopped_share": 0.0, "mean_rate": 1.0}
+        if clients:
+            figures = {
+                "stopped_share": sum(row["stopped"] for row in self._rows) / clients,
+                "mean_rate": sum(row["mean_rate"] * row["clients"] for row in self._rows) / clients,
+            }
+        return Report(figures, [dict(row) for row in self._rows])
 
     def client_storage(self) -> int:
         """The four numbers."""
         held = self.federation.clients.holders(TOPIC)
         return sum(value.element_size() for value in BEGINNING.values()) * bool(held)
-
-    def summary(self) -> dict[str, Any]:
-        """``stopped_share``: of clients and tasks, those for which training ended before the task; ``mean_rate``: mean
-        factor of learning rates at the ends of tasks."""
-        clients = sum(row["clients"] for row in self._rows)
-        if not clients:
-            return {"stopped_share": 0.0, "mean_rate": 1.0}
-        return {
-            "stopped_share": sum(row["stopped"] for row in self._rows) / clients,
-            "mean_rate": sum(row["mean_rate"] * row["clients"] for row in self._rows) / clients,
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        """The record; clients' rates are with ``federation.clients``."""
-        return {"rows": self.task_rows()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self._rows = [dict(row) for row in state["rows"]]

@@ -13,7 +13,7 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.engines.right_factors import RightFactor
 from cfl.federation.federation import Federation
-from cfl.methods.base import Method
+from cfl.methods.base import Method, Report
 from cfl.methods.components.layer_inputs.feature_permutation import FeaturePermutations
 from cfl.methods.components.layer_inputs.of_clients import (
     client_model,
@@ -80,6 +80,7 @@ class RGO(Method):
     looks_back: ClassVar[bool] = True
     common_order: ClassVar[bool] = True
     optimizers: ClassVar[frozenset[str] | None] = frozenset({"SGD"})
+    state = ("_rows", "memory_seconds")  # the matrices are with ``federation.clients``
 
     def __init__(
         self,
@@ -298,34 +299,30 @@ class RGO(Method):
                 }
             )
 
-    def task_rows(self) -> list[dict[str, Any]]:
-        """Per task and layer, means over the clients that updated their ``P``.
+    def report(self) -> Report:
+        """Clients that take a task into their ``P``, bytes each keeps, and seconds spent on curvatures.
 
-        ``curvature`` is ``trace(c A) / d`` of the task, ``free_space`` is ``trace(P)^2 / (d ||P||_F^2)`` in percent:
-        100 for plain SGD, ``100 r / d`` if only r directions were left.
+        A row per task and layer, means over the clients that updated their ``P``. ``curvature`` is ``trace(c A) / d``
+        of the task. ``free_space`` is ``trace(P)^2 / (d ||P||_F^2)`` in percent: 100 for plain SGD, ``100 r / d`` if
+        only r directions were left.
         """
-        return list(self._rows)
+        figures = {
+            "keepers": len(self.keepers(0)),
+            "memory_bytes": self._matrix_bytes(),
+            "memory_seconds": self.memory_seconds,
+        }
+        return Report(figures, [dict(row) for row in self._rows])
 
-    def client_storage(self) -> int:
-        """A matrix per layer, at clients that keep them; nothing before a task has ended."""
-        return int(self.summary()["memory_bytes"]) * bool(self.keepers(0) and self._rows)
-
-    def summary(self) -> dict[str, Any]:
-        """Clients that take a task into their ``P``, bytes each keeps, and seconds spent on curvatures."""
-        kept = sum(
+    def _matrix_bytes(self) -> int:
+        """What a client keeps that takes tasks into its ``P``."""
+        return sum(
             d * d * torch.promote_types(self._layers[name].weight.dtype, torch.float32).itemsize + 8
             for name, d in self._dims.items()
         )
-        return {"keepers": len(self.keepers(0)), "memory_bytes": kept, "memory_seconds": self.memory_seconds}
 
-    def state_dict(self) -> dict[str, Any]:
-        """The record; the matrices are the clients'."""
-        return {"rows": [dict(row) for row in self._rows], "memory_seconds": self.memory_seconds}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self._rows = [dict(row) for row in state["rows"]]
-        self.memory_seconds = state["memory_seconds"]
+    def client_storage(self) -> int:
+        """A matrix per layer, at clients that keep them; nothing before a task has ended."""
+        return self._matrix_bytes() * bool(self.keepers(0) and self._rows)
 
 
 def drawn_label_loss(logits: Tensor, allowed: Tensor | None, generator: torch.Generator) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -84,6 +84,7 @@ class SCAFFOLD(Method):
     task_free_with = "at_task_switch: keep"
     own_clocks = True
     topics = frozenset({_TOPIC})
+    state = ("variate",)  # clients' own variates are with ``federation.clients``
 
     def __init__(
         self,
@@ -272,11 +273,3 @@ class SCAFFOLD(Method):
         """``c_i``."""
         tensors = self.federation.state_tensors()
         return payload_bytes({n: tensors[n] for n in self.federation.shared_parameters})
-
-    def state_dict(self) -> dict[str, Any]:
-        """``c``; clients' own variates are with ``federation.clients``."""
-        return {"variate": dict(self.variate)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self.variate = dict(state["variate"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.federation.federation import Federation
 from cfl.federation.task_states import TaskStates
-from cfl.methods.base import Method
+from cfl.methods.base import Method, Report
 
 
 class SingleTask(Method):
@@ -32,6 +32,7 @@ class SingleTask(Method):
     """
 
     looks_back: ClassVar[bool] = True
+    state = ("_initial",)
 
     def setup(self, federation: Federation) -> None:
         """Remember the initial model.
@@ -98,7 +99,7 @@ class SingleTask(Method):
         begun = 8 * bool(federation.clients.holders("single task task"))
         return begun + own * max(self._tasks.filed(federation.data.num_tasks).values(), default=0)
 
-    def summary(self) -> dict[str, Any]:
+    def report(self) -> Report:
         """Mean accuracy of each task right after it was trained, in percent; where all models are personal,
         ``model_bytes``, of all clients' models of all tasks."""
         federation = self.federation
@@ -109,12 +110,4 @@ class SingleTask(Method):
             present, filed = federation.clients.holders("model"), self._tasks.filed(federation.data.num_tasks)
             one = payload_bytes(dict(federation.network.named_parameters()))
             found["model_bytes"] = one * (len(present) + filed.total())
-        return found
-
-    def state_dict(self) -> dict[str, Any]:
-        """The initial model."""
-        return {"initial": dict(self._initial)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self._initial = dict(state["initial"])
+        return Report(found)

@@ -111,7 +111,7 @@ def test_a_methods_rows_of_clients_are_averaged(method: type[Method]) -> None:
     """None of them is the run's, and which client it is, is no figure."""
     data = tiny_data(split(), scenario="task")
     federation = fit(tiny_client(data, methods={"mine": method()}), data)
-    rows = [row for row in federation.methods["mine"].task_rows() if row["task"] == 1]
+    rows = [row for row in federation.methods["mine"].report().rows if row["task"] == 1]
     names = {f"mine/{row['layer']}/{key}" for row in rows for key in ("adaptive_share", "mean_gate")}
     figures = evaluation_figures(federation, 1)
     assert {name for name in figures if name.startswith("mine/")} == names

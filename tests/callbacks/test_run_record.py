@@ -26,6 +26,7 @@ from cfl.data.schedule import Schedule
 from cfl.data.sources import Synthetic
 from cfl.data.streams import Permuted
 from cfl.methods import Method
+from cfl.methods.base import Report
 from cfl.metrics.accuracy import average_accuracy
 from cfl.models import MLP
 from cfl.reporting import folder_lock
@@ -123,8 +124,8 @@ def test_figures_that_several_methods_have_are_told_apart() -> None:
         def __init__(self, **figures: float) -> None:
             self.figures = figures
 
-        def summary(self) -> dict[str, Any]:
-            return dict(self.figures)
+        def report(self) -> Report:
+            return Report(dict(self.figures))
 
     found = methods_figures({"one": Weighs(bytes=1, seconds=2), "two": Weighs(bytes=3), "three": Weighs(share=4)})
     assert found == {"one_bytes": 1, "seconds": 2, "two_bytes": 3, "share": 4}

@@ -285,11 +285,11 @@ def test_a_run_goes_on_where_it_stopped(name: str, rounds: int, tmp_path: Path) 
     assert torch.equal(resumed.accuracy.compute(), straight.accuracy.compute())
     for key, method in straight.methods.items():
         found, expected = (
-            {name: value for name, value in of.summary().items() if "seconds" not in name}
+            {name: value for name, value in of.report().figures.items() if "seconds" not in name}
             for of in (resumed.methods[key], method)
         )
         assert found == expected
-        assert resumed.methods[key].task_rows() == method.task_rows()
+        assert resumed.methods[key].report().rows == method.report().rows
     assert resumed.curve == pytest.approx(straight.curve)
 
 
@@ -405,9 +405,9 @@ def test_every_clients_every_task_is_noted_once(seed: int) -> None:
     """Also where several end one task in the same round that they have begun in different ones."""
     decay, weit = LearningRateDecay(patience=1), FedWeIT()
     run({"decay": decay, "weit": weit}, data_of(validation=0.1, seed=seed))
-    tasks = [row["task"] for row in decay.task_rows() for _ in range(row["clients"])]
+    tasks = [row["task"] for row in decay.report().rows for _ in range(row["clients"])]
     assert sorted(tasks) == [0] * 4 + [1] * 4 + [2] * 4
-    noted = [(row["task"], row["client"]) for row in weit.task_rows()]
+    noted = [(row["task"], row["client"]) for row in weit.report().rows]
     assert sorted(noted) == [(task, client) for task in range(3) for client in range(4)]
 
 

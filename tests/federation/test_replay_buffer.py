@@ -423,7 +423,7 @@ def test_width_and_engine_do_not_matter() -> None:
             torch.testing.assert_close(table[name], value, rtol=1e-6, atol=1e-6)
         first = found[0][2]
         assert federation.channel.state_dict() == first.channel.state_dict()
-        shares = [f.methods["fed_agem"].summary()["refined_share"] for f in (federation, first)]
+        shares = [f.methods["fed_agem"].report().figures["refined_share"] for f in (federation, first)]
         assert shares[0] == shares[1]
 
 

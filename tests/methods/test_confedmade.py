@@ -331,7 +331,7 @@ def test_bytes_by_hand(options: dict[str, Any], entries: int, order_agnostic: bo
     bits = 1 + 2 + 2
     whole = 2 * 7 * 16 + 16 * 16
     assert federation.channel.uplink_bytes == {"base": 2 * 2 * (8 * entries + bits)}
-    assert method.summary()["base_share"] == pytest.approx(entries / whole)
+    assert method.report().figures["base_share"] == pytest.approx(entries / whole)
     down = federation.channel.downlink_bytes
     assert down == {"model": 0, "base": 2 * (8 * whole + bits) + 2 * (8 * entries + bits)}
 
@@ -390,7 +390,7 @@ def test_the_knowledge_base_grows_by_what_others_have_learned() -> None:
     # An entry goes to each of the two others once, though it is lent in two tasks.
     assert federation.channel.uplink_bytes["adaptive"] == sum(sizes.values())
     assert federation.channel.downlink_bytes["knowledge"] == 2 * sum(sizes.values())
-    rows = [row for row in method.task_rows() if row["task"] == 2]
+    rows = [row for row in method.report().rows if row["task"] == 2]
     assert {row["sources"] for row in rows} == {"1 2 1 2", "0 2 0 2", "0 1 0 1"}
     assert {row["source_tasks"] for row in rows} == {"0 0 1 1"}
 
@@ -492,8 +492,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(rounds: int, tmp_path: Path) -> None:
     for found, expected in zip(resumed.matrices, whole.matrices, strict=True):
         assert torch.equal(found.compute().nan_to_num(), expected.compute().nan_to_num())
     assert len(whole.matrices) == 2
-    for report in ("summary", "task_rows"):
-        assert getattr(resumed.methods["it"], report)() == getattr(whole.methods["it"], report)()
+    assert resumed.methods["it"].report() == whole.methods["it"].report()
 
 
 def test_classifiers_have_no_masks() -> None:

@@ -315,19 +315,19 @@ def test_reports() -> None:
     ewc = EWC(1.0)
     federation = run({"ewc": ewc})
     model = sum(p.numel() for p in federation.network.parameters()) * 8
-    rows = ewc.task_rows()
+    rows = ewc.report().rows
     assert [(row["task"], row["clients"]) for row in rows] == [(0, 4), (1, 5)]
     curvature = [federation.clients.get("ewc", 4)]  # joined with the second task: its only Fisher is that one's
     greatest = max(float(v.max()) for n, v in curvature[0].items() if n.startswith("curvature"))  # type: ignore[union-attr]
     assert 0 < rows[1]["fisher_mean"] < greatest <= rows[1]["fisher_max"]
-    summary = ewc.summary()
+    summary = ewc.report().figures
     assert summary.pop("fisher_seconds") == sum(row["fisher_seconds"] for row in rows) > 0
     assert summary == {"client_bytes": 2 * model, "fisher_bytes": 0, "penalty_bytes": 0}
     assert federation.clients.bytes() == 5 * summary["client_bytes"]
     central = EWC(1.0, scope="server")
     run({"ewc": central})
-    assert central.summary()["fisher_bytes"] == model
-    assert central.summary()["penalty_bytes"] == 2 * model
+    assert central.report().figures["fisher_bytes"] == model
+    assert central.report().figures["penalty_bytes"] == 2 * model
 
 
 def test_nothing_is_computed_after_the_last_task_or_without_strength() -> None:
@@ -336,7 +336,7 @@ def test_nothing_is_computed_after_the_last_task_or_without_strength() -> None:
     for federation in (single, idle):
         assert federation.clients.holders("ewc") == []
         assert set(federation.channel.downlink_bytes) == {"model"}
-        assert federation.methods["ewc"].task_rows() == []
+        assert federation.methods["ewc"].report().rows == []
     assert all(torch.equal(value, weights(idle)[name]) for name, value in weights(run({})).items())
 
 
@@ -393,7 +393,7 @@ def of_process(size: int, scope: Any) -> dict[str, Any]:
     methods: dict[str, Method] = {"ewc": EWC(5.0, scope=scope, fisher="sampled"), "own": PersonalLayers(["head.*"])}
     federation = run(methods, **(several(size) if size > 1 else {}))
     kept = {client: federation.clients.get("ewc", client) or {} for client in federation.clients.holders("ewc")}
-    rows = [{k: v for k, v in row.items() if "seconds" not in k} for row in methods["ewc"].task_rows()]
+    rows = [{k: v for k, v in row.items() if "seconds" not in k} for row in methods["ewc"].report().rows]
     return {
         "weights": {n: t.numpy() for n, t in weights(federation).items()},
         "kept": {client: {n: t.numpy() for n, t in own.items()} for client, own in kept.items()},

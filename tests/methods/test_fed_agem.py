@@ -326,7 +326,7 @@ def test_variants(how: Any, when: Any) -> None:
 
     fed = FedAGEM(3, refinement=how, when=when)
     loop = assert_is_the_loop(replay_data(), {"fed_agem": fed}, Settings(fed=3, refinement=change))
-    assert fed.summary()["refined_share"] == pytest.approx(100 * loop.refined / loop.steps)
+    assert fed.report().figures["refined_share"] == pytest.approx(100 * loop.refined / loop.steps)
 
 
 @pytest.mark.parametrize("when", ["conflict", "always"])
@@ -338,7 +338,7 @@ def test_a_share_of_the_cases_is_what_the_loop_draws(when: Any) -> None:
     assert loop.refined > 5
     assert loop.spared > 5
     assert loop.refined + loop.spared == loop.steps or when == "conflict"
-    assert fed.summary()["refined_share"] == pytest.approx(100 * loop.refined / loop.steps)
+    assert fed.report().figures["refined_share"] == pytest.approx(100 * loop.refined / loop.steps)
 
 
 # The reference.
@@ -643,7 +643,7 @@ def test_no_step_conflicts_with_the_reference(engine: EngineOptions) -> None:
     data = replay_data(split(2, train=120))
     fit(replay_client(data, {"fed_agem": fed, "after": after}, ConvNet, ReplayBuffer(6), engine), data)
     assert after.steps > 10
-    assert 5 < fed.summary()["refined_share"] < 95
+    assert 5 < fed.report().figures["refined_share"] < 95
 
 
 def chosen(share: float, round: int, step: int, clients: tuple[int, ...]) -> list[bool]:
@@ -670,7 +670,7 @@ def test_a_share_in_a_run() -> None:
     for share in (0.5, 0.5, 1.0):
         fed, data = FedAGEM(4, share=share, when="always"), replay_data()
         ends.append(weights(fit(replay_client(data, {"fed_agem": fed}, mlp), data)))
-        counts.append(fed.summary()["refined_share"])
+        counts.append(fed.report().figures["refined_share"])
     assert all(torch.equal(ends[0][name], value) for name, value in ends[1].items())
     assert not torch.equal(ends[1]["head.weight"], ends[2]["head.weight"])
     assert counts[0] == counts[1]
@@ -743,7 +743,7 @@ def test_what_stays_on_the_clients_is_left_alone(how: Any) -> None:
     methods: dict[str, Method] = {"own": PersonalLayers(["head.*"]), "b": before, "fed_agem": fed, "a": after}
     federation = fit(replay_client(data, methods, mlp), data)
     assert set(fed.reference) == {"layers.0.weight", "layers.0.bias"}
-    assert fed.summary()["refined_share"] == 100
+    assert fed.report().figures["refined_share"] == 100
     assert all(torch.equal(*pair) for pair in zip(before.gradients, after.gradients, strict=True))
     assert federation.finished
 
@@ -794,7 +794,7 @@ def test_bytes(clients: Any, every: int) -> None:
             have, there = set(), True
         down += there * len(following - have)
     size = 4 * PARAMETERS
-    assert federation.methods["fed_agem"].summary()["reference_bytes"] == size
+    assert federation.methods["fed_agem"].report().figures["reference_bytes"] == size
     assert federation.buffer is not None
     assert federation.client_storage() == federation.buffer.client_storage() + size * (every > 1)
     assert federation.channel.uplink_bytes == {"update": 18 * size, "buffer gradient": sent * size}
@@ -856,7 +856,7 @@ def check_composition(
     after = After(fed)
     both = end_with({"other": other(), "fed_agem": fed, "after": after}, class_loss, network)
     assert after.steps > 5
-    assert fed.summary()["refined_share"] > 0
+    assert fed.report().figures["refined_share"] > 0
     for one in (end_with({"other": other()}, class_loss, network), alone):
         assert max(float((both[n] - one[n]).abs().max()) for n in one) > 1e-5
     assert all(value.isfinite().all() for value in both.values())
@@ -889,7 +889,7 @@ def test_with_fot_clients_and_server_project(frozen: bool) -> None:
     methods: dict[str, Method] = {"fot": fot, "fed_agem": fed, "after": after}
     fit(replay_client(data, methods, double(ConvNet), ReplayBuffer(8), WORKERS), data, None, [watch])
     assert after.steps > 5
-    assert fed.summary()["refined_share"] > 0
+    assert fed.report().figures["refined_share"] > 0
     assert fot.bases
     for layer, basis in fot.bases.items():
         for before, behind in pairwise(watch.models[2:]):  # from the first task's last round on

@@ -411,7 +411,7 @@ def test_bytes_of_the_replay_generator_once_per_client_and_task() -> None:
     down, up = federation.channel.downlink_bytes, federation.channel.uplink_bytes
     assert down["cil replay generator"] == size * (len(sampled[1]) + len(sampled[2]))
     assert up["cil generators"] == (size + 4) * 2 * data.num_rounds  # and a byte for each output
-    assert method.summary() == {"replay_generator_bytes": size, "replay_share": 0.5}
+    assert method.report().figures == {"replay_generator_bytes": size, "replay_share": 0.5}
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -258,7 +258,7 @@ def test_the_first_round_and_strength_zero_are_federated_averaging() -> None:
         assert all(torch.equal(value, weights(found)[name]) for name, value in weights(expected).items())
         assert found.channel.state_dict() == expected.channel.state_dict()
         assert found.clients.holders("fedcurv") == []
-        assert not found.methods["fedcurv"].task_rows()
+        assert not found.methods["fedcurv"].report().rows
         assert found.methods["fedcurv"].client_storage() == 0
         assert found.methods["fedcurv"] not in found.methods.changing_gradients()
 
@@ -460,7 +460,7 @@ def test_a_client_that_is_left_out_has_no_share() -> None:
     assert [int(share["round"]) for share in shares.values()] == [0, 1, 1, 1, 1]
     u = {n: sum(shares[c][f"u {n}"] for c in range(1, 5)) for n in sums.sums[1][0]}
     assert_close(sums.sums[1][0], u)  # type: ignore[arg-type]
-    assert [row["clients"] for row in fedcurv.task_rows()] == [5, 4]
+    assert [row["clients"] for row in fedcurv.report().rows] == [5, 4]
 
 
 # Bytes.
@@ -472,7 +472,7 @@ def test_bytes_are_counted() -> None:
     model = sum(p.numel() for p in federation.network.parameters()) * 8
     assert federation.channel.uplink_bytes == {"update": 6 * 3 * model, "fedcurv": 5 * 3 * 2 * model}
     assert federation.channel.downlink_bytes == {"model": 6 * 3 * model, "fedcurv": 5 * 3 * 2 * model}
-    summary = federation.methods["fedcurv"].summary()
+    summary = federation.methods["fedcurv"].report().figures
     assert summary.pop("fisher_seconds") > 0
     assert summary == {"client_bytes": 2 * model, "fisher_bytes": 2 * model, "penalty_bytes": 2 * model}
 
@@ -500,7 +500,7 @@ def test_only_the_largest_entries_are_sent(keep: float) -> None:
     down = min(len(union) * (8 + 8 + 4), size * 16)
     assert sparse.channel.uplink_bytes["fedcurv"] == 3 * up
     assert sparse.channel.downlink_bytes["fedcurv"] == 3 * down
-    assert fedcurv.summary()["penalty_bytes"] == down
+    assert fedcurv.report().figures["penalty_bytes"] == down
     assert fedcurv.client_storage() == up
     assert (up < 16 * size) == (keep < 0.8)
 
@@ -521,7 +521,7 @@ def test_a_pull_that_is_too_strong_is_reported_once(caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.WARNING):
         fedcurv = FedCurv(1e3)
         run({"fedcurv": fedcurv}, data_of(tasks=1, schedule={"rounds_per_task": 2}))
-    rows = fedcurv.task_rows()
+    rows = fedcurv.report().rows
     u_max = max(float(u.max()) for u in fedcurv.u.values())
     assert rows[0]["u_max"] == u_max
     assert rows[0]["greatest_pull"] == pytest.approx(2 * 1e3 * 0.1 * u_max) == pytest.approx(200 * u_max)
@@ -586,7 +586,7 @@ def test_a_clipped_pull_does_not_diverge() -> None:
 def test_other_optimizers_are_not_watched(on_unstable: Any) -> None:
     fedcurv = FedCurv(1.0)
     run({"fedcurv": fedcurv}, optimizer=ADAM)
-    assert {row["greatest_pull"] for row in fedcurv.task_rows()} == {None}
+    assert {row["greatest_pull"] for row in fedcurv.report().rows} == {None}
     with pytest.raises(
         ConfigError, match=r"methods\.fedcurv\.on_unstable = .* valid: warn while the optimizer is Adam"
     ):
@@ -599,12 +599,12 @@ def test_other_optimizers_are_not_watched(on_unstable: Any) -> None:
 def test_reports() -> None:
     fedcurv = FedCurv(1.0)
     federation = run({"fedcurv": fedcurv})
-    rows = fedcurv.task_rows()
+    rows = fedcurv.report().rows
     assert [(row["round"], row["clients"]) for row in rows] == [(0, 3), (1, 3), (2, 3), (3, 3), (4, 3)]
     u = torch.cat([value.flatten() for value in fedcurv.u.values()])
     assert rows[-1]["u_mean"] == pytest.approx(float(u.mean()))
     assert rows[-1]["u_max"] == float(u.max())
-    assert fedcurv.summary()["fisher_seconds"] == sum(row["fisher_seconds"] for row in rows) > 0
+    assert fedcurv.report().figures["fisher_seconds"] == sum(row["fisher_seconds"] for row in rows) > 0
     held = federation.clients.bytes() // len(federation.clients.holders("fedcurv"))
     assert held == fedcurv.client_storage() + 8  # and the round
 

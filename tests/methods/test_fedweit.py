@@ -102,8 +102,8 @@ def test_clients_with_clocks_of_their_own_are_the_paper_s_algorithm_3_written_ou
     assert torch.equal(federation.accuracy.compute(), together.accuracy.compute())
     assert federation.channel.uplink_bytes == together.channel.uplink_bytes
     assert federation.channel.downlink_bytes == together.channel.downlink_bytes
-    assert method.summary() == in_step.summary()
-    assert method.task_rows() == in_step.task_rows()
+    assert method.report().figures == in_step.report().figures
+    assert method.report().rows == in_step.report().rows
 
 
 def run(
@@ -133,8 +133,8 @@ def test_a_resumed_run_goes_on_bit_for_bit(rounds: int, tmp_path: Path) -> None:
     whole = start(callbacks=[SaveAfter(rounds - 1, path)])
     resumed = start(ckpt_path=path)
     assert same(resumed, whole)
-    assert resumed.methods["fedweit"].summary() == whole.methods["fedweit"].summary()
-    assert resumed.methods["fedweit"].task_rows() == whole.methods["fedweit"].task_rows()
+    assert resumed.methods["fedweit"].report().figures == whole.methods["fedweit"].report().figures
+    assert resumed.methods["fedweit"].report().rows == whole.methods["fedweit"].report().rows
 
 
 # The exchange of bases.
@@ -188,7 +188,7 @@ def test_units_are_averaged_over_those_who_send_them_and_kept_where_nobody_does(
     down = 3 * (8 * 16 * 8 + 1) + 3 * (4 * 16 * 8 + 1)  # all units, then the four that somebody has sent
     assert federation.channel.uplink_bytes == {"base": up}
     assert federation.channel.downlink_bytes == {"model": 0, "base": down}
-    figures = method.summary()
+    figures = method.report().figures
     assert (figures["c2s_bytes_of_tasks"], figures["s2c_bytes_of_tasks"]) == ([up], [down])
     assert (figures["c2s_bytes_per_task"], figures["s2c_bytes_per_task"]) == (up, down)
 
@@ -253,9 +253,9 @@ def test_a_task_borrows_what_others_had_learned_when_the_last_one_ended() -> Non
     begun = {(t, c) for r in range(6) for t, c in [(r // 2, c) for c in federation.schedule.round(r).clients] if t}
     expected = sum(size for task, c in begun for lender, size in sizes[task - 1].items() if lender != c)
     assert federation.channel.downlink_bytes["knowledge"] == expected
-    assert method.summary()["c2s_bytes_of_tasks"][2] == federation.channel.uplink_bytes["base"] / 3
+    assert method.report().figures["c2s_bytes_of_tasks"][2] == federation.channel.uplink_bytes["base"] / 3
 
-    rows = [row for row in method.task_rows() if row["task"] == 2]
+    rows = [row for row in method.report().rows if row["task"] == 2]
     (layer,) = decomposed_layers(federation.network)
     for row in rows:
         lenders = sorted(ends.values[1])
@@ -380,8 +380,8 @@ def test_what_is_left_out_is_not_sent(options: dict[str, bool], absent: set[str]
     assert not same(federation, whole)
     if options == {"use_mask": False}:
         assert federation.channel.uplink_bytes["base"] == 6 * 2 * BASE * 8
-    size = method.summary()["model_bytes"]
-    assert 3 * BASE * 8 <= size <= whole.methods["fedweit"].summary()["model_bytes"] * 1.1
+    size = method.report().figures["model_bytes"]
+    assert 3 * BASE * 8 <= size <= whole.methods["fedweit"].report().figures["model_bytes"] * 1.1
     assert (size == 3 * BASE * 8) == (options == {"use_adaptive": False})
 
 
@@ -398,7 +398,7 @@ def test_the_size_is_that_of_what_is_not_zero() -> None:
                 if filed is not None:
                     earlier = own[layer.earlier][task] if retroactive else filed[layer.adaptive]
                     entries += int((earlier.abs() > 0.05).sum())
-        assert method.summary()["model_bytes"] == 8 * entries
+        assert method.report().figures["model_bytes"] == 8 * entries
 
 
 def test_who_is_not_sampled_when_its_task_ends_counts_too() -> None:
@@ -412,7 +412,7 @@ def test_who_is_not_sampled_when_its_task_ends_counts_too() -> None:
     plans = federation.schedule
     assert any(client not in plans.round(end - 1).clients for client in trained for end in ends[client])
     last = dict(zip(sorted(trained), method._tasks.latest(sorted(trained)), strict=True))
-    assert {(row["client"], row["task"]) for row in method.task_rows()} >= set(last.items())
+    assert {(row["client"], row["task"]) for row in method.report().rows} >= set(last.items())
     assert set(method._client_bytes) == trained
 
 

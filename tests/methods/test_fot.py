@@ -58,7 +58,7 @@ def run(data: FederatedDataModule, make: NetworkFactory, fot: FOT, **federated: 
 def assert_extracted(fot: FOT, watch: Watch, data: FederatedDataModule, task: int, expected: dict[str, Grown]) -> None:
     """The bases after a task span what they should, to the precision of float32 sketches."""
     end = int(np.cumsum(data.schedule.rounds(data.num_tasks))[task])
-    rows = {row["layer"]: row for row in fot.task_rows() if row["task"] == task}
+    rows = {row["layer"]: row for row in fot.report().rows if row["task"] == task}
     assert list(watch.bases[end]) == list(expected) == list(rows)
     for name, grown in expected.items():
         found = watch.bases[end][name]
@@ -163,12 +163,12 @@ def test_the_threshold_grows_with_the_tasks_up_to_one() -> None:
     _, networks = run(data, double(mlp), fot)
     bases = nothing_yet({"layers.0": 16, "head": 8})
     for task, threshold in enumerate((0.5, 0.8, 1.0)):
-        rows = [row for row in fot.task_rows() if row["task"] == task]
+        rows = [row for row in fot.report().rows if row["task"] == task]
         assert [row["threshold"] for row in rows] == pytest.approx([threshold] * 2)
         grown = extract(dict.fromkeys(range(4), networks[task]), data, task, bases, threshold, multiples={"linear": 5})
         assert [row["basis_size"] for row in rows] == [g.basis.shape[1] for g in grown.values()]
         bases = {layer: g.basis for layer, g in grown.items()}
-    assert fot.task_rows()[-2]["basis_size"] == 16  # threshold 1 takes all that these data span
+    assert fot.report().rows[-2]["basis_size"] == 16  # threshold 1 takes all that these data span
 
 
 # Whose model, whose data

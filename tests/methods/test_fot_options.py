@@ -67,7 +67,7 @@ def test_nothing_is_extracted_after_the_last_task() -> None:
     for tasks in (1, 2):
         fot, data = FOT(), tiny_data(permuted(tasks))
         federation = fit(tiny_client(data, mlp, sgd, {"fot": fot}), data)
-        assert {row["task"] for row in fot.task_rows()} == set(range(tasks - 1))
+        assert {row["task"] for row in fot.report().rows} == set(range(tasks - 1))
         assert len(fot.gpse_seconds) == tasks - 1
         assert ("fot sketch" in federation.channel.uplink_bytes) == (tasks > 1)
         assert bool(fot.bases) == (tasks > 1)
@@ -81,7 +81,7 @@ def test_the_rows_and_the_summary_say_what_the_bases_hold() -> None:
     fot = FOT(threshold=0.8, threshold_increment=0.05, sketch_size=2)
     watch = Watch(fot)
     fit(tiny_client(data, mlp, sgd, {"fot": fot}), data, None, [watch])
-    rows = fot.task_rows()
+    rows = fot.report().rows
     assert [(row["task"], row["layer"]) for row in rows] == [(t, layer) for t in (0, 1) for layer in DIMS]
     for row in rows:
         size = watch.bases[3 * row["task"] + 3][row["layer"]].shape[1]
@@ -94,7 +94,7 @@ def test_the_rows_and_the_summary_say_what_the_bases_hold() -> None:
         assert 0 < row["residual_share"] <= 1
         assert row["residual_share"] == pytest.approx(1, abs=1e-12) if row["task"] == 0 else row["residual_share"] < 1
         assert row["gpse_seconds"] == fot.gpse_seconds[row["task"]] > 0
-    summary = fot.summary()
+    summary = fot.report().figures
     assert json.loads(json.dumps(summary)) == summary
     assert summary["used_space"] == pytest.approx(np.mean([row["used_space"] for row in rows[-2:]]))
     assert summary["gpse_seconds"] == pytest.approx(sum(fot.gpse_seconds))
@@ -107,8 +107,8 @@ def test_before_any_extraction_nothing_is_used() -> None:
     fot, data = FOT(), tiny_data(permuted(1))
     fit(tiny_client(data, mlp, sgd, {"fot": fot}), data)
     figures = {"used_space": 0, "gpse_seconds": 0, "model_bytes": MODEL_BYTES, "sketch_bytes": 0, "basis_bytes": 0}
-    assert fot.summary() == figures
-    assert fot.task_rows() == []
+    assert fot.report().figures == figures
+    assert fot.report().rows == []
 
 
 def test_a_share_of_ones_own_is_not_that_of_the_pool() -> None:
@@ -118,7 +118,7 @@ def test_a_share_of_ones_own_is_not_that_of_the_pool() -> None:
         data = tiny_data(split(3, classes=6, train=96), num_clients=2, partition=Shards(1))
         fot = FOT(threshold=0.6, residual_share=rule)  # type: ignore[arg-type]
         fit(tiny_client(data, mlp, sgd, {"fot": fot}), data)
-        shares[rule] = fot.task_rows()[-1]["residual_share"]
+        shares[rule] = fot.report().rows[-1]["residual_share"]
     assert abs(shares["energy"] - shares["client_mean"]) > 1e-4
     assert 0 < shares["client_mean"] < 1
 

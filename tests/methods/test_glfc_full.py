@@ -161,7 +161,7 @@ def test_memories_follow_from_entropies(width: int) -> None:
         # As sets: of two samples, both are as far from their mean.
         assert {o: set(kept) for o, kept in found.items()} == {o: set(kept) for o, kept in memory.exemplars.items()}
     assert sum(len(m.exemplars) > 2 for m in memories) >= 2
-    assert [row["clients"] for row in method.task_rows()] == [n for n in signals.values() if n]
+    assert [row["clients"] for row in method.report().rows] == [n for n in signals.values() if n]
 
 
 class Entropies(Callback):
@@ -207,7 +207,7 @@ def test_entropies_rise_with_the_outputs_of_a_new_task(
         outputs = 6 if class_loss == "all" else 2 * (number // 3 + 1)
         assert noted == pytest.approx([math.log(outputs)] * 3, rel=0, abs=1e-12)
     assert len(watch.noted) == 9
-    assert {row["round"]: row["clients"] for row in method.task_rows()} == signals
+    assert {row["round"]: row["clients"] for row in method.report().rows} == signals
 
 
 def test_a_memory_smaller_than_the_classes_learned_holds_the_latest() -> None:
@@ -299,7 +299,7 @@ def test_a_late_signal_finds_the_data_of_before(late: int) -> None:
     data = tiny_data(split(2), num_clients=3, scenario="class", schedule={"rounds_per_task": 3})
     method = Slow(**QUICK)  # type: ignore[arg-type]
     federation = run(method, data)
-    assert [row["round"] for row in method.task_rows()] == [0, 3 + late]
+    assert [row["round"] for row in method.report().rows] == [0, 3 + late]
     for client in range(3):
         kept = federation.clients.get("glfc", client)
         assert kept is not None
@@ -329,7 +329,7 @@ def test_the_file_that_comes_with_it_lets_clients_remember(classes: int) -> None
         **of_data,
     )
     federation = run(method, data)
-    signals = [row["clients"] for row in method.task_rows()]
+    signals = [row["clients"] for row in method.report().rows]
     assert signals == [3, 3]
     for client in range(3):
         kept = federation.clients.get("glfc", client)

@@ -215,9 +215,9 @@ def test_thresholds_grow_with_the_tasks_up_to_one() -> None:
     data = tiny_data(permuted(4), schedule={"rounds_per_task": 1})
     gpm = GPM(threshold={"head": 0.5, "*": 0.6}, threshold_increment=0.25)
     fit(tiny_client(data, mlp, sgd, {"gpm": gpm}), data)
-    found = {name: [row["threshold"] for row in gpm.task_rows() if row["layer"] == name] for name in gpm._dims}
+    found = {name: [row["threshold"] for row in gpm.report().rows if row["layer"] == name] for name in gpm._dims}
     assert found == {"layers.0": pytest.approx([0.6, 0.85, 1.0]), "head": pytest.approx([0.5, 0.75, 1.0])}
-    assert gpm.task_rows()[-2]["basis_size"] == 16  # with 1 it takes all that these data span
+    assert gpm.report().rows[-2]["basis_size"] == 16  # with 1 it takes all that these data span
 
 
 def test_a_memory_that_suffices_does_not_grow() -> None:
@@ -226,7 +226,7 @@ def test_a_memory_that_suffices_does_not_grow() -> None:
     data.tasks[1] = data.tasks[0]
     gpm = GPM(threshold=0.9)
     fit(tiny_client(data, mlp, partial(torch.optim.SGD, lr=1e-6), {"gpm": gpm}), data)
-    rows = gpm.task_rows()
+    rows = gpm.report().rows
     assert [row["added"] > 0 for row in rows] == [True, True, False, False]
     assert [row["residual_share"] == 1 for row in rows] == [True, True, False, False]
 
@@ -292,7 +292,7 @@ def test_what_is_sent_and_kept() -> None:
     assert len({r.channel.total_uplink_bytes for r in runs.values()}) == 1
     assert len(runs["sampled"].clients.holders("gpm")) == 2
     gpm = runs["all"].methods["gpm"]
-    assert gpm.summary()["memory_bytes"] == 32 * 4 * (16 + 8)  # one block for either layer
+    assert gpm.report().figures["memory_bytes"] == 32 * 4 * (16 + 8)  # one block for either layer
 
 
 def test_storage_is_that_of_the_client_that_keeps_most(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,7 +307,7 @@ def test_storage_is_that_of_the_client_that_keeps_most(monkeypatch: pytest.Monke
             kept[client] += table["directions"].numel() * 4
     gpm = federation.methods["gpm"]
     assert gpm.client_storage() == max(kept.values()) > min(kept.values()) > 0
-    assert gpm.summary()["memory_bytes"] == sum(kept.values()) / 4
+    assert gpm.report().figures["memory_bytes"] == sum(kept.values()) / 4
     again = GPM()
     again.load_state_dict(gpm.state_dict())
     assert again.client_storage() == gpm.client_storage()

@@ -259,7 +259,7 @@ def test_the_loss_is_that_of_the_clients_own_model_over_its_tasks_outputs(networ
     assert_close(weights(found), expected, 1e-9)
     assert naive.stopped_as_received > 0
     assert any(rate < lr for rates in naive.seen for rate in rates.values())
-    (first, last) = decay.task_rows()
+    (first, last) = decay.report().rows
     assert (first["task"], last["task"]) == (0, 1)
     own = [rate for rate in naive.rates.values() if rate.task == 1]
     assert last["clients"] == len(own)
@@ -286,7 +286,7 @@ def test_models_are_validated_as_they_are_tested() -> None:
     for methods in ({"decay": LearningRateDecay(), "blank": Blank()}, {"blank": Blank(), "decay": LearningRateDecay()}):
         data = data_of(partition=None)
         found = run(methods, data, mlp)
-        rows = found.methods["decay"].task_rows()
+        rows = found.methods["decay"].report().rows
         assert [row["validation_loss"] for row in rows] == pytest.approx([math.log(data.num_outputs)] * len(rows))
 
 
@@ -336,7 +336,7 @@ def test_a_resumed_run_goes_on_in_the_middle_of_a_task(tmp_path: Path) -> None:
     for client in range(5):
         for topic in ("model", "learning rate"):
             assert_close(resumed.clients.get(topic, client) or {}, whole.clients.get(topic, client) or {}, 0.0)
-    assert resumed.methods["decay"].task_rows() == whole.methods["decay"].task_rows()
+    assert resumed.methods["decay"].report().rows == whole.methods["decay"].report().rows
 
 
 def test_whoever_trains_to_nan_and_is_left_out_stays_where_it_was() -> None:

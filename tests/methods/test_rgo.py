@@ -424,8 +424,8 @@ def test_the_share_of_clients_that_keep_a_projection(share: float) -> None:
     assert len(rgo.keepers(0)) == round(10 * share)
     model = sum(p.numel() * 4 for p in federation.network.parameters())
     assert federation.channel.total_downlink_bytes == (10 + len(rgo.keepers(0))) * model
-    assert rgo.summary()["memory_bytes"] == 4 * (16**2 + 8**2) + 2 * 8
-    assert federation.clients.bytes() == len(rgo.keepers(0)) * rgo.summary()["memory_bytes"]
+    assert rgo.report().figures["memory_bytes"] == 4 * (16**2 + 8**2) + 2 * 8
+    assert federation.clients.bytes() == len(rgo.keepers(0)) * rgo.report().figures["memory_bytes"]
 
 
 def test_the_clients_of_the_share_depend_on_the_seed_alone() -> None:

@@ -61,7 +61,7 @@ def test_each_client_has_a_model_for_each_task(make: NetworkFactory, stream: Any
     assert federation.channel.total_uplink_bytes == 0
     trained = sum(len(own) for own in models.values())
     size = sum(p.numel() * 8 for p in client.network.parameters())
-    assert methods["single"].summary()["model_bytes"] == size * trained
+    assert methods["single"].report().figures["model_bytes"] == size * trained
     assert methods["single"].client_storage() > 0
     for c, own in models.items():
         assert federation.clients.get("model", c) is not None or not own
@@ -75,7 +75,7 @@ def test_its_learned_tasks_are_never_forgotten() -> None:
     for task in range(3):
         assert torch.equal(matrix[:, 2, task], matrix[:, task, task])
     assert federation.accuracy.summary()["fgt"] == 0
-    assert federation.accuracy.summary()["acc"] == pytest.approx(methods["single"].summary()["acc_single_task"])
+    assert federation.accuracy.summary()["acc"] == pytest.approx(methods["single"].report().figures["acc_single_task"])
 
 
 @pytest.mark.parametrize("rounds", [2, 3, 5])
@@ -111,4 +111,4 @@ def test_one_model_starts_anew_and_clients_statistics_go_on() -> None:
             same = torch.equal(value, initial[name])
             assert same == (task == 0 or ("running" not in name and "num_batches" not in name)), (task, name)
     assert set(federation.clients.state_dict()) == {"model"}
-    assert set(client.methods["single"].summary()) == {"acc_single_task"}
+    assert set(client.methods["single"].report().figures) == {"acc_single_task"}

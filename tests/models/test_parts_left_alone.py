@@ -103,7 +103,7 @@ def test_no_fisher_is_kept_of_frozen_parameters(scope: Any) -> None:
 def test_layers_that_nobody_trains_need_no_protection(kind: Any) -> None:
     data, method = tiny_data(), kind()
     federation = fit(tiny_client(data, Frozen, decayed, {"some": method}), data)
-    layers = {row["layer"] for row in method.task_rows()}
+    layers = {row["layer"] for row in method.report().rows}
     assert layers == {"fc", "head"}
     assert federation.finished
     data, method = tiny_data(), kind(layers=["b*"])

@@ -163,7 +163,7 @@ def rows_of_a_run() -> list[dict[str, Any]]:
     data = tiny_data(split(3, classes=6), num_clients=3, sequences=sequences, schedule={"rounds_per_task": 1})
     method = FedWeIT(consolidation=1.0)
     fit(tiny_client(data, mlp, partial(torch.optim.Adam, lr=0.01), {"weit": method}), data)
-    return method.task_rows()
+    return method.report().rows
 
 
 def as_csv(rows: list[dict[str, Any]]) -> list[dict[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ class LentModel:
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
-        self._holders: set[int] = set()
+        self.holders: set[int] = set()
 
     def __bool__(self) -> bool:
         """Whether there is one."""
@@ -31,7 +31,7 @@ class LentModel:
             holders: clients that have it anyway.
         """
         self.tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-        self._holders = set(holders)
+        self.holders = set(holders)
 
     def lend(
         self, federation: Federation, topic: str, clients: Sequence[int], device: torch.device
@@ -41,19 +41,11 @@ class LentModel:
         Returns:
             Name -> tensor on the device.
         """
-        late = [client for client in clients if client not in self._holders]
+        late = [client for client in clients if client not in self.holders]
         federation.channel.downlink(topic, self.tensors, len(late))
         self.tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
         return self.tensors
 
     def note(self, clients: Collection[int]) -> None:
         """These clients have it. Told when a round is over, to all processes alike."""
-        self._holders.update(clients)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The model, and who has it."""
-        return {"old": dict(self.tensors), "received": sorted(self._holders)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self.tensors, self._holders = dict(state["old"]), set(state["received"])
+        self.holders.update(clients)

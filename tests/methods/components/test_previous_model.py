@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from support.tiny import tiny_client, tiny_data, tiny_trainer
 
 from cfl.federation.federation import Federation
+from cfl.methods import Method
 from cfl.methods.components.previous_model import LentModel
 
 CPU = torch.device("cpu")
+
+
+class Lends(Method):
+    state: ClassVar[dict[str, str]] = {"old": "lent.tensors", "received": "lent.holders"}
+
+    def __init__(self, lent: LentModel) -> None:
+        self.lent = lent
 
 
 def federation() -> Federation:
@@ -31,9 +41,9 @@ def test_every_client_is_sent_it_once() -> None:
         lent.note(clients)
         sent.append(ours.channel.downlink_bytes["old"])
     assert sent == [40, 80, 80], "client 1, then 2, then nobody; 40 bytes each"
-    again = LentModel()
-    again.load_state_dict(lent.state_dict())
-    again.lend(ours, "old", [0, 1, 2, 3], CPU)
+    method, resumed = Lends(lent), Lends(LentModel())
+    resumed.load_state_dict(method.state_dict())
+    resumed.lent.lend(ours, "old", [0, 1, 2, 3], CPU)
     assert ours.channel.downlink_bytes["old"] == 80
     lent.keep({"w": torch.zeros(10)}, [])
     lent.lend(ours, "old", [0, 1], CPU)

@@ -1,0 +1,66 @@
+"""Saves the attributes that a method declares as its state, and restores them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import Any
+
+
+def declared_state(kind: type) -> dict[str, str]:
+    """Key in a checkpoint -> attribute, for all that a class and its bases declare; the bases' come first.
+
+    Raises:
+        TypeError: a declaration is a single string, or two attributes would be saved under one key.
+    """
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        declared = vars(base).get("state", ())
+        if isinstance(declared, str):
+            raise TypeError(f"{base.__name__}.state = {declared!r}: a tuple of names is needed")
+        named = declared.items() if isinstance(declared, Mapping) else ((name.lstrip("_"), name) for name in declared)
+        for key, attribute in named:
+            if found.setdefault(key, attribute) != attribute:
+                raise TypeError(f"{kind.__name__} saves both {found[key]} and {attribute} under {key!r}")
+    return found
+
+
+def save(owner: object) -> dict[str, Any]:
+    """The values of an object's declared state by key, as a checkpoint holds them.
+
+    Containers are copied, tensors are not. A set becomes a sorted list. An object with a ``state_dict`` becomes that.
+    """
+    values = {key: attrgetter(attribute)(owner) for key, attribute in declared_state(type(owner)).items()}
+    return {key: sorted(value) if _is_set(value) else _copied(value) for key, value in values.items()}
+
+
+def restore(owner: object, state: Mapping[str, Any]) -> None:
+    """Give an object's declared attributes the values that :func:`save` returned.
+
+    An attribute that holds a set becomes such a set. One that has a ``load_state_dict`` is given the value.
+    """
+    for key, attribute in declared_state(type(owner)).items():
+        path, _, name = attribute.rpartition(".")
+        holder = attrgetter(path)(owner) if path else owner
+        present = getattr(holder, name)
+        if hasattr(present, "load_state_dict"):
+            present.load_state_dict(state[key])
+        else:
+            setattr(holder, name, type(present)(state[key]) if _is_set(present) else _copied(state[key]))
+
+
+def _is_set(value: Any) -> bool:
+    return isinstance(value, set | frozenset)
+
+
+def _copied(value: Any) -> Any:
+    """A value with containers of its own; objects in them as their ``state_dict``."""
+    if isinstance(value, Mapping):
+        return {key: _copied(element) for key, element in value.items()}
+    if isinstance(value, list):
+        return [_copied(element) for element in value]
+    if isinstance(value, tuple):
+        return tuple(_copied(element) for element in value)
+    if _is_set(value):  # nothing would say, when it is restored, that this list was one
+        raise TypeError("a set within a container cannot be restored: make it an attribute of its own")
+    return value.state_dict() if hasattr(value, "state_dict") else value
