@@ -234,7 +234,8 @@ class MethodCase:
                 federation = self.start(data, methods, double(made) if in_double else made, engine, [watch])
             except Exception as error:
                 precision = "float64" if in_double else "float32"
-                where = f"{tasks} tasks, {width} clients side by side, {engine}, {precision}"
+                dealt = {"equal": "", "unequal": ", unequal clients", "missing": ", tasks missing at clients"}[shares]
+                where = f"{tasks} tasks, {width} clients side by side, {engine}, {precision}{dealt}"
                 raise AssertionError(f"training: {self._of(which)} fails ({where}): {told(error)}") from error
             self._runs[key] = Run(watch.models, federation, methods.get(NAME))
         return self._runs[key]

@@ -15,6 +15,7 @@ from cfl.data.scenarios import Scenario
 from cfl.data.sequences import RandomTasks
 from cfl.data.streams import Permuted
 from cfl.engines.cohort import Cohort
+from cfl.engines.quadratic_pull import Pull
 from cfl.federation.federation import OF_ALL, Federation
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import Method
@@ -49,7 +50,8 @@ def scenario_is_as_declared(case: MethodCase, scenario: Scenario) -> None:
     if scenario in methods[NAME].scenarios:
         _require_run(case, "scenarios", f"declares {scenario}", run)
     else:
-        _require_refusal(case, "scenarios", f"data.scenario {scenario}", run, "data.scenario", scenario)
+        named = f"methods.{NAME} ({case.who})"
+        _require_refusal(case, "scenarios", f"data.scenario {scenario}", run, "data.scenario", scenario, named)
 
 
 def refuses_what_it_excludes(case: MethodCase) -> None:
@@ -95,8 +97,11 @@ def server_sees_sums_only(case: MethodCase) -> None:
     methods = {"spy": spy, **case.methods("tried")}
     try:
         case.start(case.data_of(width=1), methods)
-    except PermissionError as error:
-        raise AssertionError(f"sums: {case.who} does not declare individual_uplinks, but {error}") from error
+    except Exception as error:
+        cause = _cause(error)
+        if isinstance(cause, PermissionError):
+            raise AssertionError(f"sums: {case.who} does not declare individual_uplinks, but {cause}") from error
+        raise AssertionError(f"sums: {case.who} fails: {told(error)}") from error
     if spy.single:
         topic, round, senders, of = spy.single[0]
         raise AssertionError(
@@ -169,6 +174,64 @@ def storage_is_declared(case: MethodCase) -> None:
         )
 
 
+def shapes_are_right(case: MethodCase) -> None:
+    """What it returns has the shapes of what it was given: one that can be spread over another would go unseen."""
+    methods = case.methods("tried")
+    method: Any = methods[NAME]
+    for name in ("transform_step", "encode", "decode", "recall", "as_tested"):
+        if hasattr(method, name):
+            setattr(method, name, partial(_same_shapes, case, name, getattr(method, name)))
+    if hasattr(method, "pulls"):
+        method.pulls = partial(_fitting_pulls, case, method.pulls)
+    try:
+        case.start(case.data_of(), methods)
+    except Exception as error:
+        if isinstance(found := _cause(error), _WrongShape):
+            raise AssertionError(f"shapes: {found}") from error
+        raise AssertionError(f"shapes: {case.who} fails: {told(error)}") from error
+
+
+class _WrongShape(Exception):
+    """A sentence about what a method has returned."""
+
+
+def _same_shapes(
+    case: MethodCase, name: str, function: Callable[..., dict[str, Tensor]], *given: Any
+) -> dict[str, Tensor]:
+    """What ``function`` returns, name -> tensor, if it has the shapes of its last argument."""
+    shapes = {n: _kind(value) for n, value in given[-1].items()}
+    returned = function(*given)
+    for n, value in returned.items():
+        if n in shapes and _kind(value) != shapes[n]:
+            raise _WrongShape(f"{name} of {case.who} gives {n} as {_kind(value)} instead of {shapes[n]}")
+    return returned
+
+
+def _fitting_pulls(case: MethodCase, function: Callable[..., Mapping[str, Pull]], cohort: Cohort) -> Mapping[str, Pull]:
+    """What ``function`` returns, if anchors and strengths belong to weights."""
+    found = function(cohort)
+    for name, pull in found.items():
+        wanted = list(cohort.parameters[name].shape)
+        for what, value in (("an anchor", pull.anchor), ("a strength", pull.strength)):
+            if isinstance(value, Tensor) and value.ndim and list(value.shape) not in (wanted, [1, *wanted[1:]]):
+                raise _WrongShape(
+                    f"pulls of {case.who} gives {name} {what} of shape {list(value.shape)}; the weights of these "
+                    f"clients have {wanted}, the first axis may be 1"
+                )
+    return found
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The first of a chain of errors, each raised from the one before."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
 class _Repeated(Permuted):
     """The same task over and over."""
 
@@ -217,33 +280,41 @@ class _WatchesSums(Method):
         self._training -= {cohort.clients[p] for p in positions}
 
 
-def _run_with(case: MethodCase, options: Mapping[str, Any], optimizer: Any = None) -> None:
+def _run_with(case: MethodCase, options: Mapping[str, Any], optimizer: Any = None) -> Federation:
     changed = case if optimizer is None else replace(case, optimizer=optimizer)
-    changed.start(changed.data_of(**options), changed.methods("tried"))
+    return changed.start(changed.data_of(**options), changed.methods("tried"))
 
 
 def _require_run(
-    case: MethodCase, what: str, declared: str, run: Callable[[], Any], or_refusal: bool = False
+    case: MethodCase, what: str, declared: str, run: Callable[[], Federation], or_refusal: bool = False
 ) -> None:
     try:
-        run()
+        finished = run().finished
     except Exception as error:
         if or_refusal and isinstance(error, ConfigError):
             return
         raise AssertionError(f"{what}: {case.who} {declared}, but fails there: {told(error)}") from error
+    if not finished:
+        raise AssertionError(f"{what}: {case.who} {declared}, but the run ends before its last round")
 
 
 def _require_refusal(
-    case: MethodCase, what: str, given: str, run: Callable[[], Any], key: str, value: object = None
+    case: MethodCase,
+    what: str,
+    given: str,
+    run: Callable[[], Any],
+    key: str,
+    value: object = None,
+    named: str = "",
 ) -> None:
-    """ConfigError with a key that begins so, the value, and what is valid."""
+    """A ConfigError whose key begins so, with the value if one is given, with what is valid, and with ``named``."""
     try:
         run()
     except ConfigError as error:
-        if not error.key.startswith(key) or not error.valid or (value is not None and error.value != value):
-            raise AssertionError(
-                f"{what}: {case.who} refuses {given} without naming {key}, the value and what is valid: {error}"
-            ) from error
+        right = error.key.startswith(key) and bool(error.valid) and value in (None, error.value)
+        if not right or named not in str(error):
+            wanted = f"{key}, the value and what is valid" + (f" while there is {named}" if named else "")
+            raise AssertionError(f"{what}: {case.who} refuses {given} without naming {wanted}: {error}") from error
         return
     except Exception as error:
         raise AssertionError(f"{what}: {case.who} answers {given} by no ConfigError but by {told(error)}") from error
@@ -255,6 +326,7 @@ DECLARATIONS: dict[str, Callable[[MethodCase], None]] = {
     "declarations": refuses_what_it_excludes,
     "options": refuses_wrong_options,
     "sums": server_sees_sums_only,
+    "shapes": shapes_are_right,
     "task_free": boundaries_are_unknown,
     "reports": reports_are_plain_values,
     "storage": storage_is_declared,

@@ -15,9 +15,7 @@ PROPERTIES: dict[str, Callable[[MethodCase], None]] = {**NUMBERS, **DECLARATIONS
 """Name of a property of every method -> its check, as failures name them."""
 
 
-def check_method(
-    make: Callable[[], Method], *, skip: Collection[str] = (), processes: int = 1, **needs: Any
-) -> None:
+def check_method(make: Callable[[], Method], *, skip: Collection[str] = (), processes: int = 1, **needs: Any) -> None:
     """Run a method in small federations of made-up images and check what holds for every method.
 
     It takes seconds, on the CPU, and reads no files. Checked is, under these names:
@@ -34,6 +32,7 @@ def check_method(
     - ``declarations``: exposures, clocks, sequences and optimizers that it excludes are refused, others work;
     - ``options``: what ``wrong_options`` make is refused by a ConfigError with key, value and what is valid;
     - ``sums``: the server reads sums over clients alone, unless it declares ``individual_uplinks``;
+    - ``shapes``: what it returns has the shapes that belong to it;
     - ``task_free``: if it declares so, it cannot tell one task from three;
     - ``reports``, ``storage``: its summary and table are plain values, what clients keep is counted.
 

@@ -72,6 +72,8 @@ prompted_net = partial(
     hidden_dim=8,
     mlp_dim=8,
 )
+
+
 class StridedNet(Network):
     """Convolutions with stride, padding and without bias, dropout, a linear layer, the head: some 200 weights."""
 
