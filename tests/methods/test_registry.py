@@ -7,49 +7,33 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 import pkgutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import pytest
 import torch
 import yaml
 from jsonargparse import ArgumentParser
-from lightning.pytorch import Callback, LightningModule, Trainer
 from support.local_work import counted_steps
-from support.tiny import (
-    NetworkFactory,
-    fit,
-    norm_net,
-    permuted,
-    prompted_net,
-    sgd,
-    source,
-    split,
-    tiny_client,
-    tiny_data,
-    weights,
-)
+from support.tiny import NetworkFactory, norm_net, prompted_net
 from torch import Tensor
 
 import cfl.methods
-from cfl.data.datamodule import FederatedDataModule
-from cfl.data.participation import Holders
-from cfl.data.partitions import Dirichlet
 from cfl.data.scenarios import Scenario
-from cfl.data.sources import Binarised, Synthetic
-from cfl.data.streams import Permuted, Stream
-from cfl.engines import EngineOptions
-from cfl.federation.federation import Federation
+from cfl.data.sources import Synthetic
 from cfl.methods import FedAGEM, Method
-from cfl.models import ACGAN, MADE
+from cfl.models import ACGAN
 from cfl.runtime.errors import ConfigError
+from cfl.testing import PROPERTIES
+from cfl.testing.comparing import distance
+from cfl.testing.method_case import MethodCase
+from cfl.testing.method_declarations import scenario_is_as_declared
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "methods"
 
@@ -75,6 +59,19 @@ class Entry:
     network: NetworkFactory = norm_net
     data: Mapping[str, Any] = field(default_factory=dict)
     rounds: int = 2
+
+    def case(self, method: type[Method]) -> MethodCase:
+        """The method as the kit's checks take it."""
+        layers = {"layers": ["layers.*"]} if "layers" in self.active else {}
+        return MethodCase(
+            partial(method, **self.active),
+            reduces_to_fedavg=None if self.neutral is None else partial(method, **self.neutral),
+            network=self.network,
+            data=self.data,
+            rounds=self.rounds,
+            for_densities=partial(method, **{**self.active, **layers}),
+            fedavg_in_first_task=self.plain_in_first_task,
+        )
 
 
 adversarial_net = partial(ACGAN, classifier=norm_net, widths=[6], noise_dim=4)
@@ -164,91 +161,7 @@ METHODS = {name: method for name, method in concrete_methods().items() if name i
 each_method = pytest.mark.parametrize("name", METHODS)
 
 
-def stream_for(method: type[Method]) -> Callable[[int], Stream]:
-    """Tasks of a kind that the method is made for."""
-    return permuted if "domain" in method.scenarios else lambda tasks: split(tasks, classes=2 * tasks)
-
-
-def scenario_for(method: type[Method]) -> Scenario | None:
-    """The one that follows from the stream, if the method knows it."""
-    return None if method.scenarios & {"domain", "task"} else "class"
-
-
-def data_for(
-    method: type[Method],
-    tasks: int,
-    stream: Stream | None = None,
-    clients_per_round: float = 3,
-    rounds: int | None = None,
-    **options: Any,
-) -> FederatedDataModule:
-    rounds = ENTRIES[method.__name__].rounds if rounds is None else rounds
-    return tiny_data(
-        stream or stream_for(method)(tasks),
-        num_clients=5,
-        scenario=scenario_for(method),
-        schedule={"rounds_per_task": rounds, "clients_per_round": clients_per_round, "cohort_width": 2},
-        **{**ENTRIES[method.__name__].data, **options},
-    )
-
-
-class AfterRounds(Callback):
-    """Copies of the global model after every round."""
-
-    def __init__(self) -> None:
-        self.models: list[dict[str, Tensor]] = []
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.models.append(weights(pl_module.federation))  # type: ignore[arg-type]
-
-
-Which = Literal["active", "neutral", "plain"]
-"""Options of an entry, or federated averaging on the same data."""
-
-
-def setting(name: str) -> tuple[Any, ...]:
-    """What decides runs of a method's entry beside the method: entries that have it in common share plain runs."""
-    entry, method = ENTRIES[name], METHODS[name]
-    return entry.network, stream_for(method) is permuted, scenario_for(method), entry.rounds, tuple(entry.data.items())
-
-
-_RUNS: dict[tuple[Any, ...], list[dict[str, Tensor]]] = {}
-
-
-def run(
-    name: str, which: Which, tasks: int = 2, engine: Literal["vmap", "workers"] = "vmap", on_top: bool = False
-) -> list[dict[str, Tensor]]:
-    """The global model after every round, not to be changed: a run that several tests look at is made once.
-
-    Args:
-        name: of the method.
-        which: its options.
-        tasks: of the stream.
-        engine: computes local steps.
-        on_top: with Fed-A-GEM behind it.
-    """
-    who = name if which != "plain" else setting(name)
-    key = (who, which, tasks, engine, on_top)
-    if key not in _RUNS:
-        data, watch = data_for(METHODS[name], tasks), AfterRounds()
-        options = {"active": ENTRIES[name].active, "neutral": ENTRIES[name].neutral, "plain": None}[which]
-        methods: dict[str, Method] = {} if options is None else {"tried": METHODS[name](**options)}
-        if on_top:
-            methods["fed_agem"] = FedAGEM(8, when="always")
-        client = tiny_client(data, ENTRIES[name].network, sgd, methods, EngineOptions(engine))
-        fit(client, data, None, [watch])
-        _RUNS[key] = watch.models
-    return _RUNS[key]
-
-
-def same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
-    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
-
-
-def distance(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
-    """Greatest difference of any weight that both have; a method may have made others of some."""
-    common = [n for n in expected if n in found and "num_batches" not in n]
-    return max(float((found[n] - expected[n]).abs().max()) for n in common)
+CASES = {name: ENTRIES[name].case(method) for name, method in METHODS.items()}
 
 
 def test_every_method_is_known_here_and_by_its_short_name() -> None:
@@ -262,52 +175,21 @@ def test_every_method_is_known_here_and_by_its_short_name() -> None:
 
 
 @each_method
-def test_it_changes_what_two_tasks_end_with(name: str) -> None:
-    """A method that changes nothing is a bug."""
-    assert distance(run(name, "active")[-1], run(name, "plain")[-1]) > 1e-3
-
-
-@each_method
-@pytest.mark.parametrize("tasks", [1, 2])
-def test_it_is_federated_averaging_until_the_first_task_is_over(name: str, tasks: int) -> None:
-    """Or is not, where the entry says so: then it must show from the second round on."""
-    first = ENTRIES[name].rounds
-    tried, plain = run(name, "active", tasks), run(name, "plain", tasks)
-    assert (
-        all(same(*models) for models in zip(tried[:first], plain[:first], strict=True))
-        == ENTRIES[name].plain_in_first_task
-    )
-
-
-@pytest.mark.parametrize("name", [name for name in METHODS if ENTRIES[name].neutral is not None])
-def test_its_neutral_setting_is_federated_averaging(name: str) -> None:
-    assert same(run(name, "neutral")[-1], run(name, "plain")[-1])
-
-
-@each_method
-def test_it_is_the_same_where_nobody_asks_for_gradients(name: str) -> None:
-    """Worker threads leave gradients behind only for a method that says it changes them."""
-    found, expected = run(name, "active", engine="workers"), run(name, "active")
-    assert distance(found[-1], expected[-1]) < 2e-3  # Adam at FedCIL's server makes steps of 1e-4 out of rounding
+@pytest.mark.parametrize("prop", [name for name in PROPERTIES if name != "scenarios"])
+def test_what_holds_for_every_method(name: str, prop: str) -> None:
+    """Width, engines, resuming, effect, reduction, declarations, reports, ...: :func:`cfl.testing.check_method`."""
+    PROPERTIES[prop](CASES[name])
 
 
 @each_method
 def test_clients_without_samples_of_a_task_stay_away(name: str) -> None:
-    """Each task is missing at some client; the run ends, and the method has done something."""
-    method, entry = METHODS[name], ENTRIES[name]
-    without = Dirichlet(0.05, min_samples=0, balance=False)
-    stream = permuted(3) if "domain" in method.scenarios else split(3, classes=9)
-
-    def end_with(options: Mapping[str, Any] | None) -> dict[str, Tensor]:
-        data = data_for(method, 3, stream=stream, partition=without, participation=Holders(), clients_per_round=0.6)
-        assert all(len(members) < data.num_clients for members in data.members)
-        methods = {} if options is None else {"tried": method(**options)}
-        return weights(fit(tiny_client(data, entry.network, sgd, methods), data))
-
-    found = end_with(entry.active)
-    assert all(value.isfinite().all() for value in found.values() if value.is_floating_point())
+    """Each task is missing at some client; the run ends (``missing tasks``), and the method has done something."""
+    case = CASES[name]
+    data = case.data_of(3, shares="missing")
+    assert all(len(members) < data.num_clients for members in data.members)
     if name != "LearningRateDecay":  # the losses it watches fall all the time here
-        assert distance(found, end_with(None)) > 1e-4
+        found, plain = (case.run(which, tasks=3, shares="missing").models[-1] for which in ("tried", "fedavg"))
+        assert distance(found, plain) > 1e-4
 
 
 WITHOUT_SHARED_PARAMETERS = {"FedWeIT", "CONFEDMADE"}
@@ -316,30 +198,19 @@ WITHOUT_SHARED_PARAMETERS = {"FedWeIT", "CONFEDMADE"}
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "FedAGEM"])
 def test_fed_a_gem_goes_on_top_of_it(name: str) -> None:
     """Either leaves its mark on the other's run; where clients share no parameter it is refused."""
+    alone = CASES[name]
+    case = replace(alone, beside=lambda: {"fed_agem": FedAGEM(8, when="always")})
     if name in WITHOUT_SHARED_PARAMETERS:
         with pytest.raises(
             ConfigError, match=r"stays on its client \(methods\..*at least one parameter that clients share"
         ):
-            run(name, "active", on_top=True)
+            case.start(case.data_of(), case.methods("tried"))
         return
-    both = run(name, "active", on_top=True)[-1]
-    for one in (run(name, "active"), run(name, "plain", on_top=True)):
-        assert distance(both, one[-1]) > 1e-5
+    for one in (alone.run(), case.run("fedavg")):
+        assert distance(case.run().models[-1], one.models[-1]) > 1e-5
 
 
 # Checkpoints
-
-
-class SaveAfter(Callback):
-    """A checkpoint between two rounds, as a run that is killed there would have left it."""
-
-    def __init__(self, rounds: list[int], folder: Path) -> None:
-        self.rounds, self.folder = rounds, folder
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        done = pl_module.federation.round  # type: ignore[union-attr]
-        if done in self.rounds:
-            trainer.save_checkpoint(self.folder / f"{done}.ckpt")
 
 
 def without_times(state: Any) -> Any:
@@ -351,51 +222,6 @@ def without_times(state: Any) -> Any:
     if isinstance(state, list | tuple):
         return [without_times(value) for value in state]
     return repr(state)
-
-
-def everything(federation: Federation) -> Any:
-    return without_times({"model": weights(federation), "rest": federation.state_dict()})
-
-
-@each_method
-def test_a_resumed_run_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
-    """From the middle of a task, from its end, and from the middle of the next."""
-    method, options = METHODS[name], ENTRIES[name].active
-
-    def start(callbacks: list[Callback], ckpt_path: Path | None = None) -> Federation:
-        data = data_for(method, 3)
-        client = tiny_client(data, ENTRIES[name].network, sgd, {"tried": method(**options)})
-        # Of no use, and refused, where clients keep the whole model.
-        shares = not all(client.methods.keeps_local(n) for n, _ in client.network.named_parameters())
-        return fit(client, data, {"server_momentum": 0.5} if shares else {}, callbacks, ckpt_path)
-
-    whole = everything(start([SaveAfter([1, 2, 3], tmp_path)]))
-    for rounds in (1, 2, 3):
-        assert everything(start([], tmp_path / f"{rounds}.ckpt")) == whole, f"interrupted after {rounds} rounds"
-
-
-_FINISHED: dict[tuple[str, int], tuple[Method, Federation]] = {}
-
-
-def finished(name: str, tasks: int) -> tuple[Method, Federation]:
-    """A method and its federation after a whole run, made once for all tests that look at it."""
-    if (name, tasks) not in _FINISHED:
-        data, method = data_for(METHODS[name], tasks), METHODS[name](**ENTRIES[name].active)
-        _FINISHED[name, tasks] = method, fit(tiny_client(data, ENTRIES[name].network, sgd, {"tried": method}), data)
-    return _FINISHED[name, tasks]
-
-
-@each_method
-def test_its_state_is_complete(name: str) -> None:
-    """What ``state_dict`` gives, another instance takes and gives back."""
-    method, federation = finished(name, 3)
-    state = method.state_dict()
-    other = METHODS[name](**ENTRIES[name].active)
-    other.setup(federation)
-    other.load_state_dict(state)
-    assert without_times(other.state_dict()) == without_times(state)
-    assert other.report().rows == method.report().rows
-    assert other.report().figures == method.report().figures
 
 
 MODEL = "dict[str, Tensor]"
@@ -534,7 +360,9 @@ def contents(value: Any) -> Any:
 
 @each_method
 def test_checkpoints_have_the_form_they_had(name: str) -> None:
-    state = finished(name, 3)[0].state_dict()
+    method = CASES[name].run(tasks=3).method
+    assert method is not None
+    state = method.state_dict()
     assert [(key, form(value)) for key, value in state.items()] == [
         (key, of_file) for key, (_, of_file) in STATES.get(name, {}).items()
     ]
@@ -542,10 +370,11 @@ def test_checkpoints_have_the_form_they_had(name: str) -> None:
 
 @each_method
 def test_its_attributes_come_back_from_a_file(name: str, tmp_path: Path) -> None:
-    method, federation = finished(name, 3)
+    method = CASES[name].run(tasks=3).method
+    assert method is not None
     torch.save(method.state_dict(), tmp_path / "state.pt")
     other = METHODS[name](**ENTRIES[name].active)
-    other.setup(federation)
+    other.setup(method.federation)
     other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     for attribute, _ in STATES.get(name, {}).values():
         found, expected = attrgetter(attribute)(other), attrgetter(attribute)(method)
@@ -559,31 +388,9 @@ def test_its_attributes_come_back_from_a_file(name: str, tmp_path: Path) -> None
 
 
 @each_method
-@pytest.mark.parametrize("tasks", [1, 3])
-def test_its_reports_are_plain_values(name: str, tasks: int) -> None:
-    method, _ = finished(name, tasks)
-    for report in (method.report().figures, method.report().rows):
-        assert json.loads(json.dumps(report, allow_nan=False)) == report
-    columns = {tuple(row) for row in method.report().rows}
-    assert len(columns) <= 1  # one table, the same columns in every row
-
-
-@each_method
 @pytest.mark.parametrize("scenario", get_args(Scenario))
 def test_its_scenarios_are_those_it_declares(name: str, scenario: Scenario) -> None:
-    options, network = ENTRIES[name].active, ENTRIES[name].network
-    stream: Stream = permuted(2) if scenario == "domain" else split(2)
-    if scenario == "density":
-        stream, network = Permuted(Binarised(source()), 2), partial(MADE, hidden=[5])
-        options = {**options, **({"layers": ["layers.*"]} if "layers" in options else {})}
-    data = tiny_data(stream, scenario=scenario, schedule={"rounds_per_task": 1}, **ENTRIES[name].data)
-    client = tiny_client(data, network, sgd, {"tried": METHODS[name](**options)})
-    if scenario in METHODS[name].scenarios:
-        assert fit(client, data).finished
-        return
-    with pytest.raises(ConfigError, match=rf"methods\.tried \({name}\)") as caught:
-        fit(client, data)
-    assert (caught.value.key, caught.value.value) == ("data.scenario", scenario)
+    scenario_is_as_declared(CASES[name], scenario)
 
 
 # LearningRateDecay's end of a task is a note in a table.
@@ -592,10 +399,9 @@ LOOK_BACK = sorted(n for n in ENTRIES if METHODS[n].end_task is not Method.end_t
 
 @pytest.mark.parametrize("name", [*LOOK_BACK, "CFeD", "SingleTask"])
 def test_who_looks_back_refuses_training_in_which_no_task_ends(name: str) -> None:
-    data = data_for(METHODS[name], 2, exposure="joint")
-    client = tiny_client(data, ENTRIES[name].network, sgd, {"tried": METHODS[name](**ENTRIES[name].active)})
+    case = CASES[name]
     with pytest.raises(ConfigError) as caught:
-        fit(client, data)
+        case.start(case.data_of(exposure="joint"), case.methods("tried"))
     assert (caught.value.key, caught.value.value) == ("data.exposure", "joint")
 
 
@@ -627,14 +433,10 @@ def test_every_config_of_a_method_can_be_read(path: Path) -> None:
     assert all(type(method).__name__ in ENTRIES for method in named.values())
 
 
-@each_method
-def test_what_it_makes_clients_keep_is_declared(name: str) -> None:
-    method, federation = finished(name, 3)
-    assert isinstance(method.client_storage(), int)
-    kept = set(federation.clients.state_dict())
-    assert method.client_storage() > 0 or not kept - {"model", "buffer"}  # what clients hold, they are said to hold
-    assert federation.client_storage() >= method.client_storage() >= 0
-    assert federation.client_storage() > 0 or not kept
+def setting(name: str) -> tuple[Any, ...]:
+    """What decides runs of a method's entry beside the method: entries that have it in common share plain runs."""
+    entry, case = ENTRIES[name], CASES[name]
+    return entry.network, type(case.tasks(2)), case.of_scenario(), entry.rounds, tuple(entry.data.items())
 
 
 _PLAIN_WORK: dict[tuple[Any, ...], tuple[int, bool]] = {}
@@ -649,10 +451,10 @@ def plain_work(name: str) -> tuple[int, bool]:
 
 def local_work(name: str, options: Mapping[str, Any] | None) -> tuple[int, bool]:
     """What local steps of two tasks compute, and whether the run says that this is more than federated averaging."""
-    data = data_for(METHODS[name], 2, rounds=max(1, ENTRIES[name].rounds - 1))
+    data = CASES[name].data_of(schedule={"rounds_per_task": max(1, ENTRIES[name].rounds - 1)})
     methods = {} if options is None else {"tried": METHODS[name](**options)}
     with counted_steps() as work:
-        federation = fit(tiny_client(data, ENTRIES[name].network, sgd, methods), data)
+        federation = CASES[name].start(data, methods)
     return work.elements, federation.computes_more_locally
 
 

@@ -32,6 +32,7 @@ from cfl.models.density import is_density
 from cfl.models.lenet import LocalResponseNorm, same_max_pool2d
 from cfl.models.vit import PromptPool
 from cfl.runtime.errors import ConfigError
+from cfl.testing import check_network
 
 # (class, options, input shape, outputs): small ones, every class and every option value that changes the computation.
 CASES: list[tuple[type[Network], dict[str, Any], tuple[int, int, int], int]] = [
@@ -151,6 +152,17 @@ def test_contract_of_every_network(case: tuple[type[Network], dict[str, Any], tu
     # A sample's logits do not depend on its batch, unless the statistics of the batch are asked for.
     if options.get("norm") != "batch_no_stats":
         torch.testing.assert_close(network(x[2:3]), logits[2:3])
+
+
+SMALL = [case for case in CASES if case[0] in (MLP, SmallCNN, MnistCNN, DropoutCNN)]
+
+
+@pytest.mark.parametrize("case", SMALL, ids=str)
+def test_small_classifiers_pass_the_kits_checks(
+    case: tuple[type[Network], dict[str, Any], tuple[int, int, int], int],
+) -> None:
+    network_class, options, shape, outputs = case
+    check_network(partial(network_class, **options), shape, outputs)
 
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)

@@ -1,0 +1,254 @@
+"""A method, what it needs, and runs of it that several checks look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from lightning.pytorch import Callback
+from torch import Tensor
+
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.participation import Holders
+from cfl.data.partitions import Dirichlet
+from cfl.data.scenarios import Scenario
+from cfl.data.streams import Stream
+from cfl.engines import EngineOptions
+from cfl.federation.federation import Federation
+from cfl.federation.replay_buffer import ReplayBuffer
+from cfl.methods import Method
+from cfl.runtime.errors import ConfigError
+from cfl.testing.tiny_data import black_and_white, permuted, split, tiny_data
+from cfl.testing.tiny_networks import NetworkFactory, double, norm_net
+from cfl.testing.tiny_runs import Rounds, fit, sgd, tiny_client
+
+Which = Literal["tried", "neutral", "fedavg"]
+"""The method, the method with options that switch it off, or federated averaging in its place."""
+Shares = Literal["equal", "unequal", "missing"]
+"""How samples are dealt: to clients alike; partial batches and clients that finish early; tasks that clients lack."""
+NAME = "tried"
+"""Under which the method stands in the runs' ``methods``."""
+
+_DEALS: dict[Shares, dict[str, Any]] = {
+    "equal": {},
+    "unequal": {"partition": Dirichlet(1.0, min_samples=3, balance=False)},
+    "missing": {"partition": Dirichlet(0.05, min_samples=0, balance=False), "participation": Holders()},
+}
+_SCHEDULES: dict[Shares, dict[str, Any]] = {
+    "equal": {},
+    "unequal": {"batch_size": 4},
+    "missing": {"clients_per_round": 0.6},
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run leaves behind; not to be changed, since several checks look at it.
+
+    Attributes:
+        models: the global model after every round, name -> tensor.
+        federation: after the last round.
+        method: the one that is checked, as the run has left it; None for federated averaging.
+    """
+
+    models: list[dict[str, Tensor]]
+    federation: Federation
+    method: Method | None
+
+    def everything(self) -> dict[str, Any]:
+        """The global model and all else that a checkpoint holds."""
+        return {"model": self.models[-1], **self.federation.state_dict()}
+
+    def kept(self) -> dict[str, Any]:
+        """What every client keeps, topic -> client -> tensors, whatever the order in which they came to have it."""
+        clients = self.federation.clients
+        topics = sorted(clients.state_dict())
+        return {topic: {client: clients.get(topic, client) for client in clients.holders(topic)} for topic in topics}
+
+
+@dataclass(frozen=True, eq=False)
+class MethodCase:
+    """A method and what it needs to be tried.
+
+    The runs have two tasks and five clients, three of them in each round. Without other wishes tasks are
+    domain-incremental where the method allows that, else task- or class-incremental, else of densities.
+
+    Attributes:
+        make: makes the method, a fresh one with every call, with options under which it has an effect.
+        reduces_to_fedavg: makes it with options under which it is federated averaging, bit for bit; None: there are
+            none.
+        network: the network.
+        optimizer: makes the clients' optimizer from parameters.
+        stream: number of tasks -> their stream.
+        scenario: the scenario, where it does not follow from the stream.
+        data: options of ``FederatedDataModule`` and, under ``schedule``, of ``Schedule``.
+        federated: options of ``FederatedOrchestrator`` (``federated`` in a configuration).
+        rounds: of each task.
+        beside: makes further methods, name -> method, which stand behind this one, and in the run of federated
+            averaging as well.
+        buffer: makes the settings of clients' buffers, for methods that replay.
+        for_densities: makes the method for a network whose parameters are ``layers.*``, where ``density`` is among its
+            scenarios and its options name layers; None: ``make``.
+        wrong_options: each makes the method with an option that it must refuse.
+        fedavg_in_first_task: whether it is federated averaging, bit for bit, until the first task is over; None: not
+            checked.
+        tolerance: greatest difference between two computations in float64 that are the same.
+        rough_tolerance: the same in float32.
+        least_change: what a method that does something changes at least in some weight of the global model.
+    """
+
+    make: Callable[[], Method]
+    reduces_to_fedavg: Callable[[], Method] | None = None
+    network: NetworkFactory = norm_net
+    optimizer: Any = sgd
+    stream: Callable[[int], Stream] | None = None
+    scenario: Scenario | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+    federated: Mapping[str, Any] = field(default_factory=dict)
+    rounds: int = 2
+    beside: Callable[[], Mapping[str, Method]] = dict
+    buffer: Callable[[], ReplayBuffer] | None = None
+    for_densities: Callable[[], Method] | None = None
+    wrong_options: Sequence[Callable[[], Method]] = ()
+    fedavg_in_first_task: bool | None = None
+    tolerance: float = 1e-8
+    rough_tolerance: float = 2e-3
+    least_change: float = 1e-3
+    _runs: dict[tuple[Any, ...], Run] = field(default_factory=dict, repr=False, init=False)
+
+    def __post_init__(self) -> None:
+        """Say at once if ``make`` makes no methods, or the same one twice."""
+        one, other = self.make(), self.make()
+        if not isinstance(one, Method):
+            raise TypeError(f"make returns {type(one).__name__}; it must make a cfl.methods.Method")
+        if one is other:
+            raise TypeError("make returns the same object twice; it must make a fresh method with every call")
+
+    @property
+    def who(self) -> str:
+        """The method's class, for sentences."""
+        return type(self.make()).__name__
+
+    def tasks(self, number: int) -> Stream:
+        """The stream of so many tasks."""
+        if self.stream is not None:
+            return self.stream(number)
+        scenarios = self.make().scenarios
+        if "domain" in scenarios:
+            return permuted(number)
+        return split(number, classes=2 * number) if scenarios & {"task", "class"} else black_and_white(number)
+
+    def of_scenario(self) -> Scenario | None:
+        """The scenario as an option; None where it follows from the stream."""
+        if self.scenario is not None or self.stream is not None:
+            return self.scenario
+        scenarios = self.make().scenarios
+        if scenarios & {"domain", "task"}:
+            return None
+        return "class" if "class" in scenarios else "density"
+
+    def data_of(self, tasks: int = 2, width: int = 2, shares: Shares = "equal", **options: Any) -> FederatedDataModule:
+        """The federation's samples.
+
+        Args:
+            tasks: how many.
+            width: clients side by side.
+            shares: how samples are dealt.
+            options: of ``FederatedDataModule``, and ``stream``; they win over the case's own.
+        """
+        given = {"num_clients": 5, "scenario": self.of_scenario(), **self.data, **_DEALS[shares], **options}
+        stream = given.pop("stream", None) or self.tasks(tasks)
+        schedule = {
+            "rounds_per_task": self.rounds,
+            "clients_per_round": 3,
+            **self.data.get("schedule", {}),
+            **_SCHEDULES[shares],
+            **options.get("schedule", {}),
+            "cohort_width": width,
+        }
+        return tiny_data(stream, **{**given, "schedule": schedule})
+
+    def methods(self, which: Which) -> dict[str, Method]:
+        """Fresh methods of a run.
+
+        Raises:
+            ValueError: there are no neutral options.
+        """
+        if which == "fedavg":
+            return dict(self.beside())
+        make = self.make if which == "tried" else self.reduces_to_fedavg
+        if make is None:
+            raise ValueError("no options make it federated averaging")
+        return {NAME: make(), **self.beside()}
+
+    def start(
+        self,
+        data: FederatedDataModule,
+        methods: dict[str, Method],
+        network: NetworkFactory | None = None,
+        engine: Literal["vmap", "workers"] = "vmap",
+        callbacks: Sequence[Callback] = (),
+        ckpt_path: Path | None = None,
+        federated: Mapping[str, Any] | None = None,
+        **trainer: Any,
+    ) -> Federation:
+        """Run all rounds, whatever is raised."""
+        options = EngineOptions(engine, workers=2 if engine == "workers" else None)
+        client = tiny_client(data, network or self.network, self.optimizer, methods, options)
+        if self.buffer is not None:
+            client.buffer = self.buffer()
+        return fit(client, data, {**self.federated, **(federated or {})}, callbacks, ckpt_path, **trainer)
+
+    def run(
+        self,
+        which: Which = "tried",
+        *,
+        tasks: int = 2,
+        width: int = 2,
+        engine: Literal["vmap", "workers"] = "vmap",
+        in_double: bool = False,
+        shares: Shares = "equal",
+        network: NetworkFactory | None = None,
+    ) -> Run:
+        """A whole run, made once however often it is asked for.
+
+        Args:
+            which: the method, its neutral options, or federated averaging.
+            tasks: how many.
+            width: clients side by side.
+            engine: what computes local steps.
+            in_double: with the network in float64.
+            shares: how samples are dealt.
+            network: instead of the case's.
+
+        Raises:
+            AssertionError: something was raised in it.
+        """
+        key = (which, tasks, width, engine, in_double, shares, network)
+        if key not in self._runs:
+            made = network or self.network
+            data, methods, watch = self.data_of(tasks, width, shares), self.methods(which), Rounds()
+            try:
+                federation = self.start(data, methods, double(made) if in_double else made, engine, [watch])
+            except Exception as error:
+                precision = "float64" if in_double else "float32"
+                dealt = {"equal": "", "unequal": ", unequal clients", "missing": ", tasks missing at clients"}[shares]
+                where = f"{tasks} tasks, {width} clients side by side, {engine}, {precision}{dealt}"
+                raise AssertionError(f"training: {self._of(which)} fails ({where}): {told(error)}") from error
+            self._runs[key] = Run(watch.models, federation, methods.get(NAME))
+        return self._runs[key]
+
+    def _of(self, which: Which) -> str:
+        return {
+            "tried": self.who,
+            "neutral": f"{self.who} with the options of reduces_to_fedavg",
+            "fedavg": "federated averaging on these data",
+        }[which]
+
+
+def told(error: BaseException) -> str:
+    """An error as part of a sentence."""
+    kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+    return f"{kind}{error}"

@@ -1,0 +1,335 @@
+"""What a method declares: refused where it says so, works where it does not. Each check raises AssertionError."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from cfl.data.scenarios import Scenario
+from cfl.data.sequences import RandomTasks
+from cfl.data.streams import Permuted
+from cfl.engines.cohort import Cohort
+from cfl.engines.quadratic_pull import Pull
+from cfl.federation.federation import OF_ALL, Federation
+from cfl.federation.replay_buffer import ReplayBuffer
+from cfl.methods import Method
+from cfl.models import MADE
+from cfl.runtime.errors import ConfigError
+from cfl.testing.comparing import difference
+from cfl.testing.method_case import NAME, MethodCase, told
+from cfl.testing.tiny_data import black_and_white, permuted, source, split
+from cfl.testing.tiny_networks import double
+from cfl.testing.tiny_runs import Rounds
+
+_OPTIMIZERS = {
+    kind.__name__: partial(kind, lr=0.01) for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop)
+}
+
+
+def scenarios_are_those_declared(case: MethodCase) -> None:
+    """A run in a scenario that the method declares comes to its end; in any other it is refused."""
+    scenarios: tuple[Scenario, ...] = get_args(Scenario)
+    for scenario in scenarios:
+        scenario_is_as_declared(case, scenario)
+
+
+def scenario_is_as_declared(case: MethodCase, scenario: Scenario) -> None:
+    """:func:`scenarios_are_those_declared` for one of them."""
+    density = scenario == "density"
+    stream = {"domain": permuted, "density": black_and_white}.get(scenario, split)(2)
+    make = case.for_densities if density and case.for_densities is not None else case.make
+    methods = {NAME: make(), **case.beside()}
+    data = case.data_of(stream=stream, scenario=scenario, num_clients=4, schedule={"rounds_per_task": 1})
+    run = partial(case.start, data, methods, partial(MADE, hidden=[5]) if density else None)
+    if scenario in methods[NAME].scenarios:
+        _require_run(case, "scenarios", f"declares {scenario}", run)
+    else:
+        named = f"methods.{NAME} ({case.who})"
+        _require_refusal(case, "scenarios", f"data.scenario {scenario}", run, "data.scenario", scenario, named)
+
+
+def refuses_what_it_excludes(case: MethodCase) -> None:
+    """Ways to go through tasks, and optimizers, that its declarations exclude are refused; others work, or are refused
+    by the method itself."""
+    method = case.make()
+    for options, key, allowed in (
+        ({"exposure": "asynchronous"}, "data.exposure", method.task_free),
+        ({"exposure": "joint"}, "data.exposure", not method.looks_back),
+        ({"schedule": {"clock_spread": 0.5}}, "schedule.clock_spread", method.own_clocks),
+        ({"sequences": RandomTasks(2)}, "data.sequences", not method.common_order),
+    ):
+        what = ", ".join(f"{name} {value}" for name, value in options.items())
+        run = partial(_run_with, case, options)
+        if allowed:
+            _require_run(case, "declarations", f"does not exclude {what}", run, or_refusal=True)
+        else:
+            _require_refusal(case, "declarations", what, run, key)
+    for name, optimizer in _OPTIMIZERS.items():
+        if method.optimizers is not None and name not in method.optimizers:
+            run = partial(_run_with, case, {}, optimizer)
+            _require_refusal(case, "declarations", f"model.optimizer {name}", run, "model.optimizer", name)
+
+
+def refuses_wrong_options(case: MethodCase) -> None:
+    """Options that cannot work are refused before training, by a ConfigError that names them."""
+    for make in case.wrong_options:
+
+        def run(make: Callable[[], Method] = make) -> None:
+            case.start(case.data_of(), {NAME: make(), **case.beside()})
+
+        _require_refusal(case, "options", f"what {make} makes", run, "methods.")
+
+
+def server_sees_sums_only(case: MethodCase) -> None:
+    """Unless it declares ``individual_uplinks``, nothing of what the server reads is a single client's among several.
+
+    What a method takes from a cohort behind the channel's back shows with several processes.
+    """
+    if case.make().individual_uplinks:
+        return
+    spy = _WatchesSums()
+    methods = {"spy": spy, **case.methods("tried")}
+    try:
+        case.start(case.data_of(width=1), methods)
+    except Exception as error:
+        cause = _cause(error)
+        if isinstance(cause, PermissionError):
+            raise AssertionError(f"sums: {case.who} does not declare individual_uplinks, but {cause}") from error
+        raise AssertionError(f"sums: {case.who} fails: {told(error)}") from error
+    if spy.single:
+        topic, round, senders, of = spy.single[0]
+        raise AssertionError(
+            f"sums: {case.who} does not declare individual_uplinks, but reads topic {topic!r} in round {round} when "
+            f"only {senders} of {of} clients have sent; sums are to be read when all have, in end_round or end_task"
+        )
+
+
+def boundaries_are_unknown(case: MethodCase) -> None:
+    """A ``task_free`` method cannot tell whether six rounds of the same data are one task or three.
+
+    Only where it allows domain-incremental tasks; where tasks add classes, the data tell.
+    """
+    method = case.make()
+    if not method.task_free or "domain" not in method.scenarios:
+        return
+    models = []
+    for rounds in ([6], [2, 3, 1]):
+        data = case.data_of(
+            stream=_Repeated(source(), len(rounds)),
+            scenario="domain",
+            repartition=False,
+            schedule={"rounds_per_task": rounds, "clients_per_round": 1.0},
+        )
+        watch = Rounds()
+        # A buffer that is offered samples once would tell the tasks' apart by itself.
+        whole = replace(case, buffer=lambda: ReplayBuffer(20, offered="every_step"))
+        whole.start(data, case.methods("tried"), double(case.network), callbacks=[watch])
+        models.append(watch.models[-1])
+    differs = difference(models[1], models[0], case.tolerance)
+    if differs:
+        raise AssertionError(
+            f"task_free: {case.who} computes something else when the same rounds are called three tasks "
+            f"instead of one: {differs}"
+        )
+
+
+def reports_are_plain_values(case: MethodCase) -> None:
+    """The figures and rows of ``report`` are plain values that JSON gives back; all rows have the same columns."""
+    for tasks in (1, 3):
+        method = case.run(tasks=tasks).method
+        assert method is not None
+        told = method.report()
+        for what, report in (("figures", told.figures), ("rows", told.rows)):
+            try:
+                same = json.loads(json.dumps(report, allow_nan=False)) == report
+            except (TypeError, ValueError) as error:
+                raise AssertionError(f"reports: {what} of {case.who} hold more than plain values: {error}") from error
+            if not same:
+                raise AssertionError(f"reports: {what} of {case.who} are not what JSON gives back: {report}")
+        columns = sorted({tuple(row) for row in told.rows})
+        if len(columns) > 1:
+            raise AssertionError(f"reports: rows of {case.who} have other columns: {columns}")
+
+
+def storage_is_declared(case: MethodCase) -> None:
+    """What clients keep for the method between rounds is counted in ``client_storage``."""
+    run = case.run(tasks=3)
+    method, federation = run.method, run.federation
+    assert method is not None
+    stored = method.client_storage()
+    if not isinstance(stored, int) or stored < 0:
+        raise AssertionError(f"storage: client_storage of {case.who} is {stored!r}, not a number of bytes")
+    kept = set(federation.clients.state_dict())
+    own = sorted(kept - OF_ALL - set(case.beside()))
+    if own and not stored:
+        raise AssertionError(f"storage: clients keep {own} for {case.who}, but its client_storage is 0")
+    if federation.client_storage() < stored or (kept and not federation.client_storage()):
+        raise AssertionError(
+            f"storage: clients keep {sorted(kept)}, and the federation counts {federation.client_storage()} bytes"
+        )
+
+
+def shapes_are_right(case: MethodCase) -> None:
+    """What it returns has the shapes of what it was given: one that can be spread over another would go unseen."""
+    methods = case.methods("tried")
+    method: Any = methods[NAME]
+    for name in ("transform_step", "encode", "decode", "recall", "as_tested"):
+        if hasattr(method, name):
+            setattr(method, name, partial(_same_shapes, case, name, getattr(method, name)))
+    if hasattr(method, "pulls"):
+        method.pulls = partial(_fitting_pulls, case, method.pulls)
+    try:
+        case.start(case.data_of(), methods)
+    except Exception as error:
+        if isinstance(found := _cause(error), _WrongShape):
+            raise AssertionError(f"shapes: {found}") from error
+        raise AssertionError(f"shapes: {case.who} fails: {told(error)}") from error
+
+
+class _WrongShape(Exception):
+    """A sentence about what a method has returned."""
+
+
+def _same_shapes(
+    case: MethodCase, name: str, function: Callable[..., dict[str, Tensor]], *given: Any
+) -> dict[str, Tensor]:
+    """What ``function`` returns, name -> tensor, if it has the shapes of its last argument."""
+    shapes = {n: _kind(value) for n, value in given[-1].items()}
+    returned = function(*given)
+    for n, value in returned.items():
+        if n in shapes and _kind(value) != shapes[n]:
+            raise _WrongShape(f"{name} of {case.who} gives {n} as {_kind(value)} instead of {shapes[n]}")
+    return returned
+
+
+def _fitting_pulls(case: MethodCase, function: Callable[..., Mapping[str, Pull]], cohort: Cohort) -> Mapping[str, Pull]:
+    """What ``function`` returns, if anchors and strengths belong to weights."""
+    found = function(cohort)
+    for name, pull in found.items():
+        wanted = list(cohort.parameters[name].shape)
+        for what, value in (("an anchor", pull.anchor), ("a strength", pull.strength)):
+            if isinstance(value, Tensor) and value.ndim and list(value.shape) not in (wanted, [1, *wanted[1:]]):
+                raise _WrongShape(
+                    f"pulls of {case.who} gives {name} {what} of shape {list(value.shape)}; the weights of these "
+                    f"clients have {wanted}, the first axis may be 1"
+                )
+    return found
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The first of a chain of errors, each raised from the one before."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+class _Repeated(Permuted):
+    """The same task over and over."""
+
+    def pixel_map(self, task: int, seed: int) -> Tensor | None:
+        return None
+
+
+class _WatchesSums(Method):
+    """Notes which sums the server reads while clients of the round are still training, or of one client alone."""
+
+    def __init__(self) -> None:
+        self.single: list[tuple[str, int, int, int]] = []
+        self._round, self._clients = -1, 0
+        self._training: set[int] = set()
+
+    def setup(self, federation: Federation) -> None:
+        super().setup(federation)
+        channel, sent = federation.channel, dict[str, set[int]]()
+        uplink, read = channel.uplink, channel.sum
+
+        def noting(
+            topic: str,
+            payload: Mapping[str, Tensor],
+            weights: Sequence[float],
+            clients: Sequence[int],
+            wire_bytes: int | None = None,
+        ) -> None:
+            sent.setdefault(topic, set()).update(clients)
+            uplink(topic, payload, weights, clients, wire_bytes)
+
+        def reading(topic: str) -> tuple[dict[str, Tensor], float]:
+            senders = len(sent.pop(topic, ()))
+            if self._clients > 1 and (self._training or senders == 1):
+                self.single.append((topic, self._round, senders, self._clients))
+            return read(topic)
+
+        # On the object, so that every way to it is watched: mean reads a sum.
+        channel.uplink, channel.sum = noting, reading  # type: ignore[method-assign]
+
+    def start_clients(self, cohort: Cohort) -> None:
+        if cohort.round != self._round:
+            everyone = self.federation.schedule.round(cohort.round).clients
+            self._round, self._clients, self._training = cohort.round, len(everyone), set(everyone)
+
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        self._training -= {cohort.clients[p] for p in positions}
+
+
+def _run_with(case: MethodCase, options: Mapping[str, Any], optimizer: Any = None) -> Federation:
+    changed = case if optimizer is None else replace(case, optimizer=optimizer)
+    return changed.start(changed.data_of(**options), changed.methods("tried"))
+
+
+def _require_run(
+    case: MethodCase, what: str, declared: str, run: Callable[[], Federation], or_refusal: bool = False
+) -> None:
+    try:
+        finished = run().finished
+    except Exception as error:
+        if or_refusal and isinstance(error, ConfigError):
+            return
+        raise AssertionError(f"{what}: {case.who} {declared}, but fails there: {told(error)}") from error
+    if not finished:
+        raise AssertionError(f"{what}: {case.who} {declared}, but the run ends before its last round")
+
+
+def _require_refusal(
+    case: MethodCase,
+    what: str,
+    given: str,
+    run: Callable[[], Any],
+    key: str,
+    value: object = None,
+    named: str = "",
+) -> None:
+    """A ConfigError whose key begins so, with the value if one is given, with what is valid, and with ``named``."""
+    try:
+        run()
+    except ConfigError as error:
+        right = error.key.startswith(key) and bool(error.valid) and value in (None, error.value)
+        if not right or named not in str(error):
+            wanted = f"{key}, the value and what is valid" + (f" while there is {named}" if named else "")
+            raise AssertionError(f"{what}: {case.who} refuses {given} without naming {wanted}: {error}") from error
+        return
+    except Exception as error:
+        raise AssertionError(f"{what}: {case.who} answers {given} by no ConfigError but by {told(error)}") from error
+    raise AssertionError(f"{what}: {case.who} does not refuse {given}")
+
+
+DECLARATIONS: dict[str, Callable[[MethodCase], None]] = {
+    "scenarios": scenarios_are_those_declared,
+    "declarations": refuses_what_it_excludes,
+    "options": refuses_wrong_options,
+    "sums": server_sees_sums_only,
+    "shapes": shapes_are_right,
+    "task_free": boundaries_are_unknown,
+    "reports": reports_are_plain_values,
+    "storage": storage_is_declared,
+}
+"""Name of a property -> its check."""

@@ -1,0 +1,182 @@
+"""What a method's numbers may depend on, and on what they must depend. Each check raises AssertionError."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback
+
+from cfl.federation.federation import Federation
+from cfl.testing.comparing import difference, distance
+from cfl.testing.method_case import MethodCase, Run, told
+from cfl.testing.tiny_networks import mlp, norm_net
+from cfl.testing.tiny_runs import SaveRounds
+
+
+def width_does_not_matter(case: MethodCase) -> None:
+    """One client at a time, two, or all of a round side by side: the same models, states and bytes, in float64."""
+    alone = case.run(width=1, in_double=True, shares="unequal")
+    for width in (2, 5):
+        many = case.run(width=width, in_double=True, shares="unequal")
+        _require_equal(case, "width", f"with {width} clients side by side instead of 1", many, alone, case.tolerance)
+
+
+def engines_agree(case: MethodCase) -> None:
+    """Stacked clients (``vmap``) and clients one by one on threads (``workers``): the same, up to rounding."""
+    which = "with engine.kind workers instead of vmap"
+    expected = case.run(in_double=True)
+    _require_equal(case, "engines", which, case.run(in_double=True, engine="workers"), expected, case.tolerance)
+    # In float32, too: with a chain of layers, workers that nobody asks for gradients leave none behind.
+    for network in {case.network, *([mlp] if case.network is norm_net else [])}:
+        found, expected = case.run(engine="workers", network=network), case.run(network=network)
+        by = distance(found.models[-1], expected.models[-1])
+        if not by < case.rough_tolerance:
+            raise AssertionError(
+                f"engines: {case.who} ends with other weights {which} (float32): they differ by {by:.3g}, "
+                f"{case.rough_tolerance:.3g} is allowed"
+            )
+
+
+def resumed_equals_straight(case: MethodCase) -> None:
+    """A run that goes on from a checkpoint ends bit for bit like one that was never interrupted.
+
+    Interrupted in the middle of a task, at its end, and in the next one; checkpoints are read with ``weights_only``.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        stops = (1, case.rounds, case.rounds + 1)
+        straight = _resumable(case, [SaveRounds(stops, Path(folder))])
+        for stop in sorted(set(stops)):
+            where = f"after {stop} of {3 * case.rounds} rounds"
+            try:
+                resumed = _resumable(case, [], Path(folder) / f"{stop}.ckpt")
+            except pickle.UnpicklingError as error:
+                raise AssertionError(
+                    f"resuming: the state_dict of {case.who} must hold tensors and plain values alone: {told(error)}"
+                ) from error
+            except Exception as error:
+                raise AssertionError(f"resuming: {case.who} fails when resumed {where}: {told(error)}") from error
+            differs = difference(_everything(resumed), _everything(straight))
+            if differs:
+                raise AssertionError(f"resuming: {case.who} goes on otherwise when interrupted {where}: {differs}")
+
+
+def state_is_complete(case: MethodCase) -> None:
+    """What ``state_dict`` gives, a fresh method takes and gives back, and reports the same."""
+    run = case.run(tasks=3)
+    method, other = run.method, case.make()
+    assert method is not None
+    state = method.state_dict()
+    other.setup(method.federation)
+    other.load_state_dict(state)
+    for what, found, expected in (
+        ("values of state_dict", other.state_dict(), state),
+        ("rows of its report", other.report().rows, method.report().rows),
+        ("figures of its report", other.report().figures, method.report().figures),
+    ):
+        differs = difference(found, expected)
+        if differs:
+            raise AssertionError(f"state: {case.who} restores other {what} than it saved: {differs}")
+
+
+def changes_something(case: MethodCase) -> None:
+    """Two tasks end elsewhere than with federated averaging."""
+    by = distance(case.run().models[-1], case.run("fedavg").models[-1])
+    if not by > case.least_change:
+        raise AssertionError(
+            f"effect: {case.who} ends where federated averaging ends, up to {by:.3g} in any weight; with options under "
+            f"which it has an effect it must be more than {case.least_change:.3g}"
+        )
+
+
+def reduces_to_fedavg(case: MethodCase) -> None:
+    """With its neutral options it is federated averaging, bit for bit."""
+    if case.reduces_to_fedavg is None:
+        return
+    differs = _first_difference(case.run("neutral"), case.run("fedavg"))
+    if differs:
+        raise AssertionError(
+            f"reduction: {case.who} with the options of reduces_to_fedavg is not federated averaging: {differs}"
+        )
+
+
+def first_task(case: MethodCase) -> None:
+    """It is federated averaging until the first task is over, or is not, as the case says; of one task and of two."""
+    if case.fedavg_in_first_task is None:
+        return
+    for tasks in (1, 2):
+        tried, plain = (case.run(which, tasks=tasks).models[: case.rounds] for which in ("tried", "fedavg"))
+        differs = _first_of(tried, plain, 0.0)
+        if case.fedavg_in_first_task and differs:
+            raise AssertionError(
+                f"first task: {case.who} is said to be federated averaging until the first task is over, but {differs}"
+            )
+        if not case.fedavg_in_first_task and not differs:
+            raise AssertionError(
+                f"first task: {case.who} is said to have an effect in the first of {tasks} tasks, but is federated "
+                "averaging until it is over"
+            )
+
+
+def clients_may_lack_tasks(case: MethodCase) -> None:
+    """Where each of three tasks is missing at some client, the run ends with finite weights."""
+    run = case.run(tasks=3, shares="missing")
+    wrong = sorted(n for n, v in run.models[-1].items() if v.is_floating_point() and not bool(v.isfinite().all()))
+    if wrong:
+        raise AssertionError(f"missing tasks: {case.who} leaves NaN or infinity in {wrong}")
+
+
+def _require_equal(case: MethodCase, what: str, which: str, found: Run, expected: Run, tolerance: float) -> None:
+    """The same models after every round, states of clients and method, and bytes."""
+    differs = _first_difference(found, expected, tolerance)
+    assert found.method is not None
+    assert expected.method is not None
+    differs = differs or difference(found.kept(), expected.kept(), tolerance, "what clients keep")
+    differs = differs or difference(found.method.state_dict(), expected.method.state_dict(), tolerance, "its state")
+    for way in ("uplink_bytes", "downlink_bytes"):
+        sizes, others = (getattr(run.federation.channel, way) for run in (found, expected))
+        differs = differs or difference(sizes, others, place=way)
+    if differs:
+        raise AssertionError(f"{what}: {case.who} computes something else {which}: {differs} ({tolerance:.3g} allowed)")
+
+
+def _first_difference(found: Run, expected: Run, tolerance: float = 0.0) -> str | None:
+    return _first_of(found.models, expected.models, tolerance)
+
+
+def _first_of(found: Sequence[Any], expected: Sequence[Any], tolerance: float) -> str | None:
+    """The first round after which two global models differ, in words."""
+    for number, (one, other) in enumerate(zip(found, expected, strict=True), 1):
+        differs = difference(one, other, tolerance)
+        if differs:
+            return f"after round {number} of {len(expected)}, {differs}"
+    return None
+
+
+def _resumable(case: MethodCase, callbacks: Sequence[Callback], ckpt_path: Path | None = None) -> Federation:
+    """Three tasks with momentum at the server, which has to be restored as well."""
+    data, methods = case.data_of(tasks=3), case.methods("tried")
+    # Momentum is of no use, and refused, where clients keep all parameters.
+    shares = bool(case.run().federation.shared_parameters)
+    momentum = {"server_momentum": 0.5} if shares else {}
+    return case.start(data, methods, callbacks=callbacks, ckpt_path=ckpt_path, federated=momentum)
+
+
+def _everything(federation: Federation) -> dict[str, Any]:
+    return {"model": dict(federation.state_tensors()), **federation.state_dict()}
+
+
+NUMBERS: dict[str, Callable[[MethodCase], None]] = {
+    "width": width_does_not_matter,
+    "engines": engines_agree,
+    "resuming": resumed_equals_straight,
+    "state": state_is_complete,
+    "effect": changes_something,
+    "reduction": reduces_to_fedavg,
+    "first task": first_task,
+    "missing tasks": clients_may_lack_tasks,
+}
+"""Name of a property -> its check."""

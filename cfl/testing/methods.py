@@ -1,0 +1,61 @@
+"""Check a method, of the package or of one's own, for what every method must do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from cfl.methods import Method
+from cfl.testing.method_case import MethodCase
+from cfl.testing.method_declarations import DECLARATIONS
+from cfl.testing.method_numbers import NUMBERS
+from cfl.testing.processes import processes_do_not_matter
+
+PROPERTIES: dict[str, Callable[[MethodCase], None]] = {**NUMBERS, **DECLARATIONS}
+"""Name of a property of every method -> its check, as failures name them."""
+
+
+def check_method(make: Callable[[], Method], *, skip: Collection[str] = (), processes: int = 1, **needs: Any) -> None:
+    """Run a method in small federations of made-up images and check what holds for every method.
+
+    It takes seconds, on the CPU, and reads no files. Checked is, under these names:
+
+    - ``width``: how many clients are trained side by side changes no number;
+    - ``engines``: ``vmap`` and ``workers`` agree;
+    - ``resuming``: a run that goes on from a checkpoint ends bit for bit like one that was not interrupted;
+    - ``state``: a fresh method that loads ``state_dict`` has the same state and report;
+    - ``effect``: it ends elsewhere than federated averaging;
+    - ``reduction``: with the options of ``reduces_to_fedavg`` it is federated averaging, bit for bit;
+    - ``first task``: it is federated averaging in the first task, or not, if ``fedavg_in_first_task`` says;
+    - ``missing tasks``: it works where clients lack samples of some task;
+    - ``scenarios``: it works in those it declares and is refused in others;
+    - ``declarations``: exposures, clocks, sequences and optimizers that it excludes are refused, others work;
+    - ``options``: what ``wrong_options`` make is refused by a ConfigError with key, value and what is valid;
+    - ``sums``: the server reads sums over clients alone, unless it declares ``individual_uplinks``;
+    - ``shapes``: what it returns has the shapes that belong to it;
+    - ``task_free``: if it declares so, it cannot tell one task from three;
+    - ``reports``, ``storage``: its summary and table are plain values, what clients keep is counted.
+
+    Args:
+        make: makes the method, a fresh one with every call, with options under which it has an effect: a class or a
+            ``functools.partial`` of it.
+        skip: names of checks to leave out.
+        processes: above 1, also compare so many processes with one, which takes some seconds more (``processes``).
+        needs: what the method needs, and what is said of it: the attributes of
+            :class:`cfl.testing.method_case.MethodCase`, such as ``network``, ``stream``, ``optimizer``, ``beside`` or
+            ``reduces_to_fedavg``.
+
+    Raises:
+        AssertionError: a sentence with the property, the method, where it fails, and by how much.
+        TypeError: an unknown name among ``needs``, or ``make`` makes no methods.
+        ValueError: an unknown name in ``skip``.
+    """
+    unknown = sorted(set(skip) - set(PROPERTIES))
+    if unknown:
+        raise ValueError(f"skip = {unknown}: names among {list(PROPERTIES)}")
+    case = MethodCase(make, **needs)
+    for name, check in PROPERTIES.items():
+        if name not in skip:
+            check(case)
+    if processes > 1:
+        processes_do_not_matter(case, processes)

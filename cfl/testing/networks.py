@@ -1,0 +1,206 @@
+"""Check a network, of the package or of one's own, for what clients, engines and methods rely on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+from torch.nn.functional import cross_entropy
+
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.partitions import Dirichlet
+from cfl.data.schedule import Schedule
+from cfl.data.sources import Synthetic
+from cfl.data.streams import Permuted
+from cfl.engines import EngineOptions
+from cfl.models import Network
+from cfl.models.base import require_head, require_one_name_each
+from cfl.models.batchnorm import batch_mask, convert_batchnorm, unmaskable_layers
+from cfl.runtime.errors import ConfigError
+from cfl.testing.comparing import difference
+from cfl.testing.method_case import told
+from cfl.testing.tiny_networks import NetworkFactory, double
+from cfl.testing.tiny_runs import fit, tiny_client, weights
+
+_SAMPLES = 5
+_TOLERANCE = 1e-8
+
+
+def check_network(make: NetworkFactory, input_shape: tuple[int, int, int] = (1, 8, 8), num_outputs: int = 4) -> None:
+    """Compute with a classifier and train it in a tiny federation, and check what the program relies on.
+
+    It takes about a second for a small network, on the CPU, in float64, and reads no files. Checked is, under these
+    names:
+
+    - ``head``: ``network.head`` is the ``nn.Linear`` that makes the outputs from ``features(x)``, ``[B, d]``;
+    - ``names``: no module with weights goes by two names;
+    - ``samples``: in evaluation mode a sample's logits do not depend on the others of its batch;
+    - ``normalisation``: batch statistics can leave out padded samples, and do;
+    - ``stacked``: parameters stacked over clients under ``torch.func.vmap`` give the logits, gradients and running
+      statistics that single networks give;
+    - ``engines``: it trains to the same weights by ``vmap`` and ``workers``, and at any cohort width.
+
+    Args:
+        make: makes the network from ``input_shape`` and ``num_outputs``: a class or a ``functools.partial`` of it.
+        input_shape: ``(C, H, W)`` of one image.
+        num_outputs: size of the output layer, at least 2.
+
+    Raises:
+        AssertionError: a sentence with the property, the network, where it fails, and by how much.
+    """
+    network = _made(make, input_shape, num_outputs)
+    who = type(network).__name__
+    x = torch.randn(_SAMPLES, *input_shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    _check_head(who, network, x)
+    try:
+        require_one_name_each(network)
+    except ConfigError as error:
+        raise AssertionError(f"names: {told(error)}") from error
+    _check_samples(who, network, x)
+    _check_normalisation(who, make, network, x)
+    _check_stacked(who, [_made(make, input_shape, num_outputs, seed) for seed in range(3)], x)
+    _check_engines(who, make, input_shape, num_outputs)
+
+
+def _made(make: NetworkFactory, input_shape: tuple[int, int, int], num_outputs: int, seed: int = 0) -> Network:
+    """A network in float64 whose normalisation is not in its trivial initial state."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = double(make)(input_shape, num_outputs)
+        with torch.no_grad():
+            for module in network.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.affine:
+                    module.weight.uniform_(0.5, 1.5)
+                    module.bias.uniform_(-0.5, 0.5)
+    return network
+
+
+def _check_head(who: str, network: Network, x: Tensor) -> None:
+    try:
+        require_head(network)
+    except ConfigError as error:
+        raise AssertionError(f"head: {told(error)}") from error
+    network.eval()
+    with torch.no_grad():
+        features, logits = network.features(x), network(x)
+        if features.shape != (len(x), network.head.in_features):
+            wanted = [len(x), network.head.in_features]
+            raise AssertionError(f"head: features of {who} gives {list(features.shape)}; what enters head is {wanted}")
+        differs = difference(logits, network.head(features), _TOLERANCE, "their logits")
+    if differs:
+        raise AssertionError(f"head: forward of {who} gives something else than head(features(x)): {differs}")
+
+
+def _check_samples(who: str, network: Network, x: Tensor) -> None:
+    """Of networks that hold statistics of their own: those of the batch are wanted where there are none."""
+    layers = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    if any(layer.running_mean is None for layer in layers):
+        return
+    network.eval()
+    with torch.no_grad():
+        differs = difference(network(x[1:2]), network(x)[1:2], _TOLERANCE, "the logits")
+    if differs:
+        raise AssertionError(f"samples: in evaluation mode {who} computes a sample otherwise in a batch: {differs}")
+
+
+def _check_normalisation(who: str, make: NetworkFactory, network: Network, x: Tensor) -> None:
+    mixing = unmaskable_layers(convert_batchnorm(_made(make, network.input_shape, network.num_outputs)))
+    if mixing:
+        raise AssertionError(
+            f"normalisation: batch statistics of {who} cannot leave out padded samples: {mixing}; nn.BatchNorm1d and "
+            "nn.BatchNorm2d can"
+        )
+    if not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules()):
+        return
+    found = []
+    for padding in (0, 2):
+        other = convert_batchnorm(_made(make, network.input_shape, network.num_outputs)).train()
+        padded = torch.cat([x, torch.full_like(x[:1], 7.0).expand(padding, *x.shape[1:])])
+        mask = torch.arange(len(padded)) < len(x)
+        _still(other)
+        with batch_mask(other, mask):
+            logits = other(padded)[: len(x)]
+        found.append({"the logits": logits.detach(), **{n: b.clone() for n, b in other.named_buffers()}})
+    differs = difference(found[1], found[0], _TOLERANCE)
+    if differs:
+        raise AssertionError(f"normalisation: padded samples change what {who} computes of the others: {differs}")
+
+
+def _still(network: nn.Module) -> None:
+    """No dropout, whose masks depend on the size of the batch."""
+    for module in network.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.eval()
+
+
+def _check_stacked(who: str, networks: list[Network], x: Tensor) -> None:
+    for network in networks:
+        _still(network.train())
+    parameters, buffers = stack_module_state(networks)
+    xs = torch.stack([x + step for step in range(len(networks))])
+
+    def one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Tensor:
+        logits: Tensor = functional_call(networks[0], (parameters, buffers), (x,))
+        return logits
+
+    try:
+        stacked = vmap(one, randomness="different")(parameters, buffers, xs)
+    except Exception as error:
+        raise AssertionError(
+            f"stacked: torch.func.vmap cannot compute {who} with parameters stacked over clients: {told(error)}; "
+            "without it there is engine.kind workers, one client after another"
+        ) from error
+    single = torch.stack([network(each) for network, each in zip(networks, xs, strict=True)])
+    found, expected = {"the logits": stacked.detach()}, {"the logits": single.detach()}
+    names = [name for name, value in parameters.items() if value.requires_grad]
+    if not names:
+        raise AssertionError(f"stacked: no parameter of {who} requires a gradient")
+    labels = torch.arange(len(x)) % single.shape[-1]
+    gradients = torch.autograd.grad(_loss(stacked, labels), [parameters[n] for n in names], allow_unused=True)
+    _loss(single, labels).backward()
+    for name, gradient in zip(names, gradients, strict=True):
+        of_each = [network.get_parameter(name).grad for network in networks]
+        if gradient is not None and all(grad is not None for grad in of_each):
+            found[f"the gradient of {name}"] = gradient
+            expected[f"the gradient of {name}"] = torch.stack([grad for grad in of_each if grad is not None])
+    for name, buffer in buffers.items():
+        found[name], expected[name] = buffer, torch.stack([network.get_buffer(name) for network in networks])
+    differs = difference(found, expected, _TOLERANCE)
+    if differs:
+        raise AssertionError(f"stacked: {who} under torch.func.vmap is not what single networks compute: {differs}")
+
+
+def _loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Summed over networks: ``[K, B, O]`` logits, ``[B]`` labels."""
+    return torch.stack([cross_entropy(each, labels) for each in logits]).sum()
+
+
+def _check_engines(who: str, make: NetworkFactory, input_shape: tuple[int, int, int], num_outputs: int) -> None:
+    def train(engine: Literal["vmap", "workers"], width: int, of: Callable[..., Network]) -> dict[str, Tensor]:
+        source = Synthetic(num_outputs, list(input_shape), 20 * num_outputs, 2 * num_outputs, noise=60.0)
+        schedule = Schedule(rounds_per_task=1, clients_per_round=1.0, local_epochs=2, batch_size=4, cohort_width=width)
+        partition = Dirichlet(1.0, min_samples=3, balance=False)
+        data = FederatedDataModule(Permuted(source, 1), schedule, num_clients=4, partition=partition)
+        options = EngineOptions(engine, workers=2 if engine == "workers" else None)
+        client = tiny_client(data, of, engine=options)
+        start = {name: tensor.clone() for name, tensor in client.network.state_dict().items()}
+        try:
+            trained = weights(fit(client, data))
+        except Exception as error:
+            where = f"engine.kind {engine}, {width} clients side by side"
+            raise AssertionError(f"engines: training {who} fails ({where}): {told(error)}") from error
+        still = [n for n, p in client.network.named_parameters() if torch.equal(trained[n], start[n])]
+        if len(still) == len(dict(client.network.named_parameters())):
+            raise AssertionError(f"engines: training moves no parameter of {who}")
+        return trained
+
+    expected = train("vmap", 1, double(make))
+    engines: tuple[Literal["vmap", "workers"], ...] = ("vmap", "workers")
+    for engine in engines:
+        differs = difference(train(engine, 4, double(make)), expected, _TOLERANCE)
+        if differs:
+            where = f"4 clients side by side with engine.kind {engine} instead of 1 with vmap"
+            raise AssertionError(f"engines: {who} trains to other weights with {where}: {differs}")

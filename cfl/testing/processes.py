@@ -1,0 +1,186 @@
+"""Several processes at once, connected as Lightning's launcher connects them but forked, which saves seconds each."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import socket
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cfl.testing.comparing import difference
+from cfl.testing.method_case import NAME, MethodCase
+from cfl.testing.tiny_networks import double
+from cfl.testing.tiny_runs import Rounds
+from cfl.training.strategy import ClientParallel
+
+TIMEOUT = 60.0  # seconds; nothing here takes a tenth of that
+
+
+def environment(rank: int, size: int, port: int) -> dict[str, str]:
+    """What Lightning's launcher tells a process of ``size`` on one machine."""
+    return {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "NODE_RANK": "0",
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+    }
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def several(size: int = 2) -> dict[str, Any]:
+    """Options of ``tiny.fit`` for a process of a crew."""
+    return {"strategy": ClientParallel(timeout_seconds=TIMEOUT), "devices": size}
+
+
+def _work(rank: int, size: int, port: int, pipe: Connection) -> None:
+    os.environ |= environment(rank, size, port)
+    torch.set_num_threads(1)
+    while True:
+        try:
+            function, arguments = pipe.recv()
+        except EOFError:  # nobody has any more work
+            return
+        try:
+            pipe.send((True, function(*arguments)))
+        except BaseException as error:
+            pipe.send((False, (type(error).__name__, str(error), traceback.format_exc())))
+
+
+class Failed(Exception):
+    """What a process of a crew has raised.
+
+    Attributes:
+        kind: name of the exception's class, or ``died``.
+        message: its text.
+    """
+
+    def __init__(self, kind: str, message: str, trace: str) -> None:
+        super().__init__(trace)
+        self.kind, self.message = kind, message
+
+
+class Crew:
+    """``size`` processes that wait for functions to run; the group of one job serves the next, too."""
+
+    def __init__(self, size: int = 2) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
+        port = free_port()
+        self.pipes: list[Connection] = []
+        self.processes: list[BaseProcess] = []
+        for rank in range(size):
+            here, there = context.Pipe()
+            self.processes.append(context.Process(target=_work, args=(rank, size, port, there), daemon=True))
+            self.processes[-1].start()
+            there.close()
+            self.pipes.append(here)
+
+    def start(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Have every process call ``function``, which pickles by name."""
+        for pipe in self.pipes:
+            pipe.send((function, arguments))
+
+    def outcome(self, rank: int) -> Any:
+        """What one of them returned; a :class:`Failed` if it has raised, or has died without a word."""
+        if not self.pipes[rank].poll(TIMEOUT):
+            raise TimeoutError(f"process {rank} of the crew neither returns nor dies")
+        try:
+            good, result = self.pipes[rank].recv()
+        except EOFError:
+            return Failed("died", "", "a process has died")
+        return result if good else Failed(*result)
+
+    def outcomes(self) -> list[Any]:
+        """What each of them returned, by rank; see :meth:`outcome`."""
+        return [self.outcome(rank) for rank in range(len(self.pipes))]
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Call ``function`` in all processes and return the results by rank; the first error is raised."""
+        self.start(function, *arguments)
+        found = self.outcomes()
+        for result in found:
+            if isinstance(result, Failed):
+                raise result
+        return found
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
+def arrays(tree: Any) -> Any:
+    """Nested dictionaries and lists with NumPy arrays for tensors, so that they pass between processes as they are."""
+    if isinstance(tree, Tensor):
+        return tree.detach().cpu().numpy()
+    if isinstance(tree, Mapping):
+        return {key: arrays(value) for key, value in tree.items() if not str(key).endswith("seconds")}
+    return [arrays(value) for value in tree] if isinstance(tree, list | tuple) else tree
+
+
+def processes_do_not_matter(case: MethodCase, processes: int = 2) -> None:
+    """Several processes, each with its share of a round's clients, end with the numbers of one, in float64.
+
+    What a method keeps on the object instead of at the clients or at the server is seen here. Processes take some
+    seconds to start, and are told what to run by pickling: ``case`` may hold no lambdas and no local classes.
+
+    Raises:
+        AssertionError: they do not, or one of them fails.
+        ValueError: the case cannot be pickled.
+    """
+    bare = replace(case)  # without runs
+    try:
+        pickle.dumps(bare)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(f"several processes need what pickles, functions and classes of modules: {error}") from error
+    expected = _numbers(bare, 1)
+    crew = Crew(processes)
+    try:
+        found = crew.run(_numbers, bare, processes)
+    except Failed as error:
+        what = f"{error.kind}: {error.message}"
+        raise AssertionError(f"processes: {case.who} fails in {processes} processes: {what}") from error
+    finally:
+        crew.close()
+    for rank, numbers in enumerate(found):
+        differs = difference(numbers, expected, case.tolerance)
+        if differs:
+            raise AssertionError(
+                f"processes: {case.who} computes something else in {processes} processes instead of one: in process "
+                f"{rank} {differs} ({case.tolerance:.3g} allowed)"
+            )
+
+
+def _numbers(case: MethodCase, processes: int) -> Any:
+    """What one process knows at the end: models, what clients and the method keep, bytes."""
+    methods, watch = case.methods("tried"), Rounds()
+    data = case.data_of(shares="unequal")
+    parallel = several(processes) if processes > 1 else {}
+    federation = case.start(data, methods, double(case.network), callbacks=[watch], **parallel)
+    clients, channel = federation.clients, federation.channel
+    kept = {t: {c: clients.get(t, c) for c in clients.holders(t)} for t in sorted(clients.state_dict())}
+    return arrays(
+        {
+            "model": {f"after round {number}": model for number, model in enumerate(watch.models, 1)},
+            "what clients keep": kept,
+            "state": methods[NAME].state_dict(),
+            "bytes": {"up": channel.uplink_bytes, "down": channel.downlink_bytes},
+        }
+    )

@@ -1,0 +1,91 @@
+"""Check a data set, of the package or of one's own, for what streams rely on."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+
+from cfl.data.sources import Source, data_root
+from cfl.data.types import ImageSet
+from cfl.testing.method_case import told
+
+
+def check_source(source: Source, root: Path | None = None) -> None:
+    """Load a data set twice and check what is said of it.
+
+    Checked is, under these names:
+
+    - ``transform``: ``mean``, ``std`` and ``scale`` fit the channels, and give finite network inputs;
+    - ``images``, ``labels``: uint8 ``[N, C, H, W]`` of the announced ``shape``, int64 from 0 below ``num_classes``,
+      at least one sample in the training and in the test set;
+    - ``again``: loading once more gives the same samples in the same order, whatever became of the first ones;
+    - ``apart``: training and test set share no memory, and not all test images are training images as well.
+
+    Args:
+        source: the data set.
+        root: folder of all data sets; the configured one if not given.
+
+    Raises:
+        AssertionError: a sentence with the property, the data set and what is wrong.
+    """
+    who = type(source).__name__
+    train, test = _loaded(source, root)
+    _check_transform(who, source, train)
+    for part, images in (("training", train), ("test", test)):
+        _check_part(who, source, part, images)
+    again = _loaded(source, root)
+    for part, one, other in zip(("training", "test"), (train, test), again, strict=True):
+        if not torch.equal(one.images, other.images) or not torch.equal(one.labels, other.labels):
+            raise AssertionError(f"again: {who} gives other {part} samples when it is loaded once more")
+    if _shares(train, test):
+        raise AssertionError(
+            f"apart: training and test set of {who} are the same memory: what changes one changes both"
+        )
+    known = {image.numpy().tobytes() for image in train.images}
+    if all(image.numpy().tobytes() in known for image in test.images):
+        raise AssertionError(f"apart: every test image of {who} is a training image as well")
+
+
+def _loaded(source: Source, root: Path | None) -> tuple[ImageSet, ImageSet]:
+    loaded = source.load(data_root() if root is None else root)
+    if not (isinstance(loaded, tuple) and len(loaded) == 2 and all(isinstance(part, ImageSet) for part in loaded)):
+        raise AssertionError(f"images: load of {type(source).__name__} gives no pair of ImageSets: {loaded!r:.80}")
+    return loaded
+
+
+def _check_transform(who: str, source: Source, train: ImageSet) -> None:
+    channels = source.shape[0]
+    for name in ("mean", "std"):
+        values = getattr(source, name)
+        if len(values) != channels:
+            raise AssertionError(f"transform: {who} has {len(values)} numbers for {name} and {channels} channels")
+        if not all(map(math.isfinite, values)) or (name == "std" and min(values) <= 0):
+            raise AssertionError(f"transform: {name} = {values} of {who} cannot normalise")
+    if not source.scale > 0:
+        raise AssertionError(f"transform: scale = {source.scale} of {who} is not positive")
+    try:
+        found = source.transform()(train.images[:8])
+    except Exception as error:
+        raise AssertionError(f"transform: {who} cannot transform its images: {told(error)}") from error
+    if found.shape != train.images[:8].shape or found.dtype != torch.float32 or not bool(found.isfinite().all()):
+        kind = f"{str(found.dtype).removeprefix('torch.')} {list(found.shape)}"
+        raise AssertionError(f"transform: {who} makes {kind} of {list(train.images[:8].shape)}, or not finite numbers")
+
+
+def _check_part(who: str, source: Source, part: str, images: ImageSet) -> None:
+    if len(images) == 0:
+        raise AssertionError(f"images: the {part} set of {who} is empty")
+    if tuple(images.images.shape[1:]) != tuple(source.shape):
+        found = list(images.images.shape[1:])
+        raise AssertionError(f"images: {part} images of {who} have shape {found}; it announces {list(source.shape)}")
+    lowest, highest = int(images.labels.min()), int(images.labels.max())
+    if lowest < 0 or highest >= source.num_classes:
+        raise AssertionError(
+            f"labels: {part} labels of {who} run from {lowest} to {highest}; it announces {source.num_classes} classes"
+        )
+
+
+def _shares(one: ImageSet, other: ImageSet) -> bool:
+    return one.images.untyped_storage().data_ptr() == other.images.untyped_storage().data_ptr()

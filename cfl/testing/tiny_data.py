@@ -1,0 +1,63 @@
+"""Made-up images and small federations, for checks that take fractions of a second."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.partitions import Dirichlet
+from cfl.data.schedule import Schedule
+from cfl.data.sources import Binarised, Synthetic
+from cfl.data.streams import ClassSplit, Permuted, Stream
+
+
+def source(classes: int = 4, train: int = 80, test: int = 40) -> Synthetic:
+    """4 x 4 grey images, hard enough that accuracies are neither chance nor 100 %."""
+    return Synthetic(classes, [1, 4, 4], train, test, noise=60.0)
+
+
+def permuted(tasks: int = 2, **of_source: int) -> Permuted:
+    """Domain-incremental: 4 classes, pixels permuted."""
+    return Permuted(source(**of_source), tasks)
+
+
+def split(tasks: int = 2, **of_source: int) -> ClassSplit:
+    """Task- or class-incremental: the classes of the source divided over the tasks."""
+    return ClassSplit(source(**of_source), tasks)
+
+
+def black_and_white(tasks: int = 2) -> Permuted:
+    """For densities: images of black and white pixels, permuted."""
+    return Permuted(Binarised(source()), tasks)
+
+
+def tiny_data(
+    stream: Stream | None = None, *, num_clients: int = 4, schedule: Mapping[str, Any] | None = None, **options: Any
+) -> FederatedDataModule:
+    """Two permuted tasks of three rounds with all of four clients, unless said otherwise.
+
+    Args:
+        stream: the tasks.
+        num_clients: number of clients.
+        schedule: options of ``cfl.data.schedule.Schedule``.
+        options: of ``FederatedDataModule``.
+    """
+    settings = {
+        "rounds_per_task": 3,
+        "clients_per_round": 1.0,
+        "batch_size": 8,
+        "cohort_width": 10,
+        **(schedule or {}),
+    }
+    return FederatedDataModule(stream or permuted(), Schedule(**settings), num_clients=num_clients, **options)
+
+
+def unequal(width: int, stream: Stream | None = None, **schedule: Any) -> FederatedDataModule:
+    """Seven clients of 4 to 24 samples in batches of 4: partial batches, clients that finish early."""
+    return tiny_data(
+        stream,
+        num_clients=7,
+        partition=Dirichlet(alpha=0.5, min_samples=3, balance=False),
+        schedule={"rounds_per_task": 2, "batch_size": 4, "cohort_width": width, **schedule},
+    )

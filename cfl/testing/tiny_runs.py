@@ -1,0 +1,139 @@
+"""Whole runs of small federations on the CPU: no files, no output, a twentieth of a second each."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from cfl.callbacks import FederatedOrchestrator
+from cfl.data.datamodule import FederatedDataModule
+from cfl.engines import EngineOptions
+from cfl.federation.federation import Federation
+from cfl.methods import Method
+from cfl.testing.tiny_networks import NetworkFactory, mlp
+from cfl.training.client import Client
+
+sgd = partial(torch.optim.SGD, lr=0.1)
+
+
+def tiny_client(
+    data: FederatedDataModule,
+    network: NetworkFactory = mlp,
+    optimizer: Any = sgd,
+    methods: dict[str, Method] | None = None,
+    engine: EngineOptions | None = None,
+) -> Client:
+    """The Client for these data, under the data's seed; its steps are computed by vmap unless said otherwise."""
+    engine = EngineOptions("vmap") if engine is None else engine
+    return Client(network, optimizer, methods, data.input_shape, data.num_outputs, data.seed, engine)
+
+
+def tiny_trainer(
+    data: FederatedDataModule,
+    federated: Mapping[str, Any] | None = None,
+    callbacks: Sequence[Callback] = (),
+    **options: Any,
+) -> Trainer:
+    """A silent Trainer on the CPU.
+
+    Args:
+        data: says how many rounds there are.
+        federated: options of ``FederatedOrchestrator``.
+        callbacks: further callbacks, behind the orchestrator.
+        options: of ``Trainer``.
+    """
+    settings: dict[str, Any] = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": -1,
+        "reload_dataloaders_every_n_epochs": 1,
+        "use_distributed_sampler": False,
+        "max_epochs": data.num_rounds,
+        "callbacks": [FederatedOrchestrator(**(federated or {})), *callbacks],
+    }
+    return Trainer(**{**settings, **options})
+
+
+def fit(
+    client: Client,
+    data: FederatedDataModule,
+    federated: Mapping[str, Any] | None = None,
+    callbacks: Sequence[Callback] = (),
+    ckpt_path: Any = None,
+    **options: Any,
+) -> Federation:
+    """Run all rounds and return what is left; arguments as for :func:`tiny_trainer`."""
+    with _quiet():
+        trainer = tiny_trainer(data, federated, callbacks, **options)
+        trainer.fit(client, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
+    assert client.federation is not None
+    return client.federation
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Lightning says nothing below an error."""
+    log = logging.getLogger("lightning.pytorch")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
+            yield
+    finally:
+        log.setLevel(before)
+
+
+def weights(federation: Federation) -> dict[str, Tensor]:
+    """A copy of the global model: parameters and buffers by name."""
+    return {name: tensor.detach().clone() for name, tensor in federation.state_tensors().items()}
+
+
+class Rounds(Callback):
+    """Keeps the global model as it is after every round.
+
+    Attributes:
+        models: name -> tensor, one model per finished round.
+    """
+
+    def __init__(self) -> None:
+        self.models: list[dict[str, Tensor]] = []
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Copy the model."""
+        assert isinstance(pl_module, Client)
+        assert pl_module.federation is not None
+        self.models.append(weights(pl_module.federation))
+
+
+class SaveRounds(Callback):
+    """Writes checkpoints between rounds, as runs that are killed there would have left them.
+
+    Args:
+        rounds: after how many finished rounds.
+        folder: for the files ``<finished rounds>.ckpt``.
+    """
+
+    def __init__(self, rounds: Sequence[int], folder: Path) -> None:
+        self.rounds, self.folder = tuple(rounds), folder
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write one, if it is wanted after this round."""
+        assert isinstance(pl_module, Client)
+        assert pl_module.federation is not None
+        done = pl_module.federation.round
+        if done in self.rounds:
+            trainer.save_checkpoint(self.folder / f"{done}.ckpt")

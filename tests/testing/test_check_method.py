@@ -1,0 +1,389 @@
+"""Methods that are wrong on purpose: each is caught, and the sentence says what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from cfl.data.scenarios import Scenario
+from cfl.data.schedule import RoundPlan
+from cfl.engines.cohort import Cohort
+from cfl.engines.quadratic_pull import Pull
+from cfl.methods import FedProx, Method
+from cfl.methods.base import Report
+from cfl.runtime.errors import ConfigError
+from cfl.testing import PROPERTIES, check_method
+
+
+class Decays(Method):
+    """Right: pulls weights towards zero in local steps, twice as hard once a task is over."""
+
+    looks_back: ClassVar[bool] = True
+    state = ("ended",)
+
+    def __init__(self, strength: float = 0.1) -> None:
+        if strength < 0:
+            raise ConfigError("methods.decays.strength", strength, "a number of at least 0")
+        self.strength, self.ended = strength, 0
+
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        for name, gradient in cohort.gradients.items():
+            gradient.add_(cohort.parameters[name].detach(), alpha=self.strength * (1 + self.ended))
+
+    def end_task(self, plan: RoundPlan) -> None:
+        self.ended += 1
+
+
+def test_a_right_method_passes() -> None:
+    wrong = (partial(Decays, strength=-1.0),)
+    check_method(
+        Decays, reduces_to_fedavg=partial(Decays, 0.0), wrong_options=wrong, fedavg_in_first_task=False, processes=2
+    )
+
+
+class DependsOnWidth(Decays):
+    """Divides by the number of clients that happen to be trained side by side."""
+
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        for gradient in cohort.gradients.values():
+            gradient.div_(len(cohort.clients))
+
+
+class DependsOnNeighbours(Decays):
+    """Mixes the clients of a cohort where it changes weights too little to see, but what it keeps."""
+
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        clients = [cohort.clients[p] for p in positions]
+        everyones = cohort.parameters["head.bias"].detach().mean(0)
+        self.federation.clients.scatter("mean", clients, {"bias": everyones.expand(len(clients), -1)})
+
+    def client_storage(self) -> int:
+        return 16
+
+
+class HidesItsChanges(Decays):
+    """Changes gradients and says that it does not."""
+
+    changes_gradients = False
+
+
+class ForgetsItsState(Decays):
+    """Saves what it does not restore."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class SavesNothing(Decays):
+    """Has a state and saves none."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class SavesAnObject(Decays):
+    """Saves what is read with nothing but pickle."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"ended": self.ended, "self": RoundPlan(0, 0, 0, (), False)}
+
+
+class DoesNothing(Method):
+    """Federated averaging."""
+
+
+class NotQuiteNeutral(Decays):
+    """With a strength of 0 there is something left of it."""
+
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        for name, gradient in cohort.gradients.items():
+            gradient.add_(cohort.parameters[name].detach(), alpha=self.strength + 1e-7)
+
+
+class ReadsSingleMessages(Decays):
+    """Reads a sum whenever clients have sent something."""
+
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        clients = [cohort.clients[p] for p in positions]
+        bias = cohort.rows(positions, {"bias": cohort.parameters["head.bias"]})
+        self.federation.channel.uplink("bias", bias, [1.0] * len(clients), clients)
+        self.federation.channel.mean("bias")
+
+
+class AsksClientsOneByOne(Decays):
+    """Reads sums of one client each after a task."""
+
+    def end_task(self, plan: RoundPlan) -> None:
+        super().end_task(plan)
+        for client in self.federation.call_back(plan.task, plan.clients):
+            self.federation.channel.uplink("one", {"number": torch.ones(1)}, [1.0], [client])
+            self.federation.channel.sum("one")
+
+
+class SendsSingleMessages(Decays):
+    """Has the channel show single messages without having declared it."""
+
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        clients = [cohort.clients[p] for p in positions]
+        bias = cohort.rows(positions, {"bias": cohort.parameters["head.bias"]})
+        self.federation.channel.uplink_individually("bias", bias, clients)
+
+
+class HoardsUpdates(Method):
+    """Takes what clients have trained from the cohort, past the channel."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        self.seen += cohort.parameters["head.bias"].detach()[list(positions)].norm(dim=1).tolist()
+
+    def adjust_gradients(self, cohort: Cohort) -> None:
+        for gradient in cohort.gradients.values():
+            gradient.mul_(1 + sum(self.seen) if cohort.round else 0.5)
+
+    def end_round(self, plan: RoundPlan) -> None:
+        self.seen = [sum(sorted(self.seen))]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen = list(state["seen"])
+
+
+class CannotDoClasses(Decays):
+    """Declares scenarios in which it fails."""
+
+    def begin_task(self, plan: RoundPlan) -> None:
+        if self.federation.data.scenario == "class":
+            raise KeyError("class")
+
+
+class TakesDensities(Decays):
+    """Looks for classes where there are none."""
+
+    scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
+
+    def end_task(self, plan: RoundPlan) -> None:
+        super().end_task(plan)
+        self.federation.accuracy  # noqa: B018
+
+
+class TakesAnyStrength(Decays):
+    """Does not look at its options."""
+
+    def __init__(self, strength: float = 0.1) -> None:
+        super().__init__(abs(strength))
+
+
+class RefusesWithoutWords(Decays):
+    """Refuses by an error that does not say what would be valid."""
+
+    def __init__(self, strength: float = 0.1) -> None:
+        if strength < 0:
+            raise ValueError("no")
+        super().__init__(strength)
+
+
+class NamesNoKey(Decays):
+    """Refuses by a ConfigError about something else."""
+
+    def __init__(self, strength: float = 0.1) -> None:
+        if strength < 0:
+            raise ConfigError("strength", strength, "another")
+        super().__init__(strength)
+
+
+class ScalarPenalty(Method):
+    """Returns one number for all clients."""
+
+    def penalty(self, cohort: Cohort) -> Tensor:
+        return sum(w.square().sum() for w in cohort.parameters.values())  # type: ignore[return-value]
+
+
+class LosesWeights(Method):
+    """Returns a step without all parameters."""
+
+    def transform_step(self, step: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value for name, value in step.items() if "head" in name}
+
+
+class ChangesShape(Method):
+    """Returns a step of another shape, which would be spread over the weights."""
+
+    def transform_step(self, step: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value.mean(0, keepdim=True) for name, value in step.items()}
+
+
+class KnowsTheTask(Decays):
+    """Declares to need no task and counts the rounds to the next one."""
+
+    task_free = True
+    looks_back: ClassVar[bool] = False
+
+    def start_clients(self, cohort: Cohort) -> None:
+        self.ended = int(self.federation._behind.schedule.task_of(cohort.round))  # type: ignore[attr-defined]
+
+
+class ReportsTensors(Decays):
+    """Puts a tensor into its report."""
+
+    def report(self) -> Report:
+        return Report({"strength": torch.tensor(self.strength)})
+
+
+class ChangesColumns(Decays):
+    """Reports rows with other columns."""
+
+    def report(self) -> Report:
+        return Report(rows=[{f"task {task}": 1} for task in range(self.ended)])
+
+
+class KeepsWithoutSaying(Decays):
+    """Clients keep something that is counted nowhere."""
+
+    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
+        clients = [cohort.clients[p] for p in positions]
+        self.federation.clients.scatter("rounds", clients, {"ones": torch.ones(len(clients), 1)})
+
+
+class DividesBySamples(Decays):
+    """Takes it for granted that every client holds every task."""
+
+    def end_task(self, plan: RoundPlan) -> None:
+        super().end_task(plan)
+        for client in range(self.federation.data.num_clients):
+            next(iter(self.federation.data.client_batches(plan.task, client, 8, torch.device("cpu"))))
+
+
+class ForgetsItsTable(Decays):
+    """Saves all that rounds depend on, and not what it reports."""
+
+    def report(self) -> Report:
+        return Report(rows=[{"task": task} for task in range(getattr(self, "begun", 0))])
+
+    def begin_task(self, plan: RoundPlan) -> None:
+        self.begun = plan.task + 1
+
+
+class FailsWhereAllTasksAreOne(Decays):
+    """Does not declare to look back, and fails where no task ends."""
+
+    looks_back: ClassVar[bool] = False
+
+    def begin_task(self, plan: RoundPlan) -> None:
+        if self.federation.data.exposure == "joint":
+            raise RuntimeError("no end")
+
+
+class PullsTooMuch(Method):
+    """Has an anchor that is spread over all weights."""
+
+    def pulls(self, cohort: Cohort) -> dict[str, Pull]:
+        return {"head.weight": Pull(1.0, cohort.received["head.weight"].mean(0, keepdim=True))}
+
+
+WRONG: list[tuple[str, type[Method], dict[str, Any], str]] = [
+    ("width", DependsOnWidth, {}, r"^width: DependsOnWidth computes something else with 2 clients side by side .* 1: "),
+    ("width", DependsOnNeighbours, {}, r"^width: .* what clients keep\.mean\.\d\.bias differs by 0\.\d+ \(1e-08 all"),
+    ("engines", HidesItsChanges, {}, r"^engines: HidesItsChanges .* engine\.kind workers instead of vmap: .* by \d"),
+    (
+        "resuming",
+        ForgetsItsState,
+        {},
+        r"^resuming: .* interrupted after 2 of 6 rounds: methods\.tried\.ended is 2 inst",
+    ),
+    ("resuming", SavesNothing, {}, r"^resuming: SavesNothing .* after 2 of 6 rounds: [\w.\[\]]+ differs by \d"),
+    (
+        "resuming",
+        SavesAnObject,
+        {},
+        r"^resuming: the state_dict of SavesAnObject must hold tensors and plain values al",
+    ),
+    ("state", ForgetsItsTable, {}, r"^state: ForgetsItsTable restores other rows of its report than it saved: "),
+    ("effect", DoesNothing, {}, r"^effect: DoesNothing ends where federated averaging ends, up to 0 in any weight"),
+    (
+        "reduction",
+        NotQuiteNeutral,
+        {"reduces_to_fedavg": partial(NotQuiteNeutral, 0.0)},
+        r"^reduction: NotQuiteNeutral .* is not federated averaging: after round 1 of 4, [\w.]+ differs by \d",
+    ),
+    ("first task", Decays, {"fedavg_in_first_task": True}, r"^first task: Decays is said .* but after round 1 of 2, "),
+    (
+        "first task",
+        DoesNothing,
+        {"fedavg_in_first_task": False},
+        r"^first task: DoesNothing .* in the first of 1 tasks",
+    ),
+    ("missing tasks", DividesBySamples, {}, r"DividesBySamples fails \(3 tasks, .*missing.*KeyError"),
+    ("scenarios", CannotDoClasses, {}, r"^scenarios: CannotDoClasses declares class, but fails there: .*KeyError: 'cl"),
+    ("scenarios", TakesDensities, {}, r"^scenarios: TakesDensities declares density, but fails there: "),
+    ("declarations", FailsWhereAllTasksAreOne, {}, r"^declarations: .* not exclude exposure joint, but fails .*no end"),
+    ("options", TakesAnyStrength, {"wrong_options": (partial(TakesAnyStrength, -1.0),)}, r"^options: .* does not refu"),
+    (
+        "options",
+        RefusesWithoutWords,
+        {"wrong_options": (partial(RefusesWithoutWords, -1.0),)},
+        r"^options: RefusesWithoutWords answers .* by no ConfigError but by ValueError: no$",
+    ),
+    ("options", NamesNoKey, {"wrong_options": (partial(NamesNoKey, -1.0),)}, r"without naming methods\., the value"),
+    ("sums", ReadsSingleMessages, {}, r"^sums: .* reads topic 'bias' in round 0 when only 1 of 3 clients have sent"),
+    ("sums", AsksClientsOneByOne, {}, r"^sums: .* reads topic 'one' in round 1 when only 1 of 3 clients have sent"),
+    ("sums", SendsSingleMessages, {}, r"^sums: SendsSingleMessages does not declare .* the server single clients'"),
+    ("shapes", ScalarPenalty, {}, r"penalty of shape \[\], not \[2\]: one number for every client"),
+    ("shapes", LosesWeights, {}, r"must return the step of every parameter"),
+    (
+        "shapes",
+        ChangesShape,
+        {},
+        r"^shapes: transform_step of ChangesShape gives conv\.weight as float32 \[1, 1, 3, 3\]",
+    ),
+    ("shapes", PullsTooMuch, {}, r"^shapes: pulls of PullsTooMuch gives head\.weight an anchor of shape \[1, 5\]; "),
+    ("task_free", KnowsTheTask, {}, r"^task_free: KnowsTheTask .* called three tasks instead of one: .* differs by \d"),
+    ("reports", ReportsTensors, {}, r"^reports: figures of ReportsTensors hold more than plain values"),
+    ("reports", ChangesColumns, {}, r"^reports: rows of ChangesColumns have other columns"),
+    ("storage", KeepsWithoutSaying, {}, r"^storage: clients keep \['rounds'\] for KeepsWithoutSaying, but its client_"),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "needs", "sentence"), WRONG, ids=[kind.__name__ for _, kind, _, _ in WRONG])
+def test_a_wrong_method_is_caught(name: str, kind: type[Method], needs: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(AssertionError, match=sentence):
+        check_method(kind, skip=[other for other in PROPERTIES if other != name], **needs)
+
+
+def test_every_property_can_fail() -> None:
+    assert {name for name, *_ in WRONG} == set(PROPERTIES)
+
+
+def test_what_is_taken_past_the_channel_shows_in_two_processes() -> None:
+    check_method(HoardsUpdates, skip=[name for name in PROPERTIES if name != "reports"])
+    with pytest.raises(AssertionError, match=r"^processes: HoardsUpdates computes something else in 2 processes"):
+        check_method(HoardsUpdates, skip=list(PROPERTIES), processes=2)
+
+
+def one_for_all() -> Callable[[], Method]:
+    method = FedProx()
+    return lambda: method
+
+
+def test_what_makes_no_methods_is_refused() -> None:
+    with pytest.raises(TypeError, match="make returns int"):
+        check_method(int)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="same object twice"):
+        check_method(one_for_all())
+    with pytest.raises(ValueError, match=r"skip = \['widths'\]: names among \['width'"):
+        check_method(FedProx, skip=["widths"])
+    with pytest.raises(TypeError, match="networks"):
+        check_method(FedProx, networks=None)
+    with pytest.raises(ValueError, match="need what pickles"):
+        check_method(lambda: FedProx(1.0), skip=list(PROPERTIES), processes=2)

@@ -1,0 +1,69 @@
+"""Data sets that are wrong on purpose are caught; made-up ones of the package pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cfl.data.sources import Binarised, Digits, Source, Synthetic
+from cfl.data.types import ImageSet
+from cfl.testing import check_source
+
+
+class Noise(Source):
+    """Two channels of noise, three classes."""
+
+    name, shape, num_classes, mean, std = "noise", (2, 3, 4), 3, (0.5, 0.5), (0.2, 0.2)
+
+    def __init__(self, **wrong: Any) -> None:
+        self.given = wrong
+        self.loads = 0
+        for name in ("shape", "num_classes", "mean", "std", "scale"):
+            if name in wrong:
+                setattr(self, name, wrong[name])
+
+    def load(self, root: Path) -> tuple[ImageSet, ImageSet]:
+        self.loads += 1
+        generator = torch.Generator().manual_seed(self.loads if self.given.get("changes") else 0)
+
+        def part(size: int) -> ImageSet:
+            images = torch.randint(0, 256, (size, 2, 3, 4), dtype=torch.uint8, generator=generator)
+            return ImageSet(images, torch.arange(size) % 3 + self.given.get("first", 0))
+
+        train, test = part(12), part(self.given.get("test", 6))
+        if self.given.get("same"):
+            return train, train
+        if self.given.get("copied"):
+            return train, train.subset(torch.arange(5))
+        return (train, self.given["instead"]) if "instead" in self.given else (train, test)
+
+
+def test_right_ones_pass(tmp_path: Path) -> None:
+    for source in (Noise(), Synthetic(3), Binarised(Synthetic(3)), Digits()):
+        check_source(source, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"mean": (0.5,)}, r"^transform: Noise has 1 numbers for mean and 2 channels"),
+        ({"std": (0.5, 0.0)}, r"^transform: std = \(0\.5, 0\.0\) of Noise cannot normalise"),
+        ({"mean": (0.5, float("nan"))}, r"^transform: mean = .*nan.* cannot normalise"),
+        ({"scale": 0.0}, r"^transform: scale = 0\.0 of Noise is not positive"),
+        ({"shape": (2, 4, 3)}, r"^images: training images of Noise have shape \[2, 3, 4\]; it announces \[2, 4, 3\]"),
+        ({"test": 0}, r"^images: the test set of Noise is empty"),
+        ({"instead": None}, r"^images: load of Noise gives no pair of ImageSets"),
+        ({"num_classes": 2}, r"^labels: training labels of Noise run from 0 to 2; it announces 2 classes"),
+        ({"first": -1}, r"^labels: training labels of Noise run from -1 to 1; it announces 3 classes"),
+        ({"changes": True}, r"^again: Noise gives other training samples when it is loaded once more"),
+        ({"same": True}, r"^apart: training and test set of Noise are the same memory"),
+        ({"copied": True}, r"^apart: every test image of Noise is a training image as well"),
+    ],
+    ids=str,
+)
+def test_wrong_ones_are_caught(wrong: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=sentence):
+        check_source(Noise(**wrong), tmp_path)
