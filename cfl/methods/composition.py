@@ -237,13 +237,18 @@ class Composition(MethodComposition):
 
         Raises:
             TypeError: it does not say for every parameter.
+            ValueError: a step of another shape, which would be spread over the weights.
         """
         method = self.with_capability(ServerTransform)[name]
-        names = set(step)
+        shapes = {parameter: value.shape for parameter, value in step.items()}
         found = method.transform_step(step)
-        if not isinstance(found, dict) or set(found) != names:
-            key = self[name].key
+        key = self[name].key
+        if not isinstance(found, dict) or set(found) != set(shapes):
             raise TypeError(f"{key}: transform_step must return the step of every parameter that it is given")
+        for parameter, value in found.items():
+            if value.shape != shapes[parameter]:
+                what = f"{key}: transform_step gives {parameter} of shape {list(value.shape)}"
+                raise ValueError(f"{what}, not {list(shapes[parameter])}")
         return found
 
     @property

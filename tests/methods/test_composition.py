@@ -144,6 +144,32 @@ def test_clipping_by_value_would_turn_what_is_projected(method: Method) -> None:
     Composition({"a": Adds()}).check_optimizer(optimizer, "value")
 
 
+class Transforms(Method):
+    def __init__(self, change: Any) -> None:
+        self.change = change
+
+    def transform_step(self, step: dict[str, Tensor]) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = self.change(step)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        (lambda step: {}, TypeError, "must return the step of every parameter"),
+        (lambda step: {**step, "more": step["w"]}, TypeError, "must return the step of every parameter"),
+        (lambda step: list(step), TypeError, "must return the step of every parameter"),
+        (lambda step: {"w": step["w"][:1]}, ValueError, r"transform_step gives w of shape \[1, 3\], not \[2, 3\]"),
+    ],
+)
+def test_a_step_is_of_every_parameter_and_of_its_shape(change: Any, error: type[Exception], said: str) -> None:
+    composition = Composition({"a": Transforms(change), "b": Transforms(lambda step: {"w": 2 * step["w"]})})
+    step = {"w": torch.ones(2, 3)}
+    with pytest.raises(error, match=rf"methods\.transforms: .*{said}"):
+        composition.transform_step("a", step)
+    assert torch.equal(composition.transform_step("b", step)["w"], torch.full((2, 3), 2.0))
+
+
 def test_who_only_looks_leaves_gradients_alone() -> None:
     looking: Any = type("Looking", (Adds,), {"kind": "look"})()
     assert leaves_other_gradients(Adds())
