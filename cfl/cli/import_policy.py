@@ -80,7 +80,9 @@ def require_classes(config: Any, copies: Collection[str] = ()) -> None:
         if isinstance(value, str) and key.endswith(".class_path"):
             if named_class(value) is None:
                 raise ConfigError(key.removesuffix(".class_path"), value, "a class; this is none")
-        elif of.__module__ not in _PLAIN and not isinstance(value, os.PathLike | Enum):
+        elif isinstance(value, os.PathLike | Enum):  # the parser's paths can be called
+            continue
+        elif callable(value) or of.__module__ not in _PLAIN:
             name = getattr(value, "__qualname__", of.__qualname__)
             raise ConfigError(key, f"{getattr(value, '__module__', '')}.{name}", "a class; this is none")
 
@@ -90,7 +92,8 @@ def _leaves(node: Any, above: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(node, Namespace):
         node = vars(node)
     if isinstance(node, Mapping):
-        for name, value in node.items():
+        for key, value in node.items():
+            name = str(key)  # options may be mappings by numbers
             if name.startswith("__"):  # the parser's own notes
                 continue
             yield from _leaves(value, above if name == "init_args" else f"{above}.{name}".lstrip("."))

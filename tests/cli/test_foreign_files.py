@@ -20,6 +20,7 @@ import yaml
 from support import foreign, tiny_cli
 
 from cfl.__main__ import main
+from cfl.cli.import_policy import require_classes
 from cfl.federation.row_store import FileRows
 from cfl.papers.results import read_experiment
 from cfl.runtime.checkpoint_file import read_checkpoint, write_checkpoint
@@ -119,7 +120,13 @@ def test_allowed_packages_are_no_part_of_a_configuration(run_folder: Path, trap:
     assert foreign.sprung(trap) == []
 
 
-@pytest.mark.parametrize("attack", ["os.system", "subprocess.getoutput", "pydoc.pipepager", "function", "object"])
+@pytest.mark.parametrize(
+    "attack",
+    [
+        *("os.system", "subprocess.getoutput", "pydoc.pipepager"),
+        *("function", "function for a network", "function for an optimizer", "object"),
+    ],
+)
 def test_a_configuration_of_ones_own_names_classes_only(
     attack: str, run_folder: Path, trap: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -130,7 +137,8 @@ def test_a_configuration_of_ones_own_names_classes_only(
         assert tiny_cli.run(*given) == 2
         said = capsys.readouterr().err
         assert "cannot work; valid: a class" in said
-        assert ("methods.a = " if attack in ("function", "object") else f"model.optimizer = '{attack}'") in said
+        keys = {"function": "methods.a", "object": "methods.a", "function for a network": "model.network"}
+        assert f"{keys.get(attack, 'model.optimizer')} = " in said
         assert "CALLED" not in (traces := foreign.sprung(trap))
         assert "EXECUTED" not in traces
 
@@ -140,6 +148,14 @@ def test_a_configuration_of_ones_own_may_name_any_class(attack: str, run_folder:
     run = foreign.attacked(run_folder, attack, trap)
     assert tiny_cli.run(*foreign.commands(run)["fit --config"]) == 0
     assert foreign.sprung(trap) == ["IMPORTED", "CALLED"]
+
+
+def test_plain_values_of_every_kind_are_let_through() -> None:
+    plain = {"a": {1: [2.0, "x", None, True]}, "b": ({"class_path": "cfl.methods.EWC", "init_args": {"strength": 1}},)}
+    require_classes(plain)
+    for value in (print, Path.touch, FileRows, lambda: 0):
+        with pytest.raises(ConfigError, match=r"a\.1 = .* cannot work; valid: a class"):
+            require_classes({"a": {1: [value]}})
 
 
 def test_a_class_is_found_without_importing_its_module(trap: Path) -> None:

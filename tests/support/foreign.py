@@ -26,6 +26,12 @@ def called():
 def make() -> EWC:
     called()
     return EWC()
+def make_network(input_shape: tuple[int, int, int], num_outputs: int) -> MLP:
+    called()
+    return MLP(input_shape, num_outputs)
+def make_optimizer(params) -> torch.optim.Optimizer:
+    called()
+    return torch.optim.SGD(params, 0.1)
 instance = EWC()
 def trapped(name, base):
     def __init__(self, *arguments, **named):
@@ -99,6 +105,8 @@ ATTACKS: dict[str, Callable[[dict[str, Any], Path], None]] = {
     "method": _set("methods", {"a": _of("trap.TrapMethod")}),
     "source in method": _set("methods", {"a": _of("cfl.methods.CFeD", surrogate=_of("trap.TrapSource"))}),
     "function": _set("methods", {"a": _of("trap.make")}),
+    "function for a network": _set("model.network", "trap.make_network"),
+    "function for an optimizer": _set("model.optimizer", "trap.make_optimizer"),
     "object": _set("methods", {"a": "trap.instance"}),
 }
 """Name -> what the attacker changes in a run's configuration, given the trap's folder."""
