@@ -90,7 +90,7 @@ def all_subclasses(parent: type) -> set[type]:
 def test_every_network_of_the_package_has_a_case() -> None:
     for module in pkgutil.iter_modules(cfl.models.__path__):
         importlib.import_module(f"cfl.models.{module.name}")
-    ours = {c for c in all_subclasses(Network) if c.__module__.startswith("cfl.") and not inspect.isabstract(c)}
+    ours = {c for c in all_subclasses(Network) if c.__module__.startswith("cfl.models.") and not inspect.isabstract(c)}
     assert ours == {case[0] for case in CASES}
 
 
