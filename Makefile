@@ -10,7 +10,7 @@ BENCH ?= runs/bench
 export MPLBACKEND := Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo bench tables test lint types tests coverage format clean
+.PHONY: help install demo bench bench-gpu tables test lint types tests coverage format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | awk -F '\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -35,6 +35,10 @@ demo: $(BIN)/.installed  ## train FedAvg and FOT on real digits, print one table
 
 bench: $(BIN)/.installed  ## measure speed and memory into runs/bench: WORKS=W1,W2 ROUNDS=10 ENGINES=loop,cfl
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks --works "$(WORKS)" --engines "$(ENGINES)" --rounds "$(ROUNDS)" --out "$(BENCH)"
+
+bench-gpu: $(BIN)/.installed  ## the same on a GPU, some five minutes, into runs/bench-gpu: WORKS=W1,W2 ROUNDS=10
+	@PYTHONPATH=tests $(BIN)/python -m benchmarks --device gpu --works "$(or $(WORKS),W1,W2,W3,W9)" --engines "$(ENGINES)" \
+		--rounds "$(ROUNDS)" --out "$(BENCH)-gpu"
 
 # fot-table1, fot-figure4, ...: a target for every table's file; docs/tables.md explains the variables.
 TABLES := $(foreach file,$(filter-out %/paper.yaml,$(wildcard cfl/papers/*/*.yaml)),$(subst /,-,$(file:cfl/papers/%.yaml=%)))

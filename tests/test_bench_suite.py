@@ -444,7 +444,7 @@ def test_a_figure_that_is_no_number_leaves_the_old_results(tmp_path: Path) -> No
 class RisingPeak:
     """Stands in for the process that multiplies matrices."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, device: str) -> None:
         self.flops_per_second = 0.0
 
     def __enter__(self) -> RisingPeak:
@@ -728,7 +728,7 @@ def check_tables(found: Miniature) -> None:
 class NoPeak(Peak):
     """Known without a process and its products."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, device: str) -> None:
         self.flops_per_second = 1e9
 
     def measure(self) -> None:

@@ -87,7 +87,7 @@ def build_engine(
         threads, stack, last = choice.threads, choice.stack, choice.batch_last
         products = products_of(choice.products, batch_size)
         return WorkerEngine(network, input_shape, threads, stack, last, eager, by_hand, products)
-    return VmapEngine(network, input_shape, options.compile)
+    return VmapEngine(network, input_shape, options.compile, eager)
 
 
 def candidates(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ from torch.func import functional_call, vmap
 
 from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Samples
-from cfl.engines.base import Compile, Engine, StepContext, added_masks, behind, drawn_masks
+from cfl.engines.base import Compile, Engine, StepContext, added_masks, behind, drawn_masks, dropout_keys
 from cfl.engines.cohort import Cohort
+from cfl.engines.graphs import Graphs
 from cfl.engines.objective import Objective
 from cfl.models.batchnorm import batch_mask
 from cfl.models.dropout import DropoutMasks, dropout_masks
@@ -32,12 +34,21 @@ class VmapEngine(Engine):
         network: the architecture; its own parameters are not touched.
         input_shape: ``(C, H, W)``.
         compile: torch.compile mode, or None.
+        eager: see :class:`cfl.engines.graphs.Graphs`.
     """
 
     kind = "vmap"
 
-    def __init__(self, network: nn.Module, input_shape: tuple[int, int, int], compile: Compile | None = None) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        input_shape: tuple[int, int, int],
+        compile: Compile | None = None,
+        eager: bool = False,
+    ) -> None:
         self.network = network
+        on_cuda = next(network.parameters()).device.type == "cuda"
+        self._graphs = Graphs(eager) if on_cuda and compile is None and not list(network.buffers()) else None
         self.masks = DropoutMasks(network, input_shape)
         self.draws = StepDraws(network)
         self._has_batchnorm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules())
@@ -63,19 +74,30 @@ class VmapEngine(Engine):
     def _losses(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> Tensor:
         if context.keeps_logits or context.objective.joins(batch):
             return self._joined_losses(cohort, batch, context)
-        x, y = batch.x, batch.y
-        mask = batch.mask if batch.padded else None
-        dropped = drawn_masks(self.masks, context, cohort, batch, range(len(cohort.clients)), x.shape[1], x.device)
-        dropped |= self.draws.draw(cohort.round, cohort.clients, batch.step, x.device)
-        outputs = cohort.outputs_in_loss(batch.task)
-        if len(cohort.clients) == 1:
-            return self._loss(
-                *_first(cohort.parameters, cohort.buffers, dropped),
-                x[0],
-                y[0],
-                None if mask is None else mask[0],
-                outputs,
-            ).view(1)
+        x, outputs = batch.x, cohort.outputs_in_loss(batch.task)
+        inputs = {"x": x, "y": batch.y, **({"mask": batch.mask} if batch.padded else {})}
+        inputs |= {} if outputs is None else {"outputs": outputs}
+        if self.masks:
+            inputs["keys"] = dropout_keys(context, cohort, batch, cohort.clients, x.device)
+        draws = self.draws.draw(cohort.round, cohort.clients, batch.step, x.device)
+        inputs |= {f"draw {name}": value for name, value in draws.items()}
+        compute = partial(self._of_inputs, cohort)
+        if self._graphs is not None:
+            losses = self._graphs.losses(compute, inputs, list(cohort.parameters.values()))
+            if losses is not None:
+                return losses
+        return compute(inputs)
+
+    def _of_inputs(self, cohort: Cohort, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Losses ``[k]`` as a function of tensors alone: samples, what they are masked by, keys of dropout masks."""
+        x, y, mask, outputs = inputs["x"], inputs["y"], inputs.get("mask"), inputs.get("outputs")
+        dropped = {name.removeprefix("draw "): value for name, value in inputs.items() if name.startswith("draw ")}
+        if "keys" in inputs:
+            dropped |= self.masks.draw(inputs["keys"], x.shape[1], next(iter(cohort.data.values())).dtype)
+        if len(x) == 1:
+            parameters, buffers, masks = _first(cohort.parameters, cohort.buffers, dropped)
+            own_mask = None if mask is None else mask[0]
+            return self._loss(parameters, buffers, masks, x[0], y[0], own_mask, outputs).view(1)
         losses: Tensor = self._together(cohort.parameters, cohort.buffers, dropped, x, y, mask, outputs)
         return losses
 

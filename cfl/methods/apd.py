@@ -244,11 +244,11 @@ class APD(Method):
         clients = [cohort.clients[position] for position in positions]
         present: Tensors = {**cohort.parameters, **cohort.buffers}
         filed = {name: present[name][positions] for name in self._set}
-        above = torch.zeros(len(positions), dtype=torch.int64)
+        above = torch.zeros(len(positions), dtype=torch.int64, device=next(iter(filed.values())).device)
         for layer in self._layers:
             if layer.parts.adaptive is None:
                 continue
-            above += (filed[layer.adaptive].abs() > self.threshold).flatten(1).sum(1).cpu()
+            above += (filed[layer.adaptive].abs() > self.threshold).flatten(1).sum(1)
             if self.retroactive:
                 values = filed.pop(layer.adaptive)
                 for row, (position, task) in enumerate(zip(positions, tasks, strict=True)):

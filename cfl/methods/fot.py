@@ -76,6 +76,7 @@ class FOT(Method):
         gpse_dropout: keep dropout active in GPSE, as the authors' code does on Permuted MNIST, but record a layer's
             inputs as they are before the dropout directly in front of it: there the activations are taken at the ReLUs.
             A layer then has the noise of all dropout but that one; in their network the first two layers have none.
+            ``shared``: clients that draw the same Gaussian numbers (``sketch_sharing``) also have the same masks.
         sketch_sharing: worker processes that would draw the same Gaussian numbers; 1 is the paper's: every client has
             its own. The authors' code seeds its MPI workers alike (5 on Permuted MNIST by its README, elsewhere 8), so
             that by reading it the p-th clients of all workers with equally many clients draw the same, of 64 clients on
@@ -106,7 +107,7 @@ class FOT(Method):
         gpse_model: Literal["global", "local"] = "global",
         gpse_clients: Literal["sampled", "all"] = "sampled",
         gpse_batch_size: int = 500,
-        gpse_dropout: bool = False,
+        gpse_dropout: bool | Literal["shared"] = False,
         sketch_sharing: int = 1,
         protect_bias: bool = False,
         freeze_first_layer: bool = False,
@@ -135,6 +136,9 @@ class FOT(Method):
             raise ConfigError("methods.fot.gpse_batch_size", gpse_batch_size, "an integer of at least 1")
         if sketch_sharing < 1:
             raise ConfigError("methods.fot.sketch_sharing", sketch_sharing, "an integer of at least 1")
+        if gpse_dropout == "shared" and sketch_sharing == 1:
+            instead = "true or false, or methods.fot.sketch_sharing of at least 2: it says who shares masks"
+            raise ConfigError("methods.fot.gpse_dropout", gpse_dropout, instead)
         if gpse_model == "local" and gpse_clients == "all":
             raise ConfigError(
                 "methods.fot.gpse_clients", gpse_clients, "sampled: with gpse_model=local only they have a local model"

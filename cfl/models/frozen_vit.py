@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import interpolate
 
 from cfl.models.weights_file import take_weights
@@ -107,5 +109,7 @@ class FrozenViT:
 
     def encode(self, tokens: Tensor) -> Tensor:
         """All blocks and the last normalisation, ``[B, n, d]`` to ``[B, n, d]`` for any number n of tokens."""
-        encoded: Tensor = self.vit.encoder.ln(self.vit.encoder.layers(tokens))
+        # CUDA's fused attention refuses what vmap gives it: "LSE is not correctly aligned".
+        with sdpa_kernel(SDPBackend.MATH) if tokens.is_cuda else nullcontext():
+            encoded: Tensor = self.vit.encoder.ln(self.vit.encoder.layers(tokens))
         return encoded

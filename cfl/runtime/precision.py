@@ -10,13 +10,18 @@ import torch
 
 @contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
-    """Within the context torch's float32 matmul precision is this one: ``highest``, ``high`` or ``medium``."""
-    before = torch.get_float32_matmul_precision()
+    """Within the context torch's float32 matmul precision is this one: ``highest``, ``high`` or ``medium``.
+
+    Convolutions follow: of its own accord cuDNN computes them in TF32, whatever holds for other products.
+    """
+    before, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.allow_tf32 = precision != "highest"
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def full_precision() -> AbstractContextManager[None]:

@@ -96,6 +96,7 @@ class MethodCase:
             checked.
         tolerance: greatest difference between two computations in float64 that are the same.
         rough_tolerance: the same in float32.
+        device_tolerance: the same in float64 on a GPU and on the CPU, whose kernels add up in other orders.
         least_change: what a method that does something changes at least in some weight of the global model.
     """
 
@@ -115,6 +116,7 @@ class MethodCase:
     fedavg_in_first_task: bool | None = None
     tolerance: float = 1e-8
     rough_tolerance: float = 2e-3
+    device_tolerance: float = 1e-6
     least_change: float = 1e-3
     _runs: dict[tuple[Any, ...], Run] = field(default_factory=dict, repr=False, init=False)
 
@@ -211,6 +213,7 @@ class MethodCase:
         in_double: bool = False,
         shares: Shares = "equal",
         network: NetworkFactory | None = None,
+        accelerator: str = "cpu",
     ) -> Run:
         """A whole run, made once however often it is asked for.
 
@@ -222,20 +225,22 @@ class MethodCase:
             in_double: with the network in float64.
             shares: how samples are dealt.
             network: instead of the case's.
+            accelerator: the Trainer's.
 
         Raises:
             AssertionError: something was raised in it.
         """
-        key = (which, tasks, width, engine, in_double, shares, network)
+        key = (which, tasks, width, engine, in_double, shares, network, accelerator)
         if key not in self._runs:
             made = network or self.network
             data, methods, watch = self.data_of(tasks, width, shares), self.methods(which), Rounds()
             try:
-                federation = self.start(data, methods, double(made) if in_double else made, engine, [watch])
+                network = double(made) if in_double else made
+                federation = self.start(data, methods, network, engine, [watch], accelerator=accelerator)
             except Exception as error:
                 precision = "float64" if in_double else "float32"
                 dealt = {"equal": "", "unequal": ", unequal clients", "missing": ", tasks missing at clients"}[shares]
-                where = f"{tasks} tasks, {width} clients side by side, {engine}, {precision}{dealt}"
+                where = f"{tasks} tasks, {width} clients side by side, {engine}, {accelerator}, {precision}{dealt}"
                 raise AssertionError(f"training: {self._of(which)} fails ({where}): {told(error)}") from error
             self._runs[key] = Run(watch.models, federation, methods.get(NAME))
         return self._runs[key]

@@ -41,6 +41,13 @@ def engines_agree(case: MethodCase) -> None:
             )
 
 
+def devices_agree(case: MethodCase) -> None:
+    """On a GPU the same as on the CPU, up to rounding, in float64. Not among :data:`NUMBERS`: it needs a GPU."""
+    expected = case.run(in_double=True, shares="unequal")
+    found = case.run(in_double=True, shares="unequal", accelerator="gpu")
+    _require_equal(case, "devices", "on a GPU instead of the CPU", found, expected, case.device_tolerance)
+
+
 def resumed_equals_straight(case: MethodCase) -> None:
     """A run that goes on from a checkpoint ends bit for bit like one that was never interrupted.
 

@@ -24,14 +24,15 @@ class Peak(AbstractContextManager["Peak"]):
 
     Args:
         log: file for what the process prints.
+        device: whose peak.
 
     Attributes:
         flops_per_second: the best so far; 0 before the first measurement.
     """
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, device: str = "cpu") -> None:
         self.flops_per_second = 0.0
-        self._running = Running([sys.executable, "-m", "benchmarks.peak"], log)
+        self._running = Running([sys.executable, "-m", "benchmarks.peak", device], log)
         self._running.ready()
 
     def measure(self) -> None:
@@ -71,7 +72,7 @@ class Bench:
         place = self._place(work, engine)
         work_file = place.with_suffix(".json")
         work.save(work_file)
-        command = loop_command(work_file, self.data(work))
+        command = loop_command(work_file, self.data(work), engine.device)
         return lambda: Running(command, place.with_suffix(".log"), engine.environment)
 
     def fit(
@@ -103,7 +104,9 @@ class Bench:
             if turn % TURNS_BETWEEN_PEAKS == 0 or turn == self.warmup + self.rounds:
                 self.peak.measure()
 
-        return interleave(start, self.rounds, self.warmup, self.say, between)
+        settled = [e.name for e in self.engines if e.on_gpu and e.is_settled]
+        together = [name for name in start if any(name == s or name.startswith(f"{s} ") for s in settled)]
+        return interleave(start, self.rounds, self.warmup, self.say, between, together)
 
     def _place(self, work: Work, engine: Engine, name: str = "") -> Path:
         folder = self.folder / work.label

@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(prog="python -m benchmarks", description="Speed and memory; see docs/performance.md.")
     parser.add_argument("--works", default="", help="names separated by commas; all by default")
     parser.add_argument("--engines", default="", help="names separated by commas; all by default")
+    parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu", help="whose engines and peak")
     parser.add_argument("--rounds", type=int, default=FEWEST_ROUNDS, help="measured rounds of every engine")
     parser.add_argument("--warmup", type=int, default=2, help="rounds before those")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder of bench.json")
@@ -39,13 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(line, flush=True)
 
     try:
-        works, engines = chosen_works(given.works), chosen_engines(given.engines)
+        works, engines = chosen_works(given.works), chosen_engines(given.engines, given.device == "gpu")
         if given.rounds < FEWEST_ROUNDS:
             say(f"a trial: {given.rounds} round(s), figures want at least {FEWEST_ROUNDS}")
         for key in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS"):
             if key in ENVIRONMENT:
                 say(f"{key}={ENVIRONMENT[key]} is set: every process gets it")
-        rows = run_suite(works, engines, given.rounds, given.warmup, given.out, say)
+        rows = run_suite(works, engines, given.rounds, given.warmup, given.out, say, given.device)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -20,12 +20,24 @@ class Engine:
         bare: the plain loop; otherwise ``cfl fit``.
         options: more options of ``cfl fit``.
         environment: added to the user's.
+        device: of the bare loop; ``cfl fit`` has ``trainer.accelerator`` among its options.
     """
 
     name: str
     bare: bool = False
     options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    device: str = "cpu"
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it computes there."""
+        return self.device == "cuda" or "gpu" in self.options
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it starts without trying out what is fastest."""
+        return self.bare or "--schedule.cohort_width" in self.options
 
 
 _ONE_MATH_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -51,8 +63,28 @@ ENGINES = {
 """By name, in the order in which they are measured when none is named."""
 
 
-def chosen_engines(names: str) -> list[Engine]:
-    """Engines by name, separated by commas; all if there is none.
+def _on_gpu(name: str, *options: str) -> Engine:
+    return Engine(name, options=("--trainer.accelerator", "gpu", *options))
+
+
+GPU_ENGINES = {
+    engine.name: engine
+    for engine in (
+        Engine("loop-gpu", bare=True, device="cuda"),
+        _on_gpu("cfl-gpu"),
+        _on_gpu("cfl-gpu-k1", "--schedule.cohort_width", "1"),
+        _on_gpu("cfl-gpu-k16", "--schedule.cohort_width", "16"),
+        _on_gpu("cfl-gpu-k64", "--schedule.cohort_width", "64"),
+        _on_gpu("cfl-gpu-k64-tf32", "--schedule.cohort_width", "64", "--engine.matmul_precision", "high"),
+        _on_gpu("cfl-gpu-k64-bf16", "--schedule.cohort_width", "64", "--trainer.precision", "bf16-mixed"),
+        _on_gpu("cfl-gpu-k64-compiled", "--schedule.cohort_width", "64", "--engine.compile", "default"),
+    )
+}
+"""The same for a GPU."""
+
+
+def chosen_engines(names: str, gpu: bool = False) -> list[Engine]:
+    """Engines by name, separated by commas; all for the CPU, or for a GPU, if there is none.
 
     ``cfl --any.option value`` is an engine too, under that name.
 
@@ -61,19 +93,20 @@ def chosen_engines(names: str) -> list[Engine]:
     """
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     chosen = []
-    for name in wanted or ENGINES:
-        if name in ENGINES:
-            chosen.append(ENGINES[name])
+    known = {**ENGINES, **GPU_ENGINES}
+    for name in wanted or (GPU_ENGINES if gpu else ENGINES):
+        if name in known:
+            chosen.append(known[name])
         elif name.startswith("cfl --"):
             chosen.append(Engine(name, options=tuple(shlex.split(name)[1:])))
         else:
-            raise ConfigError("ENGINES", name, f"{', '.join(ENGINES)}, or 'cfl --some.option value'")
+            raise ConfigError("ENGINES", name, f"{', '.join(known)}, or 'cfl --some.option value'")
     return list({engine.name: engine for engine in chosen}.values())
 
 
-def loop_command(work_file: Path, data: Path) -> list[str]:
+def loop_command(work_file: Path, data: Path, device: str = "cpu") -> list[str]:
     """The bare loop; the file descriptor of its wire is to be appended."""
-    return [sys.executable, "-m", "benchmarks.loop", str(work_file), str(data)]
+    return [sys.executable, "-m", "benchmarks.loop", str(work_file), str(data), device]
 
 
 def fit_command(configs: Sequence[Path], run_folder: Path, options: Sequence[str] = ()) -> list[str]:

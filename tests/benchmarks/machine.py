@@ -8,6 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks import ENVIRONMENT
 
 
@@ -26,6 +28,7 @@ def machine() -> dict[str, Any]:
     return {
         "processor": processor(),
         "cores": os.cpu_count(),
+        **({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}),
         "system": f"{platform.system()} {platform.machine()}",
         "load_average": round(os.getloadavg()[0], 2),
         "environment": {k: v for k, v in sorted(ENVIRONMENT.items()) if k.startswith(("OMP_", "MKL_", "GOMP_"))},

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import ExitStack
 from functools import wraps
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from benchmarks.accelerator import NOTED_ROUND, busy, device_memory, wait
 from benchmarks.memory import memory
 from benchmarks.wire import Report, Wire
 
@@ -39,6 +41,9 @@ class Pace(Callback):
         self._task_end = [0.0, 0.0]
         self._close_clients = 0.0
         self._last_uplink = 0.0
+        self._rounds = 0
+        self._noted: Report = {}
+        self._noting = ExitStack()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Stand between Lightning and the next round's loader."""
@@ -135,10 +140,12 @@ class Pace(Callback):
     def _close(self, pl_module: LightningModule) -> None:
         if self._started is None or self._ended is not None:
             return
+        wait(pl_module.device)
+        self._noting.close()
         self._ended = time.perf_counter()
         channel: Any = pl_module.federation.channel  # type: ignore[union-attr]
         total = (channel.total_uplink_bytes, channel.total_downlink_bytes)
-        self._report = {
+        self._report = self._noted | {
             "started": self._started,
             "seconds": self._ended - self._started,
             "step_seconds": self._step_seconds,
@@ -148,6 +155,7 @@ class Pace(Callback):
             "task_end_clients_seconds": self._task_end[1],
             "close_clients_seconds": self._close_clients,
         }
+        self._noted = {}
         self._bytes, self._task_end, self._close_clients = total, [0.0, 0.0], 0.0
 
     # The gate.
@@ -165,14 +173,18 @@ class Pace(Callback):
         if word == "stop":
             self._stop(trainer)
         self._ended, self._step_seconds = None, 0.0
+        self._rounds += 1
+        if self._rounds == NOTED_ROUND:
+            self._noting.enter_context(busy(pl_module.device, self._noted))
         self._started = time.perf_counter()
 
     def _stop(self, trainer: Trainer) -> None:
         """Report the memory of all processes together, and end: no evaluation, no pictures, nothing to keep."""
-        own = torch.tensor([*memory().values()], dtype=torch.float64)
+        taken = {**memory(), **device_memory()}
+        own = torch.tensor([*taken.values()], dtype=torch.float64)
         total = trainer.strategy.reduce(own, reduce_op="sum")
         if self._wire is not None:
-            self._wire.send(dict(zip(memory(), total.tolist(), strict=True)))
+            self._wire.send(dict(zip(taken, total.tolist(), strict=True)))
         trainer.strategy.barrier()
         os._exit(0)
 

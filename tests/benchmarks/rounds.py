@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -39,15 +39,18 @@ def interleave(
     warmup: int,
     say: Callable[[str], None],
     between: Callable[[int], object] = lambda number: None,
+    together: Collection[str] = (),
 ) -> dict[str, Measured]:
     """Let processes take rounds in turns: in order, then in reverse, and so on. A failure stops only its own.
 
     Args:
-        start: name -> starts the process. They start one after another: some measure what is fastest while they start.
+        start: name -> starts the process.
         rounds: that count.
         warmup: before those.
         say: is told the seconds of every turn.
         between: called with the number of the turn before each, and at the end.
+        together: names of those that may start at the same time. The others start before them, one after another: some
+            measure what is fastest while they start.
     """
     found = {name: Measured() for name in start}
     with ExitStack() as stack:
@@ -64,9 +67,13 @@ def interleave(
                 say(f"  {name}: not run: {reason}")
                 return None
 
-        for name, begin in start.items():
-            running[name] = stack.enter_context(begin())
+        for name in sorted(start, key=lambda name: name in together):
+            running[name] = stack.enter_context(start[name]())
+            if name not in together:
+                found[name].info = attempt(name, running[name].ready) or {}
+        for name in together:
             found[name].info = attempt(name, running[name].ready) or {}
+        running = {name: running[name] for name in start if name in running}
         for turn in range(warmup + rounds):
             between(turn)
             order = list(running) if turn % 2 == 0 else list(reversed(running))

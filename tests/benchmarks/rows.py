@@ -52,6 +52,20 @@ def row_of(work: str, variant: str, engine: str, measured: Measured) -> Row:
         **measured.memory,
         **measured.info,
         "seconds_of_rounds": seconds,
+        **_of_device(measured, median(seconds)),
+    }
+
+
+def _of_device(measured: Measured, seconds: float) -> Row:
+    """``device_seconds`` and ``device_kernels`` of the noted round, and what share of a round that is."""
+    noted = next((r for r in measured.warmup if "device_seconds" in r), None)
+    if noted is None:
+        return {}
+    device_seconds = noted["device_seconds"]
+    return {
+        "device_seconds": device_seconds,
+        "device_kernels": noted["device_kernels"],
+        "device_busy": device_seconds / seconds,
     }
 
 

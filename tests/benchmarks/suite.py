@@ -61,6 +61,7 @@ def run_suite(
     warmup: int,
     folder: Path,
     say: Callable[[str], None],
+    device: str = "cpu",
 ) -> list[Row]:
     """Measure works one after another; results are written after each.
 
@@ -71,6 +72,7 @@ def run_suite(
         warmup: rounds before those, at least 1.
         folder: gets ``bench.json`` and everything else.
         say: prints a line.
+        device: ``cpu`` or ``gpu``, whose peak is measured.
 
     Returns:
         The rows of this invocation.
@@ -85,7 +87,7 @@ def run_suite(
     results = folder / "bench.json"
     stored_rows(results)  # a file that is none is refused now, not after the first work
     rows: list[Row] = []
-    with Peak(folder / "peak.log") as peak:
+    with Peak(folder / "peak.log", "cuda" if device == "gpu" else "cpu") as peak:
         bench = Bench(folder, rounds, warmup, engines, peak, say)
         for name, measure in works.items():
             say(f"{name} {TITLES.get(name, '')}".rstrip())

@@ -31,6 +31,11 @@ _SIDE_BY_SIDE: list[Column] = [
     *_MEMORY,
     ("beyond data MB", "rss_beyond_data_mb", ".0f", 1),
 ]
+_DEVICE: list[Column] = [
+    ("GPU busy %", "device_busy", ".0f", 100),
+    ("kernels", "device_kernels", "d", 1),
+    ("peak GPU MB", "peak_gpu_mb", ".0f", 1),
+]
 COLUMNS: dict[str, list[Column]] = {
     "W4": [
         ("ms/client", "seconds_per_sampled_client", ".3f", 1e3),
@@ -90,6 +95,8 @@ def shortened(text: str, length: int = 90) -> str:
 def table_of(title: str, rows: Sequence[Row]) -> Table:
     """Rows of one work."""
     columns = COLUMNS.get(rows[0]["work"], _SIDE_BY_SIDE)
+    if any(row.get("peak_gpu_mb") for row in rows):
+        columns = [*columns, *_DEVICE]
     table = Table(title=title, title_justify="left")
     table.add_column("engine", no_wrap=True)
     for column in columns:

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.accelerator import device_memory
 from benchmarks.memory import memory
 
 Report = dict[str, Any]
@@ -89,4 +90,4 @@ def serve(wire: Wire, info: Report, play: Callable[[], Report]) -> None:
         if wire.receive()["do"] == "stop":
             break
         report = play()
-    wire.send(memory())
+    wire.send({**memory(), **device_memory()})

@@ -260,6 +260,31 @@ def test_the_more_workers_share_the_lower_the_ranks() -> None:
     assert found[0] > found[2]
 
 
+def test_masks_are_shared_by_those_who_share_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 8 clients on 3 workers, 3 + 3 + 2: three masks for two clients each, two for one client each."""
+    asked: list[int] = []
+    draw = DropoutMasks.draw
+
+    def noted(masks: DropoutMasks, keys: Tensor, samples: int, dtype: torch.dtype = torch.float32) -> Any:
+        asked.append(int(keys[0]))
+        return draw(masks, keys, samples, dtype)
+
+    found = {}
+    for option in (True, "shared"):
+        monkeypatch.setattr(DropoutMasks, "draw", noted)
+        asked.clear()
+        method = fot({"sketch_sharing": 3, "gpse_dropout": option, "gpse_batch_size": 10_000})
+        monkeypatch.undo()
+        keys = {seed_for(method.federation.data.seed, "shared gpse dropout", 0, stream, 0) for stream in range(5)}
+        own = {seed_for(method.federation.data.seed, "gpse dropout", 0, client, 0) for client in range(8)}
+        found[option] = {key: asked.count(key) for key in keys | own if key in asked}
+        assert set(found[option]) == (keys if option == "shared" else own)
+    assert sorted(found["shared"].values()) == [1, 1, 2, 2, 2]
+    assert sorted(found[True].values()) == [1] * 8
+
+
 def test_bad_sharing_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"methods\.fot\.sketch_sharing"):
         FOT(sketch_sharing=0)
+    with pytest.raises(ConfigError, match=r"methods\.fot\.gpse_dropout.*sketch_sharing"):
+        FOT(gpse_dropout="shared")

@@ -34,6 +34,7 @@ from cfl.testing import PROPERTIES
 from cfl.testing.comparing import distance
 from cfl.testing.method_case import MethodCase
 from cfl.testing.method_declarations import scenario_is_as_declared
+from cfl.testing.method_numbers import devices_agree
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "methods"
 
@@ -50,6 +51,7 @@ class Entry:
         network: what it is tried on.
         data: options of the data that it needs.
         rounds: of each task.
+        device_tolerance: see :class:`MethodCase`.
     """
 
     active: Mapping[str, Any]
@@ -59,6 +61,7 @@ class Entry:
     network: NetworkFactory = norm_net
     data: Mapping[str, Any] = field(default_factory=dict)
     rounds: int = 2
+    device_tolerance: float = 1e-6
 
     def case(self, method: type[Method]) -> MethodCase:
         """The method as the kit's checks take it."""
@@ -71,6 +74,7 @@ class Entry:
             rounds=self.rounds,
             for_densities=partial(method, **{**self.active, **layers}),
             fedavg_in_first_task=self.plain_in_first_task,
+            device_tolerance=self.device_tolerance,
         )
 
 
@@ -97,6 +101,7 @@ ENTRIES: dict[str, Entry] = {
         active={"size": 8, "threshold": 0.05, "perturbation_steps": 2, "inversion_steps": 2, "images": 1},
         config="glfc-full.yaml",
         plain_in_first_task=False,
+        device_tolerance=1e-2,  # L-BFGS in float32 makes much of rounding
     ),
     "GradientCompensation": Entry(active={"size": 2}, config="glfc.yaml", neutral={"weight": 0.0}),
     "SingleTask": Entry(active={}, config="single-task.yaml"),
@@ -179,6 +184,12 @@ def test_every_method_is_known_here_and_by_its_short_name() -> None:
 def test_what_holds_for_every_method(name: str, prop: str) -> None:
     """Width, engines, resuming, effect, reduction, declarations, reports, ...: :func:`cfl.testing.check_method`."""
     PROPERTIES[prop](CASES[name])
+
+
+@each_method
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_it_computes_the_same_on_a_gpu(name: str) -> None:
+    devices_agree(CASES[name])
 
 
 @each_method

@@ -40,7 +40,8 @@ class SubspaceExtraction:
         multiples: ``conv`` and ``linear`` -> columns of a sketch as a multiple of the layer's input dimension d.
         batch_size: samples per forward pass; with dropout each is computed twice.
         dropout: whether dropout stays active, but for the one directly in front of each layer
-            (:func:`cfl.methods.components.layer_inputs.before_dropout.watch_before_dropout`).
+            (:func:`cfl.methods.components.layer_inputs.before_dropout.watch_before_dropout`); ``shared``: with the same
+            masks for clients that draw the same Gaussian numbers.
         sharing: worker processes, at least 1, of which those with equally many clients draw the same Gaussian numbers
             (:func:`cfl.methods.components.layer_inputs.workers_in_step.stream_of`).
         scalars: ``energy``: summed squares of the inputs and of what is outside the basis; ``client_mean``: number of
@@ -58,7 +59,7 @@ class SubspaceExtraction:
         with_bias: Mapping[str, bool],
         multiples: Mapping[str, float],
         batch_size: int,
-        dropout: bool,
+        dropout: bool | Literal["shared"],
         sharing: int,
         scalars: Literal["energy", "client_mean"],
         mechanism: GaussianMechanism | None,
@@ -71,6 +72,7 @@ class SubspaceExtraction:
         self._columns = {n: max(1, math.ceil(multiples[kinds[n]] * d)) for n, d in self.dims.items()}
         shape = federation.data.input_shape
         self._dropout = DropoutMasks(federation.network, shape) if dropout else None
+        self._shared_masks = dropout == "shared"
         self._positions = inputs_per_sample(federation.network, layers, shape)
 
     def messages(
@@ -151,7 +153,7 @@ class SubspaceExtraction:
                 self._with_bias[name],
                 self._columns[name],
                 bases.get(name),
-                self._generator(task, client, senders, number, device),
+                self._generator(task, client, senders, number),
                 samples * self._positions[name],
                 self.sharing > 1,
             )
@@ -160,7 +162,7 @@ class SubspaceExtraction:
         hooks = {layer: sketches[name].add for name, layer in layers.items()}
         for batch, (x, _) in enumerate(data.client_batches(task, client, self.batch_size, device)):
             if self._dropout:
-                key = seed_for(data.seed, "gpse dropout", task, client, batch)
+                key = seed_for(data.seed, *self._masks_of(client, senders, task), batch)
                 drawn = self._dropout.draw(torch.tensor([key], device=device), len(x), x.dtype)
                 watch_before_dropout(network, model, x, {name: mask[0] for name, mask in drawn.items()}, hooks)
             else:
@@ -170,7 +172,7 @@ class SubspaceExtraction:
         for number, name in enumerate(layers):
             a, *both = sketches.pop(name).finish()
             if self.mechanism is not None:
-                noise = torch_generator(data.seed, "sketch noise", task, client, number, device=device)
+                noise = torch_generator(data.seed, "sketch noise", task, client, number)
                 a = self.mechanism.privatise(a, noise, len(senders))
             payload[name] = self._turned(decode_inputs, task, {name: a})[name][None]
             energies = torch.stack(both)
@@ -180,15 +182,19 @@ class SubspaceExtraction:
             payload[f"{name} energies"] = energies[None]
         return payload
 
-    def _generator(
-        self, task: int, client: int, senders: Sequence[int], number: int, device: torch.device
-    ) -> torch.Generator:
+    def _masks_of(self, client: int, senders: Sequence[int], task: int) -> tuple[str, int, int]:
+        """Purpose and indices of the draws of a client's dropout masks."""
+        if self._shared_masks:
+            return "shared gpse dropout", task, stream_of(senders.index(client), len(senders), self.sharing)
+        return "gpse dropout", task, client
+
+    def _generator(self, task: int, client: int, senders: Sequence[int], number: int) -> torch.Generator:
         """Of a client's numbers for a layer."""
         seed = self.federation.data.seed
         if self.sharing == 1:
-            return torch_generator(seed, "sketch", task, client, number, device=device)
+            return torch_generator(seed, "sketch", task, client, number)
         stream = stream_of(senders.index(client), len(senders), self.sharing)
-        return torch_generator(seed, "shared sketch", task, stream, number, device=device)
+        return torch_generator(seed, "shared sketch", task, stream, number)
 
 
 @torch.no_grad()

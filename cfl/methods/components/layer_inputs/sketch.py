@@ -31,16 +31,15 @@ class LayerSketch:
 
     Both ways have the same distribution (:func:`cfl.methods.components.layer_inputs.covariance.draw_sketch`). Which is
     taken depends on layer, ``rows`` and ``columns`` only, so that a client's draws do not depend on how it cuts its
-    samples into batches, and is the same on every machine; on an accelerator it is always the first, since normal
-    numbers cost nothing there and float64 may cost a lot. With many more rows than inputs, as convolutions have, the
-    covariance is several times cheaper.
+    samples into batches, and is the same on every machine and device. With many more rows than inputs, as convolutions
+    have, the covariance is several times cheaper.
 
     Args:
         layer: see :func:`cfl.methods.components.subspace.layer_dim`.
         with_bias: whether 1 is appended to its inputs.
         columns: s.
         basis: ``[d, k]`` of earlier tasks' inputs, on the layer's device, or None.
-        generator: one per client, layer and task.
+        generator: one per client, layer and task, on the CPU, so that the draws are the same on every device.
         rows: number of inputs to come.
         shared: other clients draw the same numbers, so that only the first way will do.
     """
@@ -59,7 +58,7 @@ class LayerSketch:
         self._with_bias, self._columns, self._basis, self._generator = with_bias, columns, basis, generator
         self._covariance: InputCovariance | None = None
         self._sketch: Sketch | None = None
-        if device.type == "cpu" and not shared and covariance_is_cheaper(layer, rows, d, columns):
+        if not shared and covariance_is_cheaper(layer, rows, d, columns):
             self._covariance = InputCovariance(layer, with_bias, device)
         else:
             self._sketch = Sketch(d, columns, device=device)

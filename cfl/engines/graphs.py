@@ -1,0 +1,138 @@
+"""Steps of stacked clients on a CUDA device, captured once as a graph and replayed.
+
+A step of ``vmap`` is some hundred small kernels, which Python launches more slowly than the device computes them. A
+graph launches them all at once, and computes what they computed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WORTH_CAPTURING = 24
+"""Steps of one shape after which it is captured; capturing takes as long as some ten steps."""
+
+MOST_GRAPHS = 16
+
+Inputs = Mapping[str, Tensor]
+Compute = Callable[[Inputs], Tensor]
+
+
+class Graphs:
+    """Graphs of steps, one per shape of what goes into them.
+
+    Args:
+        eager: capture at once, for a trial whose steps stand for those of a long run.
+    """
+
+    def __init__(self, eager: bool = False) -> None:
+        self._worth = 1 if eager else WORTH_CAPTURING
+        self._asked: Counter[Any] = Counter()
+        self._graphs: dict[Any, GraphedStep | None] = {}
+
+    def losses(self, compute: Compute, inputs: Inputs, parameters: Sequence[Tensor]) -> Tensor | None:
+        """``compute(inputs)``, ``[k]``, with a graph of autograd to ``parameters``; None where nothing was captured.
+
+        Args:
+            compute: the clients' losses. Beside inputs and parameters it uses constants alone.
+            inputs: by name; copied.
+            parameters: ``[k, ...]`` leaves. Client j's loss depends on row j alone.
+        """
+        key = (
+            tuple((name, value.shape, value.dtype) for name, value in inputs.items()),
+            tuple(parameter.data_ptr() for parameter in parameters),
+            len(next(iter(parameters))),
+        )
+        if key not in self._graphs:
+            self._asked[key] += 1
+            if self._asked[key] < self._worth or len(self._graphs) >= MOST_GRAPHS:
+                return None
+            self._graphs[key] = _captured(compute, inputs, parameters)
+        found = self._graphs[key]
+        return None if found is None else found(inputs)
+
+
+def _captured(compute: Compute, inputs: Inputs, parameters: Sequence[Tensor]) -> GraphedStep | None:
+    """The graph; None if the step draws random numbers of its own, which a graph would draw again and again."""
+    device = parameters[0].device
+    before = torch.cuda.get_rng_state(device)
+    step = GraphedStep(compute, inputs, parameters)
+    step.warm_up()
+    if not torch.equal(before, torch.cuda.get_rng_state(device)):
+        torch.cuda.set_rng_state(before, device)
+        return None
+    step.capture()
+    return step
+
+
+class GraphedStep:
+    """One captured step: losses and their gradients.
+
+    Args:
+        compute: see :meth:`Graphs.losses`.
+        inputs: of a step like those to come.
+        parameters: whose memory stays where it is.
+    """
+
+    def __init__(self, compute: Compute, inputs: Inputs, parameters: Sequence[Tensor]) -> None:
+        self._compute, self.parameters = compute, list(parameters)
+        self._inputs = {name: value.clone() for name, value in inputs.items()}
+        self._graph = torch.cuda.CUDAGraph()
+        self.losses = torch.empty(0)
+        self.gradients: list[Tensor | None] = []
+        self.replays = 0
+
+    def warm_up(self) -> None:
+        """Let libraries choose their kernels and take their memory, which a capture does not allow."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self._both()
+        torch.cuda.current_stream().wait_stream(stream)
+
+    def capture(self) -> None:
+        """Note the kernels of a step."""
+        with torch.cuda.graph(self._graph):
+            self.losses, self.gradients = self._both()
+
+    def _both(self) -> tuple[Tensor, list[Tensor | None]]:
+        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+        # Weights cast outside would be those of the captured step for ever.
+        casting = nullcontext() if dtype is None else torch.autocast("cuda", dtype=dtype, cache_enabled=False)
+        with torch.enable_grad(), casting:
+            losses = self._compute(self._inputs)
+            found = torch.autograd.grad(losses.sum(), self.parameters, allow_unused=True)
+        return losses.detach(), list(found)
+
+    def __call__(self, inputs: Inputs) -> Tensor:
+        """Replay it with other inputs."""
+        for name, value in inputs.items():
+            self._inputs[name].copy_(value)
+        self._graph.replay()
+        self.replays += 1
+        losses: Tensor = _Replayed.apply(self, *self.parameters)
+        return losses
+
+
+class _Replayed(torch.autograd.Function):
+    """The losses of a replay as a function of the parameters, whose gradients are known already."""
+
+    @staticmethod
+    def forward(ctx: Any, step: GraphedStep, *parameters: Tensor) -> Tensor:
+        ctx.step, ctx.replay = step, step.replays
+        return step.losses.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *of_losses: Tensor) -> tuple[Tensor | None, ...]:
+        step: GraphedStep = ctx.step
+        if step.replays != ctx.replay:
+            raise RuntimeError("the gradients of an earlier step are gone: a later one took their memory")
+        (factor,) = of_losses
+        scaled = [g if g is None else g * factor.to(g.dtype).view(-1, *[1] * (g.ndim - 1)) for g in step.gradients]
+        return (None, *scaled)

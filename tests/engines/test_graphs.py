@@ -1,0 +1,55 @@
+"""Steps that are replayed as CUDA graphs are the steps that were captured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.tiny import MOMENTUM, ConvNet, double, fit, mlp, tiny_client, unequal, weights
+
+from cfl.engines import graphs
+from cfl.engines.graphs import GraphedStep, Graphs
+from cfl.methods import FedProx
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("network", [mlp, ConvNet])
+@pytest.mark.parametrize("methods", [dict, lambda: {"fedprox": FedProx(0.1)}], ids=["plain", "with a method"])
+def test_replays_change_nothing(monkeypatch: pytest.MonkeyPatch, width: int, network: Any, methods: Any) -> None:
+    """Clients of unequal size: full, partial and masked steps, each captured at its first time."""
+    found = []
+    for worth in (1, 10**9):
+        monkeypatch.setattr(graphs, "WORTH_CAPTURING", worth)
+        data = unequal(width)
+        client = tiny_client(data, double(network), MOMENTUM, methods())
+        found.append(weights(fit(client, data, accelerator="gpu")))
+        captured = client.engine._graphs._graphs  # type: ignore[union-attr]
+        assert bool(captured) == (worth == 1)
+    for name, expected in found[1].items():
+        torch.testing.assert_close(found[0][name], expected, rtol=0, atol=1e-10)
+
+
+def test_a_step_that_draws_random_numbers_is_not_captured() -> None:
+    weight = torch.ones(2, 3, device="cuda", requires_grad=True)
+    noisy = Graphs(eager=True).losses(lambda given: (torch.rand_like(weight) * weight).sum(1), {}, [weight])
+    assert noisy is None
+
+
+def test_gradients_of_an_earlier_replay_are_refused() -> None:
+    weight = torch.ones(2, 3, device="cuda", requires_grad=True)
+    graph = Graphs(eager=True)
+    x = torch.arange(6.0, device="cuda").view(2, 3)
+
+    def step() -> Any:
+        return graph.losses(lambda given: (given["x"] * weight).sum(1), {"x": x}, [weight])
+
+    first = step()
+    second = step()
+    second.sum().backward()
+    torch.testing.assert_close(weight.grad, x)
+    with pytest.raises(RuntimeError, match="earlier step"):
+        first.sum().backward()
+    assert isinstance(next(iter(graph._graphs.values())), GraphedStep)
