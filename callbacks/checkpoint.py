@@ -14,10 +14,11 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from cfl.callbacks.checkpoint_file import StreamedCheckpoints
-from cfl.callbacks.run_record import LAST_CHECKPOINT, RunRecord
+from cfl.callbacks.run_record import RunRecord
 from cfl.reporting.experiment import config_hash
 from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.run_files import CHECKPOINT
 from cfl.training.access import federation_of
 
 
@@ -87,7 +88,7 @@ class RoundCheckpoint(Checkpoint):
         agreed = next((number for number, _ in everyones if number is not None), None)
         stopping = agreed is not None
         if self.enabled and (stopping or plan.last_of_task or federation.finished or everyones[0][1]):
-            self._save(trainer, record_of(trainer).folder / LAST_CHECKPOINT)
+            self._save(trainer, record_of(trainer).folder / CHECKPOINT)
         if stopping:
             self._signal = agreed
             trainer.should_stop = True

@@ -19,6 +19,7 @@ from cfl.metrics.accuracy import average_accuracy
 from cfl.models.density import is_density
 from cfl.reporting.experiment import flatten, method_name, setting_hash
 from cfl.reporting.figures import accuracy_curve, accuracy_heatmap, learning_curves
+from cfl.runtime.run_files import PARTITION_PICTURE
 from cfl.training.access import federation_of
 
 _FINAL = ("acc", "fgt", "bwt", "nll")
@@ -63,8 +64,9 @@ class DashboardLog(Callback):
             elif record.experiment:
                 logger.log_hyperparams({key: _plain(value) for key, value in flatten(record.experiment).items()})
             # Drawn when the run folder was made; a run that goes on has shown it already.
-            if federation.round == 0 and _is_written(record.folder / "partition.png"):
-                _log_picture(logger, "data/partition", imread(record.folder / "partition.png"), {"round": 0, "task": 0})
+            picture = record.folder / PARTITION_PICTURE
+            if federation.round == 0 and _is_written(picture):
+                _log_picture(logger, "data/partition", imread(picture), {"round": 0, "task": 0})
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the round that has just been recorded."""

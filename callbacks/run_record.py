@@ -42,6 +42,17 @@ from cfl.reporting.names import is_benchmark_name, is_method_name
 from cfl.runtime import distributed
 from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.run_files import (
+    CHECKPOINT,
+    CLIENTS,
+    CONFIG,
+    PARTITION,
+    PARTITION_PICTURE,
+    ROUNDS,
+    SUMMARY,
+    client_matrix_file,
+    matrix_file,
+)
 from cfl.runtime.source_digest import source_digest
 from cfl.training.access import client_of, data_of, federation_of
 from cfl.training.client import Client
@@ -49,22 +60,21 @@ from cfl.training.density_samples import draw_images
 
 _log = logging.getLogger(__name__)
 
-LAST_CHECKPOINT = "last.ckpt"
-ROUNDS = "rounds.csv"
-SUMMARY = "summary.json"
 WANDB_ID = "wandb-id.txt"
 
 
-TABLES = {"rounds", "partition"} | {
-    f"{measure.name}_matrix{suffix}" for measure in (ACCURACY, NLL) for suffix in ("", "_task_il", "_task_aware")
+TABLES = {Path(file).stem for file in (ROUNDS, PARTITION)} | {
+    Path(matrix_file(measure.name, variant)).stem
+    for measure in (ACCURACY, NLL)
+    for variant in ("", "_task_il", "_task_aware")
 }
 """Names of a run's tables, which no method may have: it would write its own over them."""
 PICTURES = (
-    *("partition.png", "samples.png"),
+    *(PARTITION_PICTURE, "samples.png"),
     *(f"{measure.name}_{kind}.png" for measure in (ACCURACY, NLL) for kind in ("matrix", "curve", "rounds")),
 )
 """A run's pictures."""
-OTHER_FILES = (SUMMARY, LAST_CHECKPOINT, WANDB_ID)
+OTHER_FILES = (SUMMARY, CHECKPOINT, WANDB_ID)
 """What else another run in the same folder must not find."""
 
 
@@ -90,7 +100,7 @@ def _left_by_a_run(folder: Path) -> list[Path]:
     names = [*PICTURES, *(f"{name}.csv" for name in (*TABLES, *_methods_in(folder))), *OTHER_FILES]
     found = [folder / name for name in names if (folder / name).is_file()]
     for measure in (ACCURACY, NLL):
-        found += folder.glob(f"clients/{measure.name}_matrix_*.csv")
+        found += folder.glob(f"{CLIENTS}/{matrix_file(measure.name, '_*')}")
     if found:  # else it is no run's folder, and runs may lie below it
         found += [file for file in folder.glob("**/events.out.tfevents.*") if not _is_of_another(file, folder)]
         found += [path.parent for path in folder.glob("lightning_logs/version_*/metrics.csv")]  # CSVLogger's
@@ -101,7 +111,7 @@ def _left_by_a_run(folder: Path) -> list[Path]:
 def _is_of_another(file: Path, folder: Path) -> bool:
     """Whether a run that lies below a run's folder wrote the file."""
     between = file.parents[: file.parents.index(folder)]
-    return any((parent / name).is_file() for parent in between for name in ("config.yaml", SUMMARY))
+    return any((parent / name).is_file() for parent in between for name in (CONFIG, SUMMARY))
 
 
 def _offline_wandb_folders(folder: Path) -> list[Path]:
@@ -126,7 +136,7 @@ def wandb_id_in(folder: Path) -> str | None:
 def _methods_in(folder: Path) -> list[str]:
     """Names of the methods in a run folder's configuration; none where it has none that can be read."""
     try:
-        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return []
     methods = config.get("methods") if isinstance(config, dict) else None
@@ -213,7 +223,7 @@ class RunRecord(Callback):
             raise ConfigError("run.dir", str(self.folder), f"a folder that can be written ({error.strerror})") from None
         if not alone:
             raise ConfigError("run.dir", str(self.folder), "a folder in which no other process is at work")
-        held = [name for name in (SUMMARY, LAST_CHECKPOINT) if (self.folder / name).exists()]
+        held = [name for name in (SUMMARY, CHECKPOINT) if (self.folder / name).exists()]
         if held and not resuming and not self.overwrite:
             state = "a finished run" if SUMMARY in held else "an interrupted run (--ckpt_path last resumes it)"
             raise ConfigError(
@@ -236,7 +246,7 @@ class RunRecord(Callback):
             write_whole(self.folder / WANDB_ID, self.wandb_id + "\n")
         if self.config_yaml is not None:
             # In one step: other processes of the run may be reading it to know what to resume.
-            write_whole(self.folder / "config.yaml", self.config_yaml)
+            write_whole(self.folder / CONFIG, self.config_yaml)
 
     # During a fit.
 
@@ -326,17 +336,17 @@ class RunRecord(Callback):
 
     def write_matrices(self, federation: Federation) -> None:
         """Write the accuracy or NLL matrix; in class-incremental runs also the one with known tasks."""
-        name = f"{federation.measure.name}_matrix"
-        write_matrix_csv(self.folder / f"{name}.csv", mean_matrix(federation), mean_initial(federation))
+        name = federation.measure.name
+        write_matrix_csv(self.folder / matrix_file(name), mean_matrix(federation), mean_initial(federation))
         for suffix, known in known_tasks(federation).items():
-            write_matrix_csv(self.folder / f"{name}{suffix}.csv", *_means(federation, known))
+            write_matrix_csv(self.folder / matrix_file(name, suffix), *_means(federation, known))
         if federation.measures_clients:
-            folder = self.folder / "clients"
+            folder = self.folder / CLIENTS
             folder.mkdir(exist_ok=True)
             for client, (matrix, initial) in enumerate(
                 zip(federation.measured.compute(), federation.measured.initial(), strict=True)
             ):
-                write_matrix_csv(folder / f"{name}_{client:03d}.csv", matrix, initial)
+                write_matrix_csv(folder / client_matrix_file(name, client), matrix, initial)
 
     def summary(self, federation: Federation) -> dict[str, Any]:
         """All figures of the run by their contract names."""
@@ -395,7 +405,7 @@ class RunRecord(Callback):
         matrix, method = mean_matrix(federation), method_name(federation.methods)
         title = f"{method} on {self.name_of(federation.data)}"
         measure, name = federation.measure, federation.measure.name
-        save_figure(accuracy_heatmap(matrix, title, measure=measure), self.folder / f"{name}_matrix.png")
+        save_figure(accuracy_heatmap(matrix, title, measure=measure), self.folder / matrix_file(name, ending="png"))
         curve = accuracy_curve({method: matrix}, measure, {method: federation.means()})
         save_figure(curve, self.folder / f"{name}_curve.png")
         if federation.schedule.settings.evaluate_every:

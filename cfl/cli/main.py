@@ -14,9 +14,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
-import yaml
+from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -31,13 +30,13 @@ from cfl.callbacks import (
     RoundProgress,
     RunRecord,
 )
-from cfl.callbacks.run_record import LAST_CHECKPOINT, check_method_names, wandb_id_in
 from cfl.callbacks.trainer_checks import check_evaluation, check_trainer
 from cfl.cli.import_policy import TRUSTED, importing_only
 from cfl.cli.installed_configs import DEFAULT_CONFIG
 from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING
 from cfl.cli.method_keys import keys_as_typed
 from cfl.cli.parsing import Parser, debugging, reason_for_user
+from cfl.cli.settling import settle
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.schedule import Schedule
 from cfl.engines import EngineOptions
@@ -45,19 +44,13 @@ from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import Method
 from cfl.metrics.accuracy import FORMULAS
 from cfl.reporting import folder_lock
-from cfl.reporting.experiment import (
-    benchmark_name,
-    completed,
-    config_hash,
-    differences,
-    experiment_of,
-    method_name,
-)
+from cfl.reporting.experiment import completed, differences
 from cfl.runtime.checkpoint_file import read_checkpoint
 from cfl.runtime.command_line import ABOUT_ALLOW, CommandLine, read_command_line
 from cfl.runtime.distributed import cause_elsewhere
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import printable
+from cfl.runtime.run_files import CHECKPOINT
 from cfl.training.client import Client
 
 SUBCOMMANDS = {
@@ -157,42 +150,17 @@ class FederatedCLI(LightningCLI):
         super()._set_seed()
 
     def before_instantiate_classes(self) -> None:
-        """Name the run, and send loggers that have no place of their own into the run folder; scoring has none."""
-        settings = self._settings
-        plain = self._plain_config()
-        self.experiment = experiment_of(plain)
-        self.config_hash = config_hash(self.experiment)
-        check_method_names(plain["methods"])
-        self._methods = {name: str(method["class_path"]) for name, method in plain["methods"].items()}
-        benchmark = benchmark_name(plain) if settings.run.benchmark is None else settings.run.benchmark
-        method, seed = method_name(plain["methods"]), plain["seed_everything"]
-        settings.run.benchmark = benchmark
-        if settings.run.dir is None:
-            settings.run.dir = f"runs/{benchmark}/{method}-seed{seed}-{self.config_hash[:8]}"
-        self.config_yaml = kept_config(plain, settings.run.dir, benchmark)
-        self._rounds_done = self._settle_checkpoint(Path(settings.run.dir))
-        if self.subcommand != "fit":  # Lightning opens loggers anyhow: every scoring would be an empty run at wandb
-            settings.trainer.logger = False
-        loggers = settings.trainer.logger
-        for logger in loggers if isinstance(loggers, list) else [loggers]:
-            if not hasattr(logger, "class_path"):
-                continue
-            own = logger.init_args
-            if own.get("save_dir") in (None, "."):
-                own["save_dir"] = settings.run.dir
-            if logger.class_path.endswith("WandbLogger"):
-                own["group"] = own.get("group") or f"{benchmark}/{method}"
-                own["job_type"] = own.get("job_type") or method
-                own["name"] = own.get("name") or f"{method}-seed{seed}"
-                if not own.get("id"):
-                    own["id"] = self.wandb_id = self._wandb_id(settings.ckpt_path)
-
-    wandb_id: str | None = None
+        """Put the settled configuration in the parsed one's place, and look at the checkpoint that it names."""
+        self.settled = settle(self._settings, self._plain_config(), trains=self.subcommand == "fit")
+        checkpoint, self._rounds_done = self._checkpoint()
+        settings = self.settled.config
+        settings.ckpt_path = checkpoint
+        self.config = Namespace({**vars(self.config), self.subcommand: settings})
 
     def instantiate_classes(self) -> None:
         """As Lightning; errors about methods name them as they were typed."""
         try:
-            with keys_as_typed(self._methods):
+            with keys_as_typed(self.settled.methods):
                 super().instantiate_classes()
         except TypeError as error:
             unfinished = _ABSTRACT.search(str(error))
@@ -202,14 +170,8 @@ class FederatedCLI(LightningCLI):
             raise ConfigError("class_path", name, f"a class with all it needs: {name} lacks {lacking}") from error
 
     def _run_subcommand(self, subcommand: str) -> None:
-        with keys_as_typed(self._methods):
+        with keys_as_typed(self.settled.methods):
             super()._run_subcommand(subcommand)
-
-    @staticmethod
-    def _wandb_id(checkpoint: str | None) -> str:
-        """A run that goes on, wherever it does, is the same at wandb; by another id it would count as a second seed."""
-        known = None if checkpoint is None else wandb_id_in(Path(checkpoint).parent)
-        return known or uuid4().hex[:8]
 
     def _plain_config(self) -> dict[str, Any]:
         # Not validated again, which takes as long as the rest: just parsed. As JSON, which is read faster than YAML.
@@ -223,8 +185,8 @@ class FederatedCLI(LightningCLI):
         """Check everything that can be checked before data are read, then build the Trainer."""
         data: FederatedDataModule = self.datamodule
         record: RunRecord = self._get(self.config_init, "run")
-        record.experiment, record.config_hash = self.experiment, self.config_hash
-        record.config_yaml, record.wandb_id = self.config_yaml, self.wandb_id
+        record.experiment, record.config_hash = self.settled.experiment, self.settled.config_hash
+        record.config_yaml, record.wandb_id = self.settled.config_yaml, self.settled.wandb_id
         if self._settings.trainer.logger is True:  # Lightning's own would write beside the run folder
             valid = "false, or loggers by class_path, e.g. --config configs/loggers/tensorboard.yaml"
             raise ConfigError("trainer.logger", True, valid)
@@ -261,26 +223,20 @@ class FederatedCLI(LightningCLI):
         else:
             check_evaluation(self.trainer)
 
-    def _settle_checkpoint(self, folder: Path) -> int | None:
-        """Resolve ``ckpt_path`` and hold the checkpoint against the configuration, before anything is made of either.
-
-        Returns:
-            How many rounds of it have been run; None starts from the beginning.
-        """
-        settings = self._settings
-        given = settings.ckpt_path
+    def _checkpoint(self) -> tuple[str | None, int | None]:
+        """The checkpoint's file, held against the configuration before anything is made of either, and how many rounds
+        of it have been run; two times None starts from the beginning."""
+        given, folder = self.settled.config.ckpt_path, Path(self.settled.config.run.dir)
         if given is None:
             if self.subcommand != "fit":
-                raise ConfigError("ckpt_path", None, f"a checkpoint to score, e.g. RUN/{LAST_CHECKPOINT}, or last")
-            return None
-        path = folder / LAST_CHECKPOINT if given == "last" else Path(given)
+                raise ConfigError("ckpt_path", None, f"a checkpoint to score, e.g. RUN/{CHECKPOINT}, or last")
+            return None, None
+        path = folder / CHECKPOINT if given == "last" else Path(given)
         if given == "last" and not path.exists() and self.subcommand == "fit":
             if is_first_process():
                 print(f"no checkpoint in {folder} yet: starting from the first round", flush=True)
-            settings.ckpt_path = None
-            return None
-        settings.ckpt_path = str(path)
-        return check_checkpoint(path, self.experiment)
+            return None, None
+        return str(path), check_checkpoint(path, self.settled.experiment)
 
     def after_fit(self) -> None:
         """An interrupted fit ends with the signal's exit status, so that scripts and schedulers notice.
@@ -291,7 +247,7 @@ class FederatedCLI(LightningCLI):
             return
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, RoundCheckpoint) and callback.interrupted_by is not None:
-                saved = f"continue with: cfl fit --ckpt_path {self._settings.run.dir}/{LAST_CHECKPOINT}"
+                saved = f"continue with: cfl fit --ckpt_path {self._settings.run.dir}/{CHECKPOINT}"
                 print(f"interrupted; {saved if callback.enabled else 'checkpoint.enabled is false'}", flush=True)
                 raise SystemExit(128 + callback.interrupted_by)
 
@@ -299,18 +255,6 @@ class FederatedCLI(LightningCLI):
 def is_first_process() -> bool:
     """Whether this is the only process, or the first of several, as far as their environment tells."""
     return getattr(rank_zero_only, "rank", 0) == 0
-
-
-def kept_config(config: Mapping[str, Any], folder: str, benchmark: str) -> str:
-    """The configuration as it is kept with the run: one that starts it anew, and never on top of another.
-
-    Args:
-        config: a subcommand's configuration as plain dictionaries, lists and values.
-        folder: the run folder.
-        benchmark: the benchmark's name.
-    """
-    run = {**config["run"], "dir": folder, "benchmark": benchmark, "overwrite": False}
-    return yaml.safe_dump({**config, "run": run, "ckpt_path": None}, sort_keys=False)
 
 
 def check_checkpoint(path: Path, experiment: Mapping[str, Any]) -> int:
@@ -381,7 +325,7 @@ def restored(arguments: Sequence[str]) -> tuple[Client, str, Path]:
     client.on_load_checkpoint(checkpoint)
     client.load_state_dict(checkpoint["state_dict"])
     client.train(False)
-    return client, built.config_yaml, path
+    return client, built.settled.config_yaml, path
 
 
 def _build(kind: type[FederatedCLI], line: CommandLine) -> FederatedCLI:

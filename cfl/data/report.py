@@ -12,6 +12,7 @@ import numpy as np
 
 from cfl.data.partitions.client_shares import ClientShares, Shares
 from cfl.data.types import Task
+from cfl.runtime.run_files import PARTITION, PARTITION_PICTURE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -141,7 +142,7 @@ def save(
     folder: Path, tasks: Sequence[Task], indices: Sequence[Mapping[int, np.ndarray]], title: str = ""
 ) -> tuple[Path, Path]:
     """Write ``partition.csv`` and ``partition.png`` into ``folder``, creating it; return their paths."""
-    table, picture = folder / "partition.csv", folder / "partition.png"
+    table, picture = folder / PARTITION, folder / PARTITION_PICTURE
     write_partition_csv(table, tasks, indices)
     partition_figure(tasks, indices, title).savefig(picture)
     return table, picture

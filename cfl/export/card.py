@@ -17,6 +17,7 @@ from cfl.reporting.experiment import method_name
 from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import fenced, in_markdown
+from cfl.runtime.run_files import SUMMARY
 
 _MEANINGS = {
     "domain": "All tasks share the outputs: class k is output k in every task.",
@@ -90,13 +91,13 @@ def write_card(
 
 def _figures(federation: Federation, run: Path) -> dict[str, Any]:
     """What ``summary.json`` says of this round, else what the checkpoint has measured so far."""
-    path = run / "summary.json"
+    path = run / SUMMARY
     if path.is_file():
         try:
             summary = dict(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             valid = f"figures as a run leaves them, or no such file ({error})"
-            raise ConfigError("summary.json", str(path), valid) from None
+            raise ConfigError(SUMMARY, str(path), valid) from None
         if summary.get("rounds") == federation.round:  # else an earlier checkpoint lies in the finished run's folder
             return {key: value for key, value in summary.items() if not isinstance(value, dict | list)}
     # Not of the task in progress, whose row may be empty still.

@@ -15,6 +15,7 @@ from cfl.export.formats import PACKAGES, check_format, write
 from cfl.reporting.experiment import method_name
 from cfl.runtime.command_line import ABOUT_ALLOW
 from cfl.runtime.printable import printable
+from cfl.runtime.run_files import CONFIG
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -65,8 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metadata = {"method": method_name(federation.methods), "stream": federation.data.stream.name}
         difference = write(options.out, answer, federation.data.input_shape, metadata)
         card, run = options.out.with_name(f"{options.out.name}.md"), checkpoint.parent
-        if (run / "config.yaml").is_file():  # as it was run, not as it has been restored
-            config = (run / "config.yaml").read_text()
+        if (run / CONFIG).is_file():  # as it was run, not as it has been restored
+            config = (run / CONFIG).read_text()
         write_card(card, options.out, answer, choice, federation, config, run)
     except Exception as error:
         reason = reason_for_user(error) or (error if isinstance(error, OSError) else None)

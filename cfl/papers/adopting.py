@@ -14,9 +14,10 @@ from cfl.papers.folders import run_folder
 from cfl.papers.resolving import Resolver, same_experiment
 from cfl.papers.results import read_result
 from cfl.papers.rough import rough
-from cfl.papers.run_log import LOG, SUMMARY
-from cfl.papers.running import CHECKPOINT, LOCK
+from cfl.papers.run_log import LOG
+from cfl.papers.running import LOCK
 from cfl.reporting.matrix_file import RunFolderError
+from cfl.runtime.run_files import CHECKPOINT, SUMMARY
 
 
 def adopt(folder: Path, papers: list[Paper], runs: Path, resolver: Resolver) -> Path:

@@ -9,9 +9,8 @@ from typing import Any
 from cfl.papers.definition import SCALE, Table
 from cfl.papers.resolving import same_experiment
 from cfl.papers.results import read_experiment
-from cfl.papers.run_log import SUMMARY
-from cfl.papers.running import CHECKPOINT
 from cfl.reporting.experiment import config_hash
+from cfl.runtime.run_files import CHECKPOINT, SUMMARY
 
 
 def run_folder(table: Table, point: Mapping[str, str], seed: int, experiment: Mapping[str, Any]) -> Path:

@@ -17,6 +17,7 @@ from cfl.reporting.attention import Attention
 from cfl.reporting.matrix_file import RunFolderError
 from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.run_files import SUMMARY
 
 RESULTS, MISSING = "results", "missing-data.json"
 MOST_ATTENTION = 1000
@@ -55,7 +56,7 @@ def keep(paper: Paper, runs: Path, scales: Sequence[str], folder: Path | None = 
     target.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     left_out: list[str] = []
-    for path in sorted((runs / paper.name).rglob("summary.json")):
+    for path in sorted((runs / paper.name).rglob(SUMMARY)):
         name = _RUN_NAME.fullmatch(path.parent.name)
         if name is None or name["scale"] not in paper.scales:
             left_out.append(f"{path.parent}: not named as a table's run, <scale>-seed<n>-<hash>")

@@ -24,6 +24,7 @@ from cfl.reporting.experiment import config_hash, experiment_of
 from cfl.reporting.matrix_file import RunFolderError, read_matrix_csv
 from cfl.reporting.names import is_method_name
 from cfl.reporting.run_folder import read_curve, read_run, rounds_to
+from cfl.runtime.run_files import CONFIG, ROUNDS, SUMMARY, matrix_file
 
 SPACE = "used_space"
 """The column of a method's table from which used space per task and layer is read."""
@@ -157,7 +158,7 @@ def read_result(folder: Path) -> Result:
         RunFolderError: it holds no finished run, or one of which a file is missing or damaged.
     """
     run = read_run(folder)
-    reading = "config.yaml"
+    reading = CONFIG
     try:
         config = yaml.safe_load((folder / reading).read_text(encoding="utf-8"))
         experiment = experiment_of(config)
@@ -167,7 +168,7 @@ def read_result(folder: Path) -> Result:
             raise ValueError(f"no method can be called {strange[0]!r}")
         int(experiment["seed_everything"])
         matrix = [[None if math.isnan(x) else x for x in row] for row in run.matrix.tolist()]
-        reading = "summary.json"
+        reading = SUMMARY
         summary = json.loads((folder / reading).read_text(encoding="utf-8"))
         space: dict[tuple[str, str], list[float]] = {}
         attention: dict[str, dict[int, Attention]] = {}
@@ -181,13 +182,13 @@ def read_result(folder: Path) -> Result:
             for (layer, _), used in space.items():
                 if len(used) != len(matrix) - 1:
                     raise ValueError(f"{len(used)} rows for {layer} and {len(matrix)} tasks")
-        reading = "rounds.csv"
+        reading = ROUNDS
         rounds = _rows(folder / reading)
         if (folder / reading).is_file() and len(rounds) != int(summary["rounds"]):
             raise ValueError(f"{len(rounds)} rounds, summary.json says {summary['rounds']}")
         epochs = sum(int(row["clients"]) for row in rounds) * local_epochs if rounds else None
         curve = read_curve(folder / reading) if experiment["schedule"].get("evaluate_every") else []
-        reading = "accuracy_matrix_task_il.csv"
+        reading = matrix_file("accuracy", "_task_il")
         known = folder / reading
         task_il = (
             [[None if math.isnan(x) else x for x in row] for row in read_matrix_csv(known)[0].tolist()]
@@ -206,7 +207,7 @@ def read_result(folder: Path) -> Result:
 def read_experiment(folder: Path) -> dict[str, Any] | None:
     """The experiment of a run that need not be finished; None where its configuration cannot be read."""
     try:
-        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
         int(config["seed_everything"])
         return experiment_of(config)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError):
@@ -266,7 +267,7 @@ def read_results(root: Path) -> Results:
     """All finished runs below a folder; what is not readable is left out, with the reason."""
     found, left_out = [], []
     diverged: dict[Path, Mapping[str, Any]] = {}
-    for path in sorted(root.rglob("summary.json")):
+    for path in sorted(root.rglob(SUMMARY)):
         try:
             found.append(read_result(path.parent))
         except RunFolderError as error:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-LOG, SUMMARY = "log.txt", "summary.json"
+from cfl.runtime.run_files import SUMMARY
+
+LOG = "log.txt"
 LAST_LINES = 6
 """Lines of a failed run's log that are repeated."""
 

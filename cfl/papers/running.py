@@ -23,12 +23,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from cfl.papers.missing_data import MissingData, find_missing, needs_of
 from cfl.papers.resolving import num_rounds
 from cfl.papers.results import read_result
-from cfl.papers.run_log import LOG, SUMMARY, has_diverged, last_lines
+from cfl.papers.run_log import LOG, has_diverged, last_lines
 from cfl.reporting.matrix_file import RunFolderError
 from cfl.runtime.cpu_cores import usable_cores
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.run_files import CHECKPOINT, ROUNDS, SUMMARY
 
-LOCK, CHECKPOINT = ".lock", "last.ckpt"
+LOCK = ".lock"
 
 State = Literal["finished", "failed", "cannot run here", "interrupted", "runs elsewhere"]
 
@@ -267,7 +268,7 @@ class Runner:
 def rounds_done(folder: Path) -> int:
     """Rounds that a run has behind it, read off its table."""
     try:
-        with (folder / "rounds.csv").open("rb") as file:
+        with (folder / ROUNDS).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
             lines = file.read().decode(errors="replace").splitlines()
         return int(next(csv.reader([lines[-1]]))[0]) + 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from cfl.runtime.run_files import matrix_file
+
 Better = Literal["higher", "lower"]
 
 
@@ -28,9 +30,9 @@ class Measure:
 
 
 MEASURES = (
-    Measure("accuracy", "accuracy", "%", "higher", "accuracy_matrix.csv"),
-    Measure("accuracy_task_il", "accuracy, task known", "%", "higher", "accuracy_matrix_task_il.csv"),
-    Measure("nll", "negative log-likelihood", "nats", "lower", "nll_matrix.csv"),
+    Measure("accuracy", "accuracy", "%", "higher", matrix_file("accuracy")),
+    Measure("accuracy_task_il", "accuracy, task known", "%", "higher", matrix_file("accuracy", "_task_il")),
+    Measure("nll", "negative log-likelihood", "nats", "lower", matrix_file("nll")),
     Measure("nll_task_aware", "negative log-likelihood, task known", "nats", "lower", "nll_matrix_task_aware.csv"),
 )
 """Those a run may have; it always has the first, or where it estimates a density the third."""

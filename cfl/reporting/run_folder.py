@@ -29,6 +29,7 @@ from torch import Tensor
 
 from cfl.reporting.matrix_file import RunFolderError, number_in, open_file, read_matrix_csv
 from cfl.reporting.measures import CURVES
+from cfl.runtime.run_files import ROUNDS, SUMMARY, matrix_file
 
 _TEXT, _COUNT, _NUMBER, _NUMBER_OR_NULL = "text", "an integer", "a number", "a number or null"
 SUMMARY_KEYS: dict[str, str] = {
@@ -207,7 +208,7 @@ def read_run(folder: Path) -> Run:
     folder = Path(folder)
     if not folder.is_dir():
         raise RunFolderError(f"{folder}: no such folder")
-    path = folder / "summary.json"
+    path = folder / SUMMARY
     with open_file(path) as file:
         try:
             summary = json.load(file, parse_constant=_refuse_constant)
@@ -226,7 +227,7 @@ def read_run(folder: Path) -> Run:
         kind = SUMMARY_KEYS.get(key, _NUMBER_OR_NULL)
         if not _is(value, kind):
             raise RunFolderError(f"{path}: {key} = {json.dumps(value)} cannot be; valid: {kind}")
-    matrix_path = folder / f"{measure}_matrix.csv"
+    matrix_path = folder / matrix_file(measure)
     matrix, initial = read_matrix_csv(matrix_path)
     if len(matrix) != values["tasks"]:
         raise RunFolderError(f"{matrix_path}: {len(matrix)} tasks, but summary.json says tasks = {values['tasks']}")
@@ -239,7 +240,7 @@ def read_run(folder: Path) -> Run:
         raise RunFolderError(f"{path}: rounds_to_accuracy = {json.dumps(targets)} cannot be; valid: {valid}")
     if not isinstance(stopped, bool):
         raise RunFolderError(f"{path}: stopped_early = {json.dumps(stopped)} cannot be; valid: true or false")
-    progress = read_rounds(folder / "rounds.csv")
+    progress = read_rounds(folder / ROUNDS)
     curve = progress.get(CURVES[measure], [])
     means = _after_tasks(curve, progress.get("task", []), values["tasks"]) if "clients_evaluated" in summary else []
     progress = {name: column for name, column in progress.items() if name not in (*CURVES.values(), "task")}
@@ -260,7 +261,7 @@ def _after_tasks(curve: Sequence[float | None], of: Sequence[float | None], task
 
 def _check_percentages(path: Path, acc: float | None, matrix_path: Path, matrix: Tensor) -> None:
     """Refuse accuracies that cannot be."""
-    if matrix_path.name != "accuracy_matrix.csv":
+    if matrix_path.name != matrix_file("accuracy"):
         return
     known = matrix[torch.isfinite(matrix)].tolist()
     for where, value in [(path, acc), *((matrix_path, value) for value in known)]:

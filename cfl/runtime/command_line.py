@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.run_files import CONFIG
 
 ALLOW = "--allow"
 ABOUT_ALLOW = (
@@ -51,9 +52,9 @@ def read_command_line(arguments: Sequence[str]) -> CommandLine:
         checkpoint, folder = (_value(given, option) for option in ("--ckpt_path", "--run.dir"))
         if checkpoint != "last":
             folder = checkpoint and str(Path(checkpoint).parent)
-        if folder and checkpoint and (Path(folder) / "config.yaml").is_file():
+        if folder and checkpoint and (Path(folder) / CONFIG).is_file():
             # The folder may have been moved since, or be known by another relative path from here.
-            place = ["--config", str(Path(folder) / "config.yaml"), "--run.dir", folder]
+            place = ["--config", str(Path(folder) / CONFIG), "--run.dir", folder]
             return CommandLine([given[0], *place, *given[1:]], True, allowed)
     return CommandLine(given, False, allowed)
 

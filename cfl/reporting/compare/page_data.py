@@ -17,6 +17,7 @@ from cfl.reporting.compare.statistics import LEVEL, Spread, paired_difference
 from cfl.reporting.compare.tables import figures_of, ranks
 from cfl.reporting.matrix_file import RunFolderError
 from cfl.reporting.measures import CURVES, FIGURES, MEASURES, Measure
+from cfl.runtime.run_files import PARTITION
 
 # Numbers in a page by kind, over all rows together; a comparison with more is thinned evenly.
 _MATRIX_CELLS = 250_000
@@ -241,7 +242,7 @@ def _partition(comparison: Comparison, cells: int) -> dict[str, Any] | None:
             if not reading.partition:
                 continue
             try:
-                found = read_partition(reading.run.folder / "partition.csv")
+                found = read_partition(reading.run.folder / PARTITION)
             except RunFolderError:
                 continue
             tasks, classes, clients = found.counts.shape

@@ -18,6 +18,7 @@ from cfl.reporting.matrix_file import RunFolderError, number_in, open_file, read
 from cfl.reporting.measures import MEASURES
 from cfl.reporting.names import is_method_name
 from cfl.reporting.run_folder import Run, read_rounds, read_run
+from cfl.runtime.run_files import CLIENTS, CONFIG, PARTITION, ROUNDS, SUMMARY, matrix_file
 
 # libyaml's loader is about ten times as fast, and the same.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -94,7 +95,7 @@ def is_run(path: Path) -> bool:
 
 def _is_run(names: set[str]) -> bool:
     # The table of who holds what is written before the first round, and that of rounds after it.
-    return "summary.json" in names or ("config.yaml" in names and not names.isdisjoint(("rounds.csv", "partition.csv")))
+    return SUMMARY in names or (CONFIG in names and not names.isdisjoint((ROUNDS, PARTITION)))
 
 
 def _below(path: Path) -> Iterable[Path]:
@@ -115,7 +116,7 @@ def read_all(folders: Iterable[Path]) -> tuple[list[Reading], list[LeftOut], lis
     warnings: list[str] = []
     for folder in folders:
         try:
-            if not (folder / "summary.json").is_file():
+            if not (folder / SUMMARY).is_file():
                 left_out.append(_unfinished(folder))
                 continue
             readings.append(read(folder, warnings))
@@ -125,9 +126,9 @@ def read_all(folders: Iterable[Path]) -> tuple[list[Reading], list[LeftOut], lis
 
 
 def _unfinished(folder: Path) -> LeftOut:
-    done = len(next(iter(read_rounds(folder / "rounds.csv").values()), []))
+    done = len(next(iter(read_rounds(folder / ROUNDS).values()), []))
     learned = "no task yet"
-    for path in [folder / name for name in ("accuracy_matrix.csv", "nll_matrix.csv") if (folder / name).is_file()]:
+    for path in [folder / name for name in (matrix_file("accuracy"), matrix_file("nll")) if (folder / name).is_file()]:
         matrix = read_matrix_csv(path)[0].numpy()
         diagonal = int(np.isfinite(matrix.diagonal()).sum())
         learned = f"{diagonal} of {len(matrix)} tasks evaluated"
@@ -147,7 +148,7 @@ def read(folder: Path, warnings: list[str]) -> Reading:
     run = read_run(folder)
     settings: Mapping[str, Any] = {}
     config: Any = None
-    path = folder / "config.yaml"
+    path = folder / CONFIG
     try:
         with open_file(path) as file:
             config = yaml.load(file, _LOADER)
@@ -173,11 +174,11 @@ def read(folder: Path, warnings: list[str]) -> Reading:
             except RunFolderError as error:
                 warnings.append(_one_line(path, error, "its used space is not compared"))
     try:
-        clients = [_client_mean(path) for path in sorted((folder / "clients").glob(f"{run.measure}_matrix_*.csv"))]
+        clients = [_client_mean(path) for path in sorted((folder / CLIENTS).glob(f"{run.measure}_matrix_*.csv"))]
     except RunFolderError as error:
         clients = []
-        warnings.append(_one_line(folder / "clients", error, "its clients are not compared"))
-    table = _bytes(folder / "partition.csv", "its partition is not compared", warnings)
+        warnings.append(_one_line(folder / CLIENTS, error, "its clients are not compared"))
+    table = _bytes(folder / PARTITION, "its partition is not compared", warnings)
     partition = hashlib.blake2b(table, digest_size=8).hexdigest() if table else ""
     samples = _bytes(folder / "samples.png", "its samples are not shown", warnings)
     return Reading(run, settings, matrices, space, [acc for acc in clients if acc is not None], partition, samples)

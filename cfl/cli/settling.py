@@ -1,0 +1,94 @@
+"""What follows from a parsed configuration before anything is built: the run's name and folder, loggers' places."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import yaml
+from jsonargparse import Namespace
+
+from cfl.callbacks.run_record import check_method_names, wandb_id_in
+from cfl.reporting.experiment import benchmark_name, config_hash, experiment_of, method_name
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A configuration with nothing left open.
+
+    Attributes:
+        config: of the subcommand, another object than the parsed one.
+        experiment: see :func:`cfl.reporting.experiment.experiment_of`.
+        config_hash: of the experiment.
+        config_yaml: as it is kept in the run folder.
+        wandb_id: of the run at wandb, None without a logger for it or where the user named one.
+        methods: name -> class path.
+    """
+
+    config: Namespace
+    experiment: dict[str, Any]
+    config_hash: str
+    config_yaml: str
+    wandb_id: str | None
+    methods: dict[str, str]
+
+
+def settle(parsed: Namespace, plain: Mapping[str, Any], trains: bool) -> Settled:
+    """Name the run, and send loggers that have no place of their own into the run folder; scoring has none.
+
+    Args:
+        parsed: a subcommand's configuration, not changed.
+        plain: the same as plain dictionaries, lists and values.
+        trains: whether it is a fit.
+
+    Raises:
+        ConfigError: two methods whose names differ too little, or a name that is none.
+    """
+    config = parsed.clone()
+    experiment = experiment_of(plain)
+    digest = config_hash(experiment)
+    check_method_names(plain["methods"])
+    method, seed = method_name(plain["methods"]), plain["seed_everything"]
+    run = config.run
+    run.benchmark = benchmark_name(plain) if run.benchmark is None else run.benchmark
+    if run.dir is None:
+        run.dir = f"runs/{run.benchmark}/{method}-seed{seed}-{digest[:8]}"
+    if not trains:  # Lightning opens loggers anyhow: every scoring would be an empty run at wandb
+        config.trainer.logger = False
+    wandb_id = None
+    loggers = config.trainer.logger
+    for logger in loggers if isinstance(loggers, list) else [loggers]:
+        if not hasattr(logger, "class_path"):
+            continue
+        own = logger.init_args
+        if own.get("save_dir") in (None, "."):
+            own["save_dir"] = run.dir
+        if logger.class_path.endswith("WandbLogger"):
+            own["group"] = own.get("group") or f"{run.benchmark}/{method}"
+            own["job_type"] = own.get("job_type") or method
+            own["name"] = own.get("name") or f"{method}-seed{seed}"
+            if not own.get("id"):
+                own["id"] = wandb_id = _wandb_id(config.ckpt_path, run.dir)
+    methods = {name: str(entry["class_path"]) for name, entry in plain["methods"].items()}
+    return Settled(config, experiment, digest, kept_config(plain, run.dir, run.benchmark), wandb_id, methods)
+
+
+def kept_config(config: Mapping[str, Any], folder: str, benchmark: str) -> str:
+    """The configuration as it is kept with the run: one that starts it anew, and never on top of another.
+
+    Args:
+        config: a subcommand's configuration as plain dictionaries, lists and values.
+        folder: the run folder.
+        benchmark: the benchmark's name.
+    """
+    run = {**config["run"], "dir": folder, "benchmark": benchmark, "overwrite": False}
+    return yaml.safe_dump({**config, "run": run, "ckpt_path": None}, sort_keys=False)
+
+
+def _wandb_id(checkpoint: str | None, folder: str) -> str:
+    """A run that goes on, wherever it does, is the same at wandb; by another id it would count as a second seed."""
+    before = None if checkpoint is None else Path(folder if checkpoint == "last" else Path(checkpoint).parent)
+    return (None if before is None else wandb_id_in(before)) or uuid4().hex[:8]

@@ -1,0 +1,46 @@
+"""A parsed configuration is settled in a copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from jsonargparse import Namespace
+
+from cfl.cli.settling import settle
+
+WANDB = "lightning.pytorch.loggers.WandbLogger"
+
+
+def parsed(logger: Any = False, **run: Any) -> tuple[Namespace, dict[str, Any]]:
+    """A fit's configuration as it was parsed, and as plain values."""
+    place = {"dir": None, "benchmark": None, "overwrite": False, **run}
+    plain = {
+        "seed_everything": 3,
+        "methods": {"fedprox": {"class_path": "cfl.methods.FedProx", "init_args": {"mu": 0.1}}},
+        "data": {"stream": {"class_path": "cfl.data.streams.Permuted", "init_args": {}}},
+        "run": place,
+        "trainer": {"logger": logger},
+        "ckpt_path": None,
+    }
+    own = Namespace(class_path=WANDB, init_args=Namespace(save_dir=".", id=None)) if logger else False
+    config = Namespace(run=Namespace(**place), trainer=Namespace(logger=own), ckpt_path=None)
+    return config, plain
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_what_was_parsed_stays_as_it_was(trains: bool) -> None:
+    config, plain = parsed(logger=True)
+    before = config.clone()
+    settled = settle(config, plain, trains)
+    assert config == before
+    assert settled.config != before
+    assert settled.config.run.dir.startswith("runs/")
+
+
+def test_loggers_go_into_the_run_folder_and_scoring_has_none() -> None:
+    config, plain = parsed(logger=True, dir="here", benchmark="digits")
+    own = settle(config, plain, trains=True).config.trainer.logger.init_args
+    assert (own.save_dir, own.group, own.name) == ("here", "digits/fedprox", "fedprox-seed3")
+    assert own.id
+    assert settle(config, plain, trains=False).config.trainer.logger is False
