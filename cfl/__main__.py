@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+
+from cfl import __version__
+from cfl.cli.commands import OTHERS, TRAINING, overview
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -13,26 +18,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the command line without the program's name; None takes the process's own.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    first = given[0] if given else ""
+    if first == "--version":
+        print(f"cfl {__version__}")
+        return 0
+    if first in ("-h", "--help"):
+        print(overview())
+        return 0
+    if not first.startswith("-") and first not in (*TRAINING, *OTHERS):
+        return _unknown(first)
     # Imported only now: what trains takes seconds to import, and a comparison needs none of it.
-    if given[:1] == ["compare"]:
-        from cfl.reporting.compare.command import main as compare
-
-        return compare(given[1:])
-    if given[:1] == ["dashboard"]:
-        from cfl.reporting.dashboard.command import main as dashboard
-
-        return dashboard(given[1:])
-    if given[:1] == ["export"]:
-        from cfl.export.command import main as export
-
-        return export(given[1:])
-    if given[:1] == ["configs"]:
-        from cfl.cli.installed_configs import main as configs
-
-        return configs(given[1:])
+    if first in OTHERS:
+        status: int = import_module(OTHERS[first][0]).main(given[1:])
+        return status
     from cfl.cli.main import main as train
 
     return train(given)
+
+
+def _unknown(command: str) -> int:
+    """Say which commands there are; the exit status."""
+    names = [*TRAINING, *OTHERS]
+    if not command:
+        print(overview(), file=sys.stderr)
+        return 2
+    from cfl.runtime.printable import printable
+
+    close = get_close_matches(command, names, 1)
+    meant = f"; did you mean {close[0]}?" if close else ""
+    text = f"error: command = {command!r} cannot work; valid: one of {', '.join(names)}{meant}"
+    print(printable(text), file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from cfl.callbacks import (
     RunRecord,
 )
 from cfl.callbacks.trainer_checks import check_evaluation, check_trainer
+from cfl.cli.commands import TRAINING
 from cfl.cli.import_policy import TRUSTED, importing_only
 from cfl.cli.installed_configs import DEFAULT_CONFIG
 from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING
@@ -53,11 +54,6 @@ from cfl.runtime.printable import printable
 from cfl.runtime.run_files import CHECKPOINT
 from cfl.training.client import Client
 
-SUBCOMMANDS = {
-    "fit": "Train task after task, evaluate on all tasks, and leave figures and checkpoint in the run folder.",
-    "validate": "Score a checkpoint on the same test sets that a fit scores, and draw samples of a density.",
-    "test": "Score a checkpoint, as validate does: nothing is tuned on the test sets during a fit.",
-}
 _RESUMED = {
     "fit": "a run's checkpoint, RUN/last.ckpt, with which it goes on; last: the one in --run.dir, and a start from the "
     "beginning where there is none yet.",
@@ -94,14 +90,14 @@ class FederatedCLI(LightningCLI):
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
         """Lightning's subcommands without ``predict``."""
-        return {name: skipped for name, skipped in LightningCLI.subcommands().items() if name in SUBCOMMANDS}
+        return {name: skipped for name, skipped in LightningCLI.subcommands().items() if name in TRAINING}
 
     def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
         """As Lightning, with this project's descriptions in the overview, too."""
         super()._add_subcommands(parser, **kwargs)
         shown = parser._subcommands_action
         for choice in shown._choices_actions if shown is not None else []:
-            choice.help = SUBCOMMANDS[choice.dest]
+            choice.help = TRAINING[choice.dest]
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         """As Lightning, saying what a checkpoint is here: Lightning's own words are of keywords that do not work."""
@@ -356,7 +352,7 @@ def _build(kind: type[FederatedCLI], line: CommandLine) -> FederatedCLI:
                     name: {
                         "default_config_files": [str(DEFAULT_CONFIG)],
                         "epilog": FORMULAS_HELP,
-                        "description": SUBCOMMANDS[name],
+                        "description": TRAINING[name],
                     }
                     for name in FederatedCLI.subcommands()
                 },

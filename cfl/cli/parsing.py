@@ -17,6 +17,7 @@ from jsonargparse import ActionConfigFile, Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser
 
+from cfl.cli.commands import OTHERS, TRAINING
 from cfl.cli.import_policy import require_classes
 from cfl.cli.installed_configs import find_config
 from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING, check_content, check_words
@@ -48,7 +49,6 @@ _PLUGINS: dict[str, type] = {
     "sequences": TaskSequences,
 }
 _SAID_IN_FULL = (ConfigError, DataFilesMissing, BadUpdate, DamagedFile, MisconfigurationException)
-COMMANDS = ("fit", "validate", "test", "compare", "export", "dashboard", "configs")
 _TYPES = {
     "NoneType": "null",
     "int": "an integer",
@@ -277,7 +277,7 @@ def one_line(message: str, options: list[str]) -> str:
     """
     key = ".".join(re.findall(r'Parser key "([^"]+)"', message))
     if invalid := re.search(r"argument subcommand: invalid choice: '(.*?)'", message):
-        return str(ConfigError("command", invalid[1], f"one of {', '.join(COMMANDS)}"))
+        return str(ConfigError("command", invalid[1], f"one of {', '.join((*TRAINING, *OTHERS))}"))
     key = re.sub("^methods", UNKNOWN, FOLLOWING.get(key, key))
     if key == UNKNOWN and (given := re.search(r"Expected a <class 'dict'>\. Got value: (.*)", message)):
         return str(ConfigError("methods", given[1], "names with classes, e.g. --methods.fot FOT"))

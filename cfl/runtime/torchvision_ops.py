@@ -2,16 +2,23 @@
 
 torchvision's wheels are built against one torch build. Next to another (a CPU torch beside a CUDA wheel, say)
 its extension library does not load and ``import torchvision`` fails with "operator torchvision::nms does not
-exist", although nothing here calls a compiled operator. Declaring the two schemas it looks up is enough. This
-module is imported before anything that may import torchvision, and does nothing where the operators load.
+exist", although nothing here calls a compiled operator. Declaring the two schemas it looks up is enough. It is done
+when torchvision is about to be imported, so that ``import cfl`` does not import torch; nothing is done where the
+operators load.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 _SCHEMAS = {
     "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -21,6 +28,8 @@ _library: torch.library.Library | None = None  # the declarations live as long a
 
 
 def _compiled_operators_load() -> bool:
+    import torch
+
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None:
         return True
@@ -37,6 +46,8 @@ def _compiled_operators_load() -> bool:
 def declare_missing_operators() -> bool:
     """Declare the schemas if the compiled operators cannot be loaded; return whether that was necessary."""
     global _library
+    import torch
+
     if _library is not None:
         return True
     if _compiled_operators_load():
@@ -47,4 +58,16 @@ def declare_missing_operators() -> bool:
     return True
 
 
-declare_missing_operators()
+class _BeforeTorchvision(MetaPathFinder):
+    """Finds nothing: is asked first, and does what has to be done before."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        if name == "torchvision":
+            sys.meta_path.remove(self)
+            declare_missing_operators()
+
+
+def declare_when_imported() -> None:
+    """Call :func:`declare_missing_operators` when torchvision is about to be imported for the first time."""
+    if "torchvision" not in sys.modules:
+        sys.meta_path.insert(0, _BeforeTorchvision())
