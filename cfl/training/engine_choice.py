@@ -1,0 +1,116 @@
+"""Which engine computes a run's local steps, and what of a step it may do in the place of optimizer and methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import nn
+from torch.optim import Optimizer
+
+from cfl.data.datamodule import FederatedDataModule
+from cfl.engines.base import Engine, EngineOptions
+from cfl.engines.choice import EngineChoice, candidates, from_dict
+from cfl.engines.probe import Measured, probe
+from cfl.engines.trials import Trials
+from cfl.engines.updates import plain_sgd
+from cfl.methods.composition import Composition, Factors, Pulls
+from cfl.models.base import Network
+from cfl.runtime import distributed
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """An engine, and what was measured to find it; nothing where there was no choice."""
+
+    choice: EngineChoice
+    trials: list[Measured]
+
+
+def choose_engine(
+    options: EngineOptions,
+    data: FederatedDataModule,
+    round: int,
+    network: Network,
+    input_shape: tuple[int, int, int],
+    precision: str,
+    by_hand: bool,
+    optimizer_of: Callable[[Iterable[nn.Parameter]], Optimizer],
+    at_once: Callable[[Optimizer], tuple[float, float] | None],
+    resumed: dict[str, Any] | None = None,
+) -> Chosen:
+    """What the settings say, the checkpoint's choice, or the fastest in a short trial on the next round's data.
+
+    Args:
+        options: the settings of engines.
+        data: the tasks and their clients.
+        round: the next round.
+        network: the global model, not changed.
+        input_shape: ``(C, H, W)``.
+        precision: the Trainer's.
+        by_hand: see :class:`cfl.engines.workers.WorkerEngine`.
+        optimizer_of: the clients' optimizer for a cohort's parameters.
+        at_once: see :class:`cfl.engines.base.StepContext`.
+        resumed: what a checkpoint says of its run's choice.
+    """
+    width, most = data.schedule.cohort_width, data.rounds.most_clients
+    if not isinstance(width, int):
+        most = -(-most // distributed.count())  # of clients with alike samples: who has fewer may have more of them
+    open_choices = candidates(
+        options,
+        width if isinstance(width, int) else None,
+        most,
+        network,
+        input_shape,
+        precision,
+        data.schedule.batch_size,
+        by_hand,
+    )
+    settled = open_choices[0] if len(open_choices) == 1 else from_dict(resumed, open_choices)
+    # What is open depends on a process's math threads: if one needs a trial, the others must be in it.
+    everyones = distributed.gather(settled)
+    if everyones[0] is not None and None not in everyones:
+        return Chosen(everyones[0], [])
+    next_round = min(round, data.num_rounds - 1)
+    trials = Trials(data, next_round, network, input_shape, options, optimizer_of, at_once, by_hand)
+    measured = probe(open_choices, trials.of, trials.client_steps_of_run)
+    return Chosen(distributed.from_first(measured[0].choice), measured)
+
+
+def gradients_are_watched(trainer: Trainer) -> bool:
+    """Whether clipping or a callback wants to see the gradients of local steps."""
+    settings: Any = trainer
+    looks = ("on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
+    return bool(settings.gradient_clip_val) or any(
+        is_overridden(hook, callback) for callback in settings.callbacks for hook in looks
+    )
+
+
+def step_at_once(
+    optimizer: Optimizer, methods: Composition, engine: Engine | None, watched: Callable[[], bool]
+) -> tuple[float, float] | None:
+    """Learning rate and weight decay, if an engine may take the optimizer's step without leaving gradients.
+
+    That is so for plain SGD whose weight decay leaves something of the weights, unless a method or somebody else wants
+    to see the gradients.
+
+    Args:
+        optimizer: the clients'.
+        methods: the methods of the run.
+        engine: what computes the steps; None while one is being chosen.
+        watched: whether somebody else wants to see gradients.
+    """
+    pulls, factors = left_to_engine(methods, engine)
+    if (methods.changing_gradients() and not (pulls or factors)) or watched():
+        return None
+    plain = plain_sgd(optimizer)
+    return None if plain is not None and plain[0] * plain[1] >= 1 else plain
+
+
+def left_to_engine(methods: Composition, engine: Engine | None) -> tuple[Pulls, Factors]:
+    """What an engine does itself of a method, see :meth:`cfl.methods.composition.Composition.left_to_engine`; nothing
+    while one is being chosen."""
+    return methods.left_to_engine(engine is not None and engine.multiplies, engine is not None and engine.pulls)
