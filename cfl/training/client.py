@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from cfl.data.cohorts import CohortBatch
 from cfl.data.evaluation import EvaluationBatch
 from cfl.engines.base import Engine, EngineOptions
-from cfl.engines.choice import EngineChoice, build_engine
+from cfl.engines.choice import EngineChoice
 from cfl.engines.cohort import Cohort
 from cfl.engines.objective import Objective
 from cfl.engines.probe import Measured
@@ -24,16 +24,14 @@ from cfl.federation.federation import Federation
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods.base import Method
 from cfl.methods.composition import Composition
-from cfl.models.base import Network, require_head, require_one_name_each
-from cfl.models.batchnorm import convert_batchnorm, unmaskable_layers
+from cfl.models.base import Network
 from cfl.models.density import is_density
-from cfl.models.dropout import convert_dropout
-from cfl.randomness.generators import seed_for
 from cfl.runtime.error_context import Located
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.precision import full_precision
-from cfl.training.engine_choice import choose_engine, gradients_are_watched, step_at_once
+from cfl.training.engine_choice import choose_engine, chosen_engine, gradients_are_watched
 from cfl.training.evaluation import Scoring
+from cfl.training.global_network import global_network
 from cfl.training.local_work import LocalWork
 
 ELEMENTWISE_OPTIMIZERS = frozenset(
@@ -86,23 +84,7 @@ class Client(LightningModule):
         self.buffer = ReplayBuffer() if buffer is None else buffer
         self.methods = Composition(methods or {})
         self._make_optimizer = optimizer
-        with torch.random.fork_rng():
-            torch.manual_seed(seed_for(seed, "initialise network"))
-            self.network = convert_dropout(convert_batchnorm(network(input_shape, num_outputs)))
-            require_one_name_each(self.network)
-            if not is_density(self.network):
-                require_head(self.network)
-            before = _frozen_parameters(self.network)
-            self.methods.extend(self.network, seed)
-        mixing = unmaskable_layers(self.network)
-        if mixing:
-            raise ConfigError("model.network", mixing, "a network whose batch statistics can leave out padded samples")
-        self._frozen = _frozen_parameters(self.network)
-        if thawed := before - self.frozen:
-            valid = "a network without frozen parameters in layers that the methods replace"
-            raise ConfigError("model.network", sorted(thawed), valid)
-        # The global model moves by the server's hand alone.
-        self.network.requires_grad_(False)
+        self.network, self._frozen = global_network(network, input_shape, num_outputs, self.methods, seed)
         self.work: LocalWork | None = None
         self.engine_choice: EngineChoice | None = None
         self.engine_trials: list[Measured] = []
@@ -142,46 +124,34 @@ class Client(LightningModule):
             raise RuntimeError(f"{what}: the federation has its own, which nobody exchanges")
 
     def require_federation(self) -> Federation:
-        """:attr:`federation`, which must be there.
-
-        Raises:
-            RuntimeError: it is not.
-        """
+        """:attr:`federation`, or a RuntimeError."""
         if self.federation is None:
             raise RuntimeError("no federation: add cfl.callbacks.FederatedOrchestrator to the Trainer")
         return self.federation
 
     def require_work(self) -> LocalWork:
-        """:attr:`work`, which must be there.
-
-        Raises:
-            RuntimeError: it is not.
-        """
+        """:attr:`work`, or a RuntimeError."""
         if self.work is None:
             raise RuntimeError("no local work: configure_optimizers has not run")
         return self.work
 
-    @property
-    def cohort(self) -> Cohort | None:
-        """The clients being trained."""
-        return None if self.work is None else self.work.cohort
-
     def require_cohort(self) -> Cohort:
-        """:attr:`cohort`, which must be there.
-
-        Raises:
-            RuntimeError: it is not.
-        """
+        """:attr:`cohort`, or a RuntimeError."""
         return self.require_work().cohort
 
     @property
+    def cohort(self) -> Cohort | None:
+        """The clients being trained; None until training has started."""
+        return None if self.work is None else self.work.cohort
+
+    @property
     def engine(self) -> Engine | None:
-        """What computes the local steps."""
+        """What computes the local steps; None until training has started."""
         return None if self.work is None else self.work.engine
 
     @property
     def mean_loss(self) -> float:
-        """See :attr:`cfl.training.local_work.LocalWork.mean_loss`; NaN before training."""
+        """See :attr:`cfl.training.local_work.LocalWork.mean_loss`; NaN until training has started."""
         return math.nan if self.work is None else self.work.mean_loss
 
     # Training: Lightning's hooks, handed on. In a step there is always work: each look-up counts.
@@ -193,38 +163,25 @@ class Client(LightningModule):
             ConfigError: if the optimizer would mix clients, or a method does not allow it or how gradients are clipped.
         """
         federation = self.require_federation()
-        data = federation.data
         self._check_optimizer(self._optimizer_of([torch.nn.Parameter(torch.zeros(1))]))
         watched = partial(gradients_are_watched, self.trainer)
         chosen = choose_engine(
             self.engine_options,
-            data,
-            federation.round,
-            self.network,
+            federation,
             self.input_shape,
             str(self.trainer.precision),
-            self._objective.of_logits,
+            self._objective,
             self._optimizer_of,
-            partial(step_at_once, methods=self.methods, engine=None, watched=watched),
+            watched,
             self._resumed_choice,
         )
-        choice = self.engine_choice = chosen.choice
-        self.engine_trials = chosen.trials
-        data.schedule.settle_width(choice.width, choice.most_padding)
-        trials = {str(trial.choice): trial.seconds_per_client_step for trial in self.engine_trials}
-        federation.engine = {**choice.to_dict(), "seconds_per_client_step_in_trials": trials}
-        engine = build_engine(
-            choice,
-            self.network,
-            self.input_shape,
-            self.engine_options,
-            data.schedule.batch_size,
-            by_hand=self._objective.of_logits,
-        )
-        cohort = Cohort(self.network, choice.width, data.outputs, engine.channels_last)
+        self.engine_choice, self.engine_trials = chosen.choice, chosen.trials
+        engine = chosen_engine(chosen, self.engine_options, federation, self.input_shape, self._objective)
         precision = self.engine_options.matmul_precision
-        self.work = LocalWork(federation, engine, cohort, self._objective, self.seed, precision, watched)
-        return self._optimizer_of(cohort.parameters.values())
+        self.work = LocalWork(
+            federation, engine, self.engine_choice.width, self._objective, self.seed, precision, watched
+        )
+        return self._optimizer_of(self.work.cohort.parameters.values())
 
     def _check_optimizer(self, optimizer: Optimizer) -> None:
         name = type(optimizer).__name__
@@ -321,15 +278,3 @@ class Client(LightningModule):
             raise ConfigError("ckpt_path", "a checkpoint without a federation", "a last.ckpt written by cfl fit")
         self.require_federation().load_state_dict(checkpoint["federation"])
         self._resumed_choice = checkpoint.get("engine")
-
-
-def _frozen_parameters(network: Network) -> frozenset[str]:
-    """Names of the parameters that do not ask for a gradient.
-
-    Raises:
-        ConfigError: none of them does.
-    """
-    frozen = frozenset(name for name, parameter in network.named_parameters() if not parameter.requires_grad)
-    if frozen and all(name in frozen for name, _ in network.named_parameters()):
-        raise ConfigError("model.network", f"{type(network).__name__} with all parameters frozen", "one that trains")
-    return frozen

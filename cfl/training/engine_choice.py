@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 from torch.optim import Optimizer
 
-from cfl.data.datamodule import FederatedDataModule
 from cfl.engines.base import Engine, EngineOptions
-from cfl.engines.choice import EngineChoice, candidates, from_dict
+from cfl.engines.choice import EngineChoice, build_engine, candidates, from_dict
+from cfl.engines.objective import Objective
 from cfl.engines.probe import Measured, probe
 from cfl.engines.trials import Trials
 from cfl.engines.updates import plain_sgd
+from cfl.federation.federation import Federation
 from cfl.methods.composition import Composition, Factors, Pulls
-from cfl.models.base import Network
 from cfl.runtime import distributed
 
 
@@ -32,30 +33,28 @@ class Chosen:
 
 def choose_engine(
     options: EngineOptions,
-    data: FederatedDataModule,
-    round: int,
-    network: Network,
+    federation: Federation,
     input_shape: tuple[int, int, int],
     precision: str,
-    by_hand: bool,
+    objective: Objective,
     optimizer_of: Callable[[Iterable[nn.Parameter]], Optimizer],
-    at_once: Callable[[Optimizer], tuple[float, float] | None],
+    watched: Callable[[], bool],
     resumed: dict[str, Any] | None = None,
 ) -> Chosen:
     """What the settings say, the checkpoint's choice, or the fastest in a short trial on the next round's data.
 
     Args:
         options: the settings of engines.
-        data: the tasks and their clients.
-        round: the next round.
-        network: the global model, not changed.
+        federation: whose clients will be trained; it is not changed.
         input_shape: ``(C, H, W)``.
         precision: the Trainer's.
-        by_hand: see :class:`cfl.engines.workers.WorkerEngine`.
+        objective: what a client minimises.
         optimizer_of: the clients' optimizer for a cohort's parameters.
-        at_once: see :class:`cfl.engines.base.StepContext`.
+        watched: see :func:`step_at_once`.
         resumed: what a checkpoint says of its run's choice.
     """
+    data, network = federation.data, federation.network
+    by_hand = objective.of_logits
     width, most = data.schedule.cohort_width, data.rounds.most_clients
     if not isinstance(width, int):
         most = -(-most // distributed.count())  # of clients with alike samples: who has fewer may have more of them
@@ -74,10 +73,29 @@ def choose_engine(
     everyones = distributed.gather(settled)
     if everyones[0] is not None and None not in everyones:
         return Chosen(everyones[0], [])
-    next_round = min(round, data.num_rounds - 1)
+    next_round = min(federation.round, data.num_rounds - 1)
+    at_once = partial(step_at_once, methods=cast(Composition, federation.methods), engine=None, watched=watched)
     trials = Trials(data, next_round, network, input_shape, options, optimizer_of, at_once, by_hand)
     measured = probe(open_choices, trials.of, trials.client_steps_of_run)
     return Chosen(distributed.from_first(measured[0].choice), measured)
+
+
+def chosen_engine(
+    chosen: Chosen,
+    options: EngineOptions,
+    federation: Federation,
+    input_shape: tuple[int, int, int],
+    objective: Objective,
+) -> Engine:
+    """Build the engine, and note the choice in the schedule and in the record of the run; arguments as for
+    :func:`choose_engine`."""
+    choice, schedule = chosen.choice, federation.data.schedule
+    schedule.settle_width(choice.width, choice.most_padding)
+    trials = {str(trial.choice): trial.seconds_per_client_step for trial in chosen.trials}
+    federation.engine = {**choice.to_dict(), "seconds_per_client_step_in_trials": trials}
+    return build_engine(
+        choice, federation.network, input_shape, options, schedule.batch_size, by_hand=objective.of_logits
+    )
 
 
 def gradients_are_watched(trainer: Trainer) -> bool:

@@ -38,13 +38,14 @@ class LocalWork:
     Args:
         federation: whose clients work, and whose model moves when a round is closed.
         engine: computes the local steps.
-        cohort: room for as many clients as work side by side.
+        width: greatest number of clients that work side by side.
         objective: what a client minimises.
         seed: the run's seed.
         precision: torch's float32 matmul precision in local steps; between them products are float32.
         watched: whether anybody else than methods wants to see gradients; asked once for every cohort.
 
     Attributes:
+        cohort: the clients at work.
         plan: the running round; None before the first.
         context: what the cohort's steps have in common.
         local_step: number of the step, from 0.
@@ -55,13 +56,14 @@ class LocalWork:
         self,
         federation: Federation,
         engine: Engine,
-        cohort: Cohort,
+        width: int,
         objective: Objective,
         seed: int,
         precision: str,
         watched: Callable[[], bool],
     ) -> None:
-        self.federation, self.engine, self.cohort = federation, engine, cohort
+        self.federation, self.engine = federation, engine
+        self.cohort = Cohort(federation.network, width, federation.data.outputs, engine.channels_last)
         self.methods = cast(Composition, federation.methods)
         self.buffer = federation.buffer
         self.plan: RoundPlan | None = None
@@ -70,15 +72,15 @@ class LocalWork:
         self._objective = objective
         self._plain_objective = Objective(density=objective.density)
         self._seed, self._precision, self._watched = seed, precision, watched
-        self._device = next(iter(cohort.parameters.values())).device
+        self._device = next(federation.network.parameters()).device
         self.loss_sums = torch.zeros(2, device=self._device)
         self._optimizer: Optimizer | None = None
         self._scaled_steps: ScaledSteps | None = None
         self._frozen: frozenset[str] = frozenset()
         self._used_outputs: Tensor | None = None
         self._located = Located(self._step_that_failed)
-        cohort.gradients_on = self.gradients_on
-        self.methods.attend(cohort)
+        self.cohort.gradients_on = self.gradients_on
+        self.methods.attend(self.cohort)
 
     # A round begins.
 
