@@ -6,7 +6,6 @@ import math
 import time
 from typing import Any, Literal, TypeVar
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from cfl.callbacks.accuracy_targets import AccuracyTargets
@@ -230,13 +229,8 @@ class FederatedOrchestrator(Callback):
         """The row is complete when the processes have added up their shares."""
         client_of(pl_module).scoring.finish()
 
-    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """As for validation."""
-        self.on_validation_epoch_start(trainer, pl_module)
-
-    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """As for validation."""
-        self.on_validation_epoch_end(trainer, pl_module)
+    on_test_epoch_start = on_validation_epoch_start
+    on_test_epoch_end = on_validation_epoch_end
 
 
 def built_federation(trainer: Trainer, module: LightningModule, stage: str) -> Federation:
@@ -248,12 +242,6 @@ def built_federation(trainer: Trainer, module: LightningModule, stage: str) -> F
     for orchestrator in _all_of(FederatedOrchestrator, trainer):
         orchestrator.setup(trainer, module, stage)
     return federation_of(module)
-
-
-def mean_matrix(federation: Federation) -> torch.Tensor:
-    """What is measured, ``[T, T]``: accuracies in percent, or NLL in nats; the mean over clients where each has one."""
-    matrix = federation.measured.compute()
-    return matrix.nanmean(0) if federation.measures_clients else matrix
 
 
 def _all_of(kind: type[T], trainer: Trainer) -> list[T]:

@@ -13,13 +13,13 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from cfl.callbacks.checkpoint import record_of
-from cfl.callbacks.federated_orchestrator import mean_matrix
 from cfl.federation.federation import Federation
 from cfl.metrics.accuracy import average_accuracy
 from cfl.models.density import is_density
 from cfl.reporting.experiment import flatten, method_name, setting_hash
 from cfl.reporting.figures import accuracy_curve, accuracy_heatmap, learning_curves
 from cfl.training.access import client_of, federation_of
+from cfl.training.evaluation import mean_matrix
 
 _FINAL = ("acc", "fgt", "bwt", "nll")
 

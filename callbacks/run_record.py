@@ -23,7 +23,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from cfl import __version__
 from cfl.callbacks.accuracy_targets import AccuracyTargets, rounds_in_words
-from cfl.callbacks.federated_orchestrator import mean_matrix
 from cfl.callbacks.local_evaluation import LocalModels
 from cfl.data.report import save as save_partition_report
 from cfl.data.schedule import RoundPlan
@@ -46,6 +45,7 @@ from cfl.runtime.source_digest import source_digest
 from cfl.training.access import client_of, data_of, federation_of
 from cfl.training.client import Client
 from cfl.training.density_samples import draw_images
+from cfl.training.evaluation import mean_matrix
 
 _log = logging.getLogger(__name__)
 

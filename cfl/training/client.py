@@ -26,9 +26,7 @@ from cfl.methods.base import Method
 from cfl.methods.composition import Composition
 from cfl.models.base import Network
 from cfl.models.density import is_density
-from cfl.runtime.error_context import Located
 from cfl.runtime.errors import ConfigError
-from cfl.runtime.precision import full_precision
 from cfl.training.engine_choice import choose_engine, chosen_engine, gradients_are_watched
 from cfl.training.evaluation import Scoring
 from cfl.training.global_network import global_network
@@ -244,10 +242,7 @@ class Client(LightningModule):
 
     def validation_step(self, batch: EvaluationBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Count correct predictions of one task's test batch into the accuracy matrix, or add up its likelihoods."""
-        federation = self.require_federation()
-        where = Located(lambda: f"testing on task {batch.task} failed after {federation.round} rounds")
-        with where, full_precision():
-            self.scoring.score(batch)
+        self.scoring.score(batch)
 
     def test_step(self, batch: EvaluationBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """As :meth:`validation_step`."""
