@@ -239,8 +239,9 @@ def built_federation(trainer: Trainer, module: LightningModule, stage: str) -> F
     Raises:
         RuntimeError: the Trainer has no FederatedOrchestrator.
     """
-    for orchestrator in _all_of(FederatedOrchestrator, trainer):
-        orchestrator.setup(trainer, module, stage)
+    if client_of(module).federation is None:
+        for orchestrator in _all_of(FederatedOrchestrator, trainer):
+            orchestrator.setup(trainer, module, stage)
     return federation_of(module)
 
 
