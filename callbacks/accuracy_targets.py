@@ -89,13 +89,18 @@ class AccuracyTargets(Callback):
             if trainer.is_global_zero:
                 print(f"nothing to do: the run stopped after {federation.round} rounds, with all targets met")
 
+    def end_the_run(self, curve: Sequence[float | None]) -> bool:
+        """Whether all targets are met and the run is to stop there; ``curve`` as for :meth:`rounds`.
+
+        The FederatedOrchestrator asks when it has counted a round, and tells the federation. ACC is the same in all
+        processes, hence so is the answer.
+        """
+        return self.stop and bool(self.accuracies) and None not in self.rounds(curve).values()
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop if it is time. ACC is the same in all processes, hence so is the answer."""
-        federation = federation_of(pl_module)
-        met = bool(self.accuracies) and None not in self.rounds(federation.curve).values()
-        if self.stop and met:
+        """Stop if it is time."""
+        if self.end_the_run(federation_of(pl_module).curve):
             trainer.should_stop = True
-            federation.stopped = not federation.finished
 
 
 def name_of(accuracy: float) -> str:

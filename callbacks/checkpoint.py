@@ -14,6 +14,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from cfl.callbacks.checkpoint_file import StreamedCheckpoints
+from cfl.callbacks.federated_orchestrator import built_federation
 from cfl.callbacks.run_record import RunRecord
 from cfl.reporting.experiment import config_hash
 from cfl.runtime import distributed
@@ -28,7 +29,8 @@ class RoundCheckpoint(Checkpoint):
     It is written after the first round, at every task's end and the run's, on SIGTERM and SIGINT once the running round
     is over, and otherwise when enough time has passed that writing stays under ``share`` of the run. The file is
     replaced in one step, so that it is whole whenever the process dies. Of several processes the first decides and
-    writes; a signal to any of them stops all.
+    writes; a signal to any of them stops all. Lightning calls it at an epoch's end when all other callbacks have been
+    called, wherever it stands in their list: it is a ``Checkpoint``.
 
     Args:
         share: greatest share of the run's time that may go into writing, in (0, 1].
@@ -51,9 +53,10 @@ class RoundCheckpoint(Checkpoint):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget what ended an earlier fit; see to it that what clients keep finds room on the run folder's disk."""
         self._signal = None
-        folder = record_of(trainer).folder
-        if folder.is_dir() and os.access(folder, os.W_OK):
-            federation_of(pl_module).clients.folder = folder
+        record = record_of(trainer)
+        record.settle(trainer, stage)
+        if record.folder.is_dir() and os.access(record.folder, os.W_OK):
+            built_federation(trainer, pl_module, stage).clients.folder = record.folder
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # a plugin of the user's own stays
             trainer.strategy.checkpoint_io = StreamedCheckpoints()
 

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from cfl.callbacks.accuracy_targets import AccuracyTargets
+from cfl.callbacks.local_evaluation import LocalModels
 from cfl.callbacks.trainer_checks import NEVER, check_evaluation, check_trainer
 from cfl.data.cohorts import CohortBatch
-from cfl.data.schedule import RoundPlan
-from cfl.federation.channel import UPDATE, Channel
+from cfl.federation.channel import Channel
 from cfl.federation.client_states import ClientStates
-from cfl.federation.federation import MODEL_TOPIC, Federation, state_buffers
+from cfl.federation.federation import Federation, state_buffers
 from cfl.federation.server import Server
-from cfl.randomness.generators import seed_device, seed_for
-from cfl.runtime import distributed
-from cfl.runtime.error_context import Located
 from cfl.runtime.errors import ConfigError
-from cfl.runtime.precision import full_precision
 from cfl.training.access import client_of, data_of, federation_of
-from cfl.training.client import Client
+from cfl.training.local_work import LocalWork
+
+T = TypeVar("T")
 
 
 class FederatedOrchestrator(Callback):
     """Sends the global model out, collects the clients' updates, moves the global model, ends tasks.
 
-    A round closes in ``on_train_batch_end`` of its last batch, because Lightning validates before
-    ``on_train_epoch_end``: so what is evaluated is the new global model.
+    Translates Lightning's hooks: what a round does is :class:`cfl.training.local_work.LocalWork`. A round closes in
+    ``on_train_batch_end`` of its last batch, because Lightning validates before ``on_train_epoch_end``: so what is
+    evaluated is the new global model. It is counted when it has been evaluated, still before any callback's
+    ``on_train_epoch_end``.
 
     Args:
         client_weighting: weight of a client in the mean: ``uniform`` (1 each) or ``samples`` (its number of training
@@ -75,14 +75,12 @@ class FederatedOrchestrator(Callback):
         self.batchnorm: Literal["average", "local", "drop"] = batchnorm
         self.on_bad_update: Literal["stop", "skip"] = on_bad_update
         self.client_state_memory_mb = client_state_memory_mb
-        self.plan: RoundPlan | None = None
         self._started = 0.0
-        self._used_outputs: torch.Tensor | None = None
 
     # Before the first round.
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Build the federation, before a checkpoint is restored into it.
+        """Build the federation if there is none, before a checkpoint is restored into it; the data follow its rounds.
 
         Raises:
             ConfigError: if the Trainer is set so that rounds could not run.
@@ -118,6 +116,7 @@ class FederatedOrchestrator(Callback):
                 client.frozen,
             )
             self._check_options_do_something(client.federation)
+        data.follow(client.federation)
         # Personal models: the processes share out whose model is evaluated, not the test sets.
         data.all_batches_everywhere = client.federation.has_personal_models
 
@@ -137,12 +136,11 @@ class FederatedOrchestrator(Callback):
                 )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Point the data at the next round (the first, or the one after the checkpoint's)."""
+        """Hand the server the network's current tensors."""
         federation = federation_of(pl_module)
         # A device move replaces buffers, not parameters; the server must hold the network's current ones.
         federation.server.parameters = dict(federation.network.named_parameters())
         federation.server.buffers = dict(federation.network.named_buffers())
-        federation.data.next_round = federation.round
 
     # One round.
 
@@ -152,151 +150,64 @@ class FederatedOrchestrator(Callback):
         federation = federation_of(pl_module)
         if federation.round != trainer.current_epoch:
             raise RuntimeError(f"round {federation.round} of the federation is epoch {trainer.current_epoch}")
-        self.plan = federation.schedule.round(federation.round)
-        client_of(pl_module).reset_loss()
-        federation.channel.enter_round(self.plan.task, self.plan.round)
-        for part in self.plan.parts:
-            if part.round_in_task == 0:
-                with _located(f"beginning task {part.task}", self.plan):
-                    client_of(pl_module).methods.begin_task(part)
-        receivers = sum(len(federation.own_clients(part.task, part.clients)) for part in self.plan.parts)
-        federation.channel.downlink("model", federation.shared_tensors(), receivers)
-        trainer.check_val_every_n_epoch = 1 if federation.schedule.evaluates_after(self.plan) else NEVER
+        plan = federation.schedule.round(federation.round)
+        client_of(pl_module).require_work().begin_round(plan)
+        trainer.check_val_every_n_epoch = 1 if federation.schedule.evaluates_after(plan) else NEVER
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: CohortBatch, batch_idx: int
     ) -> None:
         """Open a cohort: its clients start from the global model and with a fresh optimizer."""
         if batch.opens:
-            with full_precision(), _located(f"opening clients {list(batch.clients)}", self._plan):
-                self._open(trainer, pl_module, batch)
-
-    def _open(self, trainer: Trainer, pl_module: LightningModule, batch: CohortBatch) -> None:
-        client, federation, plan = client_of(pl_module), federation_of(pl_module), self._plan
-        cohort = client.require_cohort()
-        # Named by a client, because every process has a cohort number 0.
-        seed_device(client.device, seed_for(federation.data.seed, "dropout", plan.round, batch.clients[0]))
-        tensors = federation.encode(batch.task, federation.state_tensors())
-        cohort.open(
-            batch.clients,
-            batch.sizes,
-            batch.task,
-            plan.round,
-            shared={n: tensors[n] for n, _ in federation.network.named_parameters()},
-            shared_buffers={n: tensors[n] for n, _ in federation.network.named_buffers()},
-            own=federation.encode(batch.task, federation.own_tensors(batch.clients)),
-            mixed=batch.tasks_of_own is not None,
-        )
-        for optimizer in trainer.optimizers:
-            optimizer.state.clear()
-            cohort.lr = float(optimizer.param_groups[0]["lr"])
-        if federation.buffer is not None:
-            federation.buffer.open(cohort)
-        client.methods.start_clients()
+            (optimizer,) = trainer.optimizers
+            client_of(pl_module).require_work().open(batch, optimizer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: CohortBatch, batch_idx: int
     ) -> None:
         """Collect from clients that have finished; with the last of them, close the round."""
-        if batch.closes:
-            closing = [batch.clients[position] for position in batch.closes]
-            with full_precision(), _located(f"collecting from clients {closing}", self._plan):
-                self._collect(client_of(pl_module), batch.closes)
-        if batch.last_of_round:
-            with full_precision(), _located("closing the round", self._plan):
-                self._close_round(client_of(pl_module))
-
-    @torch.no_grad()
-    def _collect(self, client: Client, positions: tuple[int, ...]) -> None:
-        cohort, federation = client.require_cohort(), federation_of(client)
-        federation.channel.enter_round(cohort.task, cohort.round)  # of clients with clocks of their own, their task
-        cohort.put_back_unused_outputs(positions)
-        sound = positions
-        if federation.buffer is not None or client.methods.collects:
-            # Who is left out is left out with all that it has, whichever of its tensors is to blame.
-            judged = federation.trained_tensors(cohort, positions)
-            usable = federation.channel.usable(judged, [cohort.clients[p] for p in positions])
-            sound = tuple(p for p, good in zip(positions, usable, strict=True) if good)
-        if sound and federation.buffer is not None:
-            federation.buffer.close(cohort, sound)
-        if sound:
-            client.methods.finish_clients(sound)
-        clients = [cohort.clients[p] for p in positions]
-        trained = cohort.rows(positions, {**cohort.parameters, **cohort.buffers})
-        if cohort.used_outputs is not None:
-            seen, used = self._used_outputs, cohort.used_outputs.any(0)
-            self._used_outputs = used if seen is None else seen | used
-        weights = [1.0 if self.client_weighting == "uniform" else float(cohort.sizes[p]) for p in positions]
-        # In place: nobody needs these clients' weights any more, and new memory of this size costs as much as the rest.
-        update = {n: trained[n].sub_(cohort.received[n]) for n in federation.shared_parameters}
-        message = federation.decode(cohort.task, {**update, **{n: trained[n] for n in federation.shared_buffers}})
-        if federation.personal:
-            own = federation.decode(cohort.task, {n: rows for n, rows in trained.items() if n in federation.personal})
-            usable = federation.channel.usable({**message, **own}, clients)  # left out is left out with all it has
-            weights = [weight if good else 0.0 for weight, good in zip(weights, usable, strict=True)]
-            federation.clients.scatter(MODEL_TOPIC, clients, own, usable)
-        if message:
-            federation.channel.uplink(UPDATE, message, weights, clients)
-
-    def _close_round(self, client: Client) -> None:
-        federation, plan = federation_of(client), self._plan
-        federation.channel.enter_round(plan.task, plan.round)
-        federation.clients.synchronise()  # what follows may need any client's
-        self._hear_others(client)
-        if federation.shared_parameters or federation.shared_buffers:
-            mean = federation.channel.mean(UPDATE)
-            federation.server.apply(
-                {n: mean[n] for n in federation.shared_parameters},
-                {n: mean[n] for n in federation.shared_buffers},
-                [*client.methods.step_transforms, self._hold_unused_outputs],
-            )
-        self._used_outputs = None
-        federation.round += 1
-        federation.data.next_round = federation.round
-        client.methods.end_round(plan)
-        ended = [part for part in plan.parts if part.last_of_task]
-        for part in ended:
-            client.methods.end_task(part)
-        if ended:
-            check_same_model(federation)
-        federation.synchronise()
-
-    def _hear_others(self, client: Client) -> None:
-        """Take in losses of other processes' clients, and the outputs that they trained."""
-        if distributed.count() == 1:
+        if not (batch.closes or batch.last_of_round):
             return
-        used = self._used_outputs
-        heard = distributed.gather((client.loss_sums.tolist(), None if used is None else used.cpu()))
-        client.loss_sums.copy_(torch.tensor([loss for loss, _ in heard]).sum(0))
-        masks = [mask for _, mask in heard if mask is not None]
-        self._used_outputs = torch.stack(masks).any(0) if masks else None
+        client = client_of(pl_module)
+        work = client.require_work()
+        if batch.closes:
+            for local in _all_of(LocalModels, trainer):
+                local.score(client, batch.closes)  # collecting overwrites these models
+            work.collect(batch.closes, by_samples=self.client_weighting == "samples")
+        if batch.last_of_round:
+            work.close_round()
+            if not work.federation.schedule.evaluates_after(work.require_plan()):
+                self._count(trainer, work)
 
-    def _hold_unused_outputs(self, step: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Server momentum does not move outputs that no client of this round trained."""
-        used = self._used_outputs
-        if used is None:
-            return step
-        held = dict(step)
-        for name, change in step.items():
-            if name.startswith("head.") and change.ndim > 0 and len(change) == len(used):
-                rows = used.to(change.device).view(-1, *[1] * (change.ndim - 1))
-                held[name] = torch.where(rows, change, torch.zeros_like(change))
-        return held
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Count a round that has been evaluated."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._count(trainer, client_of(pl_module).require_work())
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Add ACC to the learning curve; count the round's time, evaluation included.
+    def _count(self, trainer: Trainer, work: LocalWork) -> None:
+        """Add ACC to the learning curve and the round's time, evaluation included; say whether targets end the run.
 
-        Raises:
-            RuntimeError: the epoch ended before the round was closed; nothing of it is kept.
+        All of it before the first callback hears of the epoch's end: whatever it does then, and whatever its place in
+        the Trainer's list, it finds the whole round counted.
         """
-        federation, plan = federation_of(pl_module), self._plan
-        if federation.round != plan.round + 1:
-            raise RuntimeError(f"the Trainer ended round {plan.round} before its clients had trained")
+        federation, plan = work.federation, work.require_plan()
         # As the summary has it: where clients hold different tasks, the mean matrix would give another figure.
         evaluated = federation.schedule.row_is_whole(plan)
         figures = federation.measured.summary(after=plan.task) if evaluated else {}
         federation.curve.append(figures.get(federation.measure.figure))
         federation.seconds += time.perf_counter() - self._started
+        if any(targets.end_the_run(federation.curve) for targets in _all_of(AccuracyTargets, trainer)):
+            federation.stopped = not federation.finished
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """See that the round is over.
+
+        Raises:
+            RuntimeError: the epoch ended before the round was closed; nothing of it is kept.
+        """
+        federation, plan = federation_of(pl_module), client_of(pl_module).require_work().require_plan()
+        if federation.round != plan.round + 1:
+            raise RuntimeError(f"the Trainer ended round {plan.round} before its clients had trained")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse to call a run over that ended early without anybody asking for it.
@@ -318,54 +229,23 @@ class FederatedOrchestrator(Callback):
         """The row is complete when the processes have added up their shares."""
         client_of(pl_module).scoring.finish()
 
-    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """As for validation."""
-        self.on_validation_epoch_start(trainer, pl_module)
-
-    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """As for validation."""
-        self.on_validation_epoch_end(trainer, pl_module)
-
-    @property
-    def _plan(self) -> RoundPlan:
-        if self.plan is None:
-            raise RuntimeError("no round has started")
-        return self.plan
+    on_test_epoch_start = on_validation_epoch_start
+    on_test_epoch_end = on_validation_epoch_end
 
 
-def check_same_model(federation: Federation) -> None:
-    """Refuse to go on with processes that have drifted apart: a method used what only one of them knows.
-
-    Compared are two numbers per tensor: its norm, and its product with a fixed vector, which tells signs and orders of
-    entries apart as well.
+def built_federation(trainer: Trainer, module: LightningModule, stage: str) -> Federation:
+    """The federation, built now if it has not been: for set-ups that come before the orchestrator's own.
 
     Raises:
-        RuntimeError: naming the first process whose global model is not that of process 0, rounding aside.
+        RuntimeError: the Trainer has no FederatedOrchestrator.
     """
-    if distributed.count() == 1:
-        return
-    everyones = distributed.gather([_digest(t.detach()) for t in federation.shared_tensors().values()])
-    for process, digests in enumerate(everyones):
-        pairs = zip(digests, everyones[0], strict=True)
-        if any(abs(a - b) > 1e-3 * first[0] for theirs, first in pairs for a, b in zip(theirs, first, strict=True)):
-            raise RuntimeError(
-                f"process {process} has another global model than process 0: a method changed it by what one process "
-                "alone knows, other than the channel's sums"
-            )
+    if client_of(module).federation is None:
+        for orchestrator in _all_of(FederatedOrchestrator, trainer):
+            orchestrator.setup(trainer, module, stage)
+    return federation_of(module)
 
 
-def _digest(tensor: torch.Tensor) -> tuple[float, float]:
-    """Norm, and product with a vector of norm 1."""
-    values = tensor.double().flatten()
-    direction = torch.arange(1, len(values) + 1, dtype=values.dtype, device=values.device).sqrt().mul_(1e3).sin_()
-    return values.norm().item(), (values @ direction / direction.norm().clamp(min=1e-300)).item()
-
-
-def mean_matrix(federation: Federation) -> torch.Tensor:
-    """What is measured, ``[T, T]``: accuracies in percent, or NLL in nats; the mean over clients where each has one."""
-    matrix = federation.measured.compute()
-    return matrix.nanmean(0) if federation.measures_clients else matrix
-
-
-def _located(what: str, plan: RoundPlan) -> Located:
-    return Located(lambda: f"{what} failed in round {plan.round} (task {plan.task})")
+def _all_of(kind: type[T], trainer: Trainer) -> list[T]:
+    """The Trainer's callbacks of a kind."""
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return [callback for callback in callbacks if isinstance(callback, kind)]

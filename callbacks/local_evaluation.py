@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.func import functional_call
 
-from cfl.data.cohorts import CohortBatch
 from cfl.data.evaluation import EvaluationBatch
 from cfl.data.schedule import RoundPlan
 from cfl.federation.federation import Federation
@@ -17,7 +17,7 @@ from cfl.models.evaluation import evaluation_mode
 from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.precision import full_precision
-from cfl.training.access import client_of, data_of, federation_of
+from cfl.training.access import data_of, federation_of
 from cfl.training.client import Client
 
 
@@ -30,8 +30,8 @@ class LocalModels(Callback):
     paper does not say on whose samples its clients are scored; here all are on the same ones. Clients that
     ``federated.on_bad_update: skip`` leaves out of the average are left out here, too.
 
-    Costs a pass over the task's test samples per client and task. Changes no result. Comes before the callback that
-    collects from clients, which overwrites their models.
+    Costs a pass over the task's test samples per client and task. Changes no result. The FederatedOrchestrator asks for
+    it before it collects from clients, which overwrites their models.
 
     Args:
         evaluate: whether to; only where a density is estimated.
@@ -52,15 +52,16 @@ class LocalModels(Callback):
             raise ConfigError("local_models.evaluate", True, f"false with data.scenario: {scenario}")
 
     @torch.no_grad()
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: CohortBatch, batch_idx: int
-    ) -> None:
-        """Score the clients that have just finished the last round of their task."""
-        if not (self.evaluate and batch.closes):
+    def score(self, client: Client, positions: Sequence[int]) -> None:
+        """Score those of the cohort's clients at ``positions``, who have just finished, whose task ends with the round.
+
+        Nothing where the callback is turned off.
+        """
+        if not self.evaluate:
             return
-        client, federation = client_of(pl_module), federation_of(pl_module)
-        ended, cohort = _ended(federation.schedule.round(federation.round)), client.require_cohort()
-        for position in batch.closes:
+        federation, cohort = client.require_federation(), client.require_cohort()
+        ended = _ended(federation.schedule.round(federation.round))
+        for position in positions:
             owner = cohort.clients[position]
             if owner in ended:
                 self.scores.setdefault(ended[owner], {})[owner] = self._score(client, position, owner, ended[owner])

@@ -13,14 +13,14 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from cfl.callbacks.checkpoint import record_of
-from cfl.callbacks.federated_orchestrator import mean_matrix
 from cfl.federation.federation import Federation
 from cfl.metrics.accuracy import average_accuracy
 from cfl.models.density import is_density
 from cfl.reporting.experiment import flatten, method_name, setting_hash
 from cfl.reporting.figures import accuracy_curve, accuracy_heatmap, learning_curves
 from cfl.runtime.run_files import PARTITION_PICTURE
-from cfl.training.access import federation_of
+from cfl.training.access import client_of, federation_of
+from cfl.training.evaluation import mean_matrix
 
 _FINAL = ("acc", "fgt", "bwt", "nll")
 
@@ -46,6 +46,7 @@ class DashboardLog(Callback):
         if not trainer.is_global_zero:
             return
         record = record_of(trainer)
+        record.begin(trainer, pl_module)
         federation = federation_of(pl_module)
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
@@ -69,12 +70,12 @@ class DashboardLog(Callback):
                 _log_picture(logger, "data/partition", imread(picture), {"round": 0, "task": 0})
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the round that has just been recorded."""
+        """Log the round as it is recorded."""
         if not (trainer.loggers and trainer.is_global_zero):
             return
         federation = federation_of(pl_module)
         plan = federation.schedule.round(federation.round - 1)
-        row = record_of(trainer).last_row
+        row = record_of(trainer).record_round(client_of(pl_module))
         figures: dict[str, float] = {
             "round": plan.round,
             "task": plan.task,

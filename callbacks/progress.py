@@ -46,7 +46,7 @@ class RoundProgress(Callback):
         self.console = Console()
         self._live: Live | None = None
         self._shown_at = self._started = self._evaluation_shown_at = 0.0
-        self._first_round = self._done = self._clients = 0
+        self._first_round = self._rounds = self._done = self._clients = 0
         self._acc: float | None = None
         self._plan: RoundPlan | None = None
 
@@ -64,7 +64,8 @@ class RoundProgress(Callback):
         """No client of the round is done yet."""
         federation = federation_of(pl_module)
         self._plan = federation.schedule.round(federation.round)
-        self._done, self._clients = 0, len(federation.own_clients(self._plan.task, self._plan.clients))
+        self._rounds, self._done = self._plan.round, 0
+        self._clients = len(federation.own_clients(self._plan.task, self._plan.clients))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: CohortBatch, batch_idx: int
@@ -81,7 +82,8 @@ class RoundProgress(Callback):
         federation, plan = federation_of(pl_module), self._plan
         if plan is None:
             return
-        self._done = self._clients = len(plan.clients)
+        self._rounds, self._done = plan.round + 1, len(plan.clients)
+        self._clients = self._done
         if federation.schedule.row_is_whole(plan):
             self._acc = federation.curve[-1]
         pause = self.live_seconds if self._live is not None else self.plain_seconds
@@ -124,11 +126,11 @@ class RoundProgress(Callback):
         if plan is None:
             return "no round has started"
         rounds = federation.schedule.rounds_of(plan.task)
-        run = federation.round - self._first_round
+        run = self._rounds - self._first_round
         left = "-"
         if run:
             per_round = (time.perf_counter() - self._started) / run
-            rounds_left = 0 if federation.finished else federation.schedule.num_rounds - federation.round
+            rounds_left = 0 if federation.stopped else federation.schedule.num_rounds - self._rounds
             left = clock(per_round * rounds_left)
         name = federation.measure.mean_label
         acc = "-" if self._acc is None else f"{self._acc:.2f}"

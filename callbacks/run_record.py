@@ -23,7 +23,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from cfl import __version__
 from cfl.callbacks.accuracy_targets import AccuracyTargets, rounds_in_words
-from cfl.callbacks.federated_orchestrator import mean_matrix
 from cfl.callbacks.local_evaluation import LocalModels
 from cfl.data.report import save as save_partition_report
 from cfl.data.schedule import RoundPlan
@@ -57,6 +56,7 @@ from cfl.runtime.source_digest import source_digest
 from cfl.training.access import client_of, data_of, federation_of
 from cfl.training.client import Client
 from cfl.training.density_samples import draw_images
+from cfl.training.evaluation import mean_matrix
 
 _log = logging.getLogger(__name__)
 
@@ -180,7 +180,8 @@ class RunRecord(Callback):
         self.wandb_id: str | None = None
         self.experiment: dict[str, Any] = {}
         self.config_hash = ""
-        self._prepared = False
+        self._prepared = self._begun = False
+        self._recorded = 0  # rounds
         self._stale: list[Path] = []
         self._drawn = False
         self.last_row: dict[str, Any] = {}
@@ -255,9 +256,12 @@ class RunRecord(Callback):
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         self.targets = next((c for c in callbacks if isinstance(c, AccuracyTargets)), AccuracyTargets())
         self.local_models = next((c for c in callbacks if isinstance(c, LocalModels)), LocalModels())
-        if stage != "fit" or not trainer.is_global_zero:
-            return
-        if not self._prepared:
+        self._begun = False
+        self.settle(trainer, stage)
+
+    def settle(self, trainer: Trainer, stage: str) -> None:
+        """:meth:`prepare` a fit's folder, unless that has been done."""
+        if stage == "fit" and trainer.is_global_zero and not self._prepared:
             self.prepare(resuming=False)
 
     def name_of(self, data: Any) -> str:
@@ -265,12 +269,19 @@ class RunRecord(Callback):
         return self.benchmark or data.stream.name
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write what is known before the first round.
+        """As :meth:`begin`."""
+        if trainer.is_global_zero:
+            self.begin(trainer, pl_module)
 
-        When resuming, drop rows of rounds that the checkpoint does not know and that will run again.
+    def begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write what is known before the first round, unless that has been done for this fit.
+
+        When resuming, drop rows of rounds that the checkpoint does not know and that will run again. Who shows what is
+        written here calls this first.
         """
-        if not trainer.is_global_zero:
+        if self._begun:
             return
+        self._begun, self._recorded = True, federation_of(pl_module).round
         self._begin()
         self._drawn = False
         if not federation_of(
@@ -292,18 +303,31 @@ class RunRecord(Callback):
             _log.warning("%s begins with round %d: %s has no rows of those before", ROUNDS, done, before)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Add the round's row; after an evaluation, write the matrix as well."""
-        if not trainer.is_global_zero:
-            return
-        federation = federation_of(pl_module)
+        """As :meth:`record_round`."""
+        if trainer.is_global_zero:
+            self.record_round(client_of(pl_module))
+
+    def record_round(self, client: Client) -> dict[str, Any]:
+        """Add the row of the round that is over, unless that has been done; after an evaluation, write the matrix too.
+
+        Who shows what is written here calls this first.
+
+        Returns:
+            The row: column -> value.
+        """
+        federation = client.require_federation()
+        if self._recorded == federation.round:
+            return self.last_row
+        self._recorded = federation.round
         plan = federation.schedule.round(federation.round - 1)
         evaluated = federation.schedule.evaluates_after(plan)
-        self.last_row = self._row(client_of(pl_module), plan, federation.schedule.row_is_whole(plan))
+        self.last_row = self._row(client, plan, federation.schedule.row_is_whole(plan))
         self._append_round(self.last_row)
         if evaluated:
             self._write_tables(federation)
         if federation.finished:
-            self._draw(client_of(pl_module))  # before loggers, which show these pictures
+            self._draw(client)  # before loggers, which show these pictures
+        return self.last_row
 
     def _row(self, client: Client, plan: RoundPlan, evaluated: bool) -> dict[str, Any]:
         federation = client.require_federation()

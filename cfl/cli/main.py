@@ -119,9 +119,9 @@ class FederatedCLI(LightningCLI):
         parser.add_class_arguments(Schedule, "schedule")
         parser.add_class_arguments(EngineOptions, "engine")
         parser.add_class_arguments(ReplayBuffer, "buffer")
-        parser.add_lightning_class_args(LocalModels, "local_models")  # before the callback that takes the models away
+        parser.add_lightning_class_args(LocalModels, "local_models")
         parser.add_lightning_class_args(FederatedOrchestrator, "federated")
-        parser.add_lightning_class_args(AccuracyTargets, "targets")  # before the callbacks that ask if the run is over
+        parser.add_lightning_class_args(AccuracyTargets, "targets")
         parser.add_lightning_class_args(RunRecord, "run")
         parser.add_lightning_class_args(DashboardLog, "dashboards")
         parser.add_lightning_class_args(RoundProgress, "progress")

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -32,6 +32,12 @@ from cfl.data.task_handles import SealedTasks, TaskRef, opened, opened_tasks
 from cfl.data.types import Task
 from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
+
+
+class CountsRounds(Protocol):
+    """Whoever knows which round it is: the federation."""
+
+    round: int
 
 
 class FederatedDataModule(Holdings, LightningDataModule):
@@ -137,13 +143,24 @@ class FederatedDataModule(Holdings, LightningDataModule):
         self.eval_shuffle = eval_shuffle
         self.evaluate_on = evaluate_on
         self.augmentation = augmentation
-        self.next_round = 0
+        self._counter: CountsRounds | None = None
         self.all_batches_everywhere = False
         # A process without a share of one task's test set may have one of another's.
         self.allow_zero_length_dataloader_with_multiple_devices = True
         self._unread: Exception | None = None
         self._idle_named = False
         self._unreached_named = False
+
+    # Which round it is.
+
+    def follow(self, counter: CountsRounds) -> None:
+        """Take the round from whoever counts them, from now on."""
+        self._counter = counter
+
+    @property
+    def next_round(self) -> int:
+        """The round that is running, or the next one; 0 as long as nobody counts them."""
+        return 0 if self._counter is None else self._counter.round
 
     # Known without reading a file, so that a network can be sized and a schedule checked before loading.
 
@@ -299,7 +316,7 @@ class FederatedDataModule(Holdings, LightningDataModule):
         return deal_clients(steps, distributed.count())[distributed.rank()]
 
     def train_dataloader(self) -> RoundLoader:
-        """This process's cohort batches of the next round (set by whoever runs the rounds)."""
+        """This process's cohort batches of the next round."""
         plan = self.rounds.round(min(self.next_round, self.num_rounds - 1))
         held = self.trained_in(plan)
         return RoundLoader(plan, held, self.schedule, self.seed, distributed.rank(), distributed.count())

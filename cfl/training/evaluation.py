@@ -16,6 +16,8 @@ from cfl.metrics.task_matrix import TaskMatrix
 from cfl.models.density import LogLikelihood, densities_differ, is_density
 from cfl.models.memory_format import channels_last, gains_by_channels_last
 from cfl.runtime import distributed
+from cfl.runtime.error_context import Located
+from cfl.runtime.precision import full_precision
 
 Owners = Sequence[tuple[int | None, int]]
 """(client, task) of entries of a matrix that a test is counted into; None where there is one matrix for all."""
@@ -57,7 +59,16 @@ class Scoring:
                 act(matrix, row, owners or None)
 
     def score(self, batch: EvaluationBatch) -> None:
-        """Count correct predictions of one task's test batch, or add up its likelihoods."""
+        """Count correct predictions of one task's test batch, or add up its likelihoods.
+
+        Raises:
+            RuntimeError: naming task and round, with the failure as its cause.
+        """
+        where = Located(lambda: f"testing on task {batch.task} failed after {self.federation.round} rounds")
+        with where, full_precision():
+            self._score(batch)
+
+    def _score(self, batch: EvaluationBatch) -> None:
         federation = self.federation
         if batch.start == batch.stop:
             return
@@ -149,3 +160,9 @@ def answering_alike(federation: Federation, stream_task: int, owners: Owners) ->
         whose = federation.members(stream_task) if client is None else [client]
         found.append((whose, [(client, task)]))
     return found
+
+
+def mean_matrix(federation: Federation) -> Tensor:
+    """What is measured, ``[T, T]``: accuracies in percent, or NLL in nats; the mean over clients where each has one."""
+    matrix = federation.measured.compute()
+    return matrix.nanmean(0) if federation.measures_clients else matrix

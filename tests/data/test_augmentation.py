@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support import tiny, tiny_cli
-from support.tiny import ConvNet, double, fit, mlp, tiny_client, weights
+from support.tiny import ConvNet, at_round, double, fit, mlp, tiny_client, weights
 from torch import Tensor
 
 from cfl.data.augmentation import Augmentation, CropFlip, augmentation_words
@@ -118,7 +118,7 @@ def data(width: int = 3, augmentation: Augmentation | None = None, **options: An
 
 def batches(module: FederatedDataModule, round: int, width: int) -> list[Any]:
     """What a Trainer would hand to the engine."""
-    module.next_round = round
+    at_round(module, round)
     plan = module.rounds.round(round)
     loader = RoundLoader(plan, module.indices[plan.task], module.schedule.with_width(width), module.seed)
     return [module.on_after_batch_transfer(batch, 0) for batch in loader]
@@ -198,7 +198,7 @@ def test_a_batch_that_is_kept_does_not_change() -> None:
     module = data(augmentation=CropFlip(2))
     first = batches(module, 0, 3)[0]
     x = first.samples(0, 2)[0]
-    module.next_round = 1
+    at_round(module, 1)
     assert torch.equal(first.samples(0, 2)[0], x)
 
 

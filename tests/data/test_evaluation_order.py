@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 from support import tiny
-from support.tiny import fit, norm_net, split, tiny_client, tiny_data
+from support.tiny import at_round, fit, norm_net, split, tiny_client, tiny_data
 from torch import Tensor
 
 from cfl.data.datamodule import FederatedDataModule
@@ -47,7 +47,7 @@ def test_random_order_holds_every_sample_with_its_label() -> None:
         orders.append(order)
         again = evaluated(module, number)
         assert torch.equal(again[0], x)
-        module.next_round = 3
+        at_round(module, 3)
         assert torch.equal(evaluated(data(eval_shuffle=True), number)[0], x)
         assert not torch.equal(evaluated(data(seed=1, eval_shuffle=True), number)[0].flatten(1), x.flatten(1))
     assert orders[0] != orders[1]

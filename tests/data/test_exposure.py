@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from support.tiny import double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
+from support.tiny import at_round, double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
 from torch import Tensor
 from torch.func import functional_call
 
@@ -95,7 +95,7 @@ def test_a_joint_run_is_what_the_equations_say(scenario: str, engine: EngineOpti
     federation = fit(client, data)
     for number in range(data.num_rounds):
         plan = data.rounds.round(number)
-        data.next_round = number
+        at_round(data, number)
         trained = [local(client.network, model, data, c) for c in plan.clients]
         model = {n: torch.stack([t[n] for t in trained]).mean(0) for n in model}
     for name, tensor in weights(federation).items():
@@ -221,7 +221,7 @@ def test_clients_at_different_tasks_train_each_on_its_own_outputs() -> None:
     federation = fit(client, data)
     for number in range(data.num_rounds):
         plan = data.rounds.round(number)
-        data.next_round = number
+        at_round(data, number)
         trained = [local(client.network, model, data, c) for c in plan.clients]
         model = {n: torch.stack([t[n] for t in trained]).mean(0) for n in model}
     for name, tensor in weights(federation).items():

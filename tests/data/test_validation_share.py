@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.tiny import fit, permuted, split, tiny_client, tiny_data, weights
+from support.tiny import at_round, fit, permuted, split, tiny_client, tiny_data, weights
 
 from cfl.data.augmentation import CropFlip
 from cfl.data.datamodule import FederatedDataModule
@@ -92,7 +92,7 @@ def test_nothing_trains_on_it(name: str) -> None:
     assert len(held) == sum(len(own) for clients in data.validation_dealt for own in clients.values()) > 30
     device = torch.device("cpu")
     for number in range(data.num_rounds):
-        data.next_round = number
+        at_round(data, number)
         for batch in data.train_dataloader():
             places = batch.index if data.by_places else batch.index + int(data.places.starts[batch.task])
             assert held.isdisjoint(places[batch.mask].tolist())

@@ -12,6 +12,7 @@ import torch
 from support import tiny_cli
 from support.tiny import fit, mlp, needs_onednn, tiny_client, tiny_data, weights
 
+import cfl.training.client
 from cfl.data.schedule import Schedule
 from cfl.engines import EngineChoice, EngineOptions, candidates, choice, trials
 from cfl.engines.choice import MEMORY_ON_CPU, PATCHES_ON_CPU, from_dict, patch_bytes
@@ -20,6 +21,7 @@ from cfl.engines.products import WORTH_ONEDNN
 from cfl.models import MLP, ResNet18, SmallCNN
 from cfl.models.dropout import convert_dropout
 from cfl.runtime.errors import ConfigError, EngineCannot
+from cfl.training.engine_choice import Chosen, choose_engine
 
 SMALL = MLP((1, 4, 4), 4, [8], 0.0)
 
@@ -366,20 +368,18 @@ def test_auto_trains_to_the_same_model(kind: Any) -> None:
     assert len(client.engine_trials) > 1
 
 
-def test_a_trial_leaves_no_trace() -> None:
+def test_a_trial_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     data = tiny_data(schedule={"cohort_width": 2})
     client = tiny_client(data, engine=EngineOptions("auto"))
     before = {n: t.clone() for n, t in client.network.state_dict().items()}
     seen = {}
 
-    original = client._choose_engine
-
-    def choose() -> EngineChoice:
-        choice = original()
+    def choose(*given: Any) -> Chosen:
+        found = choose_engine(*given)
         seen.update({n: t.clone() for n, t in client.network.state_dict().items()})
-        return choice
+        return found
 
-    client._choose_engine = choose  # type: ignore[method-assign]
+    monkeypatch.setattr(cfl.training.client, "choose_engine", choose)
     fit(client, data)
     assert all(torch.equal(before[n], seen[n]) for n in before)
 

@@ -72,7 +72,7 @@ class Steps(Callback):
         self.at_once: dict[int, set[bool]] = {}
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        taken = pl_module._step_context.at_once is not None
+        taken = pl_module.work.context.at_once is not None
         self.at_once.setdefault(pl_module.cohort.task, set()).add(taken)
 
 

@@ -12,7 +12,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.naive import federated_averaging, plain_network
-from support.tiny import ConvNet, Rounds, double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
+from support.tiny import (
+    ConvNet,
+    Rounds,
+    at_round,
+    double,
+    fit,
+    mlp,
+    permuted,
+    sgd,
+    split,
+    tiny_client,
+    tiny_data,
+    weights,
+)
 from support.tiny_parallel import Crew, several
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -150,7 +163,7 @@ class Loop:
 
     def local(self, plan: RoundPlan, client: int) -> dict[str, Tensor]:
         model = self.started()
-        self.data.next_round = plan.round
+        at_round(self.data, plan.round)
         for batch in self.data.train_dataloader():
             if client not in batch.clients:
                 continue

@@ -186,7 +186,7 @@ def test_without_mu_it_is_federated_averaging_bit_for_bit(engine: EngineOptions)
         data = data_of()
         client = tiny_client(data, mlp, sgd, methods, engine)
         models.append(weights(fit(client, data)))
-        at_once.append(client._step_context.at_once)
+        at_once.append(client.require_work().context.at_once)
     assert farthest(models[0], models[1]) == 0
     assert at_once[0] == at_once[1] == (None if engine.kind == "vmap" else (0.1, 0.0))
 

@@ -12,7 +12,19 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from support.naive import federated_averaging, plain_network
-from support.tiny import SaveAfter, double, fit, five_unequal, mlp, sgd, split, tiny_client, tiny_data, weights
+from support.tiny import (
+    SaveAfter,
+    at_round,
+    double,
+    fit,
+    five_unequal,
+    mlp,
+    sgd,
+    split,
+    tiny_client,
+    tiny_data,
+    weights,
+)
 from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
@@ -421,7 +433,7 @@ def test_a_failure_says_where_it_happened(hook: str, error: Exception) -> None:
 
 
 def _loader(data: FederatedDataModule, round: int) -> Any:
-    data.next_round = round
+    at_round(data, round)
     return data.train_dataloader()
 
 

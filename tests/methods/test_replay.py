@@ -11,7 +11,20 @@ import torch
 import torch.nn.functional as F
 from support.naive_augmentation import augmented
 from support.naive_replay import replay_client, replay_data
-from support.tiny import ConvNet, Rounds, double, fit, mlp, permuted, sgd, split, tiny_client, tiny_data, weights
+from support.tiny import (
+    ConvNet,
+    Rounds,
+    at_round,
+    double,
+    fit,
+    mlp,
+    permuted,
+    sgd,
+    split,
+    tiny_client,
+    tiny_data,
+    weights,
+)
 from torch import Tensor
 from torch.func import functional_call
 
@@ -58,7 +71,7 @@ class Loop:
 
     def local(self, plan: RoundPlan, client: int, loss: Any) -> dict[str, Tensor]:
         model = {n: t.clone().requires_grad_() for n, t in self.model.items()}
-        self.data.next_round = plan.round
+        at_round(self.data, plan.round)
         for batch in self.data.train_dataloader():
             if client not in batch.clients:
                 continue

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback
-from support.tiny import double, fit, mlp, permuted, tiny_client, tiny_data, weights
+from support.tiny import at_round, double, fit, mlp, permuted, tiny_client, tiny_data, weights
 from torch import Tensor
 
 from cfl.data.partitions import Dirichlet, Partition
@@ -113,7 +113,7 @@ def test_loaders_may_be_built_in_any_order_and_any_number() -> None:
         data = tiny_data(num_clients=6, schedule={"clients_per_round": 3, "local_epochs": 2})
         found = {}
         for number in order:
-            data.next_round = number
+            at_round(data, number)
             if twice:
                 list(data.train_dataloader())
                 data.val_dataloader()

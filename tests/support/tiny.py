@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -138,6 +139,11 @@ def five_unequal(
     """Five unequal clients, three per round, unless said otherwise; arguments as for :func:`tiny_data`."""
     settings = {"num_clients": 5, "partition": Dirichlet(1.0, 3), **options}
     return tiny_data(stream, schedule={"clients_per_round": 3, "cohort_width": width, **(schedule or {})}, **settings)
+
+
+def at_round(data: FederatedDataModule, number: int) -> None:
+    """From now on ``data`` are those of one round, as if a federation had come to it."""
+    data.follow(SimpleNamespace(round=number))
 
 
 def runs_in_double(data_of: Callable[[], FederatedDataModule]) -> Callable[..., Federation]:

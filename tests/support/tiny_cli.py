@@ -94,7 +94,7 @@ def checkpoint(folder: Path) -> dict[str, Any]:
     return content
 
 
-MEASURED = ("seconds", "finished_at", "gpse_seconds")
+MEASURED = ("seconds", "finished_at", "gpse_seconds", "memory_seconds")
 """Names of what differs between two equal runs: clock readings."""
 
 

@@ -1,0 +1,347 @@
+"""A cohort's whole life: its clients start, take their local steps and are collected, until the round is closed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from cfl.data.cohorts import CohortBatch
+from cfl.data.schedule import RoundPlan
+from cfl.engines.base import Engine, StepContext
+from cfl.engines.cohort import Cohort
+from cfl.engines.objective import Objective
+from cfl.engines.scaled_steps import ScaledSteps
+from cfl.federation.channel import UPDATE
+from cfl.federation.federation import MODEL_TOPIC, Federation
+from cfl.methods.composition import Composition
+from cfl.randomness.generators import seed_device, seed_for
+from cfl.runtime import distributed
+from cfl.runtime.error_context import Located
+from cfl.runtime.precision import full_precision, matmul_precision
+from cfl.training.engine_choice import left_to_engine, step_at_once
+from cfl.training.same_model import check_same_model
+
+
+class LocalWork:
+    """What a round's clients do, cohort after cohort.
+
+    A round is :meth:`begin_round`, its cohorts, :meth:`close_round`. A cohort is :meth:`open`, its steps, and
+    :meth:`collect` whenever some of its clients have finished. A step is :meth:`losses`, :meth:`backward`,
+    :meth:`adjust_gradients`, the optimizer's own step, :meth:`rescale`. Whoever runs the loop calls these in this
+    order. Failures say what was being done, in which round and to whom.
+
+    Args:
+        federation: whose clients work, and whose model moves when a round is closed.
+        engine: computes the local steps.
+        width: greatest number of clients that work side by side.
+        objective: what a client minimises.
+        seed: the run's seed.
+        precision: torch's float32 matmul precision in local steps; between them products are float32.
+        watched: whether anybody else than methods wants to see gradients; asked once for every cohort.
+
+    Attributes:
+        cohort: the clients at work.
+        plan: the running round; None before the first.
+        context: what the cohort's steps have in common.
+        local_step: number of the step, from 0.
+        loss_sums: ``[2]``, sum of the finite losses of the round's local steps so far, and how many they are.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        engine: Engine,
+        width: int,
+        objective: Objective,
+        seed: int,
+        precision: str,
+        watched: Callable[[], bool],
+    ) -> None:
+        self.federation, self.engine = federation, engine
+        self.cohort = Cohort(federation.network, width, federation.data.outputs, engine.channels_last)
+        self.methods = cast(Composition, federation.methods)
+        self.buffer = federation.buffer
+        self.plan: RoundPlan | None = None
+        self.context = StepContext(seed, objective=objective)
+        self.local_step = 0
+        self._objective = objective
+        self._plain_objective = Objective(density=objective.density)
+        self._seed, self._precision, self._watched = seed, precision, watched
+        self._device = next(federation.network.parameters()).device
+        self.loss_sums = torch.zeros(2, device=self._device)
+        self._optimizer: Optimizer | None = None
+        self._scaled_steps: ScaledSteps | None = None
+        self._frozen: frozenset[str] = frozenset()
+        self._used_outputs: Tensor | None = None
+        self._located = Located(self._step_that_failed)
+        self.cohort.gradients_on = self.gradients_on
+        self.methods.attend(self.cohort)
+
+    # A round begins.
+
+    def begin_round(self, plan: RoundPlan) -> None:
+        """Announce the round and send the global model to its clients."""
+        federation = self.federation
+        self.plan = plan
+        self.loss_sums.zero_()
+        federation.channel.enter_round(plan.task, plan.round)
+        for part in plan.parts:
+            if part.round_in_task == 0:
+                with self._in_round(f"beginning task {part.task}"):
+                    self.methods.begin_task(part)
+        receivers = sum(len(federation.own_clients(part.task, part.clients)) for part in plan.parts)
+        federation.channel.downlink("model", federation.shared_tensors(), receivers)
+
+    # A cohort opens.
+
+    def open(self, batch: CohortBatch, optimizer: Optimizer) -> None:
+        """Start the clients of a cohort's first batch, from the global model and with a fresh optimizer.
+
+        Args:
+            batch: the batch that opens the cohort.
+            optimizer: of the cohort's parameters; what it has kept is dropped.
+        """
+        with full_precision(), self._in_round(f"opening clients {list(batch.clients)}"):
+            self._open(batch, optimizer)
+
+    def _open(self, batch: CohortBatch, optimizer: Optimizer) -> None:
+        cohort, federation, plan = self.cohort, self.federation, self.require_plan()
+        # Named by a client, because every process has a cohort number 0.
+        seed_device(self._device, seed_for(federation.data.seed, "dropout", plan.round, batch.clients[0]))
+        tensors = federation.encode(batch.task, federation.state_tensors())
+        cohort.open(
+            batch.clients,
+            batch.sizes,
+            batch.task,
+            plan.round,
+            shared={n: tensors[n] for n, _ in federation.network.named_parameters()},
+            shared_buffers={n: tensors[n] for n, _ in federation.network.named_buffers()},
+            own=federation.encode(batch.task, federation.own_tensors(batch.clients)),
+            mixed=batch.tasks_of_own is not None,
+        )
+        optimizer.state.clear()
+        cohort.lr = float(optimizer.param_groups[0]["lr"])
+        self._optimizer = optimizer
+        if federation.buffer is not None:
+            federation.buffer.open(cohort)
+        self.methods.start_clients()
+
+    def _settle_steps(self) -> None:
+        """What holds for all steps of the clients that have just been opened."""
+        methods, buffer = self.methods, self.buffer
+        optimizer = cast(Optimizer, self._optimizer)
+        self._scaled_steps = ScaledSteps.of(methods.step_factors(), self.cohort.buffers)
+        self._frozen = self.federation.frozen | methods.frozen_parameters()
+        steps_at_once = self.engine.steps_at_once and self._scaled_steps is None and not self._frozen
+        at_once = step_at_once(optimizer, methods, self.engine, self._watched) if steps_at_once else None
+        wanted, factors = left_to_engine(methods, self.engine)
+        pulls = {} if at_once is None else {name: pull.step(*at_once) for name, pull in wanted.items()}
+        keeps_logits = buffer is not None and buffer.wants_logits
+        self.context = StepContext(self._seed, at_once, self._objective, factors, pulls, keeps_logits)
+
+    # A local step.
+
+    def losses(self, batch: CohortBatch) -> Tensor:
+        """``[]``, the sum over the cohort of each client's loss on its own batch.
+
+        Raises:
+            RuntimeError: naming round, task, clients and step, with the failure as its cause.
+        """
+        cohort, buffer = self.cohort, self.buffer
+        self.local_step, cohort.steps = batch.step, batch.step + 1
+        if batch.opens:
+            self._settle_steps()
+        with self._located:
+            with matmul_precision(self._precision):
+                batch = self._extended(batch)
+                losses = self.engine.losses(cohort, batch, self.context)
+            self._record(losses.detach(), batch)
+            if buffer is not None:
+                logits = self.engine.logits if self.context.keeps_logits else None
+                buffer.offer(cohort, batch, None if logits is None else logits[:, : batch.mask.shape[1]].detach())
+            losses = self.methods.penalties(losses)
+        return losses.sum()
+
+    def _extended(self, batch: CohortBatch) -> CohortBatch:
+        """The step with what methods add to it; the cohort knows which outputs have a part in it."""
+        batch = self.methods.extend_batch(batch)
+        if batch.tasks_of_own is not None:
+            self.cohort.use_outputs(batch.task_ids, batch.mask)
+        for added in batch.added:
+            self.cohort.use_outputs(added.tasks, added.mask)
+        return batch
+
+    def _record(self, losses: Tensor, batch: CohortBatch) -> None:
+        """Add up losses ``[k]`` and how many they are, on the device: nobody waits for them before the round ends."""
+        counted = losses.isfinite()  # who trains to NaN is left out, or the run stops
+        if batch.padded:
+            counted &= torch.any(batch.mask, dim=1)
+        self.loss_sums += torch.stack([torch.where(counted, losses, 0.0).sum(), counted.sum().to(losses.dtype)])
+
+    @property
+    def mean_loss(self) -> float:
+        """Mean of the finite losses of the round's local steps so far, every client's step counting once; else NaN."""
+        total, count = self.loss_sums.tolist()
+        return total / count if count else math.nan
+
+    def gradients_on(self, batch: CohortBatch, purpose: str) -> dict[str, Tensor]:
+        """See :attr:`cfl.engines.cohort.Cohort.gradients_on`: name -> ``[k, ...]``, none of frozen parameters."""
+        context = StepContext(self._seed, objective=self._plain_objective, purpose=purpose)
+        found = self.engine.gradients(self.cohort, batch.opened(), context)
+        return {name: gradient for name, gradient in found.items() if name not in self._frozen}
+
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of the last :meth:`losses`, by the engine; none of parameters that are frozen."""
+        with self._located, matmul_precision(self._precision):
+            self.engine.backward(loss, self.cohort)
+        for name in self._frozen:
+            # Not zero: optimizers leave alone what has no gradient, and apply weight decay to what has one.
+            self.cohort.parameters[name].grad = None
+
+    def adjust_gradients(self) -> None:
+        """Let methods change the clients' gradients.
+
+        Raises:
+            RuntimeError: as :meth:`losses`.
+        """
+        with self._located:
+            self.methods.adjust_gradients()
+            if self._scaled_steps is not None:
+                self._scaled_steps.remember(self.cohort.parameters)
+
+    def clip(self, limit: float, by_value: bool) -> None:
+        """Clip every client's gradient by itself: by its own norm, or by value."""
+        gradients = list(self.cohort.gradients.values())
+        if by_value:
+            for gradient in gradients:
+                gradient.clamp_(-limit, limit)
+            return
+        norms = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in gradients]).sum(0).sqrt()
+        factors = (limit / (norms + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(factors.view(-1, *[1] * (gradient.ndim - 1)))
+
+    def rescale(self) -> None:
+        """Clients that learn at another rate take back, or add, what that makes of the step just taken."""
+        if self._scaled_steps is not None:
+            self._scaled_steps.rescale()
+
+    def _step_that_failed(self) -> str:
+        cohort = self.cohort
+        who = f"local step {self.local_step} of clients {list(cohort.clients)}"
+        return f"{who} failed in round {cohort.round} (task {cohort.task})"
+
+    # Clients finish.
+
+    def collect(self, positions: tuple[int, ...], by_samples: bool) -> None:
+        """Take what clients send and keep, who have taken their last step.
+
+        Args:
+            positions: their rows in the cohort.
+            by_samples: weigh a client in the mean by its number of training samples, not by 1.
+        """
+        closing = [self.cohort.clients[position] for position in positions]
+        with full_precision(), self._in_round(f"collecting from clients {closing}"):
+            self._collect(positions, by_samples)
+
+    @torch.no_grad()
+    def _collect(self, positions: tuple[int, ...], by_samples: bool) -> None:
+        cohort, federation = self.cohort, self.federation
+        federation.channel.enter_round(cohort.task, cohort.round)  # of clients with clocks of their own, their task
+        cohort.put_back_unused_outputs(positions)
+        sound = positions
+        if federation.buffer is not None or self.methods.collects:
+            # Who is left out is left out with all that it has, whichever of its tensors is to blame.
+            judged = federation.trained_tensors(cohort, positions)
+            usable = federation.channel.usable(judged, [cohort.clients[p] for p in positions])
+            sound = tuple(p for p, good in zip(positions, usable, strict=True) if good)
+        if sound and federation.buffer is not None:
+            federation.buffer.close(cohort, sound)
+        if sound:
+            self.methods.finish_clients(sound)
+        clients = [cohort.clients[p] for p in positions]
+        trained = cohort.rows(positions, {**cohort.parameters, **cohort.buffers})
+        if cohort.used_outputs is not None:
+            seen, used = self._used_outputs, cohort.used_outputs.any(0)
+            self._used_outputs = used if seen is None else seen | used
+        weights = [float(cohort.sizes[p]) if by_samples else 1.0 for p in positions]
+        # In place: nobody needs these clients' weights any more, and new memory of this size costs as much as the rest.
+        update = {n: trained[n].sub_(cohort.received[n]) for n in federation.shared_parameters}
+        message = federation.decode(cohort.task, {**update, **{n: trained[n] for n in federation.shared_buffers}})
+        if federation.personal:
+            own = federation.decode(cohort.task, {n: rows for n, rows in trained.items() if n in federation.personal})
+            usable = federation.channel.usable({**message, **own}, clients)  # left out is left out with all it has
+            weights = [weight if good else 0.0 for weight, good in zip(weights, usable, strict=True)]
+            federation.clients.scatter(MODEL_TOPIC, clients, own, usable)
+        if message:
+            federation.channel.uplink(UPDATE, message, weights, clients)
+
+    # The round is closed.
+
+    def close_round(self) -> None:
+        """Move the global model by what was collected; end the round, and the tasks that end with it."""
+        with full_precision(), self._in_round("closing the round"):
+            self._close_round()
+
+    def _close_round(self) -> None:
+        federation, plan = self.federation, self.require_plan()
+        federation.channel.enter_round(plan.task, plan.round)
+        federation.clients.synchronise()  # what follows may need any client's
+        self._hear_others()
+        if federation.shared_parameters or federation.shared_buffers:
+            mean = federation.channel.mean(UPDATE)
+            federation.server.apply(
+                {n: mean[n] for n in federation.shared_parameters},
+                {n: mean[n] for n in federation.shared_buffers},
+                [*self.methods.step_transforms, self._hold_unused_outputs],
+            )
+        self._used_outputs = None
+        federation.round += 1
+        self.methods.end_round(plan)
+        ended = [part for part in plan.parts if part.last_of_task]
+        for part in ended:
+            self.methods.end_task(part)
+        if ended:
+            check_same_model(federation)
+        federation.synchronise()
+
+    def _hear_others(self) -> None:
+        """Take in losses of other processes' clients, and the outputs that they trained."""
+        if distributed.count() == 1:
+            return
+        used = self._used_outputs
+        heard = distributed.gather((self.loss_sums.tolist(), None if used is None else used.cpu()))
+        self.loss_sums.copy_(torch.tensor([loss for loss, _ in heard]).sum(0))
+        masks = [mask for _, mask in heard if mask is not None]
+        self._used_outputs = torch.stack(masks).any(0) if masks else None
+
+    def _hold_unused_outputs(self, step: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Server momentum does not move outputs that no client of this round trained."""
+        used = self._used_outputs
+        if used is None:
+            return step
+        held = dict(step)
+        for name, change in step.items():
+            if name.startswith("head.") and change.ndim > 0 and len(change) == len(used):
+                rows = used.to(change.device).view(-1, *[1] * (change.ndim - 1))
+                held[name] = torch.where(rows, change, torch.zeros_like(change))
+        return held
+
+    def require_plan(self) -> RoundPlan:
+        """:attr:`plan`, which must be there.
+
+        Raises:
+            RuntimeError: it is not.
+        """
+        if self.plan is None:
+            raise RuntimeError("no round has started")
+        return self.plan
+
+    def _in_round(self, what: str) -> Located:
+        plan = self.require_plan()
+        return Located(lambda: f"{what} failed in round {plan.round} (task {plan.task})")

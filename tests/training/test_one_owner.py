@@ -1,0 +1,72 @@
+"""What there is one of: the round's counter, methods, buffers and frozen names are the federation's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from lightning.pytorch import Callback
+from support.tiny import fit, mlp, sgd, tiny_client, tiny_data
+
+from cfl.federation.replay_buffer import ReplayBuffer
+from cfl.methods import DER, FedProx
+from cfl.methods.composition import Composition
+from cfl.models import Network
+from cfl.training.client import Client
+
+
+class Counts(Callback):
+    """Notes the round by the data, the federation and Lightning, in every step."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int, int]] = []
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        data, federation = trainer.datamodule, pl_module.federation
+        self.seen.append((data.next_round, federation.round, trainer.current_epoch))
+
+
+def test_the_data_follow_the_federations_counter() -> None:
+    """Also that of another federation on the same data."""
+    data, counts = tiny_data(), Counts()
+    assert data.next_round == 0
+    first = fit(tiny_client(data), data, callbacks=[counts])
+    assert data.next_round == first.round == data.num_rounds
+    second = tiny_client(data)
+    assert fit(second, data, callbacks=[counts]).round == data.next_round
+    assert len(set(counts.seen)) == data.num_rounds
+    assert all(len(set(rounds)) == 1 for rounds in counts.seen)
+
+
+def test_a_counter_that_is_not_lightnings_is_refused() -> None:
+    data = tiny_data()
+
+    class Ahead(Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            pl_module.federation.round = 1
+
+    with pytest.raises(RuntimeError, match="round 1 of the federation is epoch 0"):
+        fit(tiny_client(data), data, callbacks=[Ahead()])
+
+
+def half_frozen(*given: Any) -> Network:
+    network = mlp(*given)
+    next(network.parameters()).requires_grad_(False)
+    return network
+
+
+def test_the_module_reads_the_federations() -> None:
+    data, buffer = tiny_data(), ReplayBuffer(4)
+    client = Client(half_frozen, sgd, {"der": DER()}, data.input_shape, data.num_outputs, buffer=buffer)
+    methods, frozen = client.methods, client.frozen
+    assert client.buffer is buffer
+    assert len(frozen) == 1
+    federation = fit(client, data)
+    assert client.methods is federation.methods is methods
+    assert client.buffer is federation.buffer is buffer
+    assert client.frozen is federation.frozen
+    assert federation.frozen == frozen
+    with pytest.raises(RuntimeError, match="methods: the federation has its own"):
+        client.methods = Composition({"prox": FedProx()})
+    with pytest.raises(RuntimeError, match="buffer: the federation has its own"):
+        client.buffer = ReplayBuffer(5)
