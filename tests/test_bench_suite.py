@@ -584,9 +584,9 @@ class Naps(Method):
 
     def end_task(self, plan: RoundPlan) -> None:
         time.sleep(NAP)
-        self.federation.channel.uplink("nap", {"bytes": torch.zeros(1, 25)}, [1.0], [0])
+        self.context.channel.uplink("nap", {"bytes": torch.zeros(1, 25)}, [1.0], [0])
         time.sleep(2 * NAP)
-        self.federation.channel.sum("nap")
+        self.context.channel.sum("nap")
 
 
 class NapBetween(Callback):

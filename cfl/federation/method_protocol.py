@@ -50,7 +50,7 @@ class MethodComposition(Mapping[str, Any], ABC):
 
     @abstractmethod
     def setup(self, federation: Any) -> None:
-        """Let every method learn the federation."""
+        """Give every method a context made of the federation."""
 
     @abstractmethod
     def keeps_local(self, name: str) -> bool:

@@ -113,7 +113,7 @@ class ReplayBuffer:
             data: tasks and clients.
             logits: whether logits are kept with the samples.
         """
-        self.states, self.data, self.keeps_logits = states, data, logits
+        self._states, self._data, self.keeps_logits = states, data, logits
         self._augmented = data.augmentation is not None and self.keeps == "augmented"
         self._empty = {
             "place": torch.full((self.size,), -1, dtype=torch.int64),
@@ -129,14 +129,14 @@ class ReplayBuffer:
 
     def _places_of(self, client: int) -> np.ndarray:
         """Ascending places of all samples that a client ever holds."""
-        own = [self.data.client_places(task, client) for task in range(self.data.num_tasks)]
+        own = [self._data.client_places(task, client) for task in range(self._data.num_tasks)]
         return np.sort(np.concatenate(own))
 
     # Local training.
 
     def open(self, cohort: Cohort) -> None:
         """Look into the buffers of clients that are about to train."""
-        self._table = self.states.gather(TOPIC, cohort.clients, self._empty)
+        self._table = self._states.gather(TOPIC, cohort.clients, self._empty)
         self._own = [self._places_of(client) for client in cohort.clients] if self.offered == "once" else []
         self._offers = self.offered == "every_step" or any(
             self._has_news(row, client, cohort.task) for row, client in enumerate(cohort.clients)
@@ -144,7 +144,7 @@ class ReplayBuffer:
 
     def _has_news(self, row: int, client: int, task: int) -> bool:
         """Whether a client is about to train on a sample that it has not trained on before."""
-        ranks = torch.from_numpy(np.searchsorted(self._own[row], self.data.places_trained_on(task, client)))
+        ranks = torch.from_numpy(np.searchsorted(self._own[row], self._data.places_trained_on(task, client)))
         return not bool(self._table["known"][row, ranks].all())
 
     @property
@@ -163,7 +163,7 @@ class ReplayBuffer:
         if not self._offers:
             return
         table, present, index = self._table, cohort.trained_on(batch.mask.cpu()), batch.index.cpu()
-        places = index if batch.tasks_of_own is not None else index + int(self.data.places.starts[batch.task])
+        places = index if batch.tasks_of_own is not None else index + int(self._data.places.starts[batch.task])
         if self.offered == "once":
             present = present & self._first_time(places, present)
         number = table["seen"].unsqueeze(1) + present.cumsum(1) - 1
@@ -172,7 +172,7 @@ class ReplayBuffer:
         table["seen"] += present.sum(1)
         table["place"] = torch.where(taken, places.gather(1, source), table["place"])
         if self._augmented:
-            words = self.data.inputs.words(*self.data.places.split(places), (cohort.round, batch.step))
+            words = self._data.inputs.words(*self._data.places.split(places), (cohort.round, batch.step))
             table["word"] = torch.where(taken, words.gather(1, source), table["word"])
         if self.keeps_logits:
             if logits is None:
@@ -199,7 +199,7 @@ class ReplayBuffer:
         clients = [cohort.clients[p] for p in positions]
         table = {name: values[rows] for name, values in self._table.items()}
         keep = table["logits"].isfinite().flatten(1).all(1).tolist() if self.keeps_logits else None
-        self.states.scatter(TOPIC, clients, table, keep)
+        self._states.scatter(TOPIC, clients, table, keep)
 
     # Replay.
 
@@ -221,7 +221,7 @@ class ReplayBuffer:
         self, clients: Sequence[int], round: int, count: int, purpose: str, device: torch.device
     ) -> Replayed | None:
         """As :meth:`draw`, for clients that are not training, after a round."""
-        table = self.states.gather(TOPIC, clients, self._empty)
+        table = self._states.gather(TOPIC, clients, self._empty)
         keys, moment = self._keys(purpose, clients, round), (round, BETWEEN_ROUNDS)
         return self._replayed(table, table["place"] >= 0, keys, count, moment, device)
 
@@ -241,7 +241,7 @@ class ReplayBuffer:
         first = table["place"].amax(1, keepdim=True)
         places = torch.where(mask, table["place"].gather(1, held), torch.where(first < 0, first.max(), first))
         words = table["word"].gather(1, held).to(device) if self._augmented else None
-        x, y, tasks = self.data.samples_at(places.to(device), moment, words)
+        x, y, tasks = self._data.samples_at(places.to(device), moment, words)
         logits = None
         if self.keeps_logits:
             logits = table["logits"].gather(1, held.unsqueeze(-1).expand(-1, -1, table["logits"].shape[2])).to(device)
@@ -249,22 +249,22 @@ class ReplayBuffer:
 
     def fill(self, clients: Sequence[int]) -> Tensor:
         """``[k]`` int64, how many samples these clients hold, between rounds."""
-        return (self.states.gather(TOPIC, clients, self._empty)["place"] >= 0).sum(1)
+        return (self._states.gather(TOPIC, clients, self._empty)["place"] >= 0).sum(1)
 
     def holders(self) -> list[int]:
         """The clients that hold a sample, ascending, after a round's training; the same in all processes."""
-        keeping = self.states.holders(TOPIC)  # also of clients whose samples were all withheld
+        keeping = self._states.holders(TOPIC)  # also of clients whose samples were all withheld
         return [client for client, held in zip(keeping, self.fill(keeping).tolist(), strict=True) if held]
 
     def _keys(self, purpose: str, clients: Sequence[int], *indices: int) -> Tensor:
-        seeds = [seed_for(self.data.seed, f"buffer {purpose}", client, *indices) for client in clients]
+        seeds = [seed_for(self._data.seed, f"buffer {purpose}", client, *indices) for client in clients]
         return torch.tensor(seeds, dtype=torch.int64)
 
     def client_storage(self) -> int:
         """Bytes of a full buffer: pixels, a byte each, label and task, logits, and a bit per sample already offered."""
-        channels, height, width = self.data.input_shape
+        channels, height, width = self._data.input_shape
         each = channels * height * width + 2
         if self.keeps_logits:
-            each += self.data.num_outputs * self._empty["logits"].element_size()
+            each += self._data.num_outputs * self._empty["logits"].element_size()
         known = len(self._empty["known"]) if self.offered == "once" else 0
         return self.size * each + -(-known // 8)

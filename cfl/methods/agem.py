@@ -10,9 +10,9 @@ from torch import Tensor
 from cfl.data.cohorts import CohortBatch
 from cfl.data.scenarios import Scenario
 from cfl.engines.cohort import Cohort
-from cfl.federation.federation import Federation
 from cfl.methods.base import Method
 from cfl.methods.components.gradient_projection import conflicts, inner, refine
+from cfl.methods.context import Context
 from cfl.runtime.errors import ConfigError
 
 
@@ -55,14 +55,14 @@ class AGEM(Method):
         self.batch_size = batch_size
         self._reference: dict[str, Tensor] = {}
 
-    def setup(self, federation: Federation) -> None:
+    def setup(self, context: Context) -> None:
         """Refuse a second one, which would draw the same samples."""
-        super().setup(federation)
+        super().setup(context)
         self.refuse_twins(AGEM, "one A-GEM with a larger batch_size")
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
         """Compute the buffer's gradient where the step's own will be computed."""
-        buffer = self.federation.buffer
+        buffer = self.context.buffer
         assert buffer is not None
         self._reference = {}
         drawn = buffer.draw(cohort, batch, self.batch_size, "A-GEM")

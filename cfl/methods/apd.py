@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
-from cfl.federation.federation import Federation
 from cfl.federation.task_states import TaskStates
 from cfl.methods.base import Method, Report
 from cfl.methods.capabilities import FeatureOrder, has
+from cfl.methods.context import Context
 from cfl.models.decomposition import (
     DecomposedLayer,
     decompose,
@@ -89,7 +89,7 @@ class APD(Method):
     own_clocks = True
     pulls_with = "consolidation"
     adaptive_divisor = 3.0  # of the base that adaptive weights start from
-    state = ("_initial", "_rows", "_client_bytes")  # clients' sets are with ``federation.clients``
+    state = ("_initial", "_rows", "_client_bytes")  # clients' sets are with ``context.clients``
 
     def __init__(
         self,
@@ -150,35 +150,35 @@ class APD(Method):
         """Of which parts weights are made; see :func:`cfl.models.decomposition.decompose`."""
         return {"remembers": self.retroactive}
 
-    def setup(self, federation: Federation) -> None:
+    def setup(self, context: Context) -> None:
         """Give the network the first task's set, and remember what later ones start from."""
-        super().setup(federation)
-        data, network = federation.data, federation.network
-        permuting = [name for name, method in federation.methods.items() if has(method, FeatureOrder)]
+        super().setup(context)
+        network = context.network
+        permuting = [name for name, method in context.methods.items() if has(method, FeatureOrder)]
         if permuting:
             raise ConfigError("methods", permuting, f"no method that permutes weights beside {type(self).__name__}")
         # All but bases change with the task: they would be held to, or trained on, what belongs to another one.
         backward = [
             name
-            for name, method in federation.methods.items()
+            for name, method in context.methods.items()
             if method.looks_back or (method.crosses_tasks and not method.changes_shared_only)
         ]
         if backward:
             valid = f"no method that looks back at earlier tasks beside {type(self).__name__}"
             raise ConfigError("methods", backward, valid)
-        if data.exposure != "sequential":
+        if context.exposure != "sequential":
             valid = f"sequential while {type(self).__name__} has weights for every task"
-            raise ConfigError("data.exposure", data.exposure, valid)
+            raise ConfigError("data.exposure", context.exposure, valid)
         self._layers = decomposed_layers(network)
         if not self._layers:
             valid = "a network with a Linear or Conv2d layer before its head"
             raise ConfigError("model.network", type(network).__name__, valid)
         for layer in self._layers:
-            layer.parts.reserve(self._knowledge_entries(), data.num_tasks - 1)
-        self._tasks = TaskStates(federation.clients, self._topic)
-        self._shares_base = self._layers[0].base in federation.shared_parameters
+            layer.parts.reserve(self._knowledge_entries(), context.num_tasks - 1)
+        self._tasks = TaskStates(context.clients, self._topic)
+        self._shares_base = self._layers[0].base in context.shared_parameters
         without = {name for layer in self._layers for name in (layer.base, layer.earlier, layer.others)}
-        tensors = federation.state_tensors()
+        tensors = context.state_tensors()
         self._set = [name for name in tensors if name not in without]
         drawn = {name for layer in self._layers for name in self._drawn_parts(layer)}
         adaptive = {layer.adaptive for layer in self._layers}
@@ -207,7 +207,7 @@ class APD(Method):
 
     def _fresh(self, task: int, client: int) -> Tensors:
         """The set with which a client begins a task, but for A that starts from the current base."""
-        seed, tensors = self.federation.data.seed, self.federation.state_tensors()
+        seed, tensors = self.context.seed, self.context.state_tensors()
         own = (client,) if self.draws == "own" else ()
         found = {name: value for name, value in self._initial.items() if not is_base(name)}
         for number, layer in enumerate(self._layers):
@@ -260,7 +260,7 @@ class APD(Method):
         earlier tasks ``[k, T - 1, O]``, zeros where there is no such task; if retroactive, A of these as well."""
         if self.consolidation == 0 or cohort.task == 0:
             return {}
-        clients, tasks = self.federation.clients, self.federation.data.num_tasks
+        clients, tasks = self.context.clients, self.context.num_tasks
         nothing: Tensors = {}
         bases = {layer.base: cohort.parameters[layer.base][0].detach() for layer in self._layers}
         for layer in self._layers:
@@ -368,7 +368,7 @@ class APD(Method):
     @torch.no_grad()
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """Clients that have begun the task remember that, and what their earlier ones are held to."""
-        states = self.federation.clients
+        states = self.context.clients
         # Who trains to NaN is not among them and begins the task once more.
         started = [position for position in positions if position in self._beginners]
         if started:
@@ -376,7 +376,7 @@ class APD(Method):
             self._tasks.begin(clients, cohort.task)
             if self._anchor:
                 states.scatter(f"{self._topic} anchor", clients, cohort.rows(started, self._anchor))
-        if self._shares_base and self.consolidation > 0 and not self.federation.is_last(cohort.task):
+        if self._shares_base and self.consolidation > 0 and not self.context.is_last(cohort.task):
             clients = [cohort.clients[position] for position in positions]
             bases = cohort.rows(positions, {layer.base: cohort.parameters[layer.base] for layer in self._layers})
             states.scatter(f"{self._topic} base", clients, bases)
@@ -418,15 +418,15 @@ class APD(Method):
     @torch.no_grad()
     def end_round(self, plan: RoundPlan) -> None:
         """Note how sparse the sets of clients have become whose task is over, sampled or not."""
-        federation, schedule = self.federation, self.federation.schedule
-        due = set(schedule.due(plan))
+        context = self.context
+        due = set(context.due(plan))
         if not due:  # of most rounds
             return
-        ending = [client for client in federation.clients.holders("model") if client in due]
+        ending = [client for client in context.clients.holders("model") if client in due]
         for client, at in zip(ending, self._tasks.latest(ending), strict=True):
-            if at == schedule.task_at(plan.round, client):  # others are as they were when their own task ended
-                model = federation.clients.get("model", client) or {}
-                self._client_bytes[client] = self._entries(client, at, {**federation.state_tensors(), **model})
+            if at == context.task_at(plan.round, client):  # others are as they were when their own task ended
+                model = context.clients.get("model", client) or {}
+                self._client_bytes[client] = self._entries(client, at, {**context.state_tensors(), **model})
                 self._rows += [self._row(at, client, layer, model) for layer in self._layers]
 
     def _row(self, task: int, client: int, layer: DecomposedLayer, model: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -468,12 +468,12 @@ class APD(Method):
 
     def client_storage(self) -> int:
         """The filed sets, and what holds them."""
-        states, tensors = self.federation.clients, self.federation.state_tensors()
+        states, tensors = self.context.clients, self.context.state_tensors()
         adaptive = {layer.adaptive for layer in self._layers} if self.retroactive else set()
         one = payload_bytes({name: tensors[name] for name in self._set if name not in adaptive})
         bases = payload_bytes({layer.base: tensors[layer.base] for layer in self._layers})
         earlier = payload_bytes({x.earlier: tensors[x.earlier] for x in self._layers if x.parts.earlier is not None})
-        total = one * max(self._tasks.filed(self.federation.data.num_tasks).values(), default=0)
+        total = one * max(self._tasks.filed(self.context.num_tasks).values(), default=0)
         total += (bases + earlier) * bool(states.holders(f"{self._topic} anchor"))
         total += bases * bool(states.holders(f"{self._topic} base"))
         return total + 8 * bool(states.holders(f"{self._topic} task"))

@@ -28,8 +28,8 @@ from cfl.data.samples import Samples
 from cfl.data.scenarios import Scenario
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
-from cfl.federation.federation import Federation
 from cfl.methods import capabilities, declared_state
+from cfl.methods.context import Context
 from cfl.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -64,13 +64,13 @@ class Method:
             task and have begun it together; ``begin_task`` and ``end_task`` are then called for each part of a round
             (``RoundPlan.parts``) whose clients begin or end a task, hence several times or, where none of those is
             sampled, never for a task.
-        replays: whether the method needs ``federation.buffer``.
+        replays: whether the method needs ``context.buffer``.
         replays_logits: whether the buffer has to keep logits with the samples.
         task_free: whether the method declares to need neither task ids nor boundaries, as general continual learning
             does. It is then shown none: ``begin_task`` and ``end_task`` are not called, and rounds, cohorts and batches
             come without what tells tasks apart (:mod:`cfl.methods.task_free`).
         task_free_with: the setting that makes the method ``task_free``, as its option and value, if one does.
-        topics: under which a ``task_free`` method keeps what its clients have between rounds (``federation.clients``),
+        topics: under which a ``task_free`` method keeps what its clients have between rounds (``context.clients``),
             beside its name in the configuration. It is shown no others.
         looks_back: whether it takes something from tasks that have ended. With ``data.exposure: joint`` none ever ends:
             all of them are trained on from the first round to the last.
@@ -101,7 +101,8 @@ class Method:
     changes_shared_only: ClassVar[bool] = False
     state: ClassVar[tuple[str, ...] | Mapping[str, str]] = ()
 
-    federation: Federation
+    context: Context
+    """What it is given of the run, from :meth:`setup` on."""
     name: str = ""
     """Under which the configuration has it, from :meth:`setup` on."""
     source: int = 1
@@ -109,10 +110,10 @@ class Method:
 
     # Moments.
 
-    def setup(self, federation: Federation) -> None:
-        """Learn the federation and allocate state; raise ConfigError for settings that cannot work with it."""
-        self.federation = federation
-        for number, (name, method) in enumerate(federation.methods.items(), 1):
+    def setup(self, context: Context) -> None:
+        """Take the context and allocate state; raise ConfigError for settings that cannot work with it."""
+        self.context = context
+        for number, (name, method) in enumerate(context.methods.items(), 1):
             if method is self:
                 self.name, self.source = name, number
 
@@ -159,7 +160,7 @@ class Method:
             kind: the class.
             instead: what there may be, e.g. ``one EWC``.
         """
-        twins = [name for name, method in self.federation.methods.items() if isinstance(method, kind)]
+        twins = [name for name, method in self.context.methods.items() if isinstance(method, kind)]
         if len(twins) > 1:
             raise ConfigError("methods", twins, instead)
 

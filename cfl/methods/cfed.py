@@ -21,12 +21,12 @@ from cfl.data.sources.base import Source
 from cfl.data.types import PixelTransform
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
-from cfl.federation.federation import Federation
 from cfl.methods.base import Method, Report
 from cfl.methods.capabilities import LocalObjective, has
 from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating, evaluating_global
 from cfl.methods.components.previous_model import LentModel
 from cfl.methods.components.surrogate_data import normalised_as, passes, read_surrogate, shards
+from cfl.methods.context import Context
 from cfl.randomness.generators import numpy_generator
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.tensor_digest import tensors_digest
@@ -124,36 +124,36 @@ class CFeD(Method):
         self._surrogate_digest = ""
         self._transforms: dict[int, PixelTransform] = {}
 
-    def setup(self, federation: Federation) -> None:
+    def setup(self, context: Context) -> None:
         """Read the surrogate set and deal it out."""
-        super().setup(federation)
-        data, key = federation.data, f"methods.{self.name}"
-        if federation.has_personal_models:
+        super().setup(context)
+        key = f"methods.{self.name}"
+        if context.has_personal_models:
             raise ConfigError(key, "with parameters kept local", "one model for all clients")
-        replaced = [n for n, m in federation.methods.items() if has(m, LocalObjective)]
+        replaced = [n for n, m in context.methods.items() if has(m, LocalObjective)]
         if replaced:
             raise ConfigError(
                 "methods", [self.name, *replaced], f"{self.name} without one that replaces the local loss"
             )
-        plans = [federation.schedule.round(number) for number in range(federation.schedule.num_rounds)]
+        plans = [context.plan(number) for number in range(context.num_rounds)]
         later = [len(self._reviewing(plan)) for plan in plans if plan.task > 0]
         if self.share > 0 and later and not max(later):
             valid = f"a greater one, or more clients per round: that share of {len(plans[-1].clients)} is nobody"
             raise ConfigError(f"{key}.share", self.share, valid)
-        parties = data.num_clients + (self.server_distillation > 0)
-        images = read_surrogate(self.surrogate, data.root, data.input_shape, f"{key}.surrogate")
+        parties = context.num_clients + (self.server_distillation > 0)
+        images = read_surrogate(self.surrogate, context.root, context.input_shape, f"{key}.surrogate")
         if len(images) < parties:
             valid = f"at least {parties}, one for everybody who has a shard"
             raise ConfigError(f"{key}.surrogate", f"{self.surrogate.name}, {len(images)} images", valid)
         self._images, self._surrogate_digest = images, tensors_digest([images])
-        self._shards = shards(len(images), parties, data.seed, f"{self.name} shards")
+        self._shards = shards(len(images), parties, context.seed, f"{self.name} shards")
 
     def _reviewing(self, plan: RoundPlan) -> frozenset[int]:
         """Who distils in a round; nobody in those of the first task."""
         count = round(self.share * len(plan.clients))
         if plan.task == 0 or not count:
             return frozenset()
-        generator = numpy_generator(self.federation.data.seed, f"{self.name} who reviews", plan.round)
+        generator = numpy_generator(self.context.seed, f"{self.name} who reviews", plan.round)
         return frozenset(generator.choice(plan.clients, min(count, len(plan.clients) - 1), replace=False).tolist())
 
     def _pixels(self, task: int, index: Tensor) -> Tensor:
@@ -161,13 +161,13 @@ class CFeD(Method):
         if self._images.device != index.device:
             self._images = self._images.to(index.device)
         if task not in self._transforms:
-            transform = self.federation.data.tasks[task].transform
+            transform = self.context.transform_of(task)
             self._transforms[task] = normalised_as(transform, self.surrogate.scale)
         return self._transforms[task](self._images[index])
 
     def _outputs(self, tasks: int) -> Tensor:
         """``[O]`` bool, outputs that have been in the loss of one of the first ``tasks`` tasks."""
-        outputs = self.federation.data.outputs
+        outputs = self.context.outputs
         if outputs.train is None:
             return torch.ones(outputs.num_outputs, dtype=torch.bool)
         return outputs.train[:tasks].any(0)
@@ -177,26 +177,26 @@ class CFeD(Method):
     def begin_task(self, plan: RoundPlan) -> None:
         """The model that is about to be sent out is the old one from now on."""
         if plan.task > 0 and self.share > 0:
-            self._old.keep(self.federation.shared_tensors(), plan.clients)
+            self._old.keep(self.context.shared_tensors(), plan.clients)
 
     def start_clients(self, cohort: Cohort) -> None:
         """Clients that review find their shards; who has not got the old model gets it."""
-        federation, data = self.federation, self.federation.data
-        reviewing = self._reviewing(federation.schedule.round(cohort.round))
+        context = self.context
+        reviewing = self._reviewing(context.plan(cohort.round))
         rows = [row for row, client in enumerate(cohort.clients) if client in reviewing]
         self._orders, self._models = {}, {}
         self._taken = dict.fromkeys(rows, 0)
         if not rows:
             return
-        device = next(federation.network.parameters()).device
-        lent = self._old.lend(federation, f"{self.name} old model", [cohort.clients[row] for row in rows], device)
-        old = federation.encode(cohort.task, lent)
+        device = next(context.network.parameters()).device
+        lent = self._old.lend(context, f"{self.name} old model", [cohort.clients[row] for row in rows], device)
+        old = context.encode(cohort.task, lent)
         for row in rows:
             client = cohort.clients[row]
-            count = cohort.sizes[row] * data.schedule.local_epochs
+            count = cohort.sizes[row] * context.local_epochs
             purpose = f"{self.name} order"
-            self._orders[row] = passes(self._shards[client], count, data.seed, purpose, cohort.round, client)
-            self._models[row] = {**client_model(federation, cohort.task, client), **old}
+            self._orders[row] = passes(self._shards[client], count, context.seed, purpose, cohort.round, client)
+            self._models[row] = {**client_model(context, cohort.task, client), **old}
         self._compared = self._outputs(cohort.task).to(device)
         if cohort.used_outputs is not None:  # those of the task stay where they are
             cohort.used_outputs[rows] = self._compared
@@ -218,7 +218,7 @@ class CFeD(Method):
             self._taken[row] = stop
             own.append(batch.index[row, : counts[row]])
             images.append(self._orders[row][start:stop].to(device))
-            with evaluating(self.federation):
+            with evaluating(self.context):
                 found = self._soft(self._models[row], self._pixels(batch.task, images[-1]))
             target = target.to(found.dtype)
             target[row, : counts[row]] = found
@@ -251,13 +251,13 @@ class CFeD(Method):
         """No samples, only the factors ``[K]`` of the step's own cross-entropies."""
         k, device = len(factor), factor.device
         none = torch.zeros((k, 0), dtype=torch.int64, device=device)
-        x = torch.zeros((k, 0, *self.federation.data.input_shape), device=device)
+        x = torch.zeros((k, 0, *self.context.input_shape), device=device)
         return Added(x, none, none, none.bool(), none.double(), self.source, own_factor=factor)
 
     @torch.no_grad()
     def _soft(self, model: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """``softmax(h(x) / T)`` ``[B, O]`` over the outputs compared, 0 elsewhere."""
-        logits: Tensor = functional_call(self.federation.network, dict(model), (x,))
+        logits: Tensor = functional_call(self.context.network, dict(model), (x,))
         return (logits.masked_fill(~self._compared, -torch.inf) / self.temperature).softmax(-1)
 
     def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
@@ -279,12 +279,12 @@ class CFeD(Method):
         """With server distillation, the server looks at single models."""
         if not self.server_distillation:
             return
-        federation = self.federation
+        context = self.context
         tensors = {**cohort.parameters, **cohort.buffers}
-        shared = {name: tensors[name] for name in federation.shared_tensors()}
-        message = federation.decode(cohort.task, cohort.rows(positions, shared))
+        shared = {name: tensors[name] for name in context.shared_tensors()}
+        message = context.decode(cohort.task, cohort.rows(positions, shared))
         clients = [cohort.clients[position] for position in positions]
-        federation.channel.uplink_individually(f"{self.name} models", message, clients, wire_bytes=0)
+        context.channel.uplink_individually(f"{self.name} models", message, clients, wire_bytes=0)
 
     # After a round.
 
@@ -300,35 +300,35 @@ class CFeD(Method):
         self._orders, self._models = {}, {}
         if self.server_distillation:
             started = time.perf_counter()
-            with evaluating_global(self.federation):
+            with evaluating_global(self.context):
                 self._distil(plan)
             self.server_seconds += time.perf_counter() - started
 
     @torch.no_grad()
     def _distil(self, plan: RoundPlan) -> None:
         """Let the new global model imitate the round's clients on the server's shard, all as a global one is tested."""
-        federation, data = self.federation, self.federation.data
-        models = federation.channel.collect_individually(f"{self.name} models").values()
-        state = federation.encode(plan.task, {n: t.detach() for n, t in federation.state_tensors().items()})
-        encoded = [{**state, **federation.encode(plan.task, model)} for model in models]
-        device = next(federation.network.parameters()).device
+        context = self.context
+        models = context.channel.collect_individually(f"{self.name} models").values()
+        state = context.encode(plan.task, {n: t.detach() for n, t in context.state_tensors().items()})
+        encoded = [{**state, **context.encode(plan.task, model)} for model in models]
+        device = next(context.network.parameters()).device
         self._compared = self._outputs(plan.task + 1).to(device)
-        leaves = {n: state[n].clone().requires_grad_() for n in federation.shared_parameters}
+        leaves = {n: state[n].clone().requires_grad_() for n in context.shared_parameters}
         optimizer = torch.optim.SGD(leaves.values(), lr=self.server_lr)
         for epoch in range(self.server_distillation):
             shard = self._shards[-1]
-            order = passes(shard, len(shard), data.seed, f"{self.name} order of the server", plan.round, epoch)
-            for part in order.to(device).split(data.schedule.batch_size):
+            order = passes(shard, len(shard), context.seed, f"{self.name} order of the server", plan.round, epoch)
+            for part in order.to(device).split(context.batch_size):
                 x = self._pixels(plan.task, part)
                 target = torch.stack([self._soft(model, x) for model in encoded]).mean(0)
                 with torch.enable_grad():
-                    logits: Tensor = functional_call(federation.network, {**state, **leaves}, (x,))
+                    logits: Tensor = functional_call(context.network, {**state, **leaves}, (x,))
                     loss = self._soft_cross_entropy(logits, target).mean()
                     optimizer.zero_grad()
                     loss.backward()
                 optimizer.step()
-        server = federation.state_tensors()
-        for name, tensor in federation.decode(plan.task, {n: t.detach() for n, t in leaves.items()}).items():
+        server = context.state_tensors()
+        for name, tensor in context.decode(plan.task, {n: t.detach() for n, t in leaves.items()}).items():
             server[name].copy_(tensor)
 
     # Reports and checkpoints.
@@ -340,10 +340,10 @@ class CFeD(Method):
 
     def client_storage(self) -> int:
         """The old model and a shard of images, a byte per pixel."""
-        if self.share == 0 or self.federation.data.num_tasks == 1:
+        if self.share == 0 or self.context.num_tasks == 1:
             return 0
         shard = int(np.prod(self._images.shape[1:])) * max(map(len, self._shards))
-        return payload_bytes(self.federation.shared_tensors()) + shard
+        return payload_bytes(self.context.shared_tensors()) + shard
 
     def report(self) -> Report:
         """Surrogate images of a client, seconds of server distillation."""

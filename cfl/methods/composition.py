@@ -40,7 +40,8 @@ from cfl.methods.capabilities import (
     SampleWeights,
     ServerTransform,
 )
-from cfl.methods.task_free import sealed_cohort, sealed_federation, sealed_plan
+from cfl.methods.context import Context
+from cfl.methods.task_free import sealed_cohort, sealed_context, sealed_plan
 from cfl.randomness.generators import seed_for
 from cfl.runtime.errors import ConfigError
 
@@ -176,10 +177,11 @@ class Composition(MethodComposition):
             raise ConfigError("trainer.gradient_clip_algorithm", "value", valid)
 
     def setup(self, federation: Federation) -> None:
-        """Let every method learn the federation; who needs no tasks is shown none."""
+        """Give every method a context of its own; who needs no tasks is shown none."""
         for name, method in self.items():
+            context = Context(federation)
             own = frozenset({name, *method.topics}) - OF_ALL
-            method.setup(sealed_federation(federation, own, method) if method.task_free else federation)
+            method.setup(sealed_context(context, own, method) if method.task_free else context)
 
     def keeps_local(self, name: str) -> bool:
         """Whether a parameter or buffer stays on its client."""

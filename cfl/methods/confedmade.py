@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from cfl.engines.cohort import Cohort
-from cfl.federation.federation import Federation
 from cfl.methods.apd import Tensors
 from cfl.methods.base import Report
 from cfl.methods.components.sparse import largest
+from cfl.methods.context import Context
 from cfl.methods.fedweit import FedWeIT
 from cfl.models import MADE
 from cfl.models.decomposition import DecomposedLayer
@@ -117,17 +117,17 @@ class CONFEDMADE(FedWeIT):
 
     # Before training.
 
-    def setup(self, federation: Federation) -> None:
+    def setup(self, context: Context) -> None:
         """As for FedWeIT; clients have to share their masks."""
-        super().setup(federation)
-        network = federation.network
+        super().setup(context)
+        network = context.network
         if isinstance(network, MADE) and not network.synchronised:
             raise ConfigError("model.network.synchronised", False, f"true with {type(self).__name__}")
         self._sent = {x.name: torch.ones(x.weight.shape, dtype=torch.bool) for x in self._layers}
 
     def _knowledge_entries(self) -> int:
         """Room for all tasks but the last."""
-        return super()._knowledge_entries() * (self.federation.data.num_tasks - 1)
+        return super()._knowledge_entries() * (self.context.num_tasks - 1)
 
     def _held(self, task: int, began: int) -> list[dict[str, Any]]:
         """What clients had learned at the ends of all tasks before this one."""
@@ -137,7 +137,7 @@ class CONFEDMADE(FedWeIT):
 
     def _masks_of(self, round: int, step: int) -> Tensors:
         """Layer -> ``[O, I]`` bool, M of a local step of all clients; of layers that are not named it is 1."""
-        network = self.federation.network
+        network = self.context.network
         if not isinstance(network, MADE):
             return {}
         at = (round, step) if network.draws else (0, 0)
@@ -165,10 +165,10 @@ class CONFEDMADE(FedWeIT):
 
     def report(self) -> Report:
         """As for FedWeIT, and ``base_share``: mean share of the entries of B that a client has sent after a round."""
-        federation, report = self.federation, super().report()
-        messages = sum(len(federation.schedule.round(number).clients) for number in range(federation.round))
+        context, report = self.context, super().report()
+        messages = sum(len(context.plan(number).clients) for number in range(context.round))
         which = self._base_bytes({x.name: torch.zeros(x.weight.shape, dtype=torch.bool) for x in self._layers})
         whole = sum(x.weight.numel() * x.weight.element_size() for x in self._layers)
-        sent = federation.channel.uplink_bytes.get("base", 0) - messages * which
+        sent = context.channel.uplink_bytes.get("base", 0) - messages * which
         share = sent / (messages * whole) if messages else None
         return Report({**report.figures, "base_share": share}, report.rows)

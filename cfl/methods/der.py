@@ -59,7 +59,7 @@ class DER(Method):
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
         """Add the buffer's samples to a step: one draw for their logits, one for their labels."""
-        buffer = self.federation.buffer
+        buffer = self.context.buffer
         assert buffer is not None
         draws = [("logits", self.alpha, 0.0), ("labels", 0.0, self.beta)]
         for purpose, of_logits, of_labels in draws:

@@ -12,10 +12,10 @@ from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Added
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
-from cfl.federation.federation import Federation
 from cfl.federation.replay_memory import ReplayMemory, Table, append, choose, reservoir
 from cfl.methods.base import Method, Report
 from cfl.methods.capabilities import SampleWeights
+from cfl.methods.context import Context
 from cfl.randomness.generators import numpy_generator, seed_for
 from cfl.runtime.errors import ConfigError
 
@@ -86,18 +86,18 @@ class ER(Method):
         self._table: Table = {}
         self._added: Added | None = None
 
-    def setup(self, federation: Federation) -> None:
+    def setup(self, context: Context) -> None:
         """Give every client an empty memory.
 
         Raises:
             ConfigError: where clients train on earlier tasks' samples anyway.
         """
-        super().setup(federation)
-        if federation.data.exposure in ("cumulative", "joint"):
+        super().setup(context)
+        if context.exposure in ("cumulative", "joint"):
             valid = "sequential with a replay memory: earlier tasks' samples are in the training set here"
-            raise ConfigError("data.exposure", federation.data.exposure, valid)
-        slots = self.size * (federation.data.num_tasks - 1) if self.per_task else self.size
-        self.memory = ReplayMemory(federation.clients, f"{self.name} memory", max(slots, 1))
+            raise ConfigError("data.exposure", context.exposure, valid)
+        slots = self.size * (context.num_tasks - 1) if self.per_task else self.size
+        self.memory = ReplayMemory(context.clients, f"{self.name} memory", max(slots, 1))
 
     # Local training.
 
@@ -116,9 +116,9 @@ class ER(Method):
 
     def _drawn(self, cohort: Cohort, batch: CohortBatch) -> Added | None:
         """What this step trains on from the memories; nothing as long as they are empty."""
-        data = self.federation.data
+        context = self.context
         whole = self.update == "task" and (self.batch_size is None or self.batch_size >= self.memory.size)
-        if whole and self._added is not None and data.augmentation is None:
+        if whole and self._added is not None and not context.augments:
             return self._counted(self._added, batch)  # the same in every step of the round
         count = self.memory.size if self.batch_size is None else self.batch_size
         keys = self._keys("draw", cohort.clients, cohort.round, 0 if whole else batch.step)
@@ -129,7 +129,7 @@ class ER(Method):
         # What is masked repeats a sample of the client's own: padding is always valid data.
         tasks = torch.where(mask, tasks, batch.task).to(device)
         index = torch.where(mask, index, batch.index[:, :1].cpu()).to(device)
-        x, y = data.inputs.of_tasks(tasks, index, (cohort.round, batch.step))
+        x, y = context.samples_of(tasks, index, (cohort.round, batch.step))
         mask = mask.to(device)
         weights = self.weight * mask.double() / mask.sum(1, keepdim=True).clamp(min=1)
         own_factor = None
@@ -169,16 +169,16 @@ class ER(Method):
 
     def end_task(self, plan: RoundPlan) -> None:
         """Every client that holds the task chooses what to keep of it."""
-        data = self.federation.data
-        if self.update != "task" or self.federation.is_last(plan.task):
+        context = self.context
+        if self.update != "task" or context.is_last(plan.task):
             return
-        clients = self.federation.own_clients(plan.task, self.federation.members(plan.task))
+        clients = context.own_clients(plan.task, context.members(plan.task))
         if not clients:
             return
-        held = [data.indices[plan.task][client] for client in clients]
+        held = [context.indices(plan.task, client) for client in clients]
         offered = torch.full((len(clients), max(map(len, held))), -1, dtype=torch.int64)
         for row, (client, own) in enumerate(zip(clients, held, strict=True)):
-            generator = numpy_generator(data.seed, f"{self._source_name} choice", plan.task, client)
+            generator = numpy_generator(context.seed, f"{self._source_name} choice", plan.task, client)
             offered[row, : len(own)] = torch.from_numpy(generator.permutation(own))
         table = self.memory.read(clients)
         if self.per_task:
@@ -188,14 +188,14 @@ class ER(Method):
         self.memory.write(clients, table)
 
     def _keys(self, purpose: str, clients: Sequence[int], *indices: int) -> Tensor:
-        seed, purpose = self.federation.data.seed, f"{self._source_name} {purpose}"
+        seed, purpose = self.context.seed, f"{self._source_name} {purpose}"
         return torch.tensor([seed_for(seed, purpose, client, *indices) for client in clients], dtype=torch.int64)
 
     def client_storage(self) -> int:
         """Pixels of a full memory, a byte each, with label and task; nothing where no second task makes one."""
-        if self.update == "task" and self.federation.data.num_tasks == 1:
+        if self.update == "task" and self.context.num_tasks == 1:
             return 0
-        channels, height, width = self.federation.data.input_shape
+        channels, height, width = self.context.input_shape
         return self.memory.size * (channels * height * width + 2)
 
     def report(self) -> Report:

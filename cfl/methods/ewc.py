@@ -16,9 +16,9 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.engines.quadratic_pull import Pull
 from cfl.federation.channel import payload_bytes
-from cfl.federation.federation import Federation
 from cfl.methods.base import Method, Report
 from cfl.methods.components.curvature.fisher import FISHER_KINDS, FisherKind, check_fisher, diagonal_fisher
+from cfl.methods.context import Context
 from cfl.randomness.generators import torch_generator
 from cfl.runtime.errors import ConfigError
 
@@ -78,7 +78,7 @@ class EWC(Method):
     looks_back: ClassVar[bool] = True
     pulls_with: ClassVar[str] = "strength"
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
-    state = ("curvature", "anchor", "_rows")  # clients' own quadratics are with ``federation.clients``
+    state = ("curvature", "anchor", "_rows")  # clients' own quadratics are with ``context.clients``
 
     def __init__(
         self,
@@ -121,19 +121,19 @@ class EWC(Method):
         self._rows: list[dict[str, Any]] = []
         self._holders: frozenset[int] | None = None
 
-    def setup(self, federation: Federation) -> None:
+    def setup(self, context: Context) -> None:
         """Decide which parameters' quadratics the server keeps.
 
         Raises:
             ConfigError: if there are two of these methods, which would share their clients' state, or for labels of
                 which the network knows nothing.
         """
-        super().setup(federation)
-        check_fisher(self.fisher, federation.network, "methods.ewc.fisher")
+        super().setup(context)
+        check_fisher(self.fisher, context.network, "methods.ewc.fisher")
         self.refuse_twins(EWC, "one EWC; its strength is the sum of theirs")
-        parameters = [name for name, _ in federation.network.named_parameters()]
-        self._names = [name for name in parameters if name not in federation.frozen]
-        self._summed = [n for n in self._names if self.scope == "server" and n in federation.shared_parameters]
+        parameters = [name for name, _ in context.network.named_parameters()]
+        self._names = [name for name in parameters if name not in context.frozen]
+        self._summed = [n for n in self._names if self.scope == "server" and n in context.shared_parameters]
         self._kept = [n for n in self._names if n not in self._summed]
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
@@ -152,21 +152,21 @@ class EWC(Method):
         """Fetch these clients' quadratics, in the coordinates they compute in."""
         if self.strength == 0:
             return {}
-        tensors = self.federation.state_tensors()
+        tensors = self.context.state_tensors()
         curvature, anchor = dict(self.curvature), dict(self.anchor)
         if curvature:
-            self.federation.channel.downlink("ewc", _joined(curvature, anchor), len(cohort.clients))
+            self.context.channel.downlink("ewc", _joined(curvature, anchor), len(cohort.clients))
             curvature = {n: value.to(tensors[n].device)[None] for n, value in curvature.items()}
             anchor = {n: value.to(tensors[n].device)[None] for n, value in anchor.items()}
         if self._holders is None:
-            self._holders = frozenset(self.federation.clients.holders("ewc"))
+            self._holders = frozenset(self.context.clients.holders("ewc"))
         if not self._holders.isdisjoint(cohort.clients):
             nothing = {n: torch.zeros_like(tensors[n]) for n in self._kept}
-            own = self.federation.clients.gather("ewc", cohort.clients, _joined(nothing, nothing))
+            own = self.context.clients.gather("ewc", cohort.clients, _joined(nothing, nothing))
             own_curvature, own_anchor = _parted(own)
             curvature, anchor = {**curvature, **own_curvature}, {**anchor, **own_anchor}
-        curvature = self.federation.encode(cohort.task, curvature)
-        anchor = self.federation.encode(cohort.task, anchor)
+        curvature = self.context.encode(cohort.task, curvature)
+        anchor = self.context.encode(cohort.task, anchor)
         if self.limit is not None and cohort.lr > 0:
             most = self.limit / (cohort.lr * self._factor)
             curvature = {n: value.clamp(max=most) for n, value in curvature.items()}
@@ -185,31 +185,31 @@ class EWC(Method):
 
     def end_task(self, plan: RoundPlan) -> None:
         """Clients compute the Fisher of the task's data at the new global model, which becomes an anchor."""
-        federation = self.federation
-        if self.strength == 0 or federation.is_last(plan.task):
+        context = self.context
+        if self.strength == 0 or context.is_last(plan.task):
             return
         started = time.perf_counter()
         self._holders = None
-        clients = federation.asked(plan, self.fisher_clients)
-        own = federation.call_back(plan.task, clients)
+        clients = context.asked(plan, self.fisher_clients)
+        own = context.call_back(plan.task, clients)
         entries, total, most = 0, 0.0, 0.0
         for client in own:
             fisher, model = self._fisher(plan.task, client)
             self._keep(client, {n: fisher[n] for n in self._kept}, model)
             if self._summed:
                 message = {n: fisher[n][None] for n in self._summed}
-                federation.channel.uplink("ewc fisher", message, [1.0], [client])
+                context.channel.uplink("ewc fisher", message, [1.0], [client])
             entries += sum(values.numel() for values in fisher.values())
             total += sum(float(values.sum()) for values in fisher.values())
             most = max(most, *(float(values.max()) for values in fisher.values()))
         if self._summed:
-            tensors = federation.state_tensors()
-            mean = federation.channel.mean("ewc fisher")
+            tensors = context.state_tensors()
+            mean = context.channel.mean("ewc fisher")
             latest = {n: tensors[n].detach().clone() for n in self._summed}
             old = {n: values.to(tensors[n].device) for n, values in self.curvature.items()}
             anchor = {n: values.to(tensors[n].device) for n, values in self.anchor.items()}
             self.curvature, self.anchor = self._consolidated(old, anchor, mean, latest)
-        everyones = federation.everyones((entries, total, most, time.perf_counter() - started))
+        everyones = context.everyones((entries, total, most, time.perf_counter() - started))
         self._rows.append(
             {
                 "task": plan.task,
@@ -222,36 +222,36 @@ class EWC(Method):
 
     def _fisher(self, task: int, client: int) -> tuple[Tensors, Tensors]:
         """One client's Fisher and the model it belongs to, both in the server's coordinates."""
-        federation = self.federation
-        data, network = federation.data, federation.network
-        kept = {n: values[0] for n, values in federation.own_tensors((client,)).items()}
-        model = {**federation.state_tensors(), **kept}
+        context = self.context
+        network = context.network
+        kept = {n: values[0] for n, values in context.own_tensors((client,)).items()}
+        model = {**context.state_tensors(), **kept}
         device = next(network.parameters()).device
         fisher = diagonal_fisher(
             network,
-            federation.encode(task, model),
-            data.client_batches(task, client, self.fisher_batch_size, device),
+            context.encode(task, model),
+            context.client_batches(task, client, self.fisher_batch_size, device),
             self.fisher,
-            outputs=data.outputs_in_loss(task, client),
+            outputs=context.outputs_in_loss(task, client),
             names=self._names,
-            generator=torch_generator(data.seed, "fisher labels", task, client),
-            batch_statistics=federation.batchnorm == "drop",
+            generator=torch_generator(context.seed, "fisher labels", task, client),
+            batch_statistics=context.batchnorm == "drop",
         )
-        return federation.decode(task, fisher), model
+        return context.decode(task, fisher), model
 
     def _keep(self, client: int, fisher: Tensors, model: Tensors) -> None:
         """Add a task to what a client keeps."""
         if not fisher:
             return
-        federation = self.federation
-        device = next(federation.network.parameters()).device
-        old = federation.clients.get("ewc", client) or {}
+        context = self.context
+        device = next(context.network.parameters()).device
+        old = context.clients.get("ewc", client) or {}
         before = _parted({n: values.to(device) for n, values in old.items()})
         latest = {n: model[n].detach() for n in fisher}
         kept = _joined(*self._consolidated(*before, fisher, latest))
         stacked = {n: values[None] for n, values in kept.items()}
-        usable = federation.channel.usable(stacked, [client], "ewc")
-        federation.clients.scatter("ewc", [client], stacked, usable)
+        usable = context.channel.usable(stacked, [client], "ewc")
+        context.clients.scatter("ewc", [client], stacked, usable)
 
     def _consolidated(
         self, curvature: Mapping[str, Tensor], anchor: Mapping[str, Tensor], fisher: Tensors, latest: Tensors
@@ -273,7 +273,7 @@ class EWC(Method):
 
         A row per task: clients that computed a Fisher, mean and greatest of its entries, seconds of the extra round.
         """
-        tensors = self.federation.state_tensors()
+        tensors = self.context.state_tensors()
         kept, summed = (payload_bytes({n: tensors[n] for n in names}) for names in (self._kept, self._summed))
         active = bool(self._rows)
         figures = {

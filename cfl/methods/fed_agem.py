@@ -14,13 +14,13 @@ from cfl.data.cohorts import CohortBatch
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
-from cfl.federation.federation import Federation
 from cfl.federation.replay_buffer import Replayed
 from cfl.methods.base import Method, Report
 from cfl.methods.capabilities import PersonalParameters, has, leaves_other_gradients
 from cfl.methods.components.gradient_projection import REFINEMENTS, Refinement, conflicts, inner, refine
 from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating
 from cfl.methods.components.mean_gradient import Labelled, mean_gradient
+from cfl.methods.context import Context
 from cfl.models.dropout import DropoutMasks
 from cfl.randomness.counter_bits import random_words_at
 from cfl.randomness.generators import seed_for
@@ -126,11 +126,11 @@ class FedAGEM(Method):
         self._step, self._opened = 0, False
         self._training = torch.ones(0, dtype=torch.bool)
 
-    def setup(self, federation: Federation) -> None:
+    def setup(self, context: Context) -> None:
         """Find what has a part in the reference; refuse to run without any, before others that change gradients or
         may move the global model after a round, or for fewer rounds than a reference takes."""
-        super().setup(federation)
-        later = {name: federation.methods[name] for name in list(federation.methods)[self.source :]}
+        super().setup(context)
+        later = {name: context.methods[name] for name in list(context.methods)[self.source :]}
         for behind, why in (
             (
                 [name for name, method in later.items() if leaves_other_gradients(method)],
@@ -143,16 +143,16 @@ class FedAGEM(Method):
         ):
             if behind:
                 valid = f"{self.name} behind {', '.join(behind)}, so that {why}"
-                raise ConfigError("methods", list(federation.methods), valid)
-        if not federation.shared_parameters:
-            keeping = [n for n, m in federation.methods.items() if m is not self and has(m, PersonalParameters)]
+                raise ConfigError("methods", list(context.methods), valid)
+        if not context.shared_parameters:
+            keeping = [n for n, m in context.methods.items() if m is not self and has(m, PersonalParameters)]
             what = f"every parameter of the model stays on its client (methods.{', methods.'.join(keeping)})"
             raise ConfigError(f"methods.{self.name}", what, "a run with at least one parameter that clients share")
-        rounds = federation.schedule.num_rounds
+        rounds = context.num_rounds
         if self.every > 1 and self.every >= rounds:
             valid = f"an integer below {rounds}, the number of rounds: there would be no reference in any"
             raise ConfigError(f"methods.{self.name}.every", self.every, valid)
-        self._masks = DropoutMasks(federation.network, federation.data.input_shape)
+        self._masks = DropoutMasks(context.network, context.input_shape)
 
     # Local training.
 
@@ -170,8 +170,8 @@ class FedAGEM(Method):
         device = next(iter(cohort.parameters.values())).device
         self.reference = {name: value.to(device) for name, value in self.reference.items()}
         lacking = len(set(cohort.clients) - self._have)
-        self.federation.channel.downlink("reference gradient", self.reference, lacking)
-        encoded = self.federation.encode(cohort.task, self.reference)
+        self.context.channel.downlink("reference gradient", self.reference, lacking)
+        encoded = self.context.encode(cohort.task, self.reference)
         self._encoded = {name: value[None] for name, value in encoded.items()}
         self._lengths = {}
 
@@ -212,7 +212,7 @@ class FedAGEM(Method):
         """``[k]`` bool: whose gradient may be changed in this step."""
         if self.share == 1:
             return torch.ones(len(cohort.clients), dtype=torch.bool)
-        seed = self.federation.data.seed
+        seed = self.context.seed
         keys = [seed_for(seed, "Fed-A-GEM share", cohort.round, client) for client in cohort.clients]
         words = random_words_at(torch.tensor(keys, dtype=torch.int64), torch.full((len(keys),), self._step))
         return (words >> 11 & (2**53 - 1)).double() / 2**53 < self.share
@@ -231,23 +231,23 @@ class FedAGEM(Method):
 
     def end_round(self, plan: RoundPlan) -> None:
         """Clients compute the next reference at the new global model."""
-        federation = self.federation
+        context = self.context
         self._encoded = {}
-        counts = federation.everyones(self._seen.tolist())
+        counts = context.everyones(self._seen.tolist())
         self._steps += sum(steps for steps, _ in counts)
         self._refined += sum(refined for _, refined in counts)
         self._seen = torch.zeros(2, dtype=torch.int64)
         if self.reference:
             self._have |= set(plan.clients)
-        if federation.finished or (plan.round + 1) % self.every:
+        if context.finished or (plan.round + 1) % self.every:
             return
         started = time.perf_counter()
-        own = federation.own_clients(plan.task, self._asked(plan))
-        following = set(federation.schedule.round(plan.round + 1).clients)
+        own = context.own_clients(plan.task, self._asked(plan))
+        following = set(context.plan(plan.round + 1).clients)
         waiting = [client for client in own if client not in following]
-        federation.channel.downlink("model", federation.shared_tensors(), len(waiting))
+        context.channel.downlink("model", context.shared_tensors(), len(waiting))
         sent = sum(self._send(plan, client) for client in own)
-        if sum(federation.everyones(sent)):
+        if sum(context.everyones(sent)):
             self._renew()
         self.seconds += time.perf_counter() - started
 
@@ -256,42 +256,42 @@ class FedAGEM(Method):
         if self.clients == "sampled":
             return plan.clients
         if self.clients == "all":
-            present: list[int] = self.federation.schedule.present(plan.round).tolist()
+            present: list[int] = self.context.present(plan.round).tolist()
             return present
-        assert self.federation.buffer is not None
-        return self.federation.buffer.holders()
+        assert self.context.buffer is not None
+        return self.context.buffer.holders()
 
     def _renew(self) -> None:
         """The server averages; where nobody's gradient is usable, the last reference holds, if there is one."""
         try:
-            reference = self.federation.channel.mean("buffer gradient")
+            reference = self.context.channel.mean("buffer gradient")
         except BadUpdate:  # all were skipped: with ``on_bad_update: stop`` sending one has raised already
             return
         self.reference, self._have = reference, set()
 
     def _send(self, plan: RoundPlan, client: int) -> bool:
         """One client's gradient, if it holds a sample."""
-        federation, buffer = self.federation, self.federation.buffer
+        context, buffer = self.context, self.context.buffer
         assert buffer is not None
-        device = next(federation.network.parameters()).device
+        device = next(context.network.parameters()).device
         drawn = buffer.draw_between_rounds([client], plan.round, self.samples, "reference", device)
         if drawn is None:
             return False
-        key = seed_for(federation.data.seed, "dropout of the reference", plan.round, client)
-        task = federation.schedule.task_at(plan.round, client)  # with clocks of their own not the round's
-        model = client_model(federation, task, client)
-        outputs = federation.data.outputs_in_loss_of(drawn.tasks, task)
-        gradient = federation.decode(task, self._gradient(model, drawn, outputs, key))
+        key = seed_for(context.seed, "dropout of the reference", plan.round, client)
+        task = context.task_at(plan.round, client)  # with clocks of their own not the round's
+        model = client_model(context, task, client)
+        outputs = context.outputs_in_loss_of(drawn.tasks, task)
+        gradient = context.decode(task, self._gradient(model, drawn, outputs, key))
         message = {name: value[None] for name, value in gradient.items()}
-        federation.channel.uplink("buffer gradient", message, [1.0], [client])
+        context.channel.uplink("buffer gradient", message, [1.0], [client])
         return True
 
     def _gradient(
         self, model: dict[str, Tensor], drawn: Replayed, outputs: Tensor | None, key: int
     ) -> dict[str, Tensor]:
         """Of the mean cross-entropy on one client's ``[1, m]`` samples, over ``outputs`` ``[1, m, O]``, or all."""
-        federation = self.federation
-        network, used = federation.network, drawn.mask[0]
+        context = self.context
+        network, used = context.network, drawn.mask[0]
         x, y = drawn.x[0][used], drawn.y[0][used]
         allowed = None if outputs is None else outputs[0][used]
         masks: dict[str, Tensor] = {}
@@ -299,15 +299,15 @@ class FedAGEM(Method):
             keys = torch.tensor([key], dtype=torch.int64, device=x.device)
             per_client = self._masks.draw(keys, len(x), next(network.parameters()).dtype)
             masks = {name: mask[0] for name, mask in per_client.items()}
-        with evaluating(federation) if self.mode == "eval" else nullcontext():
+        with evaluating(context) if self.mode == "eval" else nullcontext():
             found = mean_gradient(network, model, [Labelled(x, y, allowed, masks)])
-        return {name: found[name] for name in federation.shared_parameters}
+        return {name: found[name] for name in context.shared_parameters}
 
     # Reports and checkpoints.
 
     def _reference_bytes(self) -> int:
-        tensors = self.federation.state_tensors()
-        return payload_bytes({name: tensors[name] for name in self.federation.shared_parameters})
+        tensors = self.context.state_tensors()
+        return payload_bytes({name: tensors[name] for name in self.context.shared_parameters})
 
     def client_storage(self) -> int:
         """The reference, where it holds for more than a round; the buffer is counted by itself."""

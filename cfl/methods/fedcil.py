@@ -13,10 +13,10 @@ from cfl.data.samples import Added, Samples
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
-from cfl.federation.federation import Federation
 from cfl.methods.base import Method, Report
 from cfl.methods.components.gan.consolidation import MadeBatch, consolidated
 from cfl.methods.components.gan.losses import Generation, acgan_loss, class_losses, divergences
+from cfl.methods.context import Context
 from cfl.models.acgan import ACGAN
 from cfl.models.dropout import DropoutMasks
 from cfl.randomness.counter_normals import choices, normals
@@ -119,23 +119,23 @@ class FedCIL(Method):
         self._replayed_task = -1
         self._receivers: set[int] = set()
 
-    def setup(self, federation: Federation) -> None:
+    def setup(self, context: Context) -> None:
         """Look at the network.
 
         Raises:
             ConfigError: if it has no generator, or clients keep parts of it to themselves that the method needs, or its
             generator normalises by statistics that nobody averages.
         """
-        super().setup(federation)
-        network = federation.network
+        super().setup(context)
+        network = context.network
         if not isinstance(network, ACGAN):
             valid = f"ACGAN, with {type(network).__name__} as its classifier, while methods.{self.name} is used"
             raise ConfigError("model.network", type(network).__name__, valid)
         statistics = {name for name, _ in network.generator.named_buffers(prefix="generator")}
-        if statistics and federation.batchnorm != "average":
+        if statistics and context.batchnorm != "average":
             valid = "average, or model.network.generator_norm: none"
-            raise ConfigError("federated.batchnorm", federation.batchnorm, valid)
-        kept = ({name for name, _ in network.named_parameters()} | statistics) & federation.personal
+            raise ConfigError("federated.batchnorm", context.batchnorm, valid)
+        kept = ({name for name, _ in network.named_parameters()} | statistics) & context.personal
         if not self.consolidation_steps:
             kept &= set(network.generator_names)
         if kept:
@@ -143,11 +143,11 @@ class FedCIL(Method):
             raise ConfigError(f"methods.{self.name}", f"with {sorted(kept)} kept local", valid)
         self._generation = Generation(network)
         self._noise = f"{self.name} noise"
-        self._masks = DropoutMasks(network, federation.data.input_shape)
+        self._masks = DropoutMasks(network, context.input_shape)
 
     @property
     def _network(self) -> ACGAN:
-        network = self.federation.network
+        network = self.context.network
         assert isinstance(network, ACGAN)
         return network
 
@@ -155,11 +155,11 @@ class FedCIL(Method):
 
     def _outputs_of(self, first: int, last: int) -> Tensor:
         """``[n]`` int64, the outputs of the tasks ``first .. last - 1``."""
-        return self.federation.data.outputs.own[first:last].any(0).nonzero().squeeze(1)
+        return self.context.outputs.own[first:last].any(0).nonzero().squeeze(1)
 
     def _task_of(self, y: Tensor, task: int) -> Tensor:
         """The task whose outputs compete with each ``y``: ``task`` where it trains ``y``, else the first to have it."""
-        outputs = self.federation.data.outputs
+        outputs = self.context.outputs
         first = outputs.own[: task + 1].int().argmax(0)
         if outputs.train is None:
             return torch.full_like(y, task)
@@ -167,7 +167,7 @@ class FedCIL(Method):
 
     def _allowed(self, y: Tensor, task: int) -> Tensor | None:
         """``[..., O]`` bool, the outputs that compete with ``y``, or None for all."""
-        train = self.federation.data.outputs.train
+        train = self.context.outputs.train
         return None if train is None else train.to(y.device)[self._task_of(y, task)]
 
     # Local training.
@@ -176,7 +176,7 @@ class FedCIL(Method):
         """Clients that are sampled for the first time in a task are sent the replay generator."""
         if self._replays:
             new = [client for client in cohort.clients if client not in self._receivers]
-            self.federation.channel.downlink(f"{self.name} replay generator", self._replay, len(new))
+            self.context.channel.downlink(f"{self.name} replay generator", self._replay, len(new))
 
     @property
     def _replays(self) -> bool:
@@ -186,12 +186,12 @@ class FedCIL(Method):
         """Add replayed images, and noise for the images to be generated in this step."""
         k, count = batch.mask.shape
         extended = batch.with_extras({self._noise: self._drawn_noise("noise", cohort, batch, count)})
-        if self.consistency > 0 and self.federation.schedule.round(cohort.round).round_in_task > 0:
+        if self.consistency > 0 and self.context.plan(cohort.round).round_in_task > 0:
             extended = extended.with_extras(self._consistency_images(cohort, batch, count))
         if not self._replays:
             return extended
         device, task = batch.index.device, cohort.task
-        size = self.replay_batch_size or self.federation.data.schedule.batch_size
+        size = self.replay_batch_size or self.context.batch_size
         y = choices(self._keys("replayed outputs", cohort, batch), self._outputs_of(0, task).to(device), size)
         x = self._replayed(self._drawn_noise("replay", cohort, batch, size), y)
         share = self.replay_share
@@ -230,14 +230,14 @@ class FedCIL(Method):
 
     def _keys(self, purpose: str, cohort: Cohort, batch: CohortBatch) -> Tensor:
         """``[K]`` int64, a key for each client's step."""
-        seed, purpose = self.federation.data.seed, f"fedcil {purpose}"
+        seed, purpose = self.context.seed, f"fedcil {purpose}"
         keys = [seed_for(seed, purpose, cohort.round, client, batch.step) for client in cohort.clients]
         return torch.tensor(keys, dtype=torch.int64).to(batch.index.device)
 
     def _replayed(self, noise: Tensor, y: Tensor) -> Tensor:
         """Images of the replay generator, which computes as its task's clients did."""
         tensors = {name: tensor.to(noise.device) for name, tensor in self._replay.items()}
-        return self._generation.images(self.federation.encode(self._replayed_task, tensors), noise, y)
+        return self._generation.images(self.context.encode(self._replayed_task, tensors), noise, y)
 
     # Consistency enforcement.
 
@@ -292,17 +292,16 @@ class FedCIL(Method):
         clients = [cohort.clients[position] for position in positions]
         tensors = {**cohort.parameters, **cohort.buffers}
         generators = cohort.rows(positions, {name: tensors[name] for name in self._network.generator_names})
-        message = self.federation.decode(cohort.task, generators)
+        message = self.context.decode(cohort.task, generators)
         held = torch.stack([self._outputs_held(cohort.task, client) for client in clients])
         message["outputs held"] = held.to(next(iter(generators.values())).device)
-        self.federation.channel.uplink_individually(f"{self.name} generators", message, clients)
+        self.context.channel.uplink_individually(f"{self.name} generators", message, clients)
 
     def _outputs_held(self, task: int, client: int) -> Tensor:
         """``[O]`` bool, outputs that a client has samples of in a task."""
-        data = self.federation.data
-        labels = data.tasks[task].train.labels.cpu()[torch.from_numpy(data.indices[task][client])]
-        held = torch.zeros(data.num_outputs, dtype=torch.bool)
-        held[labels + data.outputs.offsets[task]] = True
+        context = self.context
+        held = torch.zeros(context.num_outputs, dtype=torch.bool)
+        held[context.labels_at(torch.from_numpy(context.places_of(task, client)))] = True
         return held
 
     @property
@@ -318,24 +317,22 @@ class FedCIL(Method):
 
     @torch.no_grad()
     def _consolidate(self, plan: RoundPlan) -> None:
-        federation = self.federation
-        tensors = federation.encode(plan.task, federation.state_tensors())
+        context = self.context
+        tensors = context.encode(plan.task, context.state_tensors())
         if self.consolidation_source == "clients":
-            messages = list(federation.channel.collect_individually(f"{self.name} generators").values())
+            messages = list(context.channel.collect_individually(f"{self.name} generators").values())
             held = torch.stack([message.pop("outputs held") for message in messages]).cpu()
-            generators = [federation.encode(plan.task, message) for message in messages]
+            generators = [context.encode(plan.task, message) for message in messages]
         else:
             generators = [{name: tensors[name].clone() for name in self._network.generator_names}]
-            held = federation.data.outputs.own[plan.task].unsqueeze(0)
+            held = context.outputs.own[plan.task].unsqueeze(0)
         batches = self._made_batches(plan, generators, held, next(iter(tensors.values())).device)
-        names = federation.shared_parameters
+        names = context.shared_parameters
         # Rounding that differs between processes would grow with every step.
-        trained = federation.at_server(
-            lambda: consolidated(self._network, tensors, names, batches, self.consolidation_lr)
-        )
-        server = federation.state_tensors()
+        trained = context.at_server(lambda: consolidated(self._network, tensors, names, batches, self.consolidation_lr))
+        server = context.state_tensors()
         trained = {name: tensor.to(server[name].device) for name, tensor in trained.items()}
-        for name, tensor in federation.decode(plan.task, trained).items():
+        for name, tensor in context.decode(plan.task, trained).items():
             server[name].copy_(tensor)
 
     def _made_batches(
@@ -350,7 +347,7 @@ class FedCIL(Method):
             device: of the tensors.
         """
         steps, size, network = self.consolidation_steps, self.consolidation_batch_size, self._network
-        generator = torch_generator(self.federation.data.seed, "fedcil consolidation", plan.round)
+        generator = torch_generator(self.context.seed, "fedcil consolidation", plan.round)
         dtype = network.head.weight.dtype
 
         def noise() -> Tensor:
@@ -380,7 +377,7 @@ class FedCIL(Method):
         weights = torch.cat([torch.full((size,), w / size, dtype=dtype) for w in (1.0 - share, share)][: len(xs)])
         weights = weights.to(device)
         for step in range(steps):
-            key = seed_for(self.federation.data.seed, "fedcil consolidation dropout", plan.round, step)
+            key = seed_for(self.context.seed, "fedcil consolidation dropout", plan.round, step)
             masks = self._masks.draw(torch.tensor([key], device=device), len(weights), dtype)
             dropped = {name: mask[0] for name, mask in masks.items()}
             yield MadeBatch(x[step], y[step], weights, against[step], self._allowed(y[step], plan.task), dropped)
@@ -388,8 +385,8 @@ class FedCIL(Method):
     def end_task(self, plan: RoundPlan) -> None:
         """The global generator becomes the next task's replay generator."""
         self._receivers = set()
-        if not self.federation.is_last(plan.task):
-            tensors = self.federation.state_tensors()
+        if not self.context.is_last(plan.task):
+            tensors = self.context.state_tensors()
             self._replay = {name: tensors[name].detach().clone() for name in self._network.generator_names}
             self._replayed_task = plan.task
 

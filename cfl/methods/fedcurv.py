@@ -18,10 +18,10 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.engines.quadratic_pull import Pull
 from cfl.federation.channel import payload_bytes
-from cfl.federation.federation import Federation
 from cfl.methods.base import Method, Report
 from cfl.methods.components.curvature.fisher import FISHER_KINDS, FisherKind, check_fisher, diagonal_fisher
 from cfl.methods.components.sparse import kept_entries, largest, message_bytes
+from cfl.methods.context import Context
 from cfl.models.copies import networks_for_threads
 from cfl.randomness.generators import torch_generator
 from cfl.runtime.errors import ConfigError
@@ -97,7 +97,7 @@ class FedCurv(Method):
     task_free = True
     own_clocks = True
     topics = frozenset({"fedcurv"})
-    # Clients' own shares are with ``federation.clients``.
+    # Clients' own shares are with ``context.clients``.
     state = ("u", "v", "_of_round", "_penalty_bytes", "_rows")
 
     def __init__(
@@ -137,21 +137,21 @@ class FedCurv(Method):
         self._lr: float | None = None
         self._warned = False
 
-    def setup(self, federation: Federation) -> None:
+    def setup(self, context: Context) -> None:
         """Find the parameters that clients exchange.
 
         Raises:
             ConfigError: if there are two of these methods, which would share their clients' state, or clients train on
                 other samples than the task's, or for labels of which the network knows nothing.
         """
-        super().setup(federation)
-        check_fisher(self.fisher, federation.network, "methods.fedcurv.fisher")
+        super().setup(context)
+        check_fisher(self.fisher, context.network, "methods.fedcurv.fisher")
         self.refuse_twins(FedCurv, "one FedCurv; its strength is the sum of theirs")
-        self._names = federation.shared_parameters
+        self._names = context.shared_parameters
         if self.strength > 0 and not self._names:
             valid = "0 where all parameters stay on their client: there is nobody to share curvature with"
             raise ConfigError("methods.fedcurv.strength", self.strength, valid)
-        exposure = federation.data.exposure
+        exposure = context.exposure
         if exposure != "sequential":
             valid = "sequential while FedCurv takes the Fisher of a task's samples"
             raise ConfigError("data.exposure", exposure, valid)
@@ -179,12 +179,12 @@ class FedCurv(Method):
         """Fetch the sums and take these clients' own shares out of them: u_s and v_s where the clients compute."""
         if not self.u:
             return {}
-        federation = self.federation
-        federation.channel.downlink("fedcurv", _joined(self.u, self.v), len(cohort.clients), self._penalty_bytes)
-        tensors = federation.state_tensors()
+        context = self.context
+        context.channel.downlink("fedcurv", _joined(self.u, self.v), len(cohort.clients), self._penalty_bytes)
+        tensors = context.state_tensors()
         nothing = {n: torch.zeros_like(tensors[n]) for n in self._names}
         default = {**_joined(nothing, nothing), "round": torch.tensor(-1)}
-        own = federation.clients.gather("fedcurv", cohort.clients, default)
+        own = context.clients.gather("fedcurv", cohort.clients, default)
         own_u, own_v = _parted(own)
         took_part = own["round"] == self._of_round
         others_u, others_v = {}, {}
@@ -197,8 +197,8 @@ class FedCurv(Method):
                 share = (1 / (2 * self.strength * self._lr * u)).clamp_(max=1)
                 u, v = u.mul_(share), v.mul_(share)
             others_u[name], others_v[name] = u, v
-        others_u = federation.encode(cohort.task, others_u)
-        others_v = federation.encode(cohort.task, others_v)
+        others_u = context.encode(cohort.task, others_u)
+        others_v = context.encode(cohort.task, others_v)
         return {n: (u, others_v[n]) for n, u in others_u.items()}
 
     @property
@@ -210,7 +210,7 @@ class FedCurv(Method):
 
     def _sends_after(self, round: int) -> bool:
         """Whether there is another round, and something to hold on to in it."""
-        return self.strength > 0 and bool(self._names) and round + 1 < self.federation.schedule.num_rounds
+        return self.strength > 0 and bool(self._names) and round + 1 < self.context.num_rounds
 
     @torch.no_grad()
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
@@ -218,39 +218,39 @@ class FedCurv(Method):
         if not self._sends_after(cohort.round):
             return
         started = time.perf_counter()
-        federation = self.federation
+        context = self.context
         clients = [cohort.clients[p] for p in positions]
         # What weight decay did to outputs outside the loss does not matter: they have no Fisher, hence no share in v.
         trained = cohort.rows(positions, {**cohort.parameters, **cohort.buffers})
-        u = federation.decode(cohort.task, self._fishers(cohort, clients, trained))
-        ends = federation.decode(cohort.task, {n: trained[n] for n in self._names})
+        u = context.decode(cohort.task, self._fishers(cohort, clients, trained))
+        ends = context.decode(cohort.task, {n: trained[n] for n in self._names})
         message = _joined(u, {n: u[n] * ends[n] for n in self._names})
-        usable = federation.channel.usable(message, clients, "fedcurv")
+        usable = context.channel.usable(message, clients, "fedcurv")
         if self.keep < 1:
             message = self._sparse(message)
         weights = [1.0 if good else 0.0 for good in usable]
-        federation.channel.uplink("fedcurv", message, weights, clients, self._fisher_bytes())
+        context.channel.uplink("fedcurv", message, weights, clients, self._fisher_bytes())
         kept = {**message, "round": torch.full((len(clients),), cohort.round)}
-        federation.clients.scatter("fedcurv", clients, kept, usable)
+        context.clients.scatter("fedcurv", clients, kept, usable)
         self._fisher_seconds += time.perf_counter() - started
 
     def _fishers(self, cohort: Cohort, clients: Sequence[int], trained: Mapping[str, Tensor]) -> Tensors:
         """Name -> ``[k, ...]``, in the clients' coordinates; on a CPU as many clients at a time as math threads."""
-        federation, task = self.federation, cohort.task
-        data, network = federation.data, federation.network
+        context, task = self.context, cohort.task
+        network = context.network
         device = next(network.parameters()).device
 
         def compute(network: nn.Module, row: int) -> Tensors:
             return diagonal_fisher(
                 network,
                 {name: values[row] for name, values in trained.items()},
-                data.client_batches(task, clients[row], self.fisher_batch_size, device),
+                context.client_batches(task, clients[row], self.fisher_batch_size, device),
                 self.fisher,
-                data.outputs_in_loss(task, clients[row]),
+                context.outputs_in_loss(task, clients[row]),
                 self._names,
-                torch_generator(data.seed, "fedcurv labels", cohort.round, clients[row]),
+                torch_generator(context.seed, "fedcurv labels", cohort.round, clients[row]),
                 self.reduction,
-                federation.batchnorm == "drop",
+                context.batchnorm == "drop",
             )
 
         stacked = {n: torch.empty_like(trained[n]) for n in self._names}
@@ -270,7 +270,7 @@ class FedCurv(Method):
 
     def _sizes(self) -> tuple[int, int]:
         """Number of exchanged parameters, and bytes of one value of F and one of F w for all of them."""
-        tensors = self.federation.state_tensors()
+        tensors = self.context.state_tensors()
         exchanged = {n: tensors[n] for n in self._names}
         return sum(t.numel() for t in exchanged.values()), 2 * payload_bytes(exchanged)
 
@@ -284,7 +284,7 @@ class FedCurv(Method):
         super().end_round(plan)
         if not self._sends_after(plan.round):
             return
-        sums, clients = self.federation.channel.sum("fedcurv")
+        sums, clients = self.context.channel.sum("fedcurv")
         self.u, self.v = _parted(sums)
         self._of_round = plan.round
         size, dense = self._sizes()
@@ -293,7 +293,7 @@ class FedCurv(Method):
             sent = sum(int(((self.u[n] != 0) | (self.v[n] != 0)).sum()) for n in self._names)
             self._penalty_bytes = message_bytes(sent, size, dense // size)
         u_max = max(float(self.u[n].max()) for n in self._names)
-        seconds, self._fisher_seconds = max(self.federation.everyones(self._fisher_seconds)), 0.0
+        seconds, self._fisher_seconds = max(self.context.everyones(self._fisher_seconds)), 0.0
         self._rows.append(
             {
                 "round": plan.round,

@@ -8,8 +8,8 @@ from typing import ClassVar
 from cfl.data.scenarios import Scenario
 from cfl.engines.cohort import Cohort
 from cfl.engines.quadratic_pull import Pull
-from cfl.federation.federation import Federation
 from cfl.methods.base import Method
+from cfl.methods.context import Context
 from cfl.runtime.errors import ConfigError
 
 
@@ -49,17 +49,17 @@ class FedProx(Method):
             raise ConfigError("methods.fedprox.mu", mu, "a number of at least 0")
         self.mu = mu
 
-    def setup(self, federation: Federation) -> None:
+    def setup(self, context: Context) -> None:
         """Check that there is a global model to be near to."""
-        super().setup(federation)
-        if self.mu > 0 and not federation.shared_parameters:
+        super().setup(context)
+        if self.mu > 0 and not context.shared_parameters:
             raise ConfigError("methods.fedprox.mu", self.mu, "0 where all parameters stay on their client")
 
     def pulls(self, cohort: Cohort) -> dict[str, Pull]:
         """Towards the received model."""
         if self.mu == 0:
             return {}
-        return {name: Pull(self.mu, cohort.received[name][None]) for name in self.federation.shared_parameters}
+        return {name: Pull(self.mu, cohort.received[name][None]) for name in self.context.shared_parameters}
 
     @property
     def computes_locally(self) -> bool:

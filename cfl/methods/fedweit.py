@@ -10,10 +10,10 @@ from torch import Tensor
 
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
-from cfl.federation.federation import Federation
 from cfl.methods.apd import APD, Tensors
 from cfl.methods.base import Report
 from cfl.methods.components.sparse import SparseRows, largest, message_bytes
+from cfl.methods.context import Context
 from cfl.models.decomposition import DecomposedLayer, per_unit
 from cfl.runtime.errors import ConfigError
 
@@ -127,15 +127,15 @@ class FedWeIT(APD):
         """Everything: what is sent of bases is not the model."""
         return True
 
-    def setup(self, federation: Federation) -> None:
+    def setup(self, context: Context) -> None:
         """As for APD; every client is about to be sent all of the initial base."""
-        super().setup(federation)
+        super().setup(context)
         self._sent = {x.name: torch.ones(len(x.weight), dtype=torch.bool) for x in self._layers}
 
     def _knowledge_entries(self) -> int:
         """As many as clients take part in a round; all clients where they have clocks of their own."""
-        federation = self.federation
-        return federation.data.num_clients if federation.schedule.own_clocks else federation.schedule.most_clients
+        context = self.context
+        return context.num_clients if context.own_clocks else context.most_clients
 
     # A cohort opens.
 
@@ -145,7 +145,7 @@ class FedWeIT(APD):
         super().start_clients(cohort)
         if not self.borrows:
             return
-        began = self.federation.schedule.began(cohort.task, cohort.clients[0])  # in the same round for all of them
+        began = self.context.began(cohort.task, cohort.clients[0])  # in the same round for all of them
         if self._lends != (cohort.task, began):
             self._lend(cohort.task, began)
         usable = torch.stack([self._usable(client, cohort.task) for client in cohort.clients])
@@ -173,14 +173,14 @@ class FedWeIT(APD):
             task: that borrows.
             began: the first round of the task.
         """
-        if not self.federation.schedule.own_clocks:
+        if not self.context.own_clocks:
             return [part for part in self._knowledge if part["task"] == task]
         newest = {part["clients"][0]: part for part in self._knowledge if part["round"] <= began}
         return [newest[owner] for owner in sorted(newest)]
 
     def _borrowed(self, client: int, task: int) -> list[dict[str, Any]]:
         """:meth:`_held` of a client's task."""
-        return self._held(task, self.federation.schedule.began(task, client))
+        return self._held(task, self.context.began(task, client))
 
     def _owners(self, client: int, task: int) -> list[int]:
         """Whose the entries of the knowledge base of a client's task are."""
@@ -203,7 +203,7 @@ class FedWeIT(APD):
 
     def _begin(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """As for APD; clients that begin a task are sent its knowledge base."""
-        latest, schedule = self._tasks.latest(cohort.clients), self.federation.schedule
+        latest, context = self._tasks.latest(cohort.clients), self.context
         super()._begin(cohort, positions)
         for position in positions:
             client = cohort.clients[position]
@@ -212,7 +212,7 @@ class FedWeIT(APD):
                 start = usable / usable.sum().clamp(min=1) if self.attention == "uniform" else torch.zeros_like(usable)
                 for layer in self._layers:
                     cohort.parameters[layer.attention][position] = start
-            since = schedule.began(latest[position], client) if latest[position] >= 0 else -1
+            since = context.began(latest[position], client) if latest[position] >= 0 else -1
             for part in self._borrowed(client, cohort.task):
                 if part["round"] > since:  # what was lent in an earlier one it keeps
                     sizes = zip(part["clients"], part["bytes"], strict=True)
@@ -233,7 +233,7 @@ class FedWeIT(APD):
         return total
 
     def _down(self, topic: str, size: int, receivers: int) -> None:
-        self.federation.channel.downlink(topic, {}, receivers, size)
+        self.context.channel.downlink(topic, {}, receivers, size)
         self._own_bytes[1] += size * receivers
 
     # After local training.
@@ -256,7 +256,7 @@ class FedWeIT(APD):
         for row, client in enumerate(clients):  # one by one: their messages need not be of one size
             own = {name: values[row : row + 1] for name, values in message.items()}
             size = self._base_bytes({name: sent[row] for name, sent in chosen.items()})
-            self.federation.channel.uplink("base", own, [1.0], [client], size)
+            self.context.channel.uplink("base", own, [1.0], [client], size)
             self._own_bytes[0] += size
 
     def _chosen(self, cohort: Cohort, layer: DecomposedLayer, trained: Tensors) -> Tensor:
@@ -274,7 +274,7 @@ class FedWeIT(APD):
     def end_round(self, plan: RoundPlan) -> None:
         """The server takes the mean of every unit over the clients that sent it."""
         if self.send_base:
-            sums, _ = self.federation.channel.sum("base")
+            sums, _ = self.context.channel.sum("base")
             for layer in self._layers:
                 senders = sums[f"units of {layer.name}"]
                 sent = senders > 0
@@ -283,14 +283,14 @@ class FedWeIT(APD):
                 weight.copy_(torch.where(per_unit(sent, weight), mean, weight))
                 self._sent[layer.name] = sent.cpu()
         self._count_bytes(plan.task)
-        schedule = self.federation.schedule
-        if self.borrows and schedule.own_clocks and plan.round + 1 < schedule.num_rounds:
+        context = self.context
+        if self.borrows and context.own_clocks and plan.round + 1 < context.num_rounds:
             self._hear_beginners(plan)
         super().end_round(plan)
 
     def _count_bytes(self, task: int) -> None:
         """Add what all processes' clients have sent and received since the last time to the task's figures."""
-        everyones = self.federation.everyones(list(self._own_bytes))
+        everyones = self.context.everyones(list(self._own_bytes))
         self._own_bytes = [0, 0]
         while len(self._bytes) <= task:
             self._bytes.append([0, 0])
@@ -300,16 +300,16 @@ class FedWeIT(APD):
     @torch.no_grad()
     def end_task(self, plan: RoundPlan) -> None:
         """The clients of the last round send what they have learned, for the next task."""
-        federation = self.federation
-        if self.borrows and not federation.schedule.own_clocks and not federation.is_last(plan.task):
-            self._hear(dict.fromkeys(federation.own_clients(plan.task, plan.clients), plan.task), plan)
+        context = self.context
+        if self.borrows and not context.own_clocks and not context.is_last(plan.task):
+            self._hear(dict.fromkeys(context.own_clients(plan.task, plan.clients), plan.task), plan)
 
     def _hear_beginners(self, plan: RoundPlan) -> None:
         """Before they begin tasks in the next round, clients send what they learned in their last."""
-        federation = self.federation
+        context = self.context
         learned: dict[int, int] = {}
-        for part in federation.schedule.round(plan.round + 1).parts:
-            clients = federation.own_clients(part.task, part.clients)
+        for part in context.plan(plan.round + 1).parts:
+            clients = context.own_clients(part.task, part.clients)
             latest = zip(clients, self._tasks.latest(clients), strict=True)
             learned |= {client: task for client, task in latest if 0 <= task < part.task}
         self._hear(learned, plan)
@@ -321,21 +321,21 @@ class FedWeIT(APD):
             learned: client -> the task in which it learned them.
             plan: the round that is over.
         """
-        federation = self.federation
+        context = self.context
         for client, task in learned.items():
-            model = federation.clients.get("model", client)
+            model = context.clients.get("model", client)
             if model is None or self._tasks.latest([client])[0] != task:
                 continue  # it has not come out of local training with usable weights
             message = self._lent(model)
             size = _adaptive_bytes(message)
             stacked = {name: values[None] for name, values in message.items()}
-            federation.channel.uplink_individually("adaptive", stacked, [client], size)
+            context.channel.uplink_individually("adaptive", stacked, [client], size)
             self._own_bytes[0] += size
-        collected = federation.channel.collect_individually("adaptive")
+        collected = context.channel.collect_individually("adaptive")
         self._count_bytes(plan.task)
         if not collected:
             return
-        apart = federation.schedule.own_clocks  # then each may be followed by a newer one of its owner's
+        apart = context.own_clocks  # then each may be followed by a newer one of its owner's
         for owners in [[owner] for owner in collected] if apart else [list(collected)]:
             messages = [collected[owner] for owner in owners]
             self._knowledge.append(

@@ -14,7 +14,6 @@ from cfl.data.scenarios import Scenario
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
-from cfl.federation.federation import Federation
 from cfl.methods.base import Method, Report
 from cfl.methods.components.gaussian_mechanism import GaussianMechanism
 from cfl.methods.components.layer_inputs.extraction import SubspaceExtraction
@@ -29,6 +28,7 @@ from cfl.methods.components.subspace import (
     residual_share,
     used_share,
 )
+from cfl.methods.context import Context
 from cfl.runtime.errors import ConfigError
 
 
@@ -165,32 +165,32 @@ class FOT(Method):
         self._rows: list[dict[str, Any]] = []
         self._started = 0.0
 
-    def setup(self, federation: Federation) -> None:
+    def setup(self, context: Context) -> None:
         """Find the protected layers.
 
         Raises:
             ConfigError: if a pattern matches no layer, a protected or frozen layer does not go through the server, or
                 another method moves the model behind the projection.
         """
-        super().setup(federation)
-        free = federation.network.head if federation.data.scenario != "domain" else None
-        chosen = choose_layers(federation.network, self.layers, "methods.fot.layers", free, federation.frozen)
+        super().setup(context)
+        free = context.network.head if context.scenario != "domain" else None
+        chosen = choose_layers(context.network, self.layers, "methods.fot.layers", free, context.frozen)
         if self.freeze_first_layer:
-            first = next(iter(weighted_layers(federation.network)))
+            first = next(iter(weighted_layers(context.network)))
             chosen.pop(first, None)
             parameters = {f"{first}.weight", f"{first}.bias"}
-            self._frozen = parameters & {name for name, _ in federation.network.named_parameters()}
-            if f"{first}.weight" not in self._frozen or not self._frozen <= set(federation.shared_parameters):
+            self._frozen = parameters & {name for name, _ in context.network.named_parameters()}
+            if f"{first}.weight" not in self._frozen or not self._frozen <= set(context.shared_parameters):
                 valid = f"false: {first} is frozen already, or another method decomposes it or keeps it local"
                 raise ConfigError("methods.fot.freeze_first_layer", True, valid)
         for name, layer in chosen.items():
             projected = [f"{name}.weight"] + [f"{name}.bias"] * (self.protect_bias and layer.bias is not None)
-            if not set(projected) <= set(federation.shared_parameters):
+            if not set(projected) <= set(context.shared_parameters):
                 raise ConfigError("methods.fot.layers", name, "layers whose weights are not kept local by a method")
         self._protected = chosen
         self._with_bias = {n: self.protect_bias and m.bias is not None for n, m in chosen.items()}
         self._extraction = SubspaceExtraction(
-            federation,
+            context,
             chosen,
             self._with_bias,
             self._multiples,
@@ -201,10 +201,10 @@ class FOT(Method):
             self.mechanism,
         )
         self._dims = self._extraction.dims
-        undone = [name for name, method in federation.methods.items() if method.moves_model_after_round]
+        undone = [name for name, method in context.methods.items() if method.moves_model_after_round]
         if undone:
             valid = f"methods without {', '.join(undone)}, which would move the model behind {self.name}'s projection"
-            raise ConfigError("methods", list(federation.methods), valid)
+            raise ConfigError("methods", list(context.methods), valid)
 
     # FedProject.
 
@@ -218,7 +218,7 @@ class FOT(Method):
                 projected[weight], projected[bias] = project_with_bias(step[weight], step[bias], basis)
             else:
                 projected[weight] = project(step[weight], basis)
-        if self._frozen and self.federation.schedule.task_of(self.federation.round) > 0:
+        if self._frozen and self.context.task_of(self.context.round) > 0:
             for name in self._frozen:
                 projected[name] = torch.zeros_like(step[name])
         return projected
@@ -240,7 +240,7 @@ class FOT(Method):
         """With ``gpse_model: local``, clients sketch the inputs of the model they have just trained."""
         if self.gpse_model != "local" or not self._extracts_after(cohort.task):
             return
-        plan = self.federation.schedule.round(cohort.round)
+        plan = self.context.plan(cohort.round)
         if not plan.last_of_task:
             return
         started = time.perf_counter()
@@ -256,14 +256,14 @@ class FOT(Method):
             return
         started = self._started or time.perf_counter()
         if self.gpse_model == "global":
-            clients = self.federation.asked(plan, self.gpse_clients)
-            own = self.federation.call_back(plan.task, clients)
+            clients = self.context.asked(plan, self.gpse_clients)
+            own = self.context.call_back(plan.task, clients)
             self._send_sketches(plan, own, sorted(clients))
         self._grow(plan.task, started)
         self._started = 0.0
 
     def _extracts_after(self, task: int) -> bool:
-        return not self.federation.is_last(task) and bool(self._protected)
+        return not self.context.is_last(task) and bool(self._protected)
 
     def _send_sketches(
         self,
@@ -273,9 +273,9 @@ class FOT(Method):
         local: Iterable[dict[str, Tensor]] | None = None,
     ) -> None:
         """Some of the ``senders`` receive the bases and send their sketches."""
-        device = next(self.federation.network.parameters()).device
+        device = next(self.context.network.parameters()).device
         bases = {name: basis for name in self.bases if (basis := self._basis(name, device)) is not None}
-        channel = self.federation.channel
+        channel = self.context.channel
         if bases:
             channel.downlink("fot bases", bases, len(clients))
         for client, message in self._extraction.messages(plan.task, clients, senders, bases, local):
@@ -283,9 +283,9 @@ class FOT(Method):
 
     def _grow(self, task: int, started: float) -> None:
         """The server's part: rank rule and basis growth from the summed sketches."""
-        sums, _ = self.federation.channel.sum("fot sketch")
+        sums, _ = self.context.channel.sum("fot sketch")
         # Once for all processes: rounding may differ, and with it the number of directions.
-        self.bases, rows = self.federation.at_server(lambda: self._grown(sums, task))
+        self.bases, rows = self.context.at_server(lambda: self._grown(sums, task))
         seconds = time.perf_counter() - started
         self.gpse_seconds.append(seconds)
         self._rows += [{**row, "gpse_seconds": seconds} for row in rows]
@@ -341,7 +341,7 @@ class FOT(Method):
         figures = {
             "used_space": self.used_space,
             "gpse_seconds": sum(self.gpse_seconds),
-            "model_bytes": payload_bytes(self.federation.shared_tensors()),
+            "model_bytes": payload_bytes(self.context.shared_tensors()),
             "sketch_bytes": sum(row["sketch_bytes"] for row in last),
             "basis_bytes": payload_bytes(self.bases),
         }

@@ -19,7 +19,6 @@ from cfl.data.schedule import RoundPlan
 from cfl.data.task_handles import TaskRef
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
-from cfl.federation.federation import Federation
 from cfl.methods.base import Report
 from cfl.methods.components.binary_cross_entropy import mean_bce
 from cfl.methods.components.exemplars import Table, no_exemplars, replayed, with_classes
@@ -33,6 +32,7 @@ from cfl.methods.components.gradient_inversion import (
 from cfl.methods.components.herding import herd
 from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating, evaluating_global
 from cfl.methods.components.own_loss import OwnLoss
+from cfl.methods.context import Context
 from cfl.methods.glfc import over_group_means
 from cfl.models.base import Network
 from cfl.models.features import unit_features
@@ -110,7 +110,7 @@ class GLFC(OwnLoss):
     # Not with clocks of clients' own: the server's two slots, the best model of this task and of the one before, mean
     # something where nearly all clients send images of new classes at about the same time.
     own_clocks = False
-    state = ("proxy", "_rows", "seconds")  # clients' memories are with ``federation.clients``
+    state = ("proxy", "_rows", "seconds")  # clients' memories are with ``context.clients``
 
     def __init__(
         self,
@@ -141,40 +141,39 @@ class GLFC(OwnLoss):
         self._old: list[KeptModel | None] = []
         self._models: list[dict[str, Tensor] | None] = []
 
-    def setup(self, federation: Federation) -> None:
+    def setup(self, context: Context) -> None:
         """Give every client an empty memory, and make the encoder."""
-        super().setup(federation)
-        if not isinstance(federation.network, Network):
+        super().setup(context)
+        if not isinstance(context.network, Network):
             valid = f"a subclass of cfl.models.base.Network, whose features are looked at, with methods.{self.name}"
-            raise ConfigError("model.network", type(federation.network).__name__, valid)
-        if federation.has_personal_models:
+            raise ConfigError("model.network", type(context.network).__name__, valid)
+        if context.has_personal_models:
             raise ConfigError(f"methods.{self.name}", "with parameters kept local", "one model for all clients")
-        data = federation.data
-        self.proxy = ProxyServer(data.num_outputs)
-        generator = torch_generator(data.seed, f"{self.name} encoder")
-        self._encoder = GradientEncoder(data.input_shape, data.num_outputs, generator)
+        self.proxy = ProxyServer(context.num_outputs)
+        generator = torch_generator(context.seed, f"{self.name} encoder")
+        self._encoder = GradientEncoder(context.input_shape, context.num_outputs, generator)
         self._empty = {
             **no_exemplars(self.size),
-            "learned": torch.zeros(data.num_outputs, dtype=torch.bool),
+            "learned": torch.zeros(context.num_outputs, dtype=torch.bool),
             "entropy": torch.zeros((), dtype=torch.float64),
-            "last": torch.full((data.most_trained_on,), -1, dtype=torch.int64),
-            "before": torch.full((data.most_trained_on,), -1, dtype=torch.int64),
+            "last": torch.full((context.most_trained_on,), -1, dtype=torch.int64),
+            "before": torch.full((context.most_trained_on,), -1, dtype=torch.int64),
             "version": torch.tensor(0),
         }
 
     @property
     def _network(self) -> Network:
-        return cast(Network, self.federation.network)
+        return cast(Network, self.context.network)
 
     @property
     def _device(self) -> torch.device:
-        return next(self.federation.network.parameters()).device
+        return next(self.context.network.parameters()).device
 
     # A client's data and what it makes of them.
 
     def _places(self, address: TaskRef, client: int) -> Tensor:
         """Handles ``[n]`` of a client's present data; the address is good for nothing but finding them."""
-        return torch.from_numpy(self.federation.data.places_trained_on(address, client))
+        return torch.from_numpy(self.context.places_trained_on(address, client))
 
     def _noted(self, before: Table, places: Tensor) -> Table:
         """A client's table after a look at its present data, which may be others than in its last round."""
@@ -184,17 +183,17 @@ class GLFC(OwnLoss):
         return before | {"before": before["last"].clone(), "last": padded}
 
     def _batches(self, places: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        for part in places.to(self._device).split(self.federation.data.eval_batch_size):
-            x, y, _ = self.federation.data.samples_at(part)
+        for part in places.to(self._device).split(self.context.eval_batch_size):
+            x, y, _ = self.context.samples_at(part)
             yield x, y
 
     @torch.no_grad()
     def _entropy(self, model: Mapping[str, Tensor], places: Tensor, allowed: Tensor | None) -> float:
         """Mean entropy in nats of a model's predictions, over the allowed outputs."""
         total = 0.0
-        with evaluating(self.federation):
+        with evaluating(self.context):
             for x, _ in self._batches(places):
-                logits: Tensor = functional_call(self.federation.network, dict(model), (x,))
+                logits: Tensor = functional_call(self.context.network, dict(model), (x,))
                 if allowed is not None:
                     logits = logits.masked_fill(~allowed.to(logits.device), -torch.inf)
                 total += float(torch.special.entr(logits.double().softmax(1)).sum())
@@ -203,7 +202,7 @@ class GLFC(OwnLoss):
     @torch.no_grad()
     def _features(self, model: Mapping[str, Tensor], places: Tensor) -> tuple[Tensor, Tensor]:
         """``[n, d]`` features of length 1 and ``[n]`` outputs."""
-        with evaluating(self.federation):
+        with evaluating(self.context):
             parts = [(unit_features(self._network, model, x), y) for x, y in self._batches(places)]
         return torch.cat([f for f, _ in parts]), torch.cat([y for _, y in parts])
 
@@ -227,8 +226,8 @@ class GLFC(OwnLoss):
     @torch.no_grad()
     def start_clients(self, cohort: Cohort) -> None:
         """Clients look at their data with the received model, and are given an old one."""
-        federation = self.federation
-        stacked = federation.clients.gather(self.name, cohort.clients, self._empty)
+        context = self.context
+        stacked = context.clients.gather(self.name, cohort.clients, self._empty)
         self._signals, self._old, late = [], [], []
         for row, client in enumerate(cohort.clients):
             table = {name: values[row] for name, values in stacked.items()}
@@ -236,8 +235,8 @@ class GLFC(OwnLoss):
             table = self._noted(table, places)
             kept = {name: table[name] for name in ("before", "last", "version")}
             before = _held(table["before"])
-            model = client_model(federation, cohort.task, client)
-            entropy = self._entropy(model, places, federation.data.outputs_in_loss(cohort.task, client))
+            model = client_model(context, cohort.task, client)
+            entropy = self._entropy(model, places, context.outputs_in_loss(cohort.task, client))
             signals = first or entropy - float(table["entropy"]) > self.threshold
             if signals and len(before):
                 table = self._remember(table, model, before) | kept
@@ -252,13 +251,13 @@ class GLFC(OwnLoss):
                 stacked[name][row] = values
         self._table = stacked
         for model_sent in late:
-            federation.channel.downlink(f"{self.name} old model", model_sent.tensors, 1)
+            context.channel.downlink(f"{self.name} old model", model_sent.tensors, 1)
         self._models = [self._client_model(cohort, row, old) for row, old in enumerate(self._old)]
 
     def _classes(self, places: Tensor) -> Tensor:
         """``[O]`` bool, outputs that occur."""
-        found = torch.zeros(self.federation.data.num_outputs, dtype=torch.bool)
-        found[self.federation.data.labels_at(places)] = True
+        found = torch.zeros(self.context.num_outputs, dtype=torch.bool)
+        found[self.context.labels_at(places)] = True
         return found
 
     def _client_model(self, cohort: Cohort, row: int, old: KeptModel | None) -> dict[str, Tensor] | None:
@@ -266,8 +265,8 @@ class GLFC(OwnLoss):
         if old is None:
             return None
         tensors = {name: tensor.to(self._device) for name, tensor in old.tensors.items()}
-        encoded = self.federation.encode(cohort.task, tensors)
-        return {**client_model(self.federation, cohort.task, cohort.clients[row]), **encoded}
+        encoded = self.context.encode(cohort.task, tensors)
+        return {**client_model(self.context, cohort.task, cohort.clients[row]), **encoded}
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
         """Add memory samples, and what the losses have to know of all of them."""
@@ -286,21 +285,21 @@ class GLFC(OwnLoss):
         learned = self._table["learned"][row].to(y.device)
         group = torch.where(learned[y], 2, 1) if bool(learned.any()) else torch.zeros_like(y)
         old, model = self._old[row], self._models[row]
-        target = torch.full((len(y), self.federation.data.num_outputs), -1.0, device=y.device)
+        target = torch.full((len(y), self.context.num_outputs), -1.0, device=y.device)
         if old is not None and model is not None and bool(mask.any()):
-            with torch.no_grad(), evaluating(self.federation):
-                logits: Tensor = functional_call(self.federation.network, model, (x[mask],))
+            with torch.no_grad(), evaluating(self.context):
+                logits: Tensor = functional_call(self.context.network, model, (x[mask],))
             target = target.to(logits.dtype)
             target[mask] = torch.where(old.classes.to(y.device), logits.sigmoid(), -1.0)
         distils = torch.full_like(mask, old is not None)
         return {f"{self.name} group": group, f"{self.name} distils": distils, f"{self.name} old": target}
 
     def _replayed(self, cohort: Cohort, batch: CohortBatch) -> Added | None:
-        seed, purpose = self.federation.data.seed, f"{self.name} draw"
+        seed, purpose = self.context.seed, f"{self.name} draw"
         some = replayed(self._table, cohort, batch, self.batch_size, seed, purpose)
         if some is None:
             return None
-        x, y, tasks = self.federation.data.samples_at(some.places, (cohort.round, batch.step))
+        x, y, tasks = self.context.samples_at(some.places, (cohort.round, batch.step))
         extras = _stacked([self._known(row, x[row], y[row], some.mask[row]) for row in range(len(cohort.clients))])
         return Added(x, y, tasks, some.mask, some.weights, self.source, extras, own_factor=some.own_factor)
 
@@ -324,7 +323,7 @@ class GLFC(OwnLoss):
         class."""
         # Not before: who trains to NaN has noticed nothing, and looks at its data once more.
         clients, rows = [cohort.clients[p] for p in positions], list(positions)
-        self.federation.clients.scatter(self.name, clients, {name: v[rows] for name, v in self._table.items()})
+        self.context.clients.scatter(self.name, clients, {name: v[rows] for name, v in self._table.items()})
         tensors = {**cohort.parameters, **cohort.buffers}
         for position in positions:
             if not self._signals[position]:
@@ -335,11 +334,11 @@ class GLFC(OwnLoss):
             encoder = self._encoder.to(images.device)
             gradients = [encoder_gradient(encoder, x, int(y)) for x, y in zip(images, labels, strict=True)]
             message = {name: torch.stack([g[name] for g in gradients])[None] for name in gradients[0]}
-            self.federation.channel.uplink_individually(f"{self.name} prototypes", message, [client])
+            self.context.channel.uplink_individually(f"{self.name} prototypes", message, [client])
 
     def _prototypes(self, model: Mapping[str, Tensor], cohort: Cohort, client: int) -> tuple[Tensor, Tensor]:
         """``[n, C, H, W]`` disturbed images, one for each class of a client's present data, and ``[n]`` classes."""
-        federation = self.federation
+        context = self.context
         places = self._places(cohort.task, client)
         features, labels = self._features(model, places)
         classes = labels.unique()
@@ -347,13 +346,13 @@ class GLFC(OwnLoss):
         for output in classes.tolist():
             rows = (labels == output).nonzero().squeeze(1)
             nearest.append(rows[herd(features[rows], 1)[0]])
-        x, y, _ = self.federation.data.samples_at(places[torch.stack(nearest).cpu()].to(self._device))
-        allowed = federation.data.outputs_in_loss(cohort.task, client)
+        x, y, _ = context.samples_at(places[torch.stack(nearest).cpu()].to(self._device))
+        allowed = context.outputs_in_loss(cohort.task, client)
         image = x.clone().requires_grad_()
         optimizer = torch.optim.SGD([image], lr=cohort.lr / 10, weight_decay=1e-5)
-        with torch.enable_grad(), evaluating(federation):
+        with torch.enable_grad(), evaluating(context):
             for _ in range(self.perturbation_steps):
-                logits = functional_call(federation.network, dict(model), (image,))
+                logits = functional_call(context.network, dict(model), (image,))
                 truth = F.one_hot(y, logits.shape[1]).to(logits.dtype)
                 loss = mean_bce(logits, truth, allowed).sum()
                 optimizer.zero_grad()
@@ -367,32 +366,32 @@ class GLFC(OwnLoss):
     def end_round(self, plan: RoundPlan) -> None:
         """Invert the gradients that have come; measure the new global model on the images."""
         started = time.perf_counter()
-        federation = self.federation
+        context = self.context
         self._models, self._old = [], []
-        messages = federation.channel.collect_individually(f"{self.name} prototypes")
+        messages = context.channel.collect_individually(f"{self.name} prototypes")
         moved = False
         if messages:
             # Rounding that differs between processes would grow with every iteration.
-            given = federation.at_server(lambda: self._inverted(plan, messages))
+            given = context.at_server(lambda: self._inverted(plan, messages))
             moved = self.proxy.receive(*given)
             self._rows.append(
                 {"round": plan.round, "clients": len(messages), "images": len(given[1]), "new_task": int(moved)}
             )
-        shared = federation.shared_tensors()
+        shared = context.shared_tensors()
         self.proxy.judge(shared, lambda tensors: self._accuracy(plan.task, tensors), bool(messages) and not moved)
         self.seconds += time.perf_counter() - started
 
     def _inverted(self, plan: RoundPlan, messages: Mapping[int, dict[str, Tensor]]) -> tuple[Tensor, Tensor]:
         """``[m, C, H, W]`` images and ``[m]`` labels out of clients' gradients, on the CPU."""
-        data = self.federation.data
+        context = self.context
         images, labels = [], []
         for client, message in messages.items():
             for number in range(len(next(iter(message.values())))):
                 gradient = {name: values[number] for name, values in message.items()}
                 device = next(iter(gradient.values())).device
                 label = recovered_label(gradient)
-                generator = torch_generator(data.seed, f"{self.name} inversion", plan.round, client, number)
-                shape = data.input_shape
+                generator = torch_generator(context.seed, f"{self.name} inversion", plan.round, client, number)
+                shape = context.input_shape
                 encoder = self._encoder.to(device)
                 found = invert_gradient(encoder, gradient, label, shape, self.inversion_steps, generator, self.images)
                 images.append(found.cpu())
@@ -401,27 +400,27 @@ class GLFC(OwnLoss):
 
     def _accuracy(self, task: TaskRef, tensors: Mapping[str, Tensor]) -> float:
         """Share of the pool's images that a model gets right among the classes that the server has seen images of."""
-        federation, pool, labels = self.federation, self.proxy.images, self.proxy.labels
+        context, pool, labels = self.context, self.proxy.images, self.proxy.labels
         assert pool is not None
         shared = {name: tensor.to(self._device) for name, tensor in tensors.items()}
         correct = 0
-        with evaluating_global(federation):
-            state = {n: t.detach() for n, t in federation.state_tensors().items()}
-            model = federation.encode(task, {**state, **shared})
-            for rows in torch.arange(len(labels)).split(federation.data.eval_batch_size):
-                logits: Tensor = functional_call(federation.network, model, (pool[rows].to(self._device),)).cpu()
+        with evaluating_global(context):
+            state = {n: t.detach() for n, t in context.state_tensors().items()}
+            model = context.encode(task, {**state, **shared})
+            for rows in torch.arange(len(labels)).split(context.eval_batch_size):
+                logits: Tensor = functional_call(context.network, model, (pool[rows].to(self._device),)).cpu()
                 known = logits.masked_fill(~self.proxy.classes, -torch.inf)
                 correct += int((known.argmax(1) == labels[rows]).sum())
-        return federation.at_server(lambda: correct / len(labels))
+        return context.at_server(lambda: correct / len(labels))
 
     # Reports and checkpoints.
 
     def client_storage(self) -> int:
         """The memory with label and rank, the samples before the present ones, the old model, entropy and flags."""
-        data = self.federation.data
-        channels, height, width = data.input_shape
-        pixels, old = channels * height * width, payload_bytes(self.federation.shared_tensors())
-        return self.size * (pixels + 2) + data.most_trained_on * (pixels + 1) + old + 8 + data.num_outputs
+        context = self.context
+        channels, height, width = context.input_shape
+        pixels, old = channels * height * width, payload_bytes(context.shared_tensors())
+        return self.size * (pixels + 2) + context.most_trained_on * (pixels + 1) + old + 8 + context.num_outputs
 
     def report(self) -> Report:
         """Samples that a client can remember, clients' signals (first rounds included), seconds of the proxy server.

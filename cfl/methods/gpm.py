@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.engines.right_factors import RightFactor, nothing, removing
-from cfl.federation.federation import Federation
 from cfl.methods.base import Method, Report
 from cfl.methods.components.layer_inputs.of_clients import (
     client_model,
@@ -28,6 +27,7 @@ from cfl.methods.components.layer_inputs.of_clients import (
 from cfl.methods.components.layer_inputs.residual import ResidualInputs
 from cfl.methods.components.layer_inputs.weighted_layers import choose_layers, input_dim, weighted_layers
 from cfl.methods.components.subspace import choose_rank, grow_basis
+from cfl.methods.context import Context
 from cfl.runtime.errors import ConfigError
 
 BLOCK = 32  # directions that are kept together, so that short memories take little room
@@ -73,7 +73,7 @@ class GPM(Method):
 
     looks_back: ClassVar[bool] = True
     optimizers: ClassVar[frozenset[str] | None] = frozenset({"SGD"})
-    state = ("_rows", "memory_seconds", "_most_bytes")  # the memories are with ``federation.clients``
+    state = ("_rows", "memory_seconds", "_most_bytes")  # the memories are with ``context.clients``
 
     def __init__(
         self,
@@ -112,17 +112,17 @@ class GPM(Method):
         self._most_bytes = 0
         self._rows: list[dict[str, Any]] = []
 
-    def setup(self, federation: Federation) -> None:
+    def setup(self, context: Context) -> None:
         """Find the protected layers and their thresholds.
 
         Raises:
             ConfigError: if a pattern matches no layer, or a protected layer has no threshold, or there are two of these
                 methods, which would share their clients' state.
         """
-        super().setup(federation)
+        super().setup(context)
         self.refuse_twins(GPM, "one GPM; which layers, with which thresholds, are its options")
-        free = federation.network.head if federation.data.scenario != "domain" else None
-        self._protected = choose_layers(federation.network, self.layers, "methods.gpm.layers", free, federation.frozen)
+        free = context.network.head if context.scenario != "domain" else None
+        self._protected = choose_layers(context.network, self.layers, "methods.gpm.layers", free, context.frozen)
         self._dims = {name: input_dim(layer) for name, layer in self._protected.items()}
         self._thresholds = {name: self._threshold_of(name) for name in self._protected}
         if isinstance(self.threshold, dict):
@@ -130,7 +130,7 @@ class GPM(Method):
                 if not any(fnmatchcase(name, pattern) for name in self._protected):
                     valid = f"patterns that match one of {list(self._protected)}"
                     raise ConfigError("methods.gpm.threshold", pattern, valid)
-        self._frozen = _affine_parameters(federation.network, self._protected) if self.freeze_affine else []
+        self._frozen = _affine_parameters(context.network, self._protected) if self.freeze_affine else []
 
     def _threshold_of(self, layer: str) -> float:
         if not isinstance(self.threshold, dict):
@@ -144,7 +144,7 @@ class GPM(Method):
 
     def right_factors(self, cohort: Cohort) -> dict[str, RightFactor]:
         """``I - M M^T`` of the clients that have a memory; 0 for their biases and normalisation layers, if frozen."""
-        held = self.federation.clients.gather("gpm", cohort.clients, self._nothing())
+        held = self.context.clients.gather("gpm", cohort.clients, self._nothing())
         places = held["tasks"].nonzero().flatten().tolist()
         if not places:
             return {}
@@ -161,7 +161,7 @@ class GPM(Method):
         frozen = {name: nothing(holders, cohort.parameters[name]) for name in self._frozen}
         return frozen | {
             f"{name}.weight": removing(rows.mT, len(self._protected[name].weight), steps, None if everyone else holders)
-            for name, rows in encode_inputs(self.federation, cohort.task, memories).items()
+            for name, rows in encode_inputs(self.context, cohort.task, memories).items()
         }
 
     @property
@@ -170,8 +170,8 @@ class GPM(Method):
         return bool(self._protected)
 
     def _local_steps(self, samples: int) -> int:
-        schedule = self.federation.data.schedule
-        return schedule.local_epochs * math.ceil(samples / schedule.batch_size)
+        context = self.context
+        return context.local_epochs * math.ceil(samples / context.batch_size)
 
     # What clients keep: in "gpm" how many directions they have of each layer, and the directions by blocks.
 
@@ -182,7 +182,7 @@ class GPM(Method):
         """``[k, rank, d]``, the clients' memories of a layer as rows, with zeros where they have fewer directions."""
         empty = {"directions": torch.zeros(BLOCK, self._dims[layer], dtype=self._dtype(layer), device=device)}
         blocks = [
-            self.federation.clients.gather(f"gpm {layer} {block}", clients, empty)["directions"]
+            self.context.clients.gather(f"gpm {layer} {block}", clients, empty)["directions"]
             for block in range(math.ceil(rank / BLOCK))
         ]
         return torch.cat(blocks, 1)[:, :rank] if blocks else empty["directions"][None, :0].expand(len(clients), -1, -1)
@@ -197,47 +197,47 @@ class GPM(Method):
         for block in range(before // BLOCK, math.ceil(basis.shape[1] / BLOCK)):
             rows = basis.T[block * BLOCK : (block + 1) * BLOCK]
             padded = torch.cat([rows, rows.new_zeros(BLOCK - len(rows), rows.shape[1])])
-            self.federation.clients.scatter(f"gpm {layer} {block}", [client], {"directions": padded[None]})
+            self.context.clients.scatter(f"gpm {layer} {block}", [client], {"directions": padded[None]})
 
     # Growing memories.
 
     def end_task(self, plan: RoundPlan) -> None:
         """Let clients add what their samples of the task need to their memories."""
-        federation = self.federation
-        if federation.is_last(plan.task) or not self._protected:
+        context = self.context
+        if context.is_last(plan.task) or not self._protected:
             return
         started = time.perf_counter()
-        clients = federation.asked(plan, self.memory_clients)
-        own = federation.call_back(plan.task, clients)
-        with evaluating(federation):
+        clients = context.asked(plan, self.memory_clients)
+        own = context.call_back(plan.task, clients)
+        with evaluating(context):
             grown = {client: self._grow(plan.task, client) for client in own}
-        everyones = {client: found for part in federation.everyones(grown) for client, found in part.items()}
+        everyones = {client: found for part in context.everyones(grown) for client, found in part.items()}
         self._record(plan.task, [everyones[client] for client in sorted(everyones)])
-        self.memory_seconds += federation.at_server(lambda: time.perf_counter() - started)
+        self.memory_seconds += context.at_server(lambda: time.perf_counter() - started)
 
     @torch.no_grad()
     def _grow(self, task: int, client: int) -> list[tuple[int, int, float]]:
         """One client's part. Per layer: directions before, directions after, residual share of its inputs."""
-        federation = self.federation
-        device = next(federation.network.parameters()).device
-        held = federation.clients.gather("gpm", [client], self._nothing())
+        context = self.context
+        device = next(context.network.parameters()).device
+        held = context.clients.gather("gpm", [client], self._nothing())
         before = dict(zip(self._dims, held["ranks"][0].tolist(), strict=True))
         memories = {name: self._directions(name, [client], rank, device)[0] for name, rank in before.items()}
-        inputs = {n: ResidualInputs(rows.T) for n, rows in encode_inputs(federation, task, memories).items()}
-        model = client_model(federation, task, client)
+        inputs = {n: ResidualInputs(rows.T) for n, rows in encode_inputs(context, task, memories).items()}
+        model = client_model(context, task, client)
         with seen_inputs(self._protected, lambda name, rows: inputs[name].add(rows)):
-            for x in some_samples(federation, task, client, self.samples, "gpm samples", self.batch_size):
-                run_model(federation, model, x)
+            for x in some_samples(context, task, client, self.samples, "gpm samples", self.batch_size):
+                run_model(context, model, x)
         first = int(held["tasks"][0]) == 0
         chosen = {n: self._leading(seen, self._threshold_after(task, n), first).T for n, seen in inputs.items()}
         ranks, found = [], []
-        for name, directions in decode_inputs(federation, task, chosen).items():
+        for name, directions in decode_inputs(context, task, chosen).items():
             basis = grow_basis(memories[name].T, directions.T)
             self._keep(name, client, basis, before[name])
             ranks.append(basis.shape[1])
             found.append((before[name], basis.shape[1], inputs[name].share))
         state = {"tasks": held["tasks"] + 1, "ranks": torch.tensor([ranks])}
-        federation.clients.scatter("gpm", [client], state)
+        context.clients.scatter("gpm", [client], state)
         return found
 
     def _threshold_after(self, task: int, layer: str) -> float:

@@ -16,13 +16,13 @@ from cfl.data.scenarios import Scenario
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
-from cfl.federation.federation import Federation
 from cfl.methods.base import Report
 from cfl.methods.components.binary_cross_entropy import mean_bce
 from cfl.methods.components.exemplars import Table, no_exemplars, replayed, with_classes
 from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating
 from cfl.methods.components.own_loss import OwnLoss
 from cfl.methods.components.previous_model import LentModel
+from cfl.methods.context import Context
 from cfl.models.base import Network
 from cfl.models.features import unit_features
 from cfl.runtime.errors import ConfigError
@@ -72,7 +72,7 @@ class ICaRL(OwnLoss):
     looks_back: ClassVar[bool] = True
     common_order: ClassVar[bool] = True
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"class"})
-    # Exemplars are with ``federation.clients``.
+    # Exemplars are with ``context.clients``.
     state: ClassVar[Mapping[str, str]] = {
         "means": "means",
         "known": "known",
@@ -101,38 +101,38 @@ class ICaRL(OwnLoss):
         self._models: list[dict[str, Tensor]] = []
         self._complete = False
 
-    def setup(self, federation: Federation) -> None:
+    def setup(self, context: Context) -> None:
         """Give every client an empty set of exemplars.
 
         Raises:
             ConfigError: if clients' models differ, so that there are no common features, or ``size`` is too small.
         """
-        super().setup(federation)
-        if not isinstance(federation.network, Network):
+        super().setup(context)
+        if not isinstance(context.network, Network):
             valid = f"a subclass of cfl.models.base.Network, whose features are looked at, with methods.{self.name}"
-            raise ConfigError("model.network", type(federation.network).__name__, valid)
-        if federation.has_personal_models:
+            raise ConfigError("model.network", type(context.network).__name__, valid)
+        if context.has_personal_models:
             raise ConfigError(f"methods.{self.name}", "with parameters kept local", "one model for all clients")
-        if self.size < federation.data.num_outputs:
+        if self.size < context.num_outputs:
             self._check_size()
         self._empty = no_exemplars(self.size)
 
     @property
     def _network(self) -> Network:
-        return cast(Network, self.federation.network)
+        return cast(Network, self.context.network)
 
     def _seen(self, task: int) -> Tensor:
         """``[O]`` bool: outputs of the tasks up to this one."""
-        return self.federation.data.outputs.own[: task + 1].any(0)
+        return self.context.outputs.own[: task + 1].any(0)
 
     def _check_size(self) -> None:
         """Refuse a memory with fewer slots than some client comes to hold classes."""
-        data = self.federation.data
+        context = self.context
         held: dict[int, set[int]] = {}
-        for task, samples in enumerate(data.tasks):
-            outputs = samples.train.labels.cpu() + data.outputs.offsets[task]
-            for client, own in data.indices[task].items():
-                held.setdefault(client, set()).update(outputs[own].unique().tolist())
+        for task in range(context.num_tasks):
+            for client in context.members(task):
+                outputs = context.labels_at(torch.from_numpy(context.places_of(task, client)))
+                held.setdefault(client, set()).update(outputs.unique().tolist())
         client = max(held, key=lambda client: len(held[client]))
         most = len(held[client])
         if self.size < most:
@@ -145,19 +145,19 @@ class ICaRL(OwnLoss):
         """The model that is about to be sent out is the old one from now on."""
         if plan.task > 0:
             # Who was called back after the task before has been sent that model.
-            self._old.keep(self.federation.shared_tensors(), {*self._called_back(plan.task - 1), *plan.clients})
+            self._old.keep(self.context.shared_tensors(), {*self._called_back(plan.task - 1), *plan.clients})
 
     def start_clients(self, cohort: Cohort) -> None:
         """Look into the clients' exemplars; who has not got the old model gets it."""
-        federation = self.federation
-        self._table = federation.clients.gather(self.name, cohort.clients, self._empty)
+        context = self.context
+        self._table = context.clients.gather(self.name, cohort.clients, self._empty)
         self._models = []
         if not self._old:
             return
-        device = next(federation.network.parameters()).device
-        lent = self._old.lend(federation, "old model", cohort.clients, device)
-        old = federation.encode(cohort.task, lent)
-        self._models = [{**client_model(federation, cohort.task, client), **old} for client in cohort.clients]
+        device = next(context.network.parameters()).device
+        lent = self._old.lend(context, "old model", cohort.clients, device)
+        old = context.encode(cohort.task, lent)
+        self._models = [{**client_model(context, cohort.task, client), **old} for client in cohort.clients]
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
         """Add exemplars, and what the old model says of all samples."""
@@ -167,18 +167,13 @@ class ICaRL(OwnLoss):
         return batch if added is None else batch.with_added(added)
 
     def _exemplars(self, cohort: Cohort, batch: CohortBatch) -> Added | None:
-        seed, purpose = self.federation.data.seed, f"{self.name} draw"
+        seed, purpose = self.context.seed, f"{self.name} draw"
         some = replayed(self._table, cohort, batch, self.batch_size, seed, purpose)
         if some is None:
             return None
-        x, y, tasks = self._samples(some.places, (cohort.round, batch.step))
+        x, y, tasks = self.context.samples_at(some.places, (cohort.round, batch.step))
         extras = {f"{self.name} old": self._outputs(x, some.mask)} if self._models else {}
         return Added(x, y, tasks, some.mask, some.weights, self.source, extras, own_factor=some.own_factor)
-
-    def _samples(self, places: Tensor, moment: tuple[int, int] | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        data = self.federation.data
-        tasks, index = data.places.split(places)
-        return *data.inputs.of_tasks(tasks, index, moment), tasks
 
     @torch.no_grad()
     def _outputs(self, x: Tensor, mask: Tensor) -> Tensor:
@@ -187,17 +182,17 @@ class ICaRL(OwnLoss):
         Client by client: layers may look at the whole batch, and clients' running statistics may differ.
         """
         found = x.new_zeros((*mask.shape, self._network.num_outputs))
-        with evaluating(self.federation):
+        with evaluating(self.context):
             for row, (model, own) in enumerate(zip(self._models, mask, strict=True)):
                 if bool(own.any()):
-                    logits: Tensor = functional_call(self.federation.network, model, (x[row][own],))
+                    logits: Tensor = functional_call(self.context.network, model, (x[row][own],))
                     found = found.to(logits.dtype)
                     found[row, own] = logits.sigmoid()
         return found
 
     def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
         """Binary cross-entropy over the classes seen, with the old model's outputs as targets for earlier ones."""
-        task = self.federation.schedule.task_of(self.federation.round)
+        task = self.context.task_of(self.context.round)
         target = F.one_hot(samples.y, logits.shape[-1]).to(logits.dtype)
         old = samples.extras.get(f"{self.name} old")
         if old is not None:
@@ -215,21 +210,21 @@ class ICaRL(OwnLoss):
     @torch.no_grad()
     def end_task(self, plan: RoundPlan) -> None:
         """Clients choose exemplars of the task, forget some of the earlier ones, and send class means."""
-        federation = self.federation
-        device = next(federation.network.parameters()).device
+        context = self.context
+        device = next(context.network.parameters()).device
         seen = self._seen(plan.task)
         each = max(1, self.size // int(seen.sum()))
-        members = set(federation.members(plan.task))
-        for client in federation.call_back(plan.task, self._called_back(plan.task)):
-            model, table = client_model(federation, plan.task, client), self._kept(client)
-            with evaluating(federation):
+        members = set(context.members(plan.task))
+        for client in context.call_back(plan.task, self._called_back(plan.task)):
+            model, table = client_model(context, plan.task, client), self._kept(client)
+            with evaluating(context):
                 if client in members:
                     table = self._chosen(table, plan.task, client, model, each)
-                    federation.clients.scatter(self.name, [client], {n: v[None] for n, v in table.items()})
+                    context.clients.scatter(self.name, [client], {n: v[None] for n, v in table.items()})
                 if self.classifier == "nearest_mean":
                     self._send_means(client, table, model, device)
         if self.classifier == "nearest_mean":
-            sums, _ = federation.channel.sum(f"{self.name} means")
+            sums, _ = context.channel.sum(f"{self.name} means")
             known = sums["clients"] > 0
             means = F.normalize(sums["means"] / sums["clients"].clamp(min=1).unsqueeze(1), dim=1)
             if self.means is not None:  # of classes whose clients have all been left out
@@ -241,40 +236,39 @@ class ICaRL(OwnLoss):
 
     def _called_back(self, task: int) -> list[int]:
         """Who has a part in the round after a task: clients that hold it, for means all that have exemplars."""
-        members = self.federation.members(task)
+        members = self.context.members(task)
         if self.classifier == "network":
             return members
-        return sorted({*members, *self.federation.clients.holders(self.name)})
+        return sorted({*members, *self.context.clients.holders(self.name)})
 
     def _kept(self, client: int) -> Table:
         """A client's exemplars so far."""
-        return {n: v[0] for n, v in self.federation.clients.gather(self.name, [client], self._empty).items()}
+        return {n: v[0] for n, v in self.context.clients.gather(self.name, [client], self._empty).items()}
 
     def _chosen(self, before: Table, task: int, client: int, model: Mapping[str, Tensor], each: int) -> Table:
         """A client's exemplars from now on: the first ones of what it had, and ``each`` of every class of the task."""
-        data = self.federation.data
-        own = torch.from_numpy(data.places.of(task, data.indices[task][client]))
+        own = torch.from_numpy(self.context.places_of(task, client))
         return with_classes(before, each, *self._features(task, client, model), own)
 
     def _features(self, task: int, client: int, model: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        data, device = self.federation.data, next(self.federation.network.parameters()).device
+        context, device = self.context, next(self.context.network.parameters()).device
         parts = [
             (unit_features(self._network, model, x, self.mirrored), y)
-            for x, y in data.client_batches(task, client, data.eval_batch_size, device)
+            for x, y in context.client_batches(task, client, context.eval_batch_size, device)
         ]
         return torch.cat([f for f, _ in parts]), torch.cat([y for _, y in parts])
 
     def _send_means(self, client: int, table: Table, model: Mapping[str, Tensor], device: torch.device) -> None:
         """The mean feature of a client's exemplars, class by class."""
         held = table["place"] >= 0
-        x, y, _ = self._samples(table["place"][held].to(device))
+        x, y, _ = self.context.samples_at(table["place"][held].to(device))
         features = unit_features(self._network, model, x, self.mirrored)
         total = features.new_zeros(self._network.num_outputs, features.shape[1]).index_add_(0, y, features)
         count = torch.bincount(y, minlength=len(total))
         means = F.normalize(total, dim=1)
         has = (count > 0).to(means.dtype)
         message = {"means": means[None], "clients": has[None]}
-        self.federation.channel.uplink(f"{self.name} means", message, [1.0], [client])
+        self.context.channel.uplink(f"{self.name} means", message, [1.0], [client])
 
     # Evaluation.
 
@@ -287,16 +281,16 @@ class ICaRL(OwnLoss):
         near = -torch.cdist(features, means.to(features.dtype))
         if self._complete:
             return near
-        logits: Tensor = functional_call(self.federation.network, model, (x,))
+        logits: Tensor = functional_call(self.context.network, model, (x,))
         return torch.where(known, near, logits.sigmoid() - 1000)
 
     # Reports and checkpoints.
 
     def client_storage(self) -> int:
         """Exemplars with label and rank, and the old model."""
-        channels, height, width = self.federation.data.input_shape
-        several = self.federation.data.num_tasks > 1
-        old = payload_bytes(self.federation.shared_tensors()) if several else 0
+        channels, height, width = self.context.input_shape
+        several = self.context.num_tasks > 1
+        old = payload_bytes(self.context.shared_tensors()) if several else 0
         return self.size * (channels * height * width + 2) + old
 
     def report(self) -> Report:

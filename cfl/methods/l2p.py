@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from torch import Tensor, nn
 
 from cfl.data.samples import Samples
-from cfl.federation.federation import Federation
 from cfl.methods.base import Method
+from cfl.methods.context import Context
 from cfl.models.vit import PromptedViT
 from cfl.runtime.errors import ConfigError
 
@@ -56,22 +55,20 @@ class L2P(Method):
         self.passes_forward = strength > 0
         self.task_free = not mask_logits
 
-    def setup(self, federation: Federation) -> None:
+    def setup(self, context: Context) -> None:
         """Leave other tasks' outputs out of the training loss.
 
         Raises:
             ConfigError: the network has no prompts, or masked logits leave ``data.class_loss: seen`` nothing to do.
         """
-        super().setup(federation)
-        if not isinstance(federation.network, PromptedViT):
+        super().setup(context)
+        if not isinstance(context.network, PromptedViT):
             valid = f"PromptedViT while methods.{self.name} is used"
-            raise ConfigError("model.network", type(federation.network).__name__, valid)
-        data = federation.data
-        if self.mask_logits and data.scenario == "class":
-            if data.class_loss == "seen":
+            raise ConfigError("model.network", type(context.network).__name__, valid)
+        if self.mask_logits and context.scenario == "class":
+            if context.class_loss == "seen":
                 raise ConfigError("data.class_loss", "seen", f"all while methods.{self.name}.mask_logits is true")
-            # There, and not in the loss, so that whatever asks which outputs are trained gets the same answer.
-            data.outputs = replace(data.outputs, train=data.outputs.own, grows=False)
+            context.train_own_outputs()
 
     @property
     def computes_locally(self) -> bool:

@@ -6,8 +6,8 @@ from fnmatch import fnmatchcase
 from typing import ClassVar
 
 from cfl.data.scenarios import Scenario
-from cfl.federation.federation import Federation
 from cfl.methods.base import Method
+from cfl.methods.context import Context
 from cfl.runtime.errors import ConfigError
 
 
@@ -31,14 +31,14 @@ class PersonalLayers(Method):
     def __init__(self, layers: list[str] | None = None) -> None:
         self.layers = ["*"] if layers is None else layers
 
-    def setup(self, federation: Federation) -> None:
+    def setup(self, context: Context) -> None:
         """Check that every pattern matches something."""
-        super().setup(federation)
-        names = list(federation.state_tensors())
+        super().setup(context)
+        names = list(context.state_tensors())
         for pattern in self.layers:
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise ConfigError(f"{self.key}.layers", pattern, f"patterns that match one of {names}")
-        if self.layers and not any(self.keeps_local(name) for name, _ in federation.network.named_parameters()):
+        if self.layers and not any(self.keeps_local(name) for name, _ in context.network.named_parameters()):
             raise ConfigError(
                 f"{self.key}.layers",
                 self.layers,

@@ -15,10 +15,10 @@ from cfl.data.scenarios import Scenario
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.engines.scaled_steps import LINEAR_OPTIMIZERS
-from cfl.federation.federation import Federation
 from cfl.methods.base import Method, Report
 from cfl.methods.capabilities import TestedOtherwise
 from cfl.methods.components.validation_loss import validation_loss
+from cfl.methods.context import Context
 from cfl.methods.scaffold import SCAFFOLD
 from cfl.models.evaluation import evaluation_mode
 from cfl.runtime.errors import ConfigError
@@ -77,7 +77,7 @@ class LearningRateDecay(Method):
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
     optimizers = LINEAR_OPTIMIZERS
     own_clocks = True
-    state = ("_rows",)  # clients' rates are with ``federation.clients``
+    state = ("_rows",)  # clients' rates are with ``context.clients``
 
     def __init__(
         self,
@@ -105,22 +105,21 @@ class LearningRateDecay(Method):
 
     # Before training.
 
-    def setup(self, federation: Federation) -> None:
+    def setup(self, context: Context) -> None:
         """Check that there is something to validate with, for every client."""
-        super().setup(federation)
+        super().setup(context)
         self.refuse_twins(LearningRateDecay, "one LearningRateDecay, which knows the clients' learning rates")
         if self.factor == 1:
             return
-        reading = [name for name, method in federation.methods.items() if isinstance(method, SCAFFOLD)]
+        reading = [name for name, method in context.methods.items() if isinstance(method, SCAFFOLD)]
         if reading:
             valid = "no SCAFFOLD beside LearningRateDecay: it divides updates by one learning rate of all clients"
             raise ConfigError("methods", reading, valid)
-        data = federation.data
-        if data.validation == 0:
+        if context.validation == 0:
             raise ConfigError("data.validation", 0, "above 0 while LearningRateDecay is used")
-        for task, members in enumerate(data.members):
-            for client in members.tolist():
-                if not len(data.validation_indices(task, client)):
+        for task in range(context.num_tasks):
+            for client in context.members(task):
+                if not context.num_validating(task, client):
                     what = f"client {client} has too few samples of task {task} to set one aside"
                     valid = "a partition with two or more for every client that takes part, or Holders with min_samples"
                     raise ConfigError("data.validation", what, valid)
@@ -137,7 +136,7 @@ class LearningRateDecay(Method):
         """Fetch these clients' rates; who begins the task has the full one."""
         if self.factor == 1:
             return
-        self._states = self.federation.clients.gather(TOPIC, cohort.clients, BEGINNING)
+        self._states = self.context.clients.gather(TOPIC, cohort.clients, BEGINNING)
         anew = self._states["task"] != cohort.task
         for name, value in BEGINNING.items():
             self._states[name][anew] = value
@@ -172,29 +171,29 @@ class LearningRateDecay(Method):
             "best": torch.where(improved, losses, state["best"]),
             "waited": torch.where(falls | ~training, 0, waited),
         }
-        self.federation.clients.scatter(TOPIC, clients, kept)
+        self.context.clients.scatter(TOPIC, clients, kept)
 
     def _losses(
         self, task: int, clients: Sequence[int], training: Sequence[bool], trained: dict[str, Tensor]
     ) -> Tensor:
         """``[k]`` float64 validation losses; NaN of clients that have stopped, which need none."""
-        federation = self.federation
-        data, network = federation.data, federation.network
+        context = self.context
+        network = context.network
         device = next(iter(trained.values())).device
         found = torch.full((len(clients),), torch.nan, dtype=torch.float64)
-        statistics = federation.evaluation_statistics() if federation.batchnorm == "drop" else nullcontext()
+        statistics = context.evaluation_statistics() if context.batchnorm == "drop" else nullcontext()
         with evaluation_mode(network), statistics:
-            names = federation.state_tensors()  # without running statistics where there shall be none
+            names = context.state_tensors()  # without running statistics where there shall be none
             for row, client in enumerate(clients):
                 if training[row]:
                     model = {name: trained[name][row] for name in names}
-                    for method in federation.methods.values():
+                    for method in context.methods.values():
                         model = method.as_tested(model) if isinstance(method, TestedOtherwise) else model
                     found[row] = validation_loss(
                         network,
                         model,
-                        data.validation_batches(task, client, self.batch_size, device),
-                        data.outputs_in_loss(task, client),
+                        context.validation_batches(task, client, self.batch_size, device),
+                        context.outputs_in_loss(task, client),
                         client,
                     )
         return found
@@ -203,19 +202,19 @@ class LearningRateDecay(Method):
 
     def end_round(self, plan: RoundPlan) -> None:
         """Note how far the rates have fallen of clients whose task is over, sampled or not."""
-        schedule = self.federation.schedule
-        due = set(schedule.due(plan))
+        context = self.context
+        due = set(context.due(plan))
         if not due:  # of most rounds
             return
         ending: dict[int, list[int]] = {}
-        for client in self.federation.clients.holders(TOPIC):
+        for client in context.clients.holders(TOPIC):
             if client in due:
-                ending.setdefault(schedule.task_at(plan.round, client), []).append(client)
+                ending.setdefault(context.task_at(plan.round, client), []).append(client)
         for task in sorted(ending):
             self._note(task, ending[task])
 
     def _note(self, task: int, clients: list[int]) -> None:
-        states = self.federation.clients.gather(TOPIC, clients, BEGINNING)
+        states = self.context.clients.gather(TOPIC, clients, BEGINNING)
         own = states["task"] == task
         if not bool(own.any()):
             return
@@ -250,5 +249,5 @@ class LearningRateDecay(Method):
 
     def client_storage(self) -> int:
         """The four numbers."""
-        held = self.federation.clients.holders(TOPIC)
+        held = self.context.clients.holders(TOPIC)
         return sum(value.element_size() for value in BEGINNING.values()) * bool(held)

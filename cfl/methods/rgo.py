@@ -12,7 +12,6 @@ from torch import Tensor
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.engines.right_factors import RightFactor
-from cfl.federation.federation import Federation
 from cfl.methods.base import Method, Report
 from cfl.methods.components.layer_inputs.feature_permutation import FeaturePermutations
 from cfl.methods.components.layer_inputs.of_clients import (
@@ -27,6 +26,7 @@ from cfl.methods.components.layer_inputs.of_clients import (
 )
 from cfl.methods.components.layer_inputs.recursive_inverse import inverse_with, normalised
 from cfl.methods.components.layer_inputs.weighted_layers import choose_layers, input_dim, weighted_layers
+from cfl.methods.context import Context
 from cfl.randomness.generators import numpy_generator, torch_generator
 from cfl.runtime.errors import ConfigError
 
@@ -80,7 +80,7 @@ class RGO(Method):
     looks_back: ClassVar[bool] = True
     common_order: ClassVar[bool] = True
     optimizers: ClassVar[frozenset[str] | None] = frozenset({"SGD"})
-    state = ("_rows", "memory_seconds")  # the matrices are with ``federation.clients``
+    state = ("_rows", "memory_seconds")  # the matrices are with ``context.clients``
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class RGO(Method):
         self._rows: list[dict[str, Any]] = []
         self._permutations: FeaturePermutations | None = None
 
-    def setup(self, federation: Federation) -> None:
+    def setup(self, context: Context) -> None:
         """Find the layers.
 
         Raises:
@@ -129,48 +129,45 @@ class RGO(Method):
                 methods, which would share their clients' state, or features are encoded where samples of several tasks
                 pass through one order.
         """
-        super().setup(federation)
+        super().setup(context)
         self.refuse_twins(RGO, "one RGO; which layers is its option")
-        data = federation.data
-        free = federation.network.head if data.scenario != "domain" else None
-        self._layers = choose_layers(federation.network, self.layers, "methods.rgo.layers", free, federation.frozen)
+        free = context.network.head if context.scenario != "domain" else None
+        self._layers = choose_layers(context.network, self.layers, "methods.rgo.layers", free, context.frozen)
         self._dims = {name: input_dim(layer) for name, layer in self._layers.items()}
-        keep = round(self.share * data.num_clients)
-        if self.share > 0 and keep == 0:
-            valid = (
-                f"0, or at least {0.5 / data.num_clients:g}, so that one of {data.num_clients} clients keeps a matrix"
-            )
+        count = context.num_clients
+        if self.share > 0 and round(self.share * count) == 0:
+            valid = f"0, or at least {0.5 / count:g}, so that one of {count} clients keeps a matrix"
             raise ConfigError("methods.rgo.share", self.share, valid)
         if self.feature_encoding:
             self._check_encoding()
-            first = next(iter(weighted_layers(federation.network)))
+            first = next(iter(weighted_layers(context.network)))
             inner = {f"{name}.weight": layer.weight for name, layer in self._layers.items() if name != first}
             self._permutations = FeaturePermutations(
                 {name: weight.shape[1] for name, weight in inner.items()},
                 {name: weight.ndim - 2 for name, weight in inner.items()},
-                data.seed,
+                context.seed,
             )
 
     def _check_encoding(self) -> None:
         """Refuse permutations that follow the task where samples of several tasks pass through one of them."""
-        data = self.federation.data
-        crossing = [name for name, method in self.federation.methods.items() if method.crosses_tasks]
+        context = self.context
+        crossing = [name for name, method in context.methods.items() if method.crosses_tasks]
         valid = ""
         if crossing:
             valid = f"false with {', '.join(crossing)}: samples of other tasks would pass through this task's order"
-        elif data.exposure != "sequential":
-            valid = f"false with data.exposure: {data.exposure}: clients train on samples of several tasks at once"
-        elif data.scenario == "class":
+        elif context.exposure != "sequential":
+            valid = f"false with data.exposure: {context.exposure}: clients train on samples of several tasks at once"
+        elif context.scenario == "class":
             valid = "false with data.scenario: class: which order a test image needs would tell its task"
         if valid:
             raise ConfigError(f"methods.{self.name}.feature_encoding", True, valid)
 
     def keepers(self, task: int) -> frozenset[int]:
         """The clients that take a task into their ``P``."""
-        data = self.federation.data
+        context = self.context
         when = (task,) if self.drawn == "per_task" else ()
-        order = numpy_generator(data.seed, "rgo share", *when).permutation(data.num_clients)
-        return frozenset(order[: round(self.share * data.num_clients)].tolist())
+        order = numpy_generator(context.seed, "rgo share", *when).permutation(context.num_clients)
+        return frozenset(order[: round(self.share * context.num_clients)].tolist())
 
     # Feature encoding.
 
@@ -186,14 +183,14 @@ class RGO(Method):
 
     def right_factors(self, cohort: Cohort) -> dict[str, RightFactor]:
         """``P`` of the clients that have one, in the task's order of features."""
-        holders = set(self.federation.clients.holders("rgo"))
+        holders = set(self.context.clients.holders("rgo"))
         places = [place for place, client in enumerate(cohort.clients) if client in holders]
         if not places:
             return {}
         device = next(iter(cohort.parameters.values())).device
         held = self._held([cohort.clients[place] for place in places], device)
         positions = None if len(places) == len(cohort.clients) else torch.tensor(places, device=device)
-        both = _both_sides(encode_inputs, self.federation, cohort.task, {n: held[n] for n in self._dims})
+        both = _both_sides(encode_inputs, self.context, cohort.task, {n: held[n] for n in self._dims})
         return {f"{name}.weight": RightFactor(matrix, positions=positions) for name, matrix in both.items()}
 
     @property
@@ -208,29 +205,29 @@ class RGO(Method):
             dtype = torch.promote_types(self._layers[name].weight.dtype, torch.float32)
             default[name] = torch.eye(d, dtype=dtype, device=device)
             default[f"{name} scale"] = torch.zeros((), dtype=torch.float64, device=device)
-        return self.federation.clients.gather("rgo", clients, default)
+        return self.context.clients.gather("rgo", clients, default)
 
     # The recursion.
 
     def end_task(self, plan: RoundPlan) -> None:
         """Let the clients of the share take the task's curvature into their ``P``."""
-        federation = self.federation
+        context = self.context
         keepers = self.keepers(plan.task)
-        if federation.is_last(plan.task) or not self._dims or not keepers:
+        if context.is_last(plan.task) or not self._dims or not keepers:
             return
         started = time.perf_counter()
-        clients = federation.asked(plan, self.memory_clients)
-        own = federation.call_back(plan.task, [client for client in clients if client in keepers])
-        with evaluating(federation):
+        clients = context.asked(plan, self.memory_clients)
+        own = context.call_back(plan.task, [client for client in clients if client in keepers])
+        with evaluating(context):
             found = {client: self._update(plan.task, client) for client in own}
-        everyones = {client: figures for part in federation.everyones(found) for client, figures in part.items()}
+        everyones = {client: figures for part in context.everyones(found) for client, figures in part.items()}
         self._record(plan.task, [everyones[client] for client in sorted(everyones)])
-        self.memory_seconds += federation.at_server(lambda: time.perf_counter() - started)
+        self.memory_seconds += context.at_server(lambda: time.perf_counter() - started)
 
     @torch.no_grad()
     def _update(self, task: int, client: int) -> list[tuple[float, float]]:
         """One client's part. Per layer: the task's mean curvature ``trace(c A) / d``, the free share of its ``P``."""
-        device = next(self.federation.network.parameters()).device
+        device = next(self.context.network.parameters()).device
         held = self._held([client], device)
         figures = []
         for name, curvature in self._curvatures(task, client).items():
@@ -242,14 +239,14 @@ class RGO(Method):
                 held[name][0].copy_(new)
                 held[f"{name} scale"][0] = scale
             figures.append((float(mean), len(curvature) / float(held[name][0].double().square().sum())))
-        self.federation.clients.scatter("rgo", [client], held)
+        self.context.clients.scatter("rgo", [client], held)
         return figures
 
     def _curvatures(self, task: int, client: int) -> dict[str, Tensor]:
         """Layer -> ``c A [d, d]`` float64 of a client's samples, in the server's order of features."""
-        federation = self.federation
-        model = client_model(federation, task, client)
-        device = next(federation.network.parameters()).device
+        context = self.context
+        model = client_model(context, task, client)
+        device = next(context.network.parameters()).device
         moments = {n: torch.zeros(d, d, dtype=torch.float64, device=device) for n, d in self._dims.items()}
         squares = dict.fromkeys(self._dims, 0.0)
         elements = dict.fromkeys(self._dims, 0)
@@ -259,14 +256,14 @@ class RGO(Method):
             rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
             moments[name] += rows.T @ rows
 
-        allowed = federation.data.outputs.train
-        generator = torch_generator(federation.data.seed, "rgo labels", task, client)
+        allowed = context.outputs.train
+        generator = torch_generator(context.seed, "rgo labels", task, client)
         samples = 0
         with seen_inputs(self._layers, see), probed_outputs(self._layers if weigh else {}) as probes:
-            for x in some_samples(federation, task, client, self.samples, "rgo samples", self.batch_size):
+            for x in some_samples(context, task, client, self.samples, "rgo samples", self.batch_size):
                 samples += len(x)
                 with torch.set_grad_enabled(weigh):
-                    logits = run_model(federation, model, x)
+                    logits = run_model(context, model, x)
                     if not weigh:
                         continue
                     loss = drawn_label_loss(logits, None if allowed is None else allowed[task].to(device), generator)
@@ -281,7 +278,7 @@ class RGO(Method):
             name: moment * ((squares[name] / max(elements[name], 1) if weigh else 1.0) / max(samples, 1))
             for name, moment in moments.items()
         }
-        return _both_sides(decode_inputs, federation, task, weighted)
+        return _both_sides(decode_inputs, context, task, weighted)
 
     # Reports and checkpoints.
 
@@ -344,11 +341,11 @@ def drawn_label_loss(logits: Tensor, allowed: Tensor | None, generator: torch.Ge
 
 
 def _both_sides(
-    permute: Callable[[Federation, int, Mapping[str, Tensor]], dict[str, Tensor]],
-    federation: Federation,
+    permute: Callable[[Context, int, Mapping[str, Tensor]], dict[str, Tensor]],
+    context: Context,
     task: int,
     matrices: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
     """Symmetric matrices ``[..., d, d]`` with rows and columns permuted alike."""
-    columns = permute(federation, task, matrices)
-    return permute(federation, task, {name: matrix.mT for name, matrix in columns.items()})
+    columns = permute(context, task, matrices)
+    return permute(context, task, {name: matrix.mT for name, matrix in columns.items()})

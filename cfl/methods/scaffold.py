@@ -15,9 +15,9 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.engines.updates import plain_sgd
 from cfl.federation.channel import payload_bytes
-from cfl.federation.federation import Federation
 from cfl.methods.base import Method
 from cfl.methods.components.mean_gradient import Labelled, mean_gradient
+from cfl.methods.context import Context
 from cfl.models.dropout import DropoutMasks
 from cfl.randomness.generators import seed_for
 from cfl.runtime.errors import ConfigError
@@ -84,7 +84,7 @@ class SCAFFOLD(Method):
     task_free_with = "at_task_switch: keep"
     own_clocks = True
     topics = frozenset({_TOPIC})
-    state = ("variate",)  # clients' own variates are with ``federation.clients``
+    state = ("variate",)  # clients' own variates are with ``context.clients``
 
     def __init__(
         self,
@@ -106,23 +106,22 @@ class SCAFFOLD(Method):
         # [k, O] local steps in which outputs were corrected: some get their first part in the loss late.
         self._corrected: Tensor | None = None
 
-    def setup(self, federation: Federation) -> None:
+    def setup(self, context: Context) -> None:
         """Refuse what it cannot work with."""
-        super().setup(federation)
+        super().setup(context)
         self.refuse_twins(SCAFFOLD, "one SCAFFOLD; two would correct the same drift twice")
-        if not federation.shared_parameters:
+        if not context.shared_parameters:
             raise ConfigError("methods", [self.name], "no SCAFFOLD where all parameters stay on their client")
-        data = federation.data
-        if self.at_task_switch == "reset" and federation.schedule.own_clocks:
+        if self.at_task_switch == "reset" and context.own_clocks:
             valid = "0 while methods.scaffold.at_task_switch is reset: clients would not switch together"
-            raise ConfigError("schedule.clock_spread", data.schedule.clock_spread, valid)
+            raise ConfigError("schedule.clock_spread", context.clock_spread, valid)
         if self.variant == "I":
-            if data.scenario == "density":
+            if context.scenario == "density":
                 raise ConfigError("methods.scaffold.variant", "I", "II where a density is estimated: I looks at labels")
-            if data.exposure != "sequential":
+            if context.exposure != "sequential":
                 valid = "sequential while methods.scaffold.variant is I; II works with any"
-                raise ConfigError("data.exposure", data.exposure, valid)
-            self._masks = DropoutMasks(federation.network, data.input_shape)
+                raise ConfigError("data.exposure", context.exposure, valid)
+            self._masks = DropoutMasks(context.network, context.input_shape)
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Refuse, or warn of, anything but plain SGD.
@@ -154,19 +153,19 @@ class SCAFFOLD(Method):
         """Forget the variates of earlier tasks, if wanted."""
         if self.at_task_switch == "reset":
             self.variate = {}
-            self.federation.clients.forget(_TOPIC)
+            self.context.clients.forget(_TOPIC)
 
     def start_clients(self, cohort: Cohort) -> None:
         """The clients receive ``c``."""
-        federation = self.federation
-        tensors = federation.state_tensors()
-        of_its_size = {n: tensors[n] for n in federation.shared_parameters}
-        federation.channel.downlink(_TOPIC, of_its_size, len(cohort.clients))
+        context = self.context
+        tensors = context.state_tensors()
+        of_its_size = {n: tensors[n] for n in context.shared_parameters}
+        context.channel.downlink(_TOPIC, of_its_size, len(cohort.clients))
         self._correction, self._corrected = {}, None
         if self.variate:
             own = self._own(cohort.clients)
             corrections = {n: v.neg_().add_(self.variate[n].to(v.device)) for n, v in own.items()}
-            self._correction = federation.encode(cohort.task, corrections)
+            self._correction = context.encode(cohort.task, corrections)
             if cohort.used_outputs is not None:
                 self._corrected = torch.zeros_like(cohort.used_outputs, dtype=torch.int64)
 
@@ -189,40 +188,40 @@ class SCAFFOLD(Method):
 
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """The clients renew their ``c_i`` and send how far it has moved."""
-        federation = self.federation
+        context = self.context
         clients = [cohort.clients[p] for p in positions]
-        own = federation.encode(cohort.task, self._own(clients))
+        own = context.encode(cohort.task, self._own(clients))
         new = self._mean_gradients(cohort, positions) if self.variant == "II" else self._gradients(cohort, positions)
         change = {}
         for name, value in own.items():
             moved, used = new[name] - value, cohort.used_rows(name, positions)
             change[name] = moved if used is None else torch.where(used, moved, torch.zeros_like(moved))
-        message = federation.decode(cohort.task, change)
-        kept = federation.decode(cohort.task, {n: value + change[n] for n, value in own.items()})
-        usable = federation.channel.usable(message, clients, _TOPIC)
-        federation.clients.scatter(_TOPIC, clients, kept, usable)
-        federation.channel.uplink(_TOPIC, message, [float(good) for good in usable], clients)
+        message = context.decode(cohort.task, change)
+        kept = context.decode(cohort.task, {n: value + change[n] for n, value in own.items()})
+        usable = context.channel.usable(message, clients, _TOPIC)
+        context.clients.scatter(_TOPIC, clients, kept, usable)
+        context.channel.uplink(_TOPIC, message, [float(good) for good in usable], clients)
 
     def end_round(self, plan: RoundPlan) -> None:
         """The server renews ``c``."""
-        total, _ = self.federation.channel.sum(_TOPIC)
+        total, _ = self.context.channel.sum(_TOPIC)
         for name, change in total.items():
-            change /= self.federation.data.num_clients
+            change /= self.context.num_clients
             self.variate[name] = self.variate[name].to(change.device) + change if name in self.variate else change
         self._correction = self._corrected = None
 
     def _own(self, clients: Sequence[int]) -> Tensors:
         """The clients' ``c_i``, ``[k, ...]``, in the server's coordinates."""
-        tensors = self.federation.state_tensors()
-        names = self.federation.shared_parameters
+        tensors = self.context.state_tensors()
+        names = self.context.shared_parameters
         nothing = {n: tensors[n].detach().new_zeros(()).expand(tensors[n].shape) for n in names}
-        return self.federation.clients.gather(_TOPIC, clients, nothing)
+        return self.context.clients.gather(_TOPIC, clients, nothing)
 
     # The two options.
 
     def _mean_gradients(self, cohort: Cohort, positions: Sequence[int]) -> Tensors:
         """``[k, ...]`` mean over its local steps of each client's gradient without the correction."""
-        names = self.federation.shared_parameters
+        names = self.context.shared_parameters
         means = {}
         for name, trained in cohort.rows(positions, {n: cohort.parameters[n] for n in names}).items():
             means[name] = (cohort.received[name] - trained).div_(cohort.steps * cohort.lr)
@@ -237,17 +236,17 @@ class SCAFFOLD(Method):
 
     def _gradients(self, cohort: Cohort, positions: Sequence[int]) -> Tensors:
         """``[k, ...]`` gradient of each client's loss at the global model."""
-        federation, data = self.federation, self.federation.data
-        device = next(federation.network.parameters()).device
-        tensors = federation.encode(cohort.task, federation.state_tensors())
+        context = self.context
+        device = next(context.network.parameters()).device
+        tensors = context.encode(cohort.task, context.state_tensors())
         start = {**tensors, **cohort.received}
-        stacks: dict[str, list[Tensor]] = {n: [] for n in federation.shared_parameters}
+        stacks: dict[str, list[Tensor]] = {n: [] for n in context.shared_parameters}
         for row in positions:
             client = cohort.clients[row]
-            batches = data.client_batches(cohort.task, client, data.schedule.batch_size, device)
-            allowed = data.outputs_in_loss(cohort.task, client)
+            batches = context.client_batches(cohort.task, client, context.batch_size, device)
+            allowed = context.outputs_in_loss(cohort.task, client)
             found = mean_gradient(
-                federation.network,
+                context.network,
                 {**start, **{n: values[row] for n, values in cohort.own.items()}},
                 (
                     Labelled(x, y, allowed, self._masks_of(cohort.round, client, number, len(y), device))
@@ -262,14 +261,14 @@ class SCAFFOLD(Method):
         """Dropout masks of a batch; not those of the local step that has its number, which has other samples."""
         if not self._masks:
             return {}
-        key = seed_for(self.federation.data.seed, "scaffold dropout", round, client, number)
+        key = seed_for(self.context.seed, "scaffold dropout", round, client, number)
         keys = torch.tensor([key], dtype=torch.int64, device=device)
-        dtype = next(self.federation.network.parameters()).dtype
+        dtype = next(self.context.network.parameters()).dtype
         return {name: mask[0] for name, mask in self._masks.draw(keys, samples, dtype).items()}
 
     # Reports and checkpoints.
 
     def client_storage(self) -> int:
         """``c_i``."""
-        tensors = self.federation.state_tensors()
-        return payload_bytes({n: tensors[n] for n in self.federation.shared_parameters})
+        tensors = self.context.state_tensors()
+        return payload_bytes({n: tensors[n] for n in self.context.shared_parameters})

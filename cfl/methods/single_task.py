@@ -11,9 +11,9 @@ from torch import Tensor
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
-from cfl.federation.federation import Federation
 from cfl.federation.task_states import TaskStates
 from cfl.methods.base import Method, Report
+from cfl.methods.context import Context
 
 
 class SingleTask(Method):
@@ -34,33 +34,33 @@ class SingleTask(Method):
     looks_back: ClassVar[bool] = True
     state = ("_initial",)
 
-    def setup(self, federation: Federation) -> None:
+    def setup(self, context: Context) -> None:
         """Remember the initial model.
 
         Raises:
             ConfigError: if there are two of these methods, which would share their clients' state.
         """
-        super().setup(federation)
+        super().setup(context)
         self.refuse_twins(SingleTask, "one SingleTask")
-        self._initial = {name: tensor.detach().clone() for name, tensor in federation.shared_tensors().items()}
-        self._initial |= {name: federation.state_tensors()[name].detach().clone() for name in federation.personal}
-        self._tasks = TaskStates(federation.clients, "single task")
+        self._initial = {name: tensor.detach().clone() for name, tensor in context.shared_tensors().items()}
+        self._initial |= {name: context.state_tensors()[name].detach().clone() for name in context.personal}
+        self._tasks = TaskStates(context.clients, "single task")
         self._beginners: frozenset[int] = frozenset()
 
     def begin_task(self, plan: RoundPlan) -> None:
         """Go back to the initial model, with a server that has no momentum yet."""
         if plan.task == 0:
             return
-        self.federation.server.velocity.clear()
+        self.context.forget_momentum()
         with torch.no_grad():
-            for name, tensor in self.federation.shared_tensors().items():
+            for name, tensor in self.context.shared_tensors().items():
                 tensor.copy_(self._initial[name])
 
     @torch.no_grad()
     def start_clients(self, cohort: Cohort) -> None:
         """Clients that have not yet trained in the task file what they keep, and begin it from the initial values."""
-        federation = self.federation
-        if not federation.has_personal_models:
+        context = self.context
+        if not context.has_personal_models:
             return
         latest = self._tasks.latest(cohort.clients)
         beginners = [position for position, task in enumerate(latest) if task != cohort.task]
@@ -68,11 +68,11 @@ class SingleTask(Method):
         experienced = [position for position in beginners if latest[position] >= 0]
         if experienced:
             # As they keep it, not in the coordinates of the task.
-            own = federation.own_tensors(tuple(cohort.clients[position] for position in experienced))
+            own = context.own_tensors(tuple(cohort.clients[position] for position in experienced))
             clients = [cohort.clients[position] for position in experienced]
             self._tasks.file(clients, [latest[position] for position in experienced], own)
         present: dict[str, Tensor] = {**cohort.parameters, **cohort.buffers}
-        initial = federation.encode(cohort.task, {name: self._initial[name] for name in federation.personal})
+        initial = context.encode(cohort.task, {name: self._initial[name] for name in context.personal})
         for name, value in initial.items():
             for position in beginners:
                 present[name][position] = value.to(present[name].device)
@@ -86,28 +86,28 @@ class SingleTask(Method):
 
     def recall(self, client: int, task: int | None, model: dict[str, Tensor]) -> dict[str, Tensor]:
         """With what the client had for the task."""
-        if task is None or not self.federation.has_personal_models:
+        if task is None or not self.context.has_personal_models:
             return model
         filed = self._tasks.of(client, task) or {}
         return {**model, **{name: value.to(model[name].device) for name, value in filed.items() if name in model}}
 
     def client_storage(self) -> int:
         """What a client keeps to itself, once per task that is filed."""
-        federation = self.federation
-        tensors = federation.state_tensors()
-        own = payload_bytes({name: tensors[name] for name in federation.personal})
-        begun = 8 * bool(federation.clients.holders("single task task"))
-        return begun + own * max(self._tasks.filed(federation.data.num_tasks).values(), default=0)
+        context = self.context
+        tensors = context.state_tensors()
+        own = payload_bytes({name: tensors[name] for name in context.personal})
+        begun = 8 * bool(context.clients.holders("single task task"))
+        return begun + own * max(self._tasks.filed(context.num_tasks).values(), default=0)
 
     def report(self) -> Report:
         """Mean accuracy of each task right after it was trained, in percent; where all models are personal,
         ``model_bytes``, of all clients' models of all tasks."""
-        federation = self.federation
-        diagonal = federation.accuracy.compute().diagonal(dim1=-2, dim2=-1)
+        context = self.context
+        diagonal = context.accuracy.compute().diagonal(dim1=-2, dim2=-1)
         value = diagonal.nanmean().item()
         found = {"acc_single_task": None if value != value else value}
-        if federation.has_personal_models and not federation.shared_parameters:
-            present, filed = federation.clients.holders("model"), self._tasks.filed(federation.data.num_tasks)
-            one = payload_bytes(dict(federation.network.named_parameters()))
+        if context.has_personal_models and not context.shared_parameters:
+            present, filed = context.clients.holders("model"), self._tasks.filed(context.num_tasks)
+            one = payload_bytes(dict(context.network.named_parameters()))
             found["model_bytes"] = one * (len(present) + filed.total())
         return Report(found)

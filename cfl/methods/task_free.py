@@ -1,10 +1,10 @@
-"""What methods that need neither task ids nor boundaries are shown of rounds, cohorts and the federation.
+"""What methods that need neither task ids nor boundaries are shown of rounds, cohorts and their context.
 
 General continual learning has no task ids and no boundaries at training time. A method that declares so
 (``Method.task_free``) gets rounds, cohorts and batches whose ``task`` is a
 :class:`cfl.data.task_handles.SealedTask`: functions that address a client's current data or map a model into its
-coordinates take it, arithmetic and comparisons fail. The federation that it is set up with shows what is named here and
-nothing else, and finds data by a sealed task only; a buffer's samples, and those that other methods have added to a
+coordinates take it, arithmetic and comparisons fail. The context that it is set up with shows what is named here and
+nothing else, and finds samples by a sealed task only; a buffer's samples, and those that other methods have added to a
 step, come with :class:`cfl.data.task_handles.SealedTasks`. Samples go by handles, in a step's ``index`` too, and of
 what clients keep it is shown its own topics, of other methods what they declare. What a loss is taken over stays open
 to it: a client that computes one knows its outputs, which differ from task to task only where the scenario or
@@ -16,18 +16,17 @@ begins with an underscore.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, NoReturn, cast
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from cfl.data.exposure import Handles
 from cfl.data.schedule import RoundPlan
 from cfl.data.task_handles import SealedTask, SealedTasks, TaskHidden, only_handle
 from cfl.engines.cohort import Cohort
-from cfl.federation.federation import Federation
 from cfl.methods.base import Method
+from cfl.methods.context import Context
 
 
 class _View:
@@ -76,110 +75,11 @@ class SealedCohort(_View):
         return SealedTask(self._behind.task)
 
 
-class SealedSchedule(_View):
-    """How many rounds there are, and whose those are that have begun or are about to; not what they train.
-
-    Who takes part in later ones would tell boundaries before they come, where clients join or leave with a task.
-
-    Args:
-        behind: :class:`cfl.data.schedule.BoundSchedule`.
-        latest: says which is the running round, or the next one when it has ended.
-    """
-
-    _SHOWN = frozenset({"num_rounds"})
-    _WHOSE = "the schedule"
-
-    def __init__(self, behind: Any, latest: Callable[[], int]) -> None:
-        super().__init__(behind)
-        object.__setattr__(self, "_latest", latest)
-
-    def _begun(self, number: int) -> int:
-        latest = self._latest()
-        if number > latest:
-            raise TaskHidden(f"round {number} of the schedule, behind round {latest}, which is as far as one may look,")
-        return number
-
-    def round(self, number: int) -> SealedPlan:
-        """A round, sealed."""
-        return SealedPlan(self._behind.round(self._begun(number)))
-
-    def present(self, round: int) -> np.ndarray:
-        """As :meth:`cfl.data.schedule.BoundSchedule.present`."""
-        present: np.ndarray = self._behind.present(self._begun(round))
-        return present
-
-    def task_at(self, round: int, client: int) -> SealedTask:
-        """Stands for the task that a client is at in a round."""
-        return SealedTask(self._behind.task_at(self._begun(round), client))
-
-
-class SealedSettings(_View):
-    """The schedule's settings without the tasks' lengths."""
-
-    _SHOWN = frozenset({"local_epochs", "batch_size", "drop_last"})
-    _WHOSE = "the schedule's settings"
-
-
 class SealedBuffer(_View):
     """The clients' buffers, to draw from."""
 
     _SHOWN = frozenset({"draw", "draw_between_rounds", "fill", "holders", "size", "keeps_logits"})
     _WHOSE = "the buffer"
-
-
-class SealedData(_View):
-    """The data module, which finds samples by a client's sealed task or by handles; not whose task's they are.
-
-    Places rise from task to task. Handles (:class:`cfl.data.exposure.Handles`) stand for them here: a client knows its
-    own samples again by them, and whether those that it has now are those that it had.
-    """
-
-    _SETTINGS = frozenset({"seed", "scenario", "exposure", "eval_batch_size"})
-    _SHAPES = frozenset({"input_shape", "num_outputs", "num_clients", "most_trained_on"})
-    _SHOWN = _SETTINGS | _SHAPES
-    _WHOSE = "the data"
-
-    @property
-    def schedule(self) -> SealedSettings:
-        """The schedule's settings."""
-        return SealedSettings(self._behind.schedule)
-
-    def places_trained_on(self, task: SealedTask, client: int) -> np.ndarray:
-        """Ascending handles of what a client trains on: in the order of places, those of a portion (``data.exposure:
-        asynchronous``) would be sorted by task."""
-        places = self._behind.places_trained_on(only_handle(task), client)
-        return np.sort(self._behind.handles.of(places))
-
-    def samples_at(
-        self, handles: Tensor, moment: tuple[int, int] | None = None, words: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, SealedTasks]:
-        """As :meth:`cfl.data.datamodule.FederatedDataModule.samples_at`, by handles."""
-        samples: tuple[Tensor, Tensor, SealedTasks]
-        samples = self._behind.samples_at(self._behind.handles.places(handles), moment, words)
-        return samples
-
-    def labels_at(self, handles: Tensor) -> Tensor:
-        """As :meth:`cfl.data.datamodule.FederatedDataModule.labels_at`, by handles."""
-        labels: Tensor = self._behind.labels_at(self._behind.handles.places(handles))
-        return labels
-
-    def outputs_in_loss(self, task: SealedTask, client: int) -> Tensor | None:
-        """As :meth:`cfl.data.datamodule.FederatedDataModule.outputs_in_loss`."""
-        outputs: Tensor | None = self._behind.outputs_in_loss(only_handle(task), client)
-        return outputs
-
-    def outputs_in_loss_of(self, samples: SealedTasks, task: SealedTask) -> Tensor | None:
-        """As :meth:`cfl.data.datamodule.FederatedDataModule.outputs_in_loss_of`."""
-        outputs: Tensor | None = self._behind.outputs_in_loss_of(samples, only_handle(task))
-        return outputs
-
-    def client_batches(
-        self, task: SealedTask, client: int, batch_size: int, device: torch.device
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """As :meth:`cfl.data.datamodule.FederatedDataModule.client_batches`."""
-        batches: Iterator[tuple[Tensor, Tensor]]
-        batches = self._behind.client_batches(only_handle(task), client, batch_size, device)
-        return batches
 
 
 class SealedStates(_View):
@@ -229,19 +129,39 @@ class SealedMethod(_View):
         return type(self._behind)
 
 
-class SealedFederation(_View):
-    """The federation, without what says which task clients are at.
+class SealedContext(_View):
+    """A method's context without what says which task clients are at.
+
+    Samples are found by a client's sealed task or by handles, which say nothing of whose task's they are. Places rise
+    from task to task. Handles (:class:`cfl.data.exposure.Handles`) stand for them here: a client knows its own samples
+    again by them, and whether those that it has now are those that it had.
+
+    Of rounds it shows how many there are, and whose those are that have begun or are about to. Who takes part in later
+    ones would tell boundaries before they come, where clients join or leave with a task.
 
     Args:
-        behind: :class:`cfl.federation.federation.Federation`.
+        behind: :class:`cfl.methods.context.Context`.
         topics: the method's own among what clients keep.
         method: whose it is.
     """
 
     _MODEL = frozenset({"network", "batchnorm", "shared_parameters", "shared_buffers", "personal"})
     _TENSORS = frozenset({"state_tensors", "own_tensors", "shared_tensors", "evaluation_statistics"})
-    _SHOWN = _MODEL | _TENSORS | frozenset({"round", "finished", "has_personal_models", "everyones", "at_server"})
-    _WHOSE = "the federation"
+    _ROUNDS = frozenset({"round", "finished", "num_rounds", "local_epochs", "batch_size", "eval_batch_size"})
+    _SETTINGS = frozenset({"seed", "scenario", "exposure", "num_clients", "has_personal_models"})
+    _SHAPES = frozenset({"input_shape", "num_outputs", "most_trained_on"})
+    _SHOWN = _MODEL | _TENSORS | _ROUNDS | _SETTINGS | _SHAPES | frozenset({"everyones", "at_server"})
+    _WHOSE = "the context"
+    # What belongs to a task, which must be sealed, and as which argument it is given.
+    _TASK_AT: ClassVar[dict[str, int]] = {
+        "members": 0,
+        "own_clients": 0,
+        "client_batches": 0,
+        "encode": 0,
+        "decode": 0,
+        "outputs_in_loss": 0,
+        "outputs_in_loss_of": 1,
+    }
 
     def __init__(self, behind: Any, topics: frozenset[str], method: Method) -> None:
         super().__init__(behind)
@@ -267,39 +187,63 @@ class SealedFederation(_View):
         return SealedChannel(self._behind.channel)
 
     @property
-    def data(self) -> SealedData:
-        """Clients' samples."""
-        return SealedData(self._behind.data)
-
-    @property
-    def schedule(self) -> SealedSchedule:
-        """Rounds and sampling."""
-        return SealedSchedule(self._behind.schedule, lambda: self._behind.round)
-
-    @property
     def buffer(self) -> SealedBuffer | None:
         """Clients' buffers, if there are any."""
         return None if self._behind.buffer is None else SealedBuffer(self._behind.buffer)
 
-    def members(self, task: SealedTask) -> list[int]:
-        """As :meth:`cfl.federation.federation.Federation.members`."""
-        members: list[int] = self._behind.members(only_handle(task))
-        return members
+    # Rounds that have begun, and the next one when none is running.
 
-    def own_clients(self, task: SealedTask, clients: Sequence[int]) -> list[int]:
-        """As :meth:`cfl.federation.federation.Federation.own_clients`."""
-        own: list[int] = self._behind.own_clients(only_handle(task), clients)
-        return own
+    def _begun(self, number: int) -> int:
+        latest = self._behind.round
+        if number > latest:
+            raise TaskHidden(f"round {number} of the schedule, behind round {latest}, which is as far as one may look,")
+        return number
 
-    def encode(self, task: SealedTask, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """As :meth:`cfl.federation.federation.Federation.encode`."""
-        encoded: dict[str, Tensor] = self._behind.encode(only_handle(task), tensors)
-        return encoded
+    def plan(self, round: int) -> SealedPlan:
+        """A round, sealed."""
+        return SealedPlan(self._behind.plan(self._begun(round)))
 
-    def decode(self, task: SealedTask, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """As :meth:`cfl.federation.federation.Federation.decode`."""
-        decoded: dict[str, Tensor] = self._behind.decode(only_handle(task), tensors)
-        return decoded
+    def present(self, round: int) -> np.ndarray:
+        """As :meth:`cfl.methods.context.Context.present`."""
+        present: np.ndarray = self._behind.present(self._begun(round))
+        return present
+
+    def task_at(self, round: int, client: int) -> SealedTask:
+        """Stands for the task that a client is at in a round."""
+        return SealedTask(self._behind.task_at(self._begun(round), client))
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self._TASK_AT:
+            return super().__getattr__(name)
+        found, at = getattr(self._behind, name), self._TASK_AT[name]
+
+        def of_handle(*given: Any) -> Any:
+            only_handle(given[at])
+            return found(*given)
+
+        return of_handle
+
+    # Samples by handles.
+
+    def places_trained_on(self, task: SealedTask, client: int) -> np.ndarray:
+        """Ascending handles of what a client trains on: in the order of places, those of a portion (``data.exposure:
+        asynchronous``) would be sorted by task."""
+        return np.sort(self._handles.of(self._behind.places_trained_on(only_handle(task), client)))
+
+    @property
+    def _handles(self) -> Handles:
+        handles: Handles = self._behind._data.handles
+        return handles
+
+    def samples_at(self, handles: Tensor, moment: tuple[int, int] | None = None) -> tuple[Tensor, Tensor, SealedTasks]:
+        """As :meth:`cfl.methods.context.Context.samples_at`, by handles."""
+        samples: tuple[Tensor, Tensor, SealedTasks] = self._behind.samples_at(self._handles.places(handles), moment)
+        return samples
+
+    def labels_at(self, handles: Tensor) -> Tensor:
+        """As :meth:`cfl.methods.context.Context.labels_at`, by handles."""
+        labels: Tensor = self._behind.labels_at(self._handles.places(handles))
+        return labels
 
 
 def sealed_plan(plan: RoundPlan) -> RoundPlan:
@@ -312,6 +256,6 @@ def sealed_cohort(cohort: Cohort) -> Cohort:
     return cast(Cohort, SealedCohort(cohort))
 
 
-def sealed_federation(federation: Federation, topics: frozenset[str], method: Method) -> Federation:
+def sealed_context(context: Context, topics: frozenset[str], method: Method) -> Context:
     """What a method is set up with that keeps ``topics`` of clients between rounds."""
-    return cast(Federation, SealedFederation(federation, topics, method))
+    return cast(Context, SealedContext(context, topics, method))

@@ -19,6 +19,7 @@ from cfl.engines.quadratic_pull import Pull
 from cfl.federation.federation import OF_ALL, Federation
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import Method
+from cfl.methods.context import Context
 from cfl.models import MADE
 from cfl.runtime.errors import ConfigError
 from cfl.testing.comparing import difference
@@ -248,9 +249,9 @@ class _WatchesSums(Method):
         self._round, self._clients = -1, 0
         self._training: set[int] = set()
 
-    def setup(self, federation: Federation) -> None:
-        super().setup(federation)
-        channel, sent = federation.channel, dict[str, set[int]]()
+    def setup(self, context: Context) -> None:
+        super().setup(context)
+        channel, sent = context.channel, dict[str, set[int]]()
         uplink, read = channel.uplink, channel.sum
 
         def noting(
@@ -274,7 +275,7 @@ class _WatchesSums(Method):
 
     def start_clients(self, cohort: Cohort) -> None:
         if cohort.round != self._round:
-            everyone = self.federation.schedule.round(cohort.round).clients
+            everyone = self.context.plan(cohort.round).clients
             self._round, self._clients, self._training = cohort.round, len(everyone), set(everyone)
 
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:

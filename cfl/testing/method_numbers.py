@@ -77,7 +77,7 @@ def state_is_complete(case: MethodCase) -> None:
     method, other = run.method, case.make()
     assert method is not None
     state = method.state_dict()
-    other.setup(method.federation)
+    other.setup(method.context)
     other.load_state_dict(state)
     for what, found, expected in (
         ("values of state_dict", other.state_dict(), state),

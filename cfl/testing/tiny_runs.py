@@ -19,6 +19,7 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.engines import EngineOptions
 from cfl.federation.federation import Federation
 from cfl.methods import Method
+from cfl.methods.context import Context
 from cfl.testing.tiny_networks import NetworkFactory, mlp
 from cfl.training.client import Client
 
@@ -97,7 +98,7 @@ def _quiet() -> Iterator[None]:
         log.setLevel(before)
 
 
-def weights(federation: Federation) -> dict[str, Tensor]:
+def weights(federation: Federation | Context) -> dict[str, Tensor]:
     """A copy of the global model: parameters and buffers by name."""
     return {name: tensor.detach().clone() for name, tensor in federation.state_tensors().items()}
 

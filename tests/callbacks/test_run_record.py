@@ -99,10 +99,10 @@ class Breaks(Method):
             if cohort.round in (1, 3) and cohort.clients[position] == min(cohort.clients):
                 cohort.parameters["head.bias"].data[position] = math.nan
             message = {"number": torch.tensor([math.nan if cohort.round == 4 else 1.0])}
-            self.federation.channel.uplink_individually("breaks", message, [cohort.clients[position]])
+            self.context.channel.uplink_individually("breaks", message, [cohort.clients[position]])
 
     def end_round(self, plan):
-        self.federation.channel.collect_individually("breaks")
+        self.context.channel.collect_individually("breaks")
 """
 
 

@@ -218,7 +218,7 @@ def test_what_is_averaged_comes_from_clients_at_different_tasks() -> None:
                 trained.setdefault(cohort.round, {})[cohort.clients[position]] = (cohort.task, own)
 
         def end_round(self, plan: RoundPlan) -> None:
-            models.append({n: p.detach().clone() for n, p in self.federation.network.named_parameters()})
+            models.append({n: p.detach().clone() for n, p in self.context.network.named_parameters()})
 
     federation = run({"looks": Looks()}, data)
     mixed = 0

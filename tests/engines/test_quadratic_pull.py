@@ -71,7 +71,7 @@ class OwnAnchors(Method):
         found = {}
         for name, parameter in cohort.parameters.items():
             generator = torch.Generator().manual_seed(len(name))
-            shape = (self.federation.data.num_clients, *parameter.shape[1:])
+            shape = (self.context.num_clients, *parameter.shape[1:])
             strength, anchor = (torch.rand(shape, generator=generator)[list(cohort.clients)] for _ in range(2))
             found[name] = Pull(strength.sub_(0.3).clamp_(min=0), anchor)
         found.pop("head.bias")

@@ -62,7 +62,7 @@ class Keep(Method):
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
         if self.count:
-            buffer = self.federation.buffer
+            buffer = self.context.buffer
             assert buffer is not None
             drawn = buffer.draw(cohort, batch, self.count, "look")
             table = {name: values.clone() for name, values in buffer._table.items()}
@@ -263,7 +263,7 @@ class Compare(Keep):
         self.draws: dict[tuple[int, int, int], list[int]] = {}
 
     def look(self, cohort: Cohort, batch: CohortBatch, drawn: Replayed | None, table: dict[str, Tensor]) -> None:
-        data = self.federation.data
+        data = self.context._federation.data
         if drawn is None:
             self.nothing += 1
             return
@@ -569,8 +569,8 @@ def test_logits_are_wanted_only_where_a_sample_may_enter(offered: Any, later: bo
 
     class Watch(Keep):
         def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
-            assert self.federation.buffer is not None
-            wanted[cohort.round] = self.federation.buffer.wants_logits
+            assert self.context.buffer is not None
+            wanted[cohort.round] = self.context.buffer.wants_logits
             return batch
 
     data = unequal(split(2, train=160), 5, schedule={"clients_per_round": 5})

@@ -90,7 +90,7 @@ def test_tasks_to_come_are_left_alone_behind_a_client_that_is_further_on() -> No
 
         def adjust_gradients(self, cohort: Cohort) -> None:
             seen.append(cohort.task)
-            (layer,) = decomposed_layers(self.federation.network)
+            (layer,) = decomposed_layers(self.context.network)
             gradient = cohort.parameters[layer.earlier].grad
             if gradient is None:
                 assert cohort.task == 0

@@ -376,7 +376,7 @@ def test_buffers_of_clients_that_review_before_they_have_trained() -> None:
 
         def finish_clients(self, cohort: Any, positions: Any) -> None:
             nonlocal late
-            buffer = self.federation.buffer
+            buffer = self.context.buffer
             assert buffer is not None
             late += sum(int(buffer._table["seen"][p]) == 0 for p in positions if p in cohort.withheld)
 

@@ -304,7 +304,7 @@ class Fixed(Method):
 
     @torch.no_grad()
     def finish_clients(self, cohort: Cohort, positions: Any) -> None:
-        for layer in decomposed_layers(self.federation.network):
+        for layer in decomposed_layers(self.context.network):
             for position in positions:
                 cohort.parameters[layer.mask][position] = self.masks[: len(layer.weight)]
 
@@ -357,16 +357,16 @@ class Looks(Method):
         self.ended: dict[tuple[int, int], Tensor] = {}
 
     def adjust_gradients(self, cohort: Cohort) -> None:
-        layer = decomposed_layers(self.federation.network)[0]
+        layer = decomposed_layers(self.context.network)[0]
         gradient, entries = cohort.gradients.get(layer.attention), layer.parts.knowledge.entries
         if gradient is not None and entries is not None:
             self.lent[cohort.task] = entries.clone()
             self.gradients |= {(cohort.task, c): gradient[row].clone() for row, c in enumerate(cohort.clients)}
 
     def end_task(self, plan: RoundPlan) -> None:
-        layer = decomposed_layers(self.federation.network)[0]
+        layer = decomposed_layers(self.context.network)[0]
         for client in plan.clients:
-            self.ended[plan.task, client] = (self.federation.clients.get("model", client) or {})[layer.adaptive]
+            self.ended[plan.task, client] = (self.context.clients.get("model", client) or {})[layer.adaptive]
 
 
 def test_the_knowledge_base_grows_by_what_others_have_learned() -> None:
@@ -404,7 +404,7 @@ class Freeze(Method):
     scenarios = frozenset({"density"})
 
     def adjust_gradients(self, cohort: Cohort) -> None:
-        for layer in decomposed_layers(self.federation.network):
+        for layer in decomposed_layers(self.context.network):
             cohort.gradients[layer.base].zero_()
 
 
@@ -419,12 +419,12 @@ def test_old_tasks_have_their_weights_while_bases_do_not_move(sequences: FixedTa
 
         def end_task(self, plan: RoundPlan) -> None:
             for client in range(2):
-                own = {n: v[0] for n, v in self.federation.own_tensors((client,)).items()}
+                own = {n: v[0] for n, v in self.context.own_tensors((client,)).items()}
                 for task in (*range(plan.task + 1), None):
-                    model = method.recall(client, task, {**self.federation.state_tensors(), **own})
+                    model = method.recall(client, task, {**self.context.state_tensors(), **own})
                     weights[plan.task, client, task] = {
                         x.name: model[x.base] * torch.sigmoid(model[x.mask])[:, None] + model[x.adaptive]
-                        for x in decomposed_layers(self.federation.network)
+                        for x in decomposed_layers(self.context.network)
                     }
 
     data = data_of(num_clients=2, sequences=sequences)

@@ -77,7 +77,7 @@ class After(Method):
         self.checked = self.free = 0
 
     def end_task(self, plan: RoundPlan) -> None:
-        federation = self.federation
+        federation = self.context._federation
         members = federation.data.members[plan.task].tolist()
         clients = list(plan.clients) if self.ewc.fisher_clients == "sampled" else members
         fishers, models = {}, {}
@@ -111,7 +111,7 @@ class After(Method):
         for row, client in enumerate(cohort.clients):
             leaves = {n: p[row].detach().clone().requires_grad_() for n, p in cohort.parameters.items()}
             with torch.enable_grad():
-                value = self.penalty_of(client, self.federation.decode(cohort.task, leaves))
+                value = self.penalty_of(client, self.context.decode(cohort.task, leaves))
             wanted = dict.fromkeys(leaves, 0.0)
             if value.requires_grad:
                 found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
@@ -172,7 +172,7 @@ def test_it_does_so_where_tasks_have_outputs_of_their_own(scenario: Any, scope: 
 def test_personal_parameters_are_held_to_their_clients_own_values(scope: Any) -> None:
     ewc, head = EWC(5.0, scope=scope), PersonalLayers(["head.*"])
     check(ewc, None, mlp, personal=head)
-    kept = ewc.federation.clients.get("ewc", 0)
+    kept = ewc.context.clients.get("ewc", 0)
     assert kept is not None
     assert {n.split(" ")[1].split(".")[0] for n in kept} == ({"head"} if scope == "server" else {"head", "layers"})
 
@@ -201,8 +201,8 @@ def test_every_clients_fisher_is_that_of_the_model_it_computes_with(batchnorm: A
     class Copy(Method):
         def end_task(self, plan: RoundPlan) -> None:
             for client in data.members[0].tolist() if plan.task == 0 else ():
-                own = {n: v[0] for n, v in self.federation.own_tensors((client,)).items()}
-                tensors = {**self.federation.state_tensors(), **own}
+                own = {n: v[0] for n, v in self.context.own_tensors((client,)).items()}
+                tensors = {**self.context.state_tensors(), **own}
                 models[client] = {n: t.detach().clone() for n, t in tensors.items()}
 
     ewc = EWC(1.0, fisher=kind, fisher_batch_size=6)
@@ -242,7 +242,7 @@ def test_one_client_walks_down_the_quadratic(scope: Any, limit: float | None) ->
     class Copy(Method):
         def end_task(self, plan: RoundPlan) -> None:
             if plan.task == 0:
-                anchors.update(weights(self.federation))
+                anchors.update(weights(self.context))
 
     federation = run({"constant": ConstantGradients(), "ewc": ewc, "copy": Copy()}, data)
     steps = 4 * -(-len(data.indices[1][0]) // 8)
@@ -272,7 +272,7 @@ def test_a_greater_strength_keeps_the_model_nearer_to_the_old_one(scope: Any) ->
 
         class Copy(Method):
             def end_task(self, plan: RoundPlan) -> None:
-                models.append(weights(self.federation))
+                models.append(weights(self.context))
 
         run({"ewc": EWC(strength, scope=scope), "copy": Copy()}, data_of(tasks=2))
         return float(sum((models[1][n] - models[0][n]).square().sum() for n in models[0]))
@@ -464,9 +464,9 @@ class Overflow(Method):
     """After the first task, one client's own head is infinite."""
 
     def end_task(self, plan: RoundPlan) -> None:
-        own = self.federation.own_tensors((0,))
+        own = self.context.own_tensors((0,))
         own["head.bias"][0, 0] = torch.inf
-        self.federation.clients.scatter("model", [0], own)
+        self.context.clients.scatter("model", [0], own)
 
 
 def test_a_client_whose_fisher_is_not_finite_is_caught() -> None:

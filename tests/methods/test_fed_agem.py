@@ -68,6 +68,7 @@ from cfl.methods import (
 )
 from cfl.methods.components.gradient_projection import inner
 from cfl.methods.components.layer_inputs.feature_permutation import FeaturePermutations
+from cfl.methods.context import Context
 from cfl.methods.task_free import sealed_plan
 from cfl.models import ACGAN, MLP
 from cfl.models.dropout import DropoutMasks, dropout_masks
@@ -207,11 +208,11 @@ def test_who_has_only_reviewed_holds_nothing() -> None:
 
     class Holds(Method):
         def end_round(self, plan: RoundPlan) -> None:
-            buffer = self.federation.buffer
+            buffer = self.context.buffer
             assert buffer is not None
             fill = buffer.fill(range(8)).tolist()
             assert buffer.holders() == [client for client in range(8) if fill[client]]
-            empty.update(set(self.federation.clients.holders("buffer")) - set(buffer.holders()))
+            empty.update(set(self.context.clients.holders("buffer")) - set(buffer.holders()))
 
     empty: set[int] = set()
     surrogate = Synthetic(3, [1, 4, 4], 30, 3, seed=7)
@@ -565,7 +566,7 @@ class Bad(FedAGEM):
 
     def _gradient(self, *given: Any) -> dict[str, Tensor]:
         found = super()._gradient(*given)
-        bad = self.federation.round - 1 in self.rounds
+        bad = self.context.round - 1 in self.rounds
         return {name: torch.full_like(value, torch.nan) if bad else value for name, value in found.items()}
 
     def end_round(self, plan: RoundPlan) -> None:
@@ -624,7 +625,7 @@ class After(Method):
             held = {
                 name: gradient for name, gradient in cohort.gradients.items() if name in reference
             }  # less if frozen
-            gradients = self.federation.decode(cohort.task, held)
+            gradients = self.context.decode(cohort.task, held)
             reference = {name: reference[name] for name in held}
             whole = inner(reference, reference)
             length = (inner(gradients, gradients) * whole).sqrt()
@@ -648,7 +649,7 @@ def test_no_step_conflicts_with_the_reference(engine: EngineOptions) -> None:
 
 def chosen(share: float, round: int, step: int, clients: tuple[int, ...]) -> list[bool]:
     fed = FedAGEM(share=share)
-    fed.federation, fed._step = SimpleNamespace(data=SimpleNamespace(seed=3)), step  # type: ignore[assignment]
+    fed.context, fed._step = SimpleNamespace(seed=3), step  # type: ignore[assignment]
     return fed._chosen(SimpleNamespace(round=round, clients=clients)).tolist()  # type: ignore[arg-type]
 
 
@@ -906,7 +907,7 @@ class AfterInServersOrder(After):
     def adjust_gradients(self, cohort: Cohort) -> None:
         if cohort.round:
             reference = {name: value[None] for name, value in self.fed.reference.items()}
-            gradients = self.federation.decode(cohort.task, dict(cohort.gradients))
+            gradients = self.context.decode(cohort.task, dict(cohort.gradients))
             length = (inner(gradients, gradients) * inner(reference, reference)).sqrt()
             cosine = inner(gradients, reference) / length
             assert (cosine >= -1e-12)[self.training].all()
@@ -916,10 +917,10 @@ class AfterInServersOrder(After):
 class Permuting(Method):
     """Another order of the head's inputs in every task."""
 
-    def setup(self, federation: Federation) -> None:
-        super().setup(federation)
-        inputs = federation.network.head.in_features
-        self.orders = FeaturePermutations({"head.weight": inputs}, {"head.weight": 0}, federation.data.seed)
+    def setup(self, context: Context) -> None:
+        super().setup(context)
+        inputs = context.network.head.in_features
+        self.orders = FeaturePermutations({"head.weight": inputs}, {"head.weight": 0}, context.seed)
 
     def encode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         return self.orders.apply(task, tensors)

@@ -40,6 +40,7 @@ from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation
 from cfl.methods import EWC, FOT, RGO, FedCurv, Method, PersonalLayers
 from cfl.methods.components.curvature.fisher import diagonal_fisher
+from cfl.methods.context import Context
 from cfl.models.copies import networks_for_threads
 from cfl.randomness.generators import torch_generator
 from cfl.runtime.errors import BadUpdate, ConfigError
@@ -86,7 +87,7 @@ class After(Method):
         self.checked = self.absent = 0
 
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        federation = self.federation
+        federation = self.context
         ends = {n: t.clone() for n, t in cohort.rows(positions, {**cohort.parameters, **cohort.buffers}).items()}
         for row, position in enumerate(positions):
             client, end = cohort.clients[position], {n: t[row] for n, t in ends.items()}
@@ -100,7 +101,7 @@ class After(Method):
         for row, client in enumerate(cohort.clients):
             leaves = {n: p[row].detach().clone().requires_grad_() for n, p in cohort.parameters.items()}
             with torch.enable_grad():
-                w = self.federation.decode(cohort.task, leaves)
+                w = self.context.decode(cohort.task, leaves)
                 value = torch.zeros((), dtype=torch.float64)
                 for other, (fisher, end) in others.items():
                     if other != client:
@@ -285,9 +286,9 @@ class Collect(Method):
     def __init__(self, after: After) -> None:
         self.after = after
 
-    def setup(self, federation: Federation) -> None:
-        super().setup(federation)
-        self.after.setup(federation)
+    def setup(self, context: Context) -> None:
+        super().setup(context)
+        self.after.setup(context)
 
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         self.after.finish_clients(cohort, positions)
@@ -399,7 +400,7 @@ def test_what_rounding_takes_below_zero_is_zero() -> None:
     held = fedcurv._held_to(client.methods.shown(fedcurv))
     for name, (u, v) in held.items():
         assert (u >= 0).all()
-        lost = below[name] < fedcurv.federation.clients.get("fedcurv", 0)[f"u {name}"]  # type: ignore[index]
+        lost = below[name] < fedcurv.context.clients.get("fedcurv", 0)[f"u {name}"]  # type: ignore[index]
         assert (u[0][lost] == 0).all()
         assert (v[0][lost] == 0).all()
         if name == "head.weight":

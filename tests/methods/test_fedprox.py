@@ -128,7 +128,7 @@ class AfterBoth(After):
         self.mu = mu
 
     def penalty_of(self, client: int, parameters: dict[str, Tensor]) -> Tensor:
-        received = self.federation.state_tensors()  # moves when the round is over
+        received = self.context.state_tensors()  # moves when the round is over
         moved = sum(((p - received[n]) ** 2).sum() for n, p in parameters.items())
         return super().penalty_of(client, parameters) + self.mu / 2 * moved
 
@@ -154,7 +154,7 @@ def test_under_a_constant_pull_a_round_ends_where_the_closed_form_says() -> None
 
         class Copy(Method):
             def end_task(self, plan: Any, models: list[dict[str, Tensor]] = models) -> None:
-                models.append(weights(self.federation))
+                models.append(weights(self.context))
 
         data = tiny_data(permuted(2), num_clients=1, schedule=schedule)
         run({"constant": ConstantGradients(), "prox": FedProx(mu), "copy": Copy()}, data)

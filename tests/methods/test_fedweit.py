@@ -148,7 +148,7 @@ class Fixed(Method):
 
     @torch.no_grad()
     def finish_clients(self, cohort: Cohort, positions: Any) -> None:
-        (layer,) = decomposed_layers(self.federation.network)
+        (layer,) = decomposed_layers(self.context.network)
         for position in positions:
             client = cohort.clients[position]
             cohort.parameters[layer.mask][position] = self.masks[client]
@@ -159,7 +159,7 @@ class Received(Method):
     """The bases with which clients start the last round."""
 
     def start_clients(self, cohort: Cohort) -> None:
-        (layer,) = decomposed_layers(self.federation.network)
+        (layer,) = decomposed_layers(self.context.network)
         self.bases = cohort.parameters[layer.base].detach().clone()
 
 
@@ -204,7 +204,7 @@ class Looks(Method):
         self.lent: dict[int, Tensor | None] = {}
 
     def adjust_gradients(self, cohort: Cohort) -> None:
-        (layer,) = decomposed_layers(self.federation.network)
+        (layer,) = decomposed_layers(self.context.network)
         gradient = cohort.gradients.get(layer.attention)
         self.seen.append((cohort.task, cohort.clients, None if gradient is None else gradient.clone()))
         entries = layer.parts.knowledge.entries
@@ -218,8 +218,8 @@ class Ends(Method):
         self.values: dict[int, dict[int, Tensor]] = {}
 
     def end_task(self, plan: RoundPlan) -> None:
-        (layer,) = decomposed_layers(self.federation.network)
-        kept = {c: self.federation.clients.get("model", c) or {} for c in plan.clients}
+        (layer,) = decomposed_layers(self.context.network)
+        kept = {c: self.context.clients.get("model", c) or {} for c in plan.clients}
         self.values[plan.task] = {c: own[layer.adaptive] for c, own in kept.items()}
 
 
@@ -298,7 +298,7 @@ def test_attention_may_start_evenly() -> None:
 
     class Starts(Method):
         def start_clients(self, cohort: Cohort) -> None:
-            (layer,) = decomposed_layers(self.federation.network)
+            (layer,) = decomposed_layers(self.context.network)
             for row, client in enumerate(cohort.clients):
                 starts.setdefault((cohort.task, client), cohort.parameters[layer.attention][row].detach().clone())
 
@@ -318,7 +318,7 @@ class Freeze(Method):
     """Bases do not move."""
 
     def adjust_gradients(self, cohort: Cohort) -> None:
-        for layer in decomposed_layers(self.federation.network):
+        for layer in decomposed_layers(self.context.network):
             cohort.gradients[layer.base].zero_()
 
 
@@ -342,7 +342,7 @@ def test_old_tasks_are_answered_as_before_while_bases_do_not_move(sequences: Fix
         def end_task(self, plan: RoundPlan) -> None:
             for client in range(3):
                 for task in range(plan.task + 1):
-                    answers[plan.task, client, task] = effective(self.federation, method, client, task)
+                    answers[plan.task, client, task] = effective(self.context._federation, method, client, task)
 
     schedule = {"rounds_per_task": 2, "cohort_width": 2}
     data = tiny_data(split(3, classes=6), num_clients=3, sequences=sequences, schedule=schedule)

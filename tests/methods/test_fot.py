@@ -215,7 +215,7 @@ def test_batch_statistics_in_gpse_are_those_that_clients_are_evaluated_with(batc
     grow = fot._grow
 
     def keep_then_grow(task: int, started: float) -> None:
-        kept.update({c: dict(fot.federation.clients.get("model", c) or {}) for c in range(4)})
+        kept.update({c: dict(fot.context.clients.get("model", c) or {}) for c in range(4)})
         grow(task, started)
 
     fot._grow = keep_then_grow  # type: ignore[method-assign]
@@ -238,7 +238,7 @@ def test_personal_layers_below_a_protected_one_are_the_clients_own() -> None:
     grow = fot._grow
 
     def keep_then_grow(task: int, started: float) -> None:
-        own.update({c: dict(fot.federation.clients.get("model", c) or {}) for c in range(4)})
+        own.update({c: dict(fot.context.clients.get("model", c) or {}) for c in range(4)})
         grow(task, started)
 
     fot._grow = keep_then_grow  # type: ignore[method-assign]
@@ -307,7 +307,7 @@ def look_around(fot: FOT) -> list[tuple[dict[str, Tensor], list[bool]]]:
     end_task = fot.end_task
 
     def look() -> None:
-        network = fot.federation.network
+        network = fot.context.network
         seen.append((copy.deepcopy(network.state_dict()), [module.training for module in network.modules()]))
 
     def look_twice(plan: RoundPlan) -> None:

@@ -63,7 +63,7 @@ class KeepsModel(FOT):
     model: dict[str, Tensor] | None = None
 
     def end_task(self, plan: Any) -> None:
-        self.model = self.model or {n: t.double() for n, t in self.federation.state_tensors().items()}
+        self.model = self.model or {n: t.double() for n, t in self.context.state_tensors().items()}
         super().end_task(plan)
 
 
@@ -79,7 +79,7 @@ def test_sketches_are_of_activations_before_the_dropout_in_front_of_a_layer(
     method = KeepsModel(0.9, sketch_size=2.0, sketch_sharing=8, gpse_dropout=True)
     fit(tiny_client(data, network, sgd, {"fot": method}), data)
     assert method.model is not None
-    w, drawn = method.model, DropoutMasks(method.federation.network, data.input_shape)
+    w, drawn = method.model, DropoutMasks(method.context.network, data.input_shape)
     names = ("layers.0", "layers.1", "layers.2", "head")
     expected: dict[str, Tensor] = defaultdict(lambda: torch.zeros(()).double())
     for client in range(8):
@@ -241,7 +241,7 @@ def test_clients_share_as_in_processes_that_are_seeded_alike(clients: int, worke
 @pytest.mark.parametrize("workers", [2, 3, 5])
 def test_shared_numbers_are_those_of_workers_in_step(workers: int, sketches: list[dict[str, Tensor]]) -> None:
     """Of 8 clients as 4 + 4, as 3 + 3 and 2 apart, and as 2 + 2 + 2 and 1 + 1."""
-    data = fot({"sketch_size": 3.0, "sketch_sharing": workers}).federation.data
+    data = fot({"sketch_size": 3.0, "sketch_sharing": workers}).context._federation.data
     expected = torch.zeros(16, 48, dtype=torch.float64)
     stream = {2: [0, 1, 2, 3] * 2, 3: [0, 1, 2, 0, 1, 2, 3, 4], 5: [0, 1, 0, 1, 0, 1, 2, 2]}[workers]
     for client in range(8):
@@ -275,8 +275,8 @@ def test_masks_are_shared_by_those_who_share_numbers(monkeypatch: pytest.MonkeyP
         asked.clear()
         method = fot({"sketch_sharing": 3, "gpse_dropout": option, "gpse_batch_size": 10_000})
         monkeypatch.undo()
-        keys = {seed_for(method.federation.data.seed, "shared gpse dropout", 0, stream, 0) for stream in range(5)}
-        own = {seed_for(method.federation.data.seed, "gpse dropout", 0, client, 0) for client in range(8)}
+        keys = {seed_for(method.context.seed, "shared gpse dropout", 0, stream, 0) for stream in range(5)}
+        own = {seed_for(method.context.seed, "gpse dropout", 0, client, 0) for client in range(8)}
         found[option] = {key: asked.count(key) for key in keys | own if key in asked}
         assert set(found[option]) == (keys if option == "shared" else own)
     assert sorted(found["shared"].values()) == [1, 1, 2, 2, 2]

@@ -30,6 +30,7 @@ from cfl.federation.federation import Federation
 from cfl.methods import GLFC, FedAGEM, Method, PersonalLayers
 from cfl.methods.components.glfc_proxy import ProxyServer
 from cfl.methods.components.gradient_inversion import GradientEncoder
+from cfl.methods.context import Context
 from cfl.methods.glfc_full import compensation
 from cfl.models import MLP, Network
 from cfl.randomness.generators import torch_generator
@@ -216,7 +217,7 @@ def test_a_memory_smaller_than_the_classes_learned_holds_the_latest() -> None:
     federation = fit(tiny_client(data, mlp, fast), data)
     for size, held in ((2, {2, 3}), (3, {1, 2, 3}), (4, {0, 1, 2, 3}), (7, {0, 1, 2, 3})):
         method = GLFC(size)
-        method.setup(federation)
+        method.setup(Context(federation))
         table = method._empty
         for task in (0, 1):
             places = torch.from_numpy(data.places.of(task, data.indices[task][0]))
@@ -706,7 +707,7 @@ def test_who_trains_to_nan_has_noticed_nothing() -> None:
 
         def end_round(self, plan: RoundPlan) -> None:
             super().end_round(plan)
-            found = self.federation.clients.get(self.name, 1)
+            found = self.context.clients.get(self.name, 1)
             assert found is not None
             kept.append({name: values.clone() for name, values in found.items()})
 

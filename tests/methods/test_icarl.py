@@ -299,7 +299,7 @@ def test_exemplars_come_in_proportion_to_the_clients_samples() -> None:
         def extend_batch(self, cohort: Any, batch: Any) -> Any:
             for row, client in enumerate(cohort.clients):
                 if batch.added and batch.mask[row].any():
-                    held = int((self.federation.clients.get("icarl", client)["place"] >= 0).sum())  # type: ignore[index]
+                    held = int((self.context.clients.get("icarl", client)["place"] >= 0).sum())  # type: ignore[index]
                     share = held / cohort.sizes[row] * int(batch.mask[row].sum())
                     seen.append((client, int(batch.added[0].mask[row].sum()), share))
             return batch
@@ -408,11 +408,11 @@ class Watch(Method):
 
     def start_clients(self, cohort: Cohort) -> None:
         for client in cohort.clients:
-            kept = self.federation.clients.get("model", client) or {}
+            kept = self.context.clients.get("model", client) or {}
             self.kept[cohort.round, client] = {name: tensor.clone() for name, tensor in kept.items()}
-            table = self.federation.clients.get("icarl", client)
+            table = self.context.clients.get("icarl", client)
             places = torch.zeros(0, dtype=torch.int64) if table is None else table["place"][table["place"] >= 0]
-            tasks, index = self.federation.data.places.split(places)
+            tasks, index = self.context._federation.data.places.split(places)
             self.exemplars[cohort.round, client] = list(zip(tasks.tolist(), index.tolist(), strict=True))
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:

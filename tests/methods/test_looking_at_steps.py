@@ -33,9 +33,9 @@ from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import Added, Samples
 from cfl.engines import EngineOptions, recorded
 from cfl.engines.cohort import Cohort
-from cfl.federation.federation import Federation
 from cfl.methods import FedProx
 from cfl.methods.base import Method
+from cfl.methods.context import Context
 from cfl.models import Network
 from cfl.runtime.errors import ConfigError
 
@@ -70,9 +70,9 @@ class Observing(Method):
 
     replays = replays_logits = True
 
-    def setup(self, federation: Federation) -> None:
-        super().setup(federation)
-        buffer = federation.buffer
+    def setup(self, context: Context) -> None:
+        super().setup(context)
+        buffer = context.buffer
         assert buffer is not None
         buffer.offered, offer = "every_step", buffer.offer
 
@@ -106,7 +106,7 @@ class Watch(Observing):
             used = batch.mask[row]
             self.padded += int((~used).sum())
             if used.any():
-                expected = functional_call(self.federation.network.train(), model, (batch.x[row][used],))
+                expected = functional_call(self.context.network.train(), model, (batch.x[row][used],))
                 assert_close(logits[row][used], expected)
                 self.checked += 1
 
@@ -118,7 +118,7 @@ class Replay(Method):
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
         tasks = torch.zeros(len(cohort.clients), 3, dtype=torch.int64)
-        x, y = self.federation.data.inputs.of_tasks(tasks, torch.arange(3).expand_as(tasks))
+        x, y = self.context.samples_of(tasks, torch.arange(3).expand_as(tasks), None)
         mask = torch.tensor(self.used).expand_as(tasks)
         return batch.with_added(Added(x, y, tasks, mask, mask.double(), 1))
 
@@ -236,7 +236,7 @@ class Look(Method):
             assert all(not gradient.any() for gradient in found.values())
             return
         with torch.enable_grad():
-            logits = functional_call(self.federation.network.train(), {**model, **leaves}, (other.x[row][used],))
+            logits = functional_call(self.context.network.train(), {**model, **leaves}, (other.x[row][used],))
             loss = F.cross_entropy(logits.masked_fill(~outputs, -torch.inf), other.y[row][used])
         expected = torch.autograd.grad(loss, list(leaves.values()))
         for name, value in zip(leaves, expected, strict=True):

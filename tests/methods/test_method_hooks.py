@@ -32,6 +32,7 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation
 from cfl.methods import Method
+from cfl.methods.context import Context
 from cfl.runtime.errors import BadUpdate, ConfigError
 
 MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -195,13 +196,13 @@ class Trace(Method):
     def _note(self, event: str) -> None:
         self.events.append(f"{event} {self.label}")
 
-    def setup(self, federation: Federation) -> None:
-        super().setup(federation)
+    def setup(self, context: Context) -> None:
+        super().setup(context)
         self._note("setup")
 
     def start_clients(self, cohort: Cohort) -> None:
         assert not any(p.grad is not None for p in cohort.parameters.values())
-        for name, value in self.federation.state_tensors().items():
+        for name, value in self.context.state_tensors().items():
             assert all(torch.equal(row, value) for row in cohort.parameters[name])
         self._note(f"open {len(cohort.clients)}")
 
@@ -216,12 +217,12 @@ class Trace(Method):
         self._note(f"close {len(positions)}")
 
     def transform_step(self, step: dict[str, Tensor]) -> dict[str, Tensor]:
-        assert self.federation.channel._sums == {}, "the sum has been read"
+        assert self.context.channel._sums == {}, "the sum has been read"
         self._note("transform")
         return step
 
     def end_round(self, plan: RoundPlan) -> None:
-        assert self.federation.round == plan.round + 1
+        assert self.context.round == plan.round + 1
         self._note("round")
 
     def end_task(self, plan: RoundPlan) -> None:
@@ -369,10 +370,10 @@ class Tells(Method):
 
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         payload = cohort.rows(positions, {"bias": cohort.parameters["head.bias"]})
-        self.federation.channel.uplink_individually("bias", payload, [cohort.clients[p] for p in positions])
+        self.context.channel.uplink_individually("bias", payload, [cohort.clients[p] for p in positions])
 
     def end_round(self, plan: RoundPlan) -> None:
-        assert list(self.federation.channel.collect_individually("bias")) == list(plan.clients)
+        assert list(self.context.channel.collect_individually("bias")) == list(plan.clients)
 
 
 class Declares(Tells):
@@ -412,7 +413,7 @@ class Fails(Method):
 
     def _fail(self, first: Any, *rest: Any) -> Any:
         is_step = isinstance(first, dict)
-        if self.round == (self.federation.round if is_step else first.round):
+        if self.round == (self.context.round if is_step else first.round):
             raise self.error
         return first if is_step else None
 
@@ -622,7 +623,7 @@ class Stumbles(Method):
     """Fails in the tests after the second task."""
 
     def classify(self, task: int, model: dict[str, Tensor], x: Tensor) -> Tensor | None:
-        if task == 1 and self.federation.round == 6:
+        if task == 1 and self.context.round == 6:
             raise StopIteration("made up")
         return None
 

@@ -385,7 +385,7 @@ def test_its_attributes_come_back_from_a_file(name: str, tmp_path: Path) -> None
     assert method is not None
     torch.save(method.state_dict(), tmp_path / "state.pt")
     other = METHODS[name](**ENTRIES[name].active)
-    other.setup(method.federation)
+    other.setup(method.context)
     other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     for attribute, _ in STATES.get(name, {}).values():
         found, expected = attrgetter(attribute)(other), attrgetter(attribute)(method)

@@ -362,9 +362,9 @@ def test_the_servers_variate_is_the_mean_of_all_clients(variant: Any) -> None:
 
     class Watch(Method):
         def end_round(self, plan: RoundPlan) -> None:
-            found = variates(self.federation)
+            found = variates(self.context._federation)
             seen.append(len(found))
-            for name, value in server_variate(self.federation).items():
+            for name, value in server_variate(self.context._federation).items():
                 mean = sum(own[name] for own in found.values()) / 5
                 torch.testing.assert_close(value, mean, rtol=0, atol=1e-14)
 
@@ -451,7 +451,7 @@ def test_option_two_is_the_mean_gradient_where_replay_brings_outputs_in_late() -
             nonlocal late
             for p in positions:
                 client = cohort.clients[p]
-                found, used = self.federation.clients.get("scaffold", client), cohort.used_outputs
+                found, used = self.context.clients.get("scaffold", client), cohort.used_outputs
                 assert found is not None
                 assert used is not None
                 late += int((used[p] & ~self.at_first[p]).sum()) if client in before else 0
@@ -527,7 +527,7 @@ class Breaks(Method):
 
     def adjust_gradients(self, cohort: Cohort) -> None:
         for p in self.closing:
-            if cohort.round == 4 and cohort.clients[p] == self.federation.data.rounds.round(4).clients[0]:
+            if cohort.round == 4 and cohort.clients[p] == self.context.plan(4).clients[0]:
                 (cohort.parameters | cohort.buffers)[self.tensor].data[p] = torch.inf
 
 

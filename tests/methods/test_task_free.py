@@ -43,16 +43,14 @@ from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import AGEM, DER, ER, EWC, GLFC, L2P, SCAFFOLD, FedAGEM, FedCurv, FedProx, Method, PersonalLayers
 from cfl.methods.capabilities import leaves_other_gradients
 from cfl.methods.composition import Composition
+from cfl.methods.context import Context
 from cfl.methods.task_free import (
     SealedBuffer,
     SealedChannel,
     SealedCohort,
-    SealedData,
-    SealedFederation,
+    SealedContext,
     SealedMethod,
     SealedPlan,
-    SealedSchedule,
-    SealedSettings,
     SealedStates,
     sealed_cohort,
     sealed_plan,
@@ -95,7 +93,8 @@ def _needs_options(kind: type[Method]) -> bool:
     return any(option.default is inspect.Parameter.empty and option.kind != option.VAR_KEYWORD for option in options)
 
 
-METHODS = [path for path in Path(cfl.methods.__file__).parent.rglob("*.py") if path.name != "task_free.py"]
+THEIR_OWN = ("task_free.py", "context.py")
+METHODS = [path for path in Path(cfl.methods.__file__).parent.rglob("*.py") if path.name not in THEIR_OWN]
 
 
 @pytest.mark.parametrize("path", METHODS, ids=lambda path: path.stem)
@@ -188,43 +187,47 @@ def test_what_is_sealed_can_be_copied(view: Any, read: Callable[[Any], Any], cop
 
 
 # Each with what another method sees there.
-SEEN: list[tuple[Callable[[Federation], Any], Any]] = [
-    (lambda federation: federation.last_task, 1),
-    (lambda federation: federation.rows_due(True), {None: 1}),
-    (lambda federation: [value is None for value in federation.curve], [False, False]),
-    (lambda federation: int(federation.measured.compute().isfinite().all(1).sum()), 2),
-    (lambda federation: len(federation.matrices), 1),
-    (lambda federation: federation.members(1), [0, 1, 2, 3]),
-    (lambda federation: federation.channel.skipped, []),
-    (lambda federation: list(federation.channel.uplink_bytes), ["update"]),
-    (lambda federation: len(federation.data.outputs.own), 2),
-    (lambda federation: len(federation.data.members), 2),
-    (lambda federation: federation.own_clients(1, [0]), [0]),
-    (lambda federation: list(federation.encode(1, {})), []),
-    (lambda federation: list(federation.decode(1, {})), []),
-    (lambda federation: federation.schedule.task_of(0), 0),
-    (lambda federation: federation.schedule.round(0).last_of_task, True),
-    (lambda federation: federation.schedule.round(1).task + 1, 2),
-    (lambda federation: federation.data.rounds.num_rounds, 2),
-    (lambda federation: federation.data.schedule.rounds_per_task, 1),
-    (lambda federation: federation.data.places.split(torch.tensor([0]))[0].tolist(), [0]),
-    (lambda federation: federation.data.places_trained_on(1, 0).min() >= federation.data.places.starts[1], True),
-    (lambda federation: len(federation.data.client_places(1, 0)), 20),
-    (lambda federation: [len(y) for _, y in federation.data.client_batches(1, 0, 99, torch.device("cpu"))], [20]),
-    (lambda federation: federation.data.outputs_in_loss(1, 0), None),
-    (lambda federation: federation.data.outputs_in_loss_of(torch.tensor([0]), 1), None),
-    (lambda federation: federation.data.handles.places(torch.tensor([0])).tolist() != [0], True),
-    (lambda federation: federation.data.train_dataloader().plan.task, 1),
-    (lambda federation: federation.data.num_tasks, 2),
-    (lambda federation: federation.data.handles_in_steps(1).of(torch.tensor([0])).numel(), 1),
-    (lambda federation: federation.clients.holders("buffer"), [0, 1, 2, 3]),
-    (lambda federation: bool((federation.clients.get("buffer", 0) or {})["place"].max() >= 80), True),
-    (lambda federation: federation.clients.gather("buffer", [0], {"seen": torch.tensor(0)})["seen"].tolist(), [40]),
-    (lambda federation: federation.clients.get("model", 0), None),
-    (lambda federation: federation.clients.bytes() > 0, True),
-    (lambda federation: federation.buffer.data.num_tasks, 2),  # type: ignore[union-attr]
-    (lambda federation: federation.methods["beside"].federation.schedule.task_of(1), 1),
-    (lambda federation: federation.methods["beside"].tasks_begun, [0, 1]),  # type: ignore[attr-defined]
+SEEN: list[tuple[Callable[[Context], Any], Any]] = [
+    (lambda context: context.num_tasks, 2),
+    (lambda context: context.accuracy.num_tasks, 2),
+    (lambda context: context.own_clocks, False),
+    (lambda context: context.clock_spread, 0),
+    (lambda context: context.class_loss, "all"),
+    (lambda context: len(context.outputs.own), 2),
+    (lambda context: context.is_last(1), True),
+    (lambda context: context.task_of(0), 0),
+    (lambda context: context.began(1, 0), 1),
+    (lambda context: context.plan(0).last_of_task, True),
+    (lambda context: context.plan(1).task + 1, 2),
+    (lambda context: context.task_at(1, 0) + 1, 2),
+    (lambda context: context.due(RoundPlan(0, 0, 0, (0,), True)), [0, 1, 2, 3]),
+    (lambda context: context.asked(RoundPlan(0, 0, 0, (0,), True), "all"), [0, 1, 2, 3]),
+    (lambda context: context.members(1), [0, 1, 2, 3]),
+    (lambda context: context.own_clients(1, [0]), [0]),
+    (lambda context: context.call_back(1, [0]), [0]),
+    (lambda context: list(context.encode(1, {})), []),
+    (lambda context: list(context.decode(1, {})), []),
+    (lambda context: context.channel.skipped, []),
+    (lambda context: list(context.channel.uplink_bytes), ["update"]),
+    (lambda context: len(context.indices(1, 0)), 20),
+    (lambda context: len(context.places_of(1, 0)), 20),
+    (lambda context: context.places_trained_on(1, 0).min() >= 80, True),
+    (lambda context: len(context.gather(1, torch.tensor([0]))[1]), 1),
+    (lambda context: len(context.samples_of(torch.tensor([1]), torch.tensor([0]), None)[1]), 1),
+    (lambda context: [len(y) for _, y in context.client_batches(1, 0, 99, torch.device("cpu"))], [20]),
+    (lambda context: len(list(context.validation_batches(1, 0, 99, torch.device("cpu")))), 1),
+    (lambda context: context.num_validating(1, 0), 0),
+    (lambda context: context.transform_of(1) is context.transform_of(1), True),
+    (lambda context: context.outputs_in_loss(1, 0), None),
+    (lambda context: context.outputs_in_loss_of(torch.tensor([0]), 1), None),
+    (lambda context: context.clients.holders("buffer"), [0, 1, 2, 3]),
+    (lambda context: bool((context.clients.get("buffer", 0) or {})["place"].max() >= 80), True),
+    (lambda context: context.clients.gather("buffer", [0], {"seen": torch.tensor(0)})["seen"].tolist(), [40]),
+    (lambda context: context.clients.get("model", 0), None),
+    (lambda context: context.clients.bytes() > 0, True),
+    (lambda context: context.buffer.offered, "once"),  # type: ignore[union-attr]
+    (lambda context: context.methods["beside"].context.task_of(1), 1),
+    (lambda context: context.methods["beside"].tasks_begun, [0, 1]),  # type: ignore[attr-defined]
 ]
 
 
@@ -245,16 +248,16 @@ class Sees(Method):
 
 
 @pytest.mark.parametrize(("look", "seen"), SEEN)
-def test_a_free_methods_federation_does_not_tell_the_task(look: Callable[[Federation], Any], seen: Any) -> None:
+def test_a_free_methods_context_does_not_tell_the_task(look: Callable[[Context], Any], seen: Any) -> None:
     free, bound = Sees(), Sees()
     free.task_free = True
     for method in (free, bound):
         data = tiny_data(permuted(2), schedule={"rounds_per_task": 1})
         federation = fit(tiny_client(data, methods={"sees": method, "beside": Beside()}), data)
-        assert method.federation.schedule.num_rounds == method.federation.round == federation.round == 2
+        assert method.context.num_rounds == method.context.round == federation.round == 2
     with pytest.raises((TaskHidden, TypeError), match=r"hidden|SealedTask"):
-        look(free.federation)
-    assert look(bound.federation) == seen
+        look(free.context)
+    assert look(bound.context) == seen
 
 
 def test_a_free_method_sees_what_others_are() -> None:
@@ -263,7 +266,7 @@ def test_a_free_method_sees_what_others_are() -> None:
     method.task_free = True
     data = tiny_data(permuted(2), schedule={"rounds_per_task": 1})
     fit(tiny_client(data, methods={"sees": method, "beside": beside}), data)
-    seen = method.federation.methods
+    seen = method.context.methods
     assert list(seen) == ["sees", "beside"]
     assert seen["sees"] is method
     assert seen["beside"] is not beside
@@ -282,18 +285,25 @@ def test_what_is_shown_of_a_run_is_this_and_no_more() -> None:
         SealedPlan: "clients round",
         SealedCohort: "buffers clients gradients gradients_on lr network own parameters received round rows sizes "
         "steps use_outputs used_outputs used_rows",
-        SealedSchedule: "num_rounds",
-        SealedSettings: "batch_size drop_last local_epochs",
         SealedBuffer: "draw draw_between_rounds fill holders keeps_logits size",
-        SealedData: "eval_batch_size exposure input_shape most_trained_on num_clients num_outputs scenario seed",
         SealedStates: "forget gather get holders scatter",
         SealedChannel: "collect_individually downlink mean on_bad_update sum uplink uplink_individually usable",
         SealedMethod: "key kind moves_model_after_round name source",
-        SealedFederation: "at_server batchnorm evaluation_statistics everyones finished has_personal_models network "
-        "own_tensors "
-        "personal round shared_buffers shared_parameters shared_tensors state_tensors",
+        SealedContext: "at_server batch_size batchnorm eval_batch_size evaluation_statistics everyones exposure "
+        "finished has_personal_models input_shape local_epochs most_trained_on network num_clients num_outputs "
+        "num_rounds own_tensors personal round scenario seed shared_buffers shared_parameters shared_tensors state_tensors",
     }
     assert {kind: " ".join(sorted(kind._SHOWN)) for kind in shown} == shown
+    by_task = "client_batches decode encode members outputs_in_loss outputs_in_loss_of own_clients"
+    assert " ".join(sorted(SealedContext._TASK_AT)) == by_task
+    own = "buffer channel clients labels_at methods places_trained_on plan present samples_at task_at"
+    assert " ".join(sorted(name for name in vars(SealedContext) if not name.startswith("_"))) == own
+
+
+def test_a_task_is_where_it_is_said_to_be() -> None:
+    """Among the arguments of what belongs to one."""
+    for name, at in SealedContext._TASK_AT.items():
+        assert list(inspect.signature(getattr(Context, name)).parameters)[at + 1] == "task"
 
 
 def test_no_method_is_told_whose_samples_are_at_a_place() -> None:
@@ -306,12 +316,12 @@ def test_a_free_method_cannot_write_to_what_it_would_not_reach() -> None:
     method, data = Sees(), tiny_data(permuted(2), schedule={"rounds_per_task": 1})
     method.task_free = True
     federation = fit(tiny_client(data, methods={"sees": method}), data)
-    with pytest.raises(TaskHidden, match="setting stopped of the federation"):
-        method.federation.stopped = True
-    with pytest.raises(TaskHidden, match="setting outputs of the data"):
-        method.federation.data.outputs = None  # type: ignore[assignment]
-    assert not federation.stopped
-    assert copy.copy(method.federation).round == 2
+    with pytest.raises(TaskHidden, match="setting round of the context"):
+        method.context.round = 1  # type: ignore[misc]
+    with pytest.raises(TaskHidden, match="setting outputs of the context"):
+        method.context.outputs = None  # type: ignore[assignment,misc]
+    assert federation.round == 2
+    assert copy.copy(method.context).round == 2
 
 
 class Keeps(Method):
@@ -324,18 +334,18 @@ class Keeps(Method):
         self.kept: list[int] = []
 
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        states, clients = self.federation.clients, [cohort.clients[p] for p in positions]
+        states, clients = self.context.clients, [cohort.clients[p] for p in positions]
         before = states.gather(self.topic, clients, {"rounds": torch.tensor(0)})["rounds"]
         states.scatter(self.topic, clients, {"rounds": before + 1}, [client != 3 for client in clients])
 
     def end_round(self, plan: RoundPlan) -> None:
-        found = self.federation.clients.get(self.topic, 0)
+        found = self.context.clients.get(self.topic, 0)
         assert found is not None
         self.kept.append(int(found["rounds"]))
-        assert self.federation.clients.holders(self.topic) == [0, 1, 2]
+        assert self.context.clients.holders(self.topic) == [0, 1, 2]
         if plan.round == 2:
-            self.federation.clients.forget(self.topic)
-            assert self.federation.clients.get(self.topic, 0) is None
+            self.context.clients.forget(self.topic)
+            assert self.context.clients.get(self.topic, 0) is None
 
 
 @pytest.mark.parametrize("keeps", [Keeps("some"), Keeps("else", frozenset({"else"}))])
@@ -381,12 +391,12 @@ def test_a_steps_samples_go_by_their_handles(exposure: str) -> None:
             assert batch.gather is not None
             assert batch.handles is None
             assert not [name for name in dir(batch.gather) if not name.startswith("_")]
-            for x, y in (batch.gather(batch.index), self.federation.data.samples_at(batch.index)[:2]):
+            for x, y in (batch.gather(batch.index), self.context.samples_at(batch.index)[:2]):
                 assert torch.equal(x, batch.x)
                 assert torch.equal(y, batch.y)
             for row, client in enumerate(batch.clients):
                 seen.setdefault((cohort.round, client), set()).update(batch.index[row].tolist())
-                held = self.federation.data.places_trained_on(cohort.task, client)
+                held = self.context.places_trained_on(cohort.task, client)
                 assert set(batch.index[row].tolist()) <= set(held.tolist())
             return batch
 
@@ -457,8 +467,8 @@ def test_tasks_of_samples_that_others_replay_are_hidden_too(free: bool) -> None:
             self.hidden, self.shown = 0, set[int]()
 
         def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
-            assert self.federation.buffer is not None
-            drawn = self.federation.buffer.draw(cohort, batch, 4, "looks")
+            assert self.context.buffer is not None
+            drawn = self.context.buffer.draw(cohort, batch, 4, "looks")
             if drawn is not None:
                 with pytest.raises(TaskHidden, match="tasks of samples"):
                     drawn.as_step_of(batch).task_ids.max()
@@ -622,8 +632,8 @@ class Cheats(Method):
     factor = 1
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
-        assert self.federation.buffer is not None
-        drawn = self.federation.buffer.draw(cohort, batch, 4, "cheat")
+        assert self.context.buffer is not None
+        drawn = self.context.buffer.draw(cohort, batch, 4, "cheat")
         self.factor = 1 if drawn is None else 1 + int(opened_tasks(drawn.tasks).max())
         return batch
 
@@ -636,7 +646,7 @@ class CheatsByPlaces(Cheats):
     """Opens what samples are named by: numbers in which the task comes first."""
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
-        places = self.federation.data._behind.handles.places(batch.index)  # type: ignore[attr-defined]
+        places = self.context._handles.places(batch.index)  # type: ignore[attr-defined]
         self.factor = 1 + int(places[0, 0]) // 80 % 3
         return batch
 

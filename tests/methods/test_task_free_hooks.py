@@ -122,7 +122,7 @@ def test_what_a_client_trains_on_is_in_no_order_of_tasks(exposure: Any) -> None:
     several = unsorted = 0
     for task in range(3):
         for client in range(3):
-            found = method.federation.data.places_trained_on(SealedTask(task), client)  # type: ignore[arg-type]
+            found = method.context.places_trained_on(SealedTask(task), client)  # type: ignore[arg-type]
             places = data.places_trained_on(task, client)
             assert found.tolist() == sorted(data.handles.of(places).tolist())
             tasks = data.places.tasks(data.handles.places(torch.from_numpy(found)))
@@ -136,7 +136,7 @@ def test_batches_of_a_portion_are_what_a_client_trains_on() -> None:
     data = tiny_data(permuted(3), exposure="asynchronous", num_clients=3, portion=10)
     method = Sees(True)
     fit(tiny_client(data, methods={"sees": method}), data)
-    sealed = method.federation.data
+    sealed = method.context
     for task in range(3):
         for client in range(3):
             address: Any = SealedTask(task)
@@ -156,11 +156,11 @@ class Ahead(Sees):
         self.ahead = ahead
 
     def end_round(self, plan: RoundPlan) -> None:
-        schedule = self.federation.schedule
-        number = min(plan.round + self.ahead, schedule.num_rounds - 1)
-        self.told.append(len(schedule.round(number).clients))
-        assert len(schedule.present(number)) == self.told[-1]
-        schedule.task_at(number, 0)
+        context = self.context
+        number = min(plan.round + self.ahead, context.num_rounds - 1)
+        self.told.append(len(context.plan(number).clients))
+        assert len(context.present(number)) == self.told[-1]
+        context.task_at(number, 0)
 
 
 def test_who_takes_part_in_later_rounds_is_not_shown() -> None:
@@ -177,13 +177,13 @@ def test_who_takes_part_in_later_rounds_is_not_shown() -> None:
         run(True, 2)
 
 
-@pytest.mark.parametrize("ask", ["round", "present", "task_at"])
+@pytest.mark.parametrize("ask", ["plan", "present", "task_at"])
 def test_nothing_of_later_rounds_is_shown(ask: str) -> None:
     data = tiny_data(permuted(2))
     method = Sees(True)
     federation = fit(tiny_client(data, methods={"sees": method}), data)
     federation.round = 2
     more = (0,) if ask == "task_at" else ()
-    getattr(method.federation.schedule, ask)(2, *more)
+    getattr(method.context, ask)(2, *more)
     with pytest.raises(TaskHidden, match="round 3 of the schedule"):
-        getattr(method.federation.schedule, ask)(3, *more)
+        getattr(method.context, ask)(3, *more)

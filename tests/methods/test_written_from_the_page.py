@@ -38,25 +38,25 @@ class MAS(Method):
         self.importance, self.anchor = dict[str, Tensor](), dict[str, Tensor]()
 
     def end_task(self, plan: RoundPlan) -> None:
-        federation, task = self.federation, plan.task
-        if self.strength == 0 or federation.is_last(task):
+        context, task = self.context, plan.task
+        if self.strength == 0 or context.is_last(task):
             return
-        for client in federation.call_back(task, federation.members(task)):
+        for client in context.call_back(task, context.members(task)):
             total, samples = self._sensitivity(task, client)
-            message = {name: value[None] / samples for name, value in federation.decode(task, total).items()}
-            federation.channel.uplink(self.name, message, [samples], [client])
-        tensors = federation.state_tensors()
-        for name, mean in federation.channel.mean(self.name).items():
+            message = {name: value[None] / samples for name, value in context.decode(task, total).items()}
+            context.channel.uplink(self.name, message, [samples], [client])
+        tensors = context.state_tensors()
+        for name, mean in context.channel.mean(self.name).items():
             self.importance[name] = self.importance.get(name, torch.zeros_like(mean)) + mean
             self.anchor[name] = tensors[name].detach().clone()
 
     def _sensitivity(self, task: int, client: int) -> tuple[dict[str, Tensor], int]:
         """Sum over a client's samples of the absolute gradients of the squared norm of its outputs."""
-        federation = self.federation
-        network, outputs = federation.network, federation.data.outputs_in_loss(task, client)
-        own = {name: rows[0] for name, rows in federation.own_tensors((client,)).items()}
-        model = federation.encode(task, {**federation.state_tensors(), **own})
-        weights = {name: model[name] for name in federation.shared_parameters}
+        context = self.context
+        network, outputs = context.network, context.outputs_in_loss(task, client)
+        own = {name: rows[0] for name, rows in context.own_tensors((client,)).items()}
+        model = context.encode(task, {**context.state_tensors(), **own})
+        weights = {name: model[name] for name in context.shared_parameters}
 
         def squared_norm(weights: dict[str, Tensor], x: Tensor) -> Tensor:
             logits = functional_call(network, {**model, **weights}, (x[None],))[0]
@@ -64,14 +64,14 @@ class MAS(Method):
 
         total, samples = {name: torch.zeros_like(value) for name, value in weights.items()}, 0
         with evaluation_mode(network):
-            for x, _ in federation.data.client_batches(task, client, 100, next(network.parameters()).device):
+            for x, _ in context.client_batches(task, client, 100, next(network.parameters()).device):
                 for name, each in vmap(grad(squared_norm), (None, 0))(weights, x).items():
                     total[name] += each.abs().sum(0)
                 samples += len(x)
         return total, samples
 
     def pulls(self, cohort: Cohort) -> dict[str, Pull]:
-        importance, anchor = (self.federation.encode(cohort.task, kept) for kept in (self.importance, self.anchor))
+        importance, anchor = (self.context.encode(cohort.task, kept) for kept in (self.importance, self.anchor))
         return {name: Pull(2 * self.strength * importance[name][None], anchor[name][None]) for name in importance}
 
 
@@ -92,15 +92,15 @@ class Naive(Method):
         self.importance: dict[str, Tensor] = {}
 
     def end_task(self, plan: RoundPlan) -> None:
-        data, network = self.federation.data, self.federation.network
-        if plan.task + 1 == data.num_tasks:
+        context, network = self.context, self.context.network
+        if plan.task + 1 == context.num_tasks:
             return
-        model = {name: tensor.detach() for name, tensor in self.federation.state_tensors().items()}
+        model = {name: tensor.detach() for name, tensor in self.context.state_tensors().items()}
         names = [name for name, _ in network.named_parameters()]
         sums, samples = {name: torch.zeros_like(model[name]) for name in names}, 0
-        for client in self.federation.members(plan.task):
-            mask = data.outputs_in_loss(plan.task, client)
-            for x, _ in data.client_batches(plan.task, client, 1, torch.device("cpu")):
+        for client in self.context.members(plan.task):
+            mask = context.outputs_in_loss(plan.task, client)
+            for x, _ in context.client_batches(plan.task, client, 1, torch.device("cpu")):
                 leaves = {name: model[name].clone().requires_grad_() for name in names}
                 with evaluation_mode(network), torch.enable_grad():
                     logits = functional_call(network, {**model, **leaves}, (x,))[0]

@@ -60,7 +60,7 @@ class DependsOnNeighbours(Decays):
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         clients = [cohort.clients[p] for p in positions]
         everyones = cohort.parameters["head.bias"].detach().mean(0)
-        self.federation.clients.scatter("mean", clients, {"bias": everyones.expand(len(clients), -1)})
+        self.context.clients.scatter("mean", clients, {"bias": everyones.expand(len(clients), -1)})
 
     def client_storage(self) -> int:
         return 16
@@ -114,8 +114,8 @@ class ReadsSingleMessages(Decays):
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         clients = [cohort.clients[p] for p in positions]
         bias = cohort.rows(positions, {"bias": cohort.parameters["head.bias"]})
-        self.federation.channel.uplink("bias", bias, [1.0] * len(clients), clients)
-        self.federation.channel.mean("bias")
+        self.context.channel.uplink("bias", bias, [1.0] * len(clients), clients)
+        self.context.channel.mean("bias")
 
 
 class AsksClientsOneByOne(Decays):
@@ -123,9 +123,9 @@ class AsksClientsOneByOne(Decays):
 
     def end_task(self, plan: RoundPlan) -> None:
         super().end_task(plan)
-        for client in self.federation.call_back(plan.task, plan.clients):
-            self.federation.channel.uplink("one", {"number": torch.ones(1)}, [1.0], [client])
-            self.federation.channel.sum("one")
+        for client in self.context.call_back(plan.task, plan.clients):
+            self.context.channel.uplink("one", {"number": torch.ones(1)}, [1.0], [client])
+            self.context.channel.sum("one")
 
 
 class SendsSingleMessages(Decays):
@@ -134,7 +134,7 @@ class SendsSingleMessages(Decays):
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         clients = [cohort.clients[p] for p in positions]
         bias = cohort.rows(positions, {"bias": cohort.parameters["head.bias"]})
-        self.federation.channel.uplink_individually("bias", bias, clients)
+        self.context.channel.uplink_individually("bias", bias, clients)
 
 
 class HoardsUpdates(Method):
@@ -164,7 +164,7 @@ class CannotDoClasses(Decays):
     """Declares scenarios in which it fails."""
 
     def begin_task(self, plan: RoundPlan) -> None:
-        if self.federation.data.scenario == "class":
+        if self.context.scenario == "class":
             raise KeyError("class")
 
 
@@ -175,7 +175,7 @@ class TakesDensities(Decays):
 
     def end_task(self, plan: RoundPlan) -> None:
         super().end_task(plan)
-        self.federation.accuracy  # noqa: B018
+        self.context.accuracy  # noqa: B018
 
 
 class TakesAnyStrength(Decays):
@@ -231,7 +231,7 @@ class KnowsTheTask(Decays):
     looks_back: ClassVar[bool] = False
 
     def start_clients(self, cohort: Cohort) -> None:
-        self.ended = int(self.federation._behind.schedule.task_of(cohort.round))  # type: ignore[attr-defined]
+        self.ended = int(self.context._behind.task_of(cohort.round))  # type: ignore[attr-defined]
 
 
 class ReportsTensors(Decays):
@@ -253,7 +253,7 @@ class KeepsWithoutSaying(Decays):
 
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         clients = [cohort.clients[p] for p in positions]
-        self.federation.clients.scatter("rounds", clients, {"ones": torch.ones(len(clients), 1)})
+        self.context.clients.scatter("rounds", clients, {"ones": torch.ones(len(clients), 1)})
 
 
 class DividesBySamples(Decays):
@@ -261,8 +261,8 @@ class DividesBySamples(Decays):
 
     def end_task(self, plan: RoundPlan) -> None:
         super().end_task(plan)
-        for client in range(self.federation.data.num_clients):
-            next(iter(self.federation.data.client_batches(plan.task, client, 8, torch.device("cpu"))))
+        for client in range(self.context.num_clients):
+            next(iter(self.context.client_batches(plan.task, client, 8, torch.device("cpu"))))
 
 
 class ForgetsItsTable(Decays):
@@ -281,7 +281,7 @@ class FailsWhereAllTasksAreOne(Decays):
     looks_back: ClassVar[bool] = False
 
     def begin_task(self, plan: RoundPlan) -> None:
-        if self.federation.data.exposure == "joint":
+        if self.context.exposure == "joint":
             raise RuntimeError("no end")
 
 

@@ -135,7 +135,7 @@ def test_the_table_of_moments_is_complete() -> None:
     named = [re.fullmatch(r"`(\w+)\((.*)\)`", row[0]) for row in rows("moment")]
     printed = {match[1]: match[2] for match in named if match is not None}
     text = inspect.getsource(Method)
-    moments = re.findall(r"def (\w+)\(self, (?=federation|optimizer|plan|cohort)", text.partition("# For its own")[0])
+    moments = re.findall(r"def (\w+)\(self, (?=context|optimizer|plan|cohort)", text.partition("# For its own")[0])
     assert set(printed) == set(moments)
     for name, parameters in printed.items():
         assert ", ".join(list(inspect.signature(getattr(Method, name)).parameters)[1:]) == parameters

@@ -89,15 +89,15 @@ class Scales(Method):
         clients = [cohort.clients[p] for p in positions]
         trained = cohort.rows(positions, cohort.parameters)["head.bias"]
         moved = (trained - cohort.received["head.bias"]).abs().sum(1)
-        before = self.federation.clients.gather("moved", clients, {"by": torch.zeros((), dtype=moved.dtype)})
-        self.federation.clients.scatter("moved", clients, {"by": before["by"] + moved})
-        self.federation.channel.uplink_individually("scale", {"norm": moved}, clients)
+        before = self.context.clients.gather("moved", clients, {"by": torch.zeros((), dtype=moved.dtype)})
+        self.context.clients.scatter("moved", clients, {"by": before["by"] + moved})
+        self.context.channel.uplink_individually("scale", {"norm": moved}, clients)
 
     def end_round(self, plan: RoundPlan) -> None:
-        scales = self.federation.channel.collect_individually("scale")
+        scales = self.context.channel.collect_individually("scale")
         assert list(scales) == list(plan.clients)
         for client in scales:  # whoever trained it, its state is here
-            assert self.federation.clients.get("moved", client) is not None
+            assert self.context.clients.get("moved", client) is not None
         self.heard.append({client: message["norm"].item() for client, message in scales.items()})
 
     def state_dict(self) -> dict[str, Any]:
@@ -534,7 +534,7 @@ class Lonely(Method):
 
     def end_round(self, plan: RoundPlan) -> None:
         with torch.no_grad():
-            self.federation.server.parameters["head.bias"] += rank()
+            self.context.state_tensors()["head.bias"] += rank()
 
 
 class Mirrored(Method):
@@ -542,7 +542,7 @@ class Mirrored(Method):
 
     def end_round(self, plan: RoundPlan) -> None:
         with torch.no_grad():
-            self.federation.server.parameters["layers.0.weight"] *= 1 - 2 * rank()
+            self.context.state_tensors()["layers.0.weight"] *= 1 - 2 * rank()
 
 
 class Loud(Method):
@@ -550,8 +550,8 @@ class Loud(Method):
 
     def end_task(self, plan: RoundPlan) -> None:
         for client in plan.clients:
-            self.federation.channel.uplink("extra", {"one": torch.ones(1, 1)}, [1.0], [client])
-        self.federation.channel.sum("extra")
+            self.context.channel.uplink("extra", {"one": torch.ones(1, 1)}, [1.0], [client])
+        self.context.channel.sum("extra")
 
 
 def misuse(method: type[Method], size: int) -> None:

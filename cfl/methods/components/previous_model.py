@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from cfl.federation.federation import Federation
+    from cfl.methods.context import Context
 
 
 class LentModel:
@@ -33,16 +33,14 @@ class LentModel:
         self.tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         self.holders = set(holders)
 
-    def lend(
-        self, federation: Federation, topic: str, clients: Sequence[int], device: torch.device
-    ) -> dict[str, Tensor]:
+    def lend(self, context: Context, topic: str, clients: Sequence[int], device: torch.device) -> dict[str, Tensor]:
         """Send it to those of these clients that have not got it; they count as having it from :meth:`note` on.
 
         Returns:
             Name -> tensor on the device.
         """
         late = [client for client in clients if client not in self.holders]
-        federation.channel.downlink(topic, self.tensors, len(late))
+        context.channel.downlink(topic, self.tensors, len(late))
         self.tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
         return self.tensors
 

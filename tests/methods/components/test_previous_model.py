@@ -7,9 +7,9 @@ from typing import ClassVar
 import torch
 from support.tiny import tiny_client, tiny_data, tiny_trainer
 
-from cfl.federation.federation import Federation
 from cfl.methods import Method
 from cfl.methods.components.previous_model import LentModel
+from cfl.methods.context import Context
 
 CPU = torch.device("cpu")
 
@@ -21,16 +21,16 @@ class Lends(Method):
         self.lent = lent
 
 
-def federation() -> Federation:
+def context() -> Context:
     data = tiny_data()
     client, trainer = tiny_client(data), tiny_trainer(data)
     trainer.datamodule = data  # type: ignore[attr-defined]
     trainer.callbacks[0].setup(trainer, client, "fit")  # type: ignore[attr-defined]
-    return client.require_federation()
+    return Context(client.require_federation())
 
 
 def test_every_client_is_sent_it_once() -> None:
-    ours, lent = federation(), LentModel()
+    ours, lent = context(), LentModel()
     assert not lent
     model = {"w": torch.ones(10)}
     lent.keep(model, [0, 3])

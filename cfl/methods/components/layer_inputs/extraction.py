@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cfl.federation.federation import Federation
 from cfl.methods.components.gaussian_mechanism import GaussianMechanism
 from cfl.methods.components.layer_inputs.before_dropout import watch_before_dropout
 from cfl.methods.components.layer_inputs.of_clients import (
@@ -23,6 +22,7 @@ from cfl.methods.components.layer_inputs.of_clients import (
 from cfl.methods.components.layer_inputs.sketch import LayerSketch
 from cfl.methods.components.layer_inputs.workers_in_step import stream_of
 from cfl.methods.components.subspace import layer_dim, layer_inputs, residual_share
+from cfl.methods.context import Context
 from cfl.models.copies import networks_for_threads
 from cfl.models.dropout import DropoutMasks
 from cfl.models.evaluation import evaluation_mode
@@ -34,8 +34,8 @@ class SubspaceExtraction:
     """Clients' sketches ``A_i = (X_i - O O^T X_i) G_i`` of every protected layer (eq 8, 9), and two scalars each.
 
     Args:
-        federation: whose clients; bound for good.
-        layers: name -> protected layer of the federation's network.
+        context: whose clients; bound for good.
+        layers: name -> protected layer of the network.
         with_bias: layer -> whether its bias counts as the weight of an input that is always 1.
         multiples: ``conv`` and ``linear`` -> columns of a sketch as a multiple of the layer's input dimension d.
         batch_size: samples per forward pass; with dropout each is computed twice.
@@ -54,7 +54,7 @@ class SubspaceExtraction:
 
     def __init__(
         self,
-        federation: Federation,
+        context: Context,
         layers: Mapping[str, nn.Module],
         with_bias: Mapping[str, bool],
         multiples: Mapping[str, float],
@@ -64,16 +64,16 @@ class SubspaceExtraction:
         scalars: Literal["energy", "client_mean"],
         mechanism: GaussianMechanism | None,
     ) -> None:
-        self.federation, self.batch_size = federation, batch_size
+        self.context, self.batch_size = context, batch_size
         self.sharing, self.scalars, self.mechanism = sharing, scalars, mechanism
         self.dims = {n: layer_dim(m, with_bias[n]) for n, m in layers.items()}
         self._names, self._with_bias = tuple(layers), dict(with_bias)
         kinds = {n: "conv" if isinstance(m, nn.Conv2d) else "linear" for n, m in layers.items()}
         self._columns = {n: max(1, math.ceil(multiples[kinds[n]] * d)) for n, d in self.dims.items()}
-        shape = federation.data.input_shape
-        self._dropout = DropoutMasks(federation.network, shape) if dropout else None
+        shape = context.input_shape
+        self._dropout = DropoutMasks(context.network, shape) if dropout else None
         self._shared_masks = dropout == "shared"
-        self._positions = inputs_per_sample(federation.network, layers, shape)
+        self._positions = inputs_per_sample(context.network, layers, shape)
 
     def messages(
         self,
@@ -96,35 +96,35 @@ class SubspaceExtraction:
             bases: layer -> ``[d, r]`` basis of earlier tasks, in the server's coordinates; none where missing.
             local: the clients' own models, in the task's coordinates; None takes the one they are evaluated with.
         """
-        federation = self.federation
-        network = federation.network
+        context = self.context
+        network = context.network
         bases = self._turned(encode_inputs, task, bases)
 
         def jobs() -> Iterator[tuple[int, dict[str, Tensor]]]:
             if local is not None:
-                shared = federation.encode(task, federation.state_tensors())
+                shared = context.encode(task, context.state_tensors())
                 yield from zip(clients, ({**shared, **own} for own in local), strict=True)
                 return
             for client in clients:
-                yield client, client_model(federation, task, client)
+                yield client, client_model(context, task, client)
 
         def compute(network: nn.Module, job: tuple[int, dict[str, Tensor]]) -> dict[str, Tensor]:
             return self._message(network, task, *job, senders, bases)
 
         # Clients that have just trained have statistics of their own.
-        with evaluating(federation) if local is None else evaluation_mode(network):
+        with evaluating(context) if local is None else evaluation_mode(network):
             networks = networks_for_threads(network, len(clients))
             yield from zip(clients, in_order(compute, jobs(), networks), strict=True)
 
     def _turned(
         self,
-        turn: Callable[[Federation, int, Mapping[str, Tensor]], dict[str, Tensor]],
+        turn: Callable[[Context, int, Mapping[str, Tensor]], dict[str, Tensor]],
         task: int,
         columns: Mapping[str, Tensor],
     ) -> dict[str, Tensor]:
         """Layer -> ``[d, n]`` vectors between the server's coordinates and those of a task; a 1 for the bias stays."""
         rows = {name: values[: len(values) - self._with_bias[name]].mT for name, values in columns.items()}
-        turned = {name: values.mT for name, values in turn(self.federation, task, rows).items()}
+        turned = {name: values.mT for name, values in turn(self.context, task, rows).items()}
         for name in (name for name in turned if self._with_bias[name]):  # others are not copied: sketches are large
             turned[name] = torch.cat([turned[name], columns[name][-1:]])
         return turned
@@ -143,9 +143,9 @@ class SubspaceExtraction:
 
         Model and bases are in the task's coordinates, the message is in the server's.
         """
-        data = self.federation.data
+        context = self.context
         device = next(network.parameters()).device
-        samples = len(data.indices[task][client])
+        samples = len(context.indices(task, client))
         layers = {name: network.get_submodule(name) for name in self._names}
         sketches = {
             name: LayerSketch(
@@ -160,9 +160,9 @@ class SubspaceExtraction:
             for number, (name, layer) in enumerate(layers.items())
         }
         hooks = {layer: sketches[name].add for name, layer in layers.items()}
-        for batch, (x, _) in enumerate(data.client_batches(task, client, self.batch_size, device)):
+        for batch, (x, _) in enumerate(context.client_batches(task, client, self.batch_size, device)):
             if self._dropout:
-                key = seed_for(data.seed, *self._masks_of(client, senders, task), batch)
+                key = seed_for(context.seed, *self._masks_of(client, senders, task), batch)
                 drawn = self._dropout.draw(torch.tensor([key], device=device), len(x), x.dtype)
                 watch_before_dropout(network, model, x, {name: mask[0] for name, mask in drawn.items()}, hooks)
             else:
@@ -172,7 +172,7 @@ class SubspaceExtraction:
         for number, name in enumerate(layers):
             a, *both = sketches.pop(name).finish()
             if self.mechanism is not None:
-                noise = torch_generator(data.seed, "sketch noise", task, client, number)
+                noise = torch_generator(context.seed, "sketch noise", task, client, number)
                 a = self.mechanism.privatise(a, noise, len(senders))
             payload[name] = self._turned(decode_inputs, task, {name: a})[name][None]
             energies = torch.stack(both)
@@ -190,7 +190,7 @@ class SubspaceExtraction:
 
     def _generator(self, task: int, client: int, senders: Sequence[int], number: int) -> torch.Generator:
         """Of a client's numbers for a layer."""
-        seed = self.federation.data.seed
+        seed = self.context.seed
         if self.sharing == 1:
             return torch_generator(seed, "sketch", task, client, number)
         stream = stream_of(senders.index(client), len(senders), self.sharing)

@@ -18,39 +18,38 @@ from cfl.models.evaluation import evaluation_mode
 from cfl.randomness.generators import numpy_generator
 
 if TYPE_CHECKING:
-    from cfl.federation.federation import Federation
+    from cfl.methods.context import Context
 
 See = Callable[[str, Tensor], None]
 
 
 def some_samples(
-    federation: Federation, task: int, client: int, most: int, purpose: str, batch_size: int
+    context: Context, task: int, client: int, most: int, purpose: str, batch_size: int
 ) -> Iterator[Tensor]:
     """Network inputs ``[b, C, H, W]``, ``b <= batch_size``, of at most ``most`` of a client's training samples.
 
     Which ones is drawn by a generator named ``purpose``, task and client.
     """
-    data = federation.data
-    own = data.indices[task][client]
+    own = context.indices(task, client)
     if len(own) > most:
-        chosen = numpy_generator(data.seed, purpose, task, client).choice(len(own), most, replace=False)
+        chosen = numpy_generator(context.seed, purpose, task, client).choice(len(own), most, replace=False)
         chosen.sort()
         own = own[chosen]
-    device = next(federation.network.parameters()).device
+    device = next(context.network.parameters()).device
     for part in torch.from_numpy(own).to(device).split(batch_size):
-        yield data.gather(task, part)[0]
+        yield context.gather(task, part)[0]
 
 
-def client_model(federation: Federation, task: TaskRef, client: int) -> dict[str, Tensor]:
+def client_model(context: Context, task: TaskRef, client: int) -> dict[str, Tensor]:
     """Parameters and buffers with which a client computes in a task before it trains: the global ones and its own.
 
     BatchNorm's running statistics are copies where nobody keeps any: a pass that uses the batch's own moves them.
     """
-    own = {name: values[0] for name, values in federation.own_tensors((client,)).items()}
-    state = federation.state_tensors()
-    if federation.batchnorm == "drop":
-        state.update({name: state[name].clone() for name in _running_statistics(federation.network)})
-    model = federation.encode(task, {**state, **own})
+    own = {name: values[0] for name, values in context.own_tensors((client,)).items()}
+    state = context.state_tensors()
+    if context.batchnorm == "drop":
+        state.update({name: state[name].clone() for name in _running_statistics(context.network)})
+    model = context.encode(task, {**state, **own})
     return {name: tensor.detach() for name, tensor in model.items()}
 
 
@@ -60,21 +59,21 @@ def _running_statistics(network: nn.Module) -> set[str]:
 
 
 @contextmanager
-def evaluating(federation: Federation) -> Iterator[None]:
+def evaluating(context: Context) -> Iterator[None]:
     """The network without dropout, for a client's model: with the batch's own statistics where nobody keeps any."""
-    nobody_keeps = federation.batchnorm == "drop"
-    statistics = federation.evaluation_statistics() if nobody_keeps else nullcontext()
-    with evaluation_mode(federation.network), statistics:
+    nobody_keeps = context.batchnorm == "drop"
+    statistics = context.evaluation_statistics() if nobody_keeps else nullcontext()
+    with evaluation_mode(context.network), statistics:
         yield
 
 
 @contextmanager
-def evaluating_global(federation: Federation) -> Iterator[None]:
+def evaluating_global(context: Context) -> Iterator[None]:
     """As :func:`evaluating`, for a model that is no client's: as it is tested, with the batch's own statistics where
-    clients keep theirs to themselves too. ``federation.state_tensors()`` has none of these within the context; what is
+    clients keep theirs to themselves too. ``context.state_tensors()`` has none of these meanwhile; what is
     taken before has the initial ones, which nothing has ever moved.
     """
-    with evaluation_mode(federation.network), federation.evaluation_statistics():
+    with evaluation_mode(context.network), context.evaluation_statistics():
         yield
 
 
@@ -135,35 +134,35 @@ def probed_outputs(layers: Mapping[str, WeightedLayer]) -> Iterator[dict[str, li
             handle.remove()
 
 
-def run_model(federation: Federation, model: Mapping[str, Tensor], x: Tensor) -> Tensor:
+def run_model(context: Context, model: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """Logits ``[b, O]`` of the network with these parameters and buffers."""
-    logits: Tensor = functional_call(federation.network, dict(model), (x,))
+    logits: Tensor = functional_call(context.network, dict(model), (x,))
     return logits
 
 
-def encode_inputs(federation: Federation, task: int, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def encode_inputs(context: Context, task: int, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Vectors that layers multiply their weights with, from the server's coordinates to those of a task's clients.
 
     Args:
-        federation: whose methods may permute a weight's columns from task to task, see ``Method.encode``.
+        context: whose methods may permute a weight's columns from task to task, see ``Method.encode``.
         task: from 0.
         rows: layer name -> ``[..., n, d]``.
     """
-    return _permuted(federation.encode, federation, task, rows)
+    return _permuted(context.encode, context, task, rows)
 
 
-def decode_inputs(federation: Federation, task: int, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def decode_inputs(context: Context, task: int, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Undo :func:`encode_inputs`."""
-    return _permuted(federation.decode, federation, task, rows)
+    return _permuted(context.decode, context, task, rows)
 
 
 def _permuted(
     permute: Callable[[int, dict[str, Tensor]], dict[str, Tensor]],
-    federation: Federation,
+    context: Context,
     task: int,
     rows: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    shapes = {name: federation.network.get_parameter(f"{name}.weight").shape[1:] for name in rows}
+    shapes = {name: context.network.get_parameter(f"{name}.weight").shape[1:] for name in rows}
     as_weights = {f"{name}.weight": r.reshape(*r.shape[:-1], *shapes[name]) for name, r in rows.items()}
     permuted = permute(task, as_weights)
     return {name: permuted[f"{name}.weight"].reshape(r.shape) for name, r in rows.items()}

@@ -1,0 +1,106 @@
+"""What methods are given of a run, and that they have no other way to it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from support.tiny import fit, permuted, tiny_client, tiny_data
+
+import cfl.methods
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.schedule import BoundSchedule, Schedule
+from cfl.federation.federation import Federation
+from cfl.federation.server import Server
+from cfl.methods import Method
+from cfl.methods.context import Context
+
+FOLDER = Path(cfl.methods.__file__).parent
+THEIR_OWN = ("context.py", "composition.py", "task_free.py")
+METHODS = [path for path in FOLDER.rglob("*.py") if path.name not in THEIR_OWN]
+BEHIND = (Federation, FederatedDataModule, BoundSchedule, Schedule, Server)
+
+
+class Sees(Method):
+    """Has everything that there is: a buffer, too."""
+
+    replays: ClassVar[bool] = True
+
+    def __init__(self, free: bool = False) -> None:
+        self.task_free = free
+
+
+def contexts() -> tuple[Context, Context]:
+    """Of a method that is told tasks, and of one that is not, after a run."""
+    methods = {"sees": Sees(), "free": Sees(True)}
+    data = tiny_data(permuted(2), schedule={"rounds_per_task": 1})
+    fit(tiny_client(data, methods=methods), data)
+    return methods["sees"].context, methods["free"].context
+
+
+@pytest.mark.parametrize("path", METHODS, ids=lambda path: path.stem)
+def test_no_method_asks_for_the_federation_or_what_is_behind_it(path: Path) -> None:
+    text = path.read_text()
+    assert not re.search(r"(?<!``)\b(context|federation)\.(data|schedule|server|federation|_\w+)\b", text)
+    assert not re.search(r"\bself\.federation\b|\bdata\.schedule\.|\bimport Federation\b|FederatedDataModule", text)
+
+
+def _public(of: Any) -> dict[str, Any]:
+    """Its attributes, those of its class that are no functions, and what its functions are bound to."""
+    names = [name for name in dir(of) if not name.startswith("_")]
+    found = {}
+    for name in names:
+        try:
+            found[name] = getattr(of, name)
+        except Exception:
+            continue  # hidden, or only there at another time
+    return {name: value for name, value in found.items() if not inspect.isroutine(value)}
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["told tasks", "task-free"])
+def test_nothing_public_leads_to_the_federation(which: int) -> None:
+    """Over any number of attributes of the package's objects."""
+    start = contexts()[which]
+    seen, waiting, met = set[int](), [("context", start)], set[str]()
+    while waiting:
+        way, of = waiting.pop()
+        assert not isinstance(of, BEHIND), way
+        if id(of) in seen:
+            continue
+        seen.add(id(of))
+        met.add(way)
+        if isinstance(of, dict):
+            waiting += [(f"{way}[{key!r}]", value) for key, value in of.items()]
+        elif isinstance(of, list | tuple | set | frozenset):
+            waiting += [(f"{way}[...]", value) for value in of]
+        elif type(of).__module__.partition(".")[0] in ("cfl", __name__.partition(".")[0]):
+            waiting += [(f"{way}.{name}", value) for name, value in _public(of).items()]
+    assert {"context.network", "context.channel", "context.buffer", "context.clients"} <= met or which == 1
+
+
+def test_what_hides_is_found() -> None:
+    """The search above sees what it looks for."""
+    context, _ = contexts()
+    context.federation = context._federation  # type: ignore[attr-defined]
+    assert isinstance(_public(context)["federation"], Federation)
+
+
+def test_a_context_says_what_it_is_made_of() -> None:
+    """Every attribute is in its docstring, every function has one."""
+    context, _ = contexts()
+    said = set(re.findall(r"^ {4,8}(\w+): ", Context.__doc__ or "", re.MULTILINE)) - {"federation"}
+    assert said == {name for name in vars(context) if not name.startswith("_")}
+    for name, value in vars(Context).items():
+        assert name.startswith("_") or value.__doc__
+
+
+def test_every_method_has_a_context_of_its_own() -> None:
+    methods = {"one": Sees(), "other": Sees()}
+    data = tiny_data(permuted(2), schedule={"rounds_per_task": 1})
+    fit(tiny_client(data, methods=methods), data)
+    assert methods["one"].context is not methods["other"].context
+    assert methods["one"].context.network is methods["other"].context.network
+    assert list(methods["one"].context.methods) == ["one", "other"]
