@@ -114,6 +114,7 @@ class FederatedOrchestrator(Callback):
                 ClientStates(limit),
                 client.buffer,
                 client.frozen,
+                client.optimizer_for_its_options() if stage == "fit" else None,
             )
             self._check_options_do_something(client.federation)
         data.follow(client.federation)

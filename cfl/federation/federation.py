@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.kept_samples import kept_bytes, kept_samples
@@ -72,6 +73,7 @@ class Federation:
         clients: where clients keep what stays with them; all of it in memory if not given.
         buffer: the settings of the clients' buffers; the defaults if not given.
         frozen: names of parameters that nobody trains; they are where the model is, and are never sent.
+        optimizer: one like those of the clients, for its options; None where nobody trains.
 
     Attributes:
         round: the next round to run, from 0.
@@ -102,9 +104,11 @@ class Federation:
         clients: ClientStates | None = None,
         buffer: ReplayBuffer | None = None,
         frozen: Collection[str] = (),
+        optimizer: Optimizer | None = None,
     ) -> None:
         self.network, self.data, self.methods = network, data, methods
         self.frozen = frozenset(frozen)
+        self.optimizer = optimizer
         self.batchnorm = batchnorm
         self.server, self.channel = server, channel
         self.clients = ClientStates() if clients is None else clients

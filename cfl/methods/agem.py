@@ -42,9 +42,8 @@ class AGEM(Method):
             behind the projection.
     """
 
-    crosses_tasks: ClassVar[bool] = True
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
-    replays: ClassVar[bool] = True
+    replays_logits: ClassVar[bool] = False
     task_free = True
     own_clocks = True
     kind: ClassVar[Literal["add", "project", "look"]] = "project"

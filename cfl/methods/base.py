@@ -11,7 +11,7 @@ One round, as a method sees it::
     end_round         the global model has moved
     end_task          after end_round of a task's last round: extra communication over the same channel
 
-Before all that, once: ``setup`` and ``check_optimizer``. What a method does in local steps, to the server's step, or in
+Before all that, once: ``setup``. What a method does in local steps, to the server's step, or in
 tests is a capability: it has the members of one of the Protocols of :mod:`cfl.methods.capabilities`, and is asked.
 """
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -31,9 +31,6 @@ from cfl.engines.cohort import Cohort
 from cfl.methods import capabilities, declared_state
 from cfl.methods.context import Context
 from cfl.runtime.errors import ConfigError
-
-if TYPE_CHECKING:
-    from torch.optim import Optimizer
 
 
 @dataclass(frozen=True)
@@ -64,21 +61,11 @@ class Method:
             task and have begun it together; ``begin_task`` and ``end_task`` are then called for each part of a round
             (``RoundPlan.parts``) whose clients begin or end a task, hence several times or, where none of those is
             sampled, never for a task.
-        replays: whether the method needs ``context.buffer``.
-        replays_logits: whether the buffer has to keep logits with the samples.
         task_free: whether the method declares to need neither task ids nor boundaries, as general continual learning
             does. It is then shown none: ``begin_task`` and ``end_task`` are not called, and rounds, cohorts and batches
             come without what tells tasks apart (:mod:`cfl.methods.task_free`).
-        task_free_with: the setting that makes the method ``task_free``, as its option and value, if one does.
-        topics: under which a ``task_free`` method keeps what its clients have between rounds (``context.clients``),
-            beside its name in the configuration. It is shown no others.
         looks_back: whether it takes something from tasks that have ended. With ``data.exposure: joint`` none ever ends:
             all of them are trained on from the first round to the last.
-        crosses_tasks: whether clients compute with samples of earlier tasks, or with what stands for them, while they
-            are at a later one.
-        changes_shared_only: whether it leaves alone what stays on the clients: parameters, and their gradients.
-        moves_model_after_round: whether it changes the global model once more in ``end_round``, behind everybody's
-            ``transform_step``.
         state: names of the attributes that the next round depends on, beside those of the base classes. They are saved
             in checkpoints, under their names without a leading underscore, and restored from them. Each is there from
             :meth:`setup` on. It holds a tensor, a plain value, a dict, list or tuple of these, a set of values that can
@@ -91,14 +78,8 @@ class Method:
     optimizers: ClassVar[frozenset[str] | None] = None
     common_order: ClassVar[bool] = False
     own_clocks: ClassVar[bool] = False
-    replays: ClassVar[bool] = False
-    replays_logits: bool = False
     task_free: bool = False
-    task_free_with: ClassVar[str] = ""
-    topics: ClassVar[frozenset[str]] = frozenset()
     looks_back: ClassVar[bool] = False
-    crosses_tasks: ClassVar[bool] = False
-    changes_shared_only: ClassVar[bool] = False
     state: ClassVar[tuple[str, ...] | Mapping[str, str]] = ()
 
     context: Context
@@ -116,13 +97,6 @@ class Method:
         for number, (name, method) in enumerate(context.methods.items(), 1):
             if method is self:
                 self.name, self.source = name, number
-
-    def check_optimizer(self, optimizer: Optimizer) -> None:
-        """Look at one like those that clients will have, before training.
-
-        For what :attr:`optimizers` cannot say, such as options; raise ConfigError for those under which the method's
-        guarantee does not hold.
-        """
 
     def begin_task(self, plan: RoundPlan) -> None:
         """``plan`` is a task's first round, and nobody has been sent anything yet; not for ``task_free`` methods."""
@@ -165,11 +139,6 @@ class Method:
             raise ConfigError("methods", twins, instead)
 
     # What is said of it.
-
-    @property
-    def moves_model_after_round(self) -> bool:
-        """See the class."""
-        return False
 
     @property
     def computes_locally(self) -> bool:

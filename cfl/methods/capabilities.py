@@ -89,6 +89,14 @@ class FeatureOrder(Protocol):
 
 
 @runtime_checkable
+class Replay(Protocol):
+    """Takes samples from the clients' buffers, ``context.buffer`` (A-GEM, DER, Fed-A-GEM)."""
+
+    replays_logits: bool
+    """Whether the buffers keep logits with the samples. On the class: it is asked without an instance."""
+
+
+@runtime_checkable
 class BatchExtension(Protocol):
     """Adds samples to a local step (replay), or what a loss wants to know of its samples."""
 
@@ -183,6 +191,7 @@ class GradientTransform(Protocol):
 
     ``kind`` (``add``): ``project`` where steps must not be turned after it, as clipping by value would; ``look`` where
     it leaves gradients as they are.
+    ``shared_only`` (False): it leaves alone gradients of parameters that stay on their client.
     ``changes_gradients`` (True): False while it has nothing to do, so that an engine need not leave gradients behind;
     asked when clients have started, and before the first ones, when an engine is chosen.
     """
@@ -220,6 +229,14 @@ class ServerTransform(Protocol):
         """The step to take, from the one so far: parameter name -> ``[...]``, all of them."""
 
 
+@runtime_checkable
+class ServerTraining(Protocol):
+    """Changes the global model once more in ``end_round``, behind everybody's ``transform_step`` (CFeD, FedCIL)."""
+
+    moves_model_after_round: bool
+    """False where its options switch that off."""
+
+
 CHANGING_GRADIENTS = (Regularizer, RightMultiplication, GradientTransform)
 """Capabilities of methods that work on gradients."""
 IN_LOCAL_STEPS = (
@@ -238,6 +255,16 @@ IN_LOCAL_STEPS = (
 def has(method: object, *any_of: Any) -> bool:
     """Whether a method's class has one of some capabilities; asks nothing of the method, which may be shown sealed."""
     return issubclass(method.__class__, any_of)
+
+
+def crosses_tasks(method: object) -> bool:
+    """Whether clients may compute with samples of earlier tasks, or with what stands for them, while at a later one."""
+    return hasattr(method.__class__, "replays_logits") or has(method, BatchExtension)
+
+
+def moves_model_after_round(method: object) -> bool:
+    """See :class:`ServerTraining`."""
+    return bool(getattr(method, "moves_model_after_round", False))
 
 
 def leaves_other_gradients(method: object) -> bool:

@@ -83,7 +83,6 @@ class CFeD(Method):
             too few, nobody would ever review, clients' models differ, or another method replaces the local loss.
     """
 
-    crosses_tasks: ClassVar[bool] = True
     looks_back: ClassVar[bool] = True
     common_order: ClassVar[bool] = True
     reweighs_added_only = True

@@ -20,6 +20,7 @@ from cfl.engines.quadratic_pull import Pull, add_pulls
 from cfl.engines.right_factors import RightFactor, multiply_gradients
 from cfl.federation.federation import OF_ALL, Federation
 from cfl.federation.method_protocol import MethodComposition
+from cfl.methods import declared_state
 from cfl.methods.base import Method
 from cfl.methods.capabilities import (
     BatchExtension,
@@ -35,6 +36,7 @@ from cfl.methods.capabilities import (
     PersonalParameters,
     Predictor,
     Regularizer,
+    Replay,
     RightMultiplication,
     SampleLoss,
     SampleWeights,
@@ -108,7 +110,7 @@ class Composition(MethodComposition):
         whole = list(self.with_capability(LocalObjective).values())
         passing = [m for m in self.with_capability(ForwardPass).values() if getattr(m, "passes_forward", True)]
         replacing = [m for m in weighers if getattr(m, "replaces_own_loss", False)]
-        keeping = [m for m in self.values() if m.replays_logits]
+        keeping = [m for m in self.with_capability(Replay).values() if m.replays_logits]
         for several, valid in (
             (whole if len(whole) > 1 else [], "at most one method that replaces the whole local loss"),
             ([*whole, *replacing], "at most one method that replaces the loss of a client's own samples"),
@@ -140,8 +142,7 @@ class Composition(MethodComposition):
             who = f"methods.{name} ({type(method).__name__})"
             needs_steps = f"null: {who} needs clients to learn the same tasks in step"
             needs_clock = f"0: {who} needs clients to change tasks together"
-            unless = f", as it does not with methods.{name}.{method.task_free_with}" if method.task_free_with else ""
-            needs_ends = f"another exposure while {who} needs to know where tasks end{unless}"
+            needs_ends = f"another exposure while {who} needs to know where tasks end"
             needs_past = f"another exposure while {who} looks back to tasks that ended"
             known = f"one of {sorted(method.scenarios)} while {who} is used"
             in_step = data.order is not None and method.common_order
@@ -170,7 +171,6 @@ class Composition(MethodComposition):
             if method.optimizers is not None and name not in method.optimizers:
                 valid = f"one of {sorted(method.optimizers)} while methods.{key} is used"
                 raise ConfigError("model.optimizer", name, valid)
-            method.check_optimizer(optimizer)
         turned = [f"methods.{key}" for key, method in self.items() if _says_where_steps_point(method)]
         if clipping == "value" and turned:
             valid = f"norm while {', '.join(turned)} says where gradients may point"
@@ -180,8 +180,9 @@ class Composition(MethodComposition):
         """Give every method a context of its own; who needs no tasks is shown none."""
         for name, method in self.items():
             context = Context(federation)
-            own = frozenset({name, *method.topics}) - OF_ALL
+            own = frozenset({name, type(method).__name__.lower()}) - OF_ALL
             method.setup(sealed_context(context, own, method) if method.task_free else context)
+            declared_state.check(method)
 
     def keeps_local(self, name: str) -> bool:
         """Whether a parameter or buffer stays on its client."""
@@ -190,12 +191,12 @@ class Composition(MethodComposition):
     @property
     def replays(self) -> bool:
         """Whether clients need buffers."""
-        return any(method.replays for method in self.values())
+        return bool(self.with_capability(Replay))
 
     @property
     def replays_logits(self) -> bool:
         """Whether buffers have to keep logits with the samples."""
-        return any(method.replays_logits for method in self.values())
+        return any(method.replays_logits for method in self.with_capability(Replay).values())
 
     @property
     def individual_uplinks(self) -> bool:

@@ -67,6 +67,7 @@ class Context:
         augments: whether local training augments images.
         validation: share of each client's samples that is set aside.
         root: folder with the data sets' files.
+        optimizer: one like those that clients will have, for its options; None where nobody trains.
     """
 
     def __init__(self, federation: Federation) -> None:
@@ -85,6 +86,7 @@ class Context:
         self.num_rounds, self.own_clocks = rounds.num_rounds, rounds.own_clocks
         self.clock_spread, self.local_epochs = data.schedule.clock_spread, data.schedule.local_epochs
         self.batch_size, self.eval_batch_size = data.schedule.batch_size, data.eval_batch_size
+        self.optimizer = federation.optimizer
         self.augments, self.validation = data.augmentation is not None, data.validation
 
     # The model.

@@ -49,6 +49,20 @@ def restore(owner: object, state: Mapping[str, Any]) -> None:
             setattr(holder, name, type(present)(state[key]) if _is_set(present) else _copied(state[key]))
 
 
+def check(owner: object) -> None:
+    """Refuse a declaration of what is not there.
+
+    Raises:
+        TypeError: naming the class and the attribute.
+    """
+    for attribute in declared_state(type(owner)).values():
+        try:
+            attrgetter(attribute)(owner)
+        except AttributeError:
+            kind = type(owner).__name__
+            raise TypeError(f"{kind}.state names {attribute}, which {kind} does not have after setup") from None
+
+
 def _is_set(value: Any) -> bool:
     return isinstance(value, set | frozenset)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -42,8 +41,7 @@ class DER(Method):
         ConfigError: an option is out of range.
     """
 
-    crosses_tasks: ClassVar[bool] = True
-    replays: ClassVar[bool] = True
+    replays_logits = True
     task_free = True
     own_clocks = True
     reweighs_added_only = True

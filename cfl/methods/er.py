@@ -57,7 +57,6 @@ class ER(Method):
 
     _source_name = "er"
 
-    crosses_tasks: ClassVar[bool] = True
     common_order: ClassVar[bool] = True
 
     def __init__(

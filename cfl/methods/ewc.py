@@ -129,6 +129,8 @@ class EWC(Method):
                 which the network knows nothing.
         """
         super().setup(context)
+        if context.optimizer is not None:
+            self._check_optimizer(context.optimizer)
         check_fisher(self.fisher, context.network, "methods.ewc.fisher")
         self.refuse_twins(EWC, "one EWC; its strength is the sum of theirs")
         parameters = [name for name, _ in context.network.named_parameters()]
@@ -136,7 +138,7 @@ class EWC(Method):
         self._summed = [n for n in self._names if self.scope == "server" and n in context.shared_parameters]
         self._kept = [n for n in self._names if n not in self._summed]
 
-    def check_optimizer(self, optimizer: Optimizer) -> None:
+    def _check_optimizer(self, optimizer: Optimizer) -> None:
         """A limit needs steps along the gradient.
 
         Raises:

@@ -78,7 +78,6 @@ class FedCIL(Method):
         consolidation_lr: Adam's learning rate at the server.
     """
 
-    crosses_tasks: ClassVar[bool] = True
     looks_back: ClassVar[bool] = True
     common_order: ClassVar[bool] = True
     state = ("_replay", "_replayed_task", "_receivers")

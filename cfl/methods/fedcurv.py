@@ -96,7 +96,6 @@ class FedCurv(Method):
     pulls_with: ClassVar[str] = "strength"
     task_free = True
     own_clocks = True
-    topics = frozenset({"fedcurv"})
     # Clients' own shares are with ``context.clients``.
     state = ("u", "v", "_of_round", "_penalty_bytes", "_rows")
 
@@ -145,6 +144,8 @@ class FedCurv(Method):
                 other samples than the task's, or for labels of which the network knows nothing.
         """
         super().setup(context)
+        if context.optimizer is not None:
+            self._check_optimizer(context.optimizer)
         check_fisher(self.fisher, context.network, "methods.fedcurv.fisher")
         self.refuse_twins(FedCurv, "one FedCurv; its strength is the sum of theirs")
         self._names = context.shared_parameters
@@ -156,7 +157,7 @@ class FedCurv(Method):
             valid = "sequential while FedCurv takes the Fisher of a task's samples"
             raise ConfigError("data.exposure", exposure, valid)
 
-    def check_optimizer(self, optimizer: Optimizer) -> None:
+    def _check_optimizer(self, optimizer: Optimizer) -> None:
         """Learn the learning rate, if a gradient step along a quadratic is what the optimizer makes of it.
 
         Raises:

@@ -15,6 +15,7 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Method, Report
+from cfl.methods.capabilities import moves_model_after_round
 from cfl.methods.components.gaussian_mechanism import GaussianMechanism
 from cfl.methods.components.layer_inputs.extraction import SubspaceExtraction
 from cfl.methods.components.layer_inputs.weighted_layers import choose_layers, weighted_layers
@@ -201,7 +202,7 @@ class FOT(Method):
             self.mechanism,
         )
         self._dims = self._extraction.dims
-        undone = [name for name, method in context.methods.items() if method.moves_model_after_round]
+        undone = [name for name, method in context.methods.items() if moves_model_after_round(method)]
         if undone:
             valid = f"methods without {', '.join(undone)}, which would move the model behind {self.name}'s projection"
             raise ConfigError("methods", list(context.methods), valid)

@@ -104,7 +104,6 @@ class GLFC(OwnLoss):
     """
 
     individual_uplinks = True
-    crosses_tasks: ClassVar[bool] = True
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"class"})
     task_free = True
     # Not with clocks of clients' own: the server's two slots, the best model of this task and of the one before, mean

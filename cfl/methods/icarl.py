@@ -68,7 +68,6 @@ class ICaRL(OwnLoss):
             more classes than ``size``, so that not all of them could have an exemplar.
     """
 
-    crosses_tasks: ClassVar[bool] = True
     looks_back: ClassVar[bool] = True
     common_order: ClassVar[bool] = True
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"class"})

@@ -46,8 +46,6 @@ class L2P(Method):
         ConfigError: an option is out of range.
     """
 
-    task_free_with = "mask_logits: false"
-
     def __init__(self, strength: float = 0.1, mask_logits: bool = True) -> None:
         if not 0 <= strength < math.inf:
             raise ConfigError("methods.l2p.strength", strength, "a number of at least 0")

@@ -108,6 +108,8 @@ class LearningRateDecay(Method):
     def setup(self, context: Context) -> None:
         """Check that there is something to validate with, for every client."""
         super().setup(context)
+        if context.optimizer is not None:
+            self._check_optimizer(context.optimizer)
         self.refuse_twins(LearningRateDecay, "one LearningRateDecay, which knows the clients' learning rates")
         if self.factor == 1:
             return
@@ -124,7 +126,7 @@ class LearningRateDecay(Method):
                     valid = "a partition with two or more for every client that takes part, or Holders with min_samples"
                     raise ConfigError("data.validation", what, valid)
 
-    def check_optimizer(self, optimizer: Optimizer) -> None:
+    def _check_optimizer(self, optimizer: Optimizer) -> None:
         """The floor must be below the learning rate."""
         lr = float(optimizer.param_groups[0]["lr"])
         if self.factor > 1 and not self.floor < lr:

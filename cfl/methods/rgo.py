@@ -13,6 +13,7 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.engines.right_factors import RightFactor
 from cfl.methods.base import Method, Report
+from cfl.methods.capabilities import crosses_tasks
 from cfl.methods.components.layer_inputs.feature_permutation import FeaturePermutations
 from cfl.methods.components.layer_inputs.of_clients import (
     client_model,
@@ -151,7 +152,7 @@ class RGO(Method):
     def _check_encoding(self) -> None:
         """Refuse permutations that follow the task where samples of several tasks pass through one of them."""
         context = self.context
-        crossing = [name for name, method in context.methods.items() if method.crosses_tasks]
+        crossing = [name for name, method in context.methods.items() if crosses_tasks(method)]
         valid = ""
         if crossing:
             valid = f"false with {', '.join(crossing)}: samples of other tasks would pass through this task's order"

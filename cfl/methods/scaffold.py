@@ -81,9 +81,7 @@ class SCAFFOLD(Method):
     """
 
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
-    task_free_with = "at_task_switch: keep"
     own_clocks = True
-    topics = frozenset({_TOPIC})
     state = ("variate",)  # clients' own variates are with ``context.clients``
 
     def __init__(
@@ -109,6 +107,8 @@ class SCAFFOLD(Method):
     def setup(self, context: Context) -> None:
         """Refuse what it cannot work with."""
         super().setup(context)
+        if context.optimizer is not None:
+            self._check_optimizer(context.optimizer)
         self.refuse_twins(SCAFFOLD, "one SCAFFOLD; two would correct the same drift twice")
         if not context.shared_parameters:
             raise ConfigError("methods", [self.name], "no SCAFFOLD where all parameters stay on their client")
@@ -123,7 +123,7 @@ class SCAFFOLD(Method):
                 raise ConfigError("data.exposure", context.exposure, valid)
             self._masks = DropoutMasks(context.network, context.input_shape)
 
-    def check_optimizer(self, optimizer: Optimizer) -> None:
+    def _check_optimizer(self, optimizer: Optimizer) -> None:
         """Refuse, or warn of, anything but plain SGD.
 
         Raises:

@@ -89,7 +89,7 @@ def experiment_of(config: Mapping[str, Any]) -> dict[str, Any]:
     if len(methods) > 1:  # each takes what the one before leaves
         experiment["methods_order"] = list(methods)
     named = [class_of(method) for method in methods.values()]
-    if any(getattr(method, "replays", False) for method in named):
+    if any(hasattr(method, "replays_logits") for method in named):  # cfl.methods.capabilities.Replay
         experiment["buffer"] = json.loads(json.dumps(config.get("buffer") or {}))
     for section, key in ONLY_WHERE_OR_HOW_FAST:
         if isinstance(experiment[section], dict):

@@ -155,13 +155,8 @@ class Client(LightningModule):
     # Training: Lightning's hooks, handed on. In a step there is always work: each look-up counts.
 
     def configure_optimizers(self) -> Optimizer:
-        """Allocate the stacked clients and give them one elementwise optimizer.
-
-        Raises:
-            ConfigError: if the optimizer would mix clients, or a method does not allow it or how gradients are clipped.
-        """
+        """Allocate the stacked clients and give them one elementwise optimizer."""
         federation = self.require_federation()
-        self._check_optimizer(self._optimizer_of([torch.nn.Parameter(torch.zeros(1))]))
         watched = partial(gradients_are_watched, self.trainer)
         chosen = choose_engine(
             self.engine_options,
@@ -181,13 +176,20 @@ class Client(LightningModule):
         )
         return self._optimizer_of(self.work.cohort.parameters.values())
 
-    def _check_optimizer(self, optimizer: Optimizer) -> None:
+    def optimizer_for_its_options(self) -> Optimizer:
+        """One like those that clients will have.
+
+        Raises:
+            ConfigError: it would mix clients, or a method does not allow it or how gradients are clipped.
+        """
+        optimizer = self._optimizer_of([torch.nn.Parameter(torch.zeros(1))])
         name = type(optimizer).__name__
         if name not in ELEMENTWISE_OPTIMIZERS:
             raise ConfigError("model.optimizer", name, f"one of {sorted(ELEMENTWISE_OPTIMIZERS)}")
         trainer: Any = self.trainer
         clipping = (trainer.gradient_clip_algorithm or "norm") if trainer.gradient_clip_val else None
         self.methods.check_optimizer(optimizer, clipping)
+        return optimizer
 
     def _optimizer_of(self, parameters: Iterable[torch.nn.Parameter]) -> Optimizer:
         try:

@@ -54,7 +54,7 @@ def unequal(stream: Any = None, width: int = 2, **options: Any) -> FederatedData
 class Keep(Method):
     """Has buffers kept, and looks at what is drawn if asked to; changes nothing."""
 
-    replays = True
+    replays_logits = False
 
     def __init__(self, count: int = 0, logits: bool = False) -> None:
         self.count, self.replays_logits = count, logits

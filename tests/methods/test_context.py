@@ -27,7 +27,7 @@ BEHIND = (Federation, FederatedDataModule, BoundSchedule, Schedule, Server)
 class Sees(Method):
     """Has everything that there is: a buffer, too."""
 
-    replays: ClassVar[bool] = True
+    replays_logits: ClassVar[bool] = False
 
     def __init__(self, free: bool = False) -> None:
         self.task_free = free

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from support.tiny import fit, tiny_client, tiny_data
 
 from cfl.methods import EWC, Method
 from cfl.methods.components.previous_model import LentModel
@@ -148,3 +149,12 @@ def test_a_quadratic_of_the_server_comes_back() -> None:
     again.load_state_dict(ewc.state_dict())
     assert again.curvature["w"].tolist() == [1.0, 1.0]
     assert again.anchor["w"].tolist() == [0.0, 0.0]
+
+
+def test_a_declaration_of_what_is_not_there_is_refused_after_setup() -> None:
+    class Forgets(Method):
+        state = ("_sums",)
+
+    data = tiny_data()
+    with pytest.raises(TypeError, match=r"Forgets\.state names _sums, which Forgets does not have after setup"):
+        fit(tiny_client(data, methods={"mine": Forgets()}), data)

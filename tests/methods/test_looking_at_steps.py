@@ -68,7 +68,7 @@ def model_of(cohort: Cohort, row: int) -> dict[str, Tensor]:
 class Observing(Method):
     """Sees the logits that are kept for buffers."""
 
-    replays = replays_logits = True
+    replays_logits = True
 
     def setup(self, context: Context) -> None:
         super().setup(context)

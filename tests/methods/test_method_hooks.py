@@ -329,8 +329,10 @@ def test_an_optimizer_under_which_a_method_loses_its_guarantee_is_refused() -> N
 
 def test_a_method_may_look_at_the_optimizer_before_training() -> None:
     class NoDecay(Method):
-        def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-            decay = optimizer.param_groups[0]["weight_decay"]
+        def setup(self, context: Context) -> None:
+            super().setup(context)
+            assert context.optimizer is not None
+            decay = context.optimizer.param_groups[0]["weight_decay"]
             if decay:
                 raise ConfigError("model.optimizer.init_args.weight_decay", decay, "0")
 
@@ -542,7 +544,7 @@ def test_a_skipped_client_leaves_its_neighbours_as_they_are(width: int, weightin
 class Closes(Method):
     """Which clients methods and buffers hear of at the end of each round, and the mean of the losses."""
 
-    replays: ClassVar[bool] = True
+    replays_logits: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.heard: dict[int, set[int]] = {}
