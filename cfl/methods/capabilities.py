@@ -9,6 +9,7 @@ A cohort is k clients that train side by side, its tensors are stacked, ``[k, ..
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import cache
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -252,14 +253,21 @@ IN_LOCAL_STEPS = (
 """Capabilities that make local steps cost more."""
 
 
+@cache
+def members(capability: Any) -> tuple[str, ...]:
+    """What makes a capability."""
+    return tuple(n for n in {**vars(capability), **vars(capability).get("__annotations__", {})} if n[0] != "_")
+
+
 def has(method: object, *any_of: Any) -> bool:
     """Whether a method's class has one of some capabilities; asks nothing of the method, which may be shown sealed."""
-    return issubclass(method.__class__, any_of)
+    kind = method if isinstance(method, type) else method.__class__
+    return any(all(hasattr(kind, member) for member in members(capability)) for capability in any_of)
 
 
 def crosses_tasks(method: object) -> bool:
     """Whether clients may compute with samples of earlier tasks, or with what stands for them, while at a later one."""
-    return hasattr(method.__class__, "replays_logits") or has(method, BatchExtension)
+    return has(method, Replay, BatchExtension)
 
 
 def moves_model_after_round(method: object) -> bool:
