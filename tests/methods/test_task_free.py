@@ -291,7 +291,8 @@ def test_what_is_shown_of_a_run_is_this_and_no_more() -> None:
         SealedMethod: "key kind moves_model_after_round name source",
         SealedContext: "at_server batch_size batchnorm eval_batch_size evaluation_statistics everyones exposure "
         "finished has_personal_models input_shape local_epochs most_trained_on network num_clients num_outputs "
-        "num_rounds own_tensors personal round scenario seed shared_buffers shared_parameters shared_tensors state_tensors",
+        "num_rounds own_tensors personal round scenario seed shared_buffers "
+        "shared_parameters shared_tensors state_tensors",
     }
     assert {kind: " ".join(sorted(kind._SHOWN)) for kind in shown} == shown
     by_task = "client_batches decode encode members outputs_in_loss outputs_in_loss_of own_clients"
