@@ -78,7 +78,7 @@ class CohortBatch:
 
     def sealed(self) -> CohortBatch:
         """The same step for a method that is not shown which tasks its samples belong to: ``index`` holds their handles
-        (:class:`cfl.data.exposure.Handles`), which ``gather`` and the federation's data understand there.
+        (:class:`cfl.data.exposure.Handles`), which ``gather`` and the method's context understand there.
 
         Raises:
             RuntimeError: the batch has not passed through the data module.

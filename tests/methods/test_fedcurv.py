@@ -87,7 +87,7 @@ class After(Method):
         self.checked = self.absent = 0
 
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        federation = self.context
+        federation = self.context._federation
         ends = {n: t.clone() for n, t in cohort.rows(positions, {**cohort.parameters, **cohort.buffers}).items()}
         for row, position in enumerate(positions):
             client, end = cohort.clients[position], {n: t[row] for n, t in ends.items()}
