@@ -116,3 +116,11 @@ def test_commands_of_the_readme_parse(
         main([*arguments, "--print_config"])
     assert caught.value.code in (0, None)
     assert "rounds_per_task" in capsys.readouterr().out
+
+
+def test_the_tests_that_hold_the_contracts_are_there() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+    assert len(named) > 15
+    for file, test in named:
+        assert f"def {test}(" in (ROOT / file).read_text(), f"{file}::{test}"
