@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from cfl.data.cohorts import CohortBatch
 from cfl.data.scenarios import OutputMap
 
+Turn = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+
 
 def _no_engine(batch: CohortBatch, purpose: str) -> dict[str, Tensor]:
     raise RuntimeError("a cohort that no engine trains")
@@ -41,6 +43,7 @@ class Cohort:
         buffers: name -> ``[k, ...]``.
         received: name -> ``[...]``, the global parameters they started from.
         own: name -> ``[k, ...]``, what they started from instead where it is their own.
+        to_server: puts tensors of these clients into the server's order, see :meth:`turn`.
         used_outputs: ``[k, O]`` bool, outputs that had a part in each client's loss, or None for all.
         lr: the optimizer's learning rate.
         gradients_on: for methods, another batch of the same clients, and a name for its dropout masks, to the gradients
@@ -70,6 +73,7 @@ class Cohort:
         self.lr = 0.0
         self.gradients_on: Callable[[CohortBatch, str], dict[str, Tensor]] = _no_engine
         self.used_outputs: Tensor | None = None
+        self.to_server: Turn = dict
 
     @torch.no_grad()
     def open(
@@ -97,7 +101,7 @@ class Cohort:
         """
         k = len(clients)
         self.clients, self.sizes, self.task, self.round = tuple(clients), tuple(sizes), task, round
-        self.received, self.own = shared, own
+        self.received, self.own, self.to_server = shared, own, dict
         self.withheld = frozenset()
         self.steps = 0
         for name, parameter in self.parameters.items():
@@ -112,6 +116,20 @@ class Cohort:
         if self._in_loss is not None:
             of_task = self._in_loss[task].expand(k, -1)
             self.used_outputs = torch.zeros_like(of_task) if mixed else of_task.clone()
+
+    @torch.no_grad()
+    def turn(self, there: Turn, back: Turn) -> None:
+        """Let clients that have just started compute with their features in another order than the server's.
+
+        Args:
+            there: name -> ``[..., *shape]`` to the same in the clients' order, such as a permutation.
+            back: undoes it.
+        """
+        self.received, self.own, self.to_server = there(self.received), there(self.own), back
+        held = {**self.parameters, **self.buffers}
+        for name, turned in there(held).items():
+            if turned is not held[name]:
+                held[name].copy_(turned)
 
     @property
     def train_outputs(self) -> Tensor | None:

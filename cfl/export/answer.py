@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from cfl.data.task_handles import shown_task
 from cfl.federation.federation import Federation
-from cfl.methods.capabilities import FeatureOrder, Predictor
+from cfl.methods.capabilities import Predictor, TaskModel
 from cfl.models.density import LogLikelihood, densities_differ, is_density
 from cfl.models.frozen_vit import FrozenViT
 from cfl.runtime.errors import ConfigError
@@ -97,7 +97,7 @@ def answer_of(client: Client, choice: Choice) -> Answer:
     _check_client(federation, choice.client)
     _check_statistics(federation, choice.client)
     classifiers = list(federation.methods.with_capability(Predictor).values())
-    by_task = _encodes_by_task(federation)
+    by_task = _differs_by_task(federation)
     if by_task is None and classifiers:
         by_task = _classifies_by_task(client, choice.client, classifiers)
     _check_task(federation, choice, by_task)
@@ -108,7 +108,7 @@ def _answer(client: Client, choice: Choice, classifiers: list[Any]) -> Answer:
     federation, owner, task = client.require_federation(), choice.client, choice.task
     model = federation.state_tensors() if owner is None else federation.model_of(owner, task)
     stream_task = (task or 0) if owner is None else federation.data.stream_task(task or 0, owner)
-    network = plain_network(federation.network, federation.encode(stream_task, model))
+    network = plain_network(federation.network, federation.model_for(stream_task, model))
     if classifiers and set(network.state_dict()) != set(federation.network.state_dict()):
         names = ", ".join(name for name, method in federation.methods.items() if method in classifiers)
         raise ConfigError("methods", names, "one that leaves the scores to the network, to export decomposed weights")
@@ -137,12 +137,12 @@ def plain_network(network: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Modul
     return copied.cpu()
 
 
-def _encodes_by_task(federation: Federation) -> str | None:
-    """The method that gives tasks coordinates of their own, or None."""
+def _differs_by_task(federation: Federation) -> str | None:
+    """The method under which tasks have models of their own, or None."""
     server = federation.state_tensors()
-    for name, method in federation.methods.with_capability(FeatureOrder).items():
+    for name, method in federation.methods.with_capability(TaskModel).items():
         for task in range(federation.data.stream.num_tasks):
-            encoded = method.encode(shown_task(method, task), server)
+            encoded = method.model_for(shown_task(method, task), server)
             if not all(torch.equal(encoded[key], tensor) for key, tensor in server.items()):
                 return name
     return None

@@ -315,16 +315,10 @@ class Federation:
         tensors = self.state_tensors()
         return {name: tensors[name] for name in (*self.shared_parameters, *self.shared_buffers)}
 
-    def encode(self, task: TaskRef, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The server's tensors as the clients and tests of a task compute with them; see ``Method.encode``.
-
-        Where no method encodes, these are the given tensors themselves.
-        """
-        return self.methods.encode(opened(task), tensors)
-
-    def decode(self, task: TaskRef, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Undo :meth:`encode`."""
-        return self.methods.decode(opened(task), tensors)
+    def model_for(self, task: TaskRef, model: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The model with which images of a task are tested, of one in the server's order; the same object where no
+        method says otherwise."""
+        return self.methods.model_for(opened(task), model)
 
     @contextmanager
     def evaluation_statistics(self) -> Iterator[None]:

@@ -57,12 +57,8 @@ class MethodComposition(Mapping[str, Any], ABC):
         """Whether a parameter or buffer stays on its client."""
 
     @abstractmethod
-    def encode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The server's model as the clients and tests of a task compute with it."""
-
-    @abstractmethod
-    def decode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Undo :meth:`encode`."""
+    def model_for(self, task: int, model: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The model with which images of a task are tested."""
 
     @abstractmethod
     def recall(self, client: int, task: int | None, model: dict[str, Tensor]) -> dict[str, Tensor]:

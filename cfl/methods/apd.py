@@ -14,7 +14,7 @@ from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
 from cfl.federation.task_states import TaskStates
 from cfl.methods.base import Method, Report
-from cfl.methods.capabilities import FeatureOrder, crosses_tasks, has
+from cfl.methods.capabilities import crosses_tasks
 from cfl.methods.context import Context
 from cfl.models.decomposition import (
     DecomposedLayer,
@@ -154,9 +154,6 @@ class APD(Method):
         """Give the network the first task's set, and remember what later ones start from."""
         super().setup(context)
         network = context.network
-        permuting = [name for name, method in context.methods.items() if has(method, FeatureOrder)]
-        if permuting:
-            raise ConfigError("methods", permuting, f"no method that permutes weights beside {type(self).__name__}")
         # All but bases change with the task: they would be held to, or trained on, what belongs to another one.
         backward = [
             name

@@ -75,15 +75,11 @@ class Predictor(Protocol):
 
 
 @runtime_checkable
-class FeatureOrder(Protocol):
-    """Clients compute with a permutation of the server's model, another one in every task (RGO)."""
+class TaskModel(Protocol):
+    """The global model answers each task in a form of its own (RGO permutes features)."""
 
-    def encode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The server's tensors, ``[..., *shape]`` with any leading axes, as the clients and tests of a task compute
-        with them; not to be changed. A permutation of numbers."""
-
-    def decode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Undo :meth:`encode`; also for updates, since both are linear."""
+    def model_for(self, task: int, model: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The model with which images of ``task`` are tested; ``model`` is in the server's order, not to be changed."""
 
 
 # Local steps.

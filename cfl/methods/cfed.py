@@ -188,8 +188,7 @@ class CFeD(Method):
         if not rows:
             return
         device = next(context.network.parameters()).device
-        lent = self._old.lend(context, f"{self.name} old model", [cohort.clients[row] for row in rows], device)
-        old = context.encode(cohort.task, lent)
+        old = self._old.lend(context, f"{self.name} old model", [cohort.clients[row] for row in rows], device)
         for row in rows:
             client = cohort.clients[row]
             count = cohort.sizes[row] * context.local_epochs
@@ -281,7 +280,7 @@ class CFeD(Method):
         context = self.context
         tensors = {**cohort.parameters, **cohort.buffers}
         shared = {name: tensors[name] for name in context.shared_tensors()}
-        message = context.decode(cohort.task, cohort.rows(positions, shared))
+        message = cohort.rows(positions, shared)
         clients = [cohort.clients[position] for position in positions]
         context.channel.uplink_individually(f"{self.name} models", message, clients, wire_bytes=0)
 
@@ -308,8 +307,8 @@ class CFeD(Method):
         """Let the new global model imitate the round's clients on the server's shard, all as a global one is tested."""
         context = self.context
         models = context.channel.collect_individually(f"{self.name} models").values()
-        state = context.encode(plan.task, {n: t.detach() for n, t in context.state_tensors().items()})
-        encoded = [{**state, **context.encode(plan.task, model)} for model in models]
+        state = {n: t.detach() for n, t in context.state_tensors().items()}
+        received = [{**state, **model} for model in models]
         device = next(context.network.parameters()).device
         self._compared = self._outputs(plan.task + 1).to(device)
         leaves = {n: state[n].clone().requires_grad_() for n in context.shared_parameters}
@@ -319,7 +318,7 @@ class CFeD(Method):
             order = passes(shard, len(shard), context.seed, f"{self.name} order of the server", plan.round, epoch)
             for part in order.to(device).split(context.batch_size):
                 x = self._pixels(plan.task, part)
-                target = torch.stack([self._soft(model, x) for model in encoded]).mean(0)
+                target = torch.stack([self._soft(model, x) for model in received]).mean(0)
                 with torch.enable_grad():
                     logits: Tensor = functional_call(context.network, {**state, **leaves}, (x,))
                     loss = self._soft_cross_entropy(logits, target).mean()
@@ -327,7 +326,7 @@ class CFeD(Method):
                     loss.backward()
                 optimizer.step()
         server = context.state_tensors()
-        for name, tensor in context.decode(plan.task, {n: t.detach() for n, t in leaves.items()}).items():
+        for name, tensor in leaves.items():
             server[name].copy_(tensor)
 
     # Reports and checkpoints.

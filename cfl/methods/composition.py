@@ -24,7 +24,6 @@ from cfl.methods import declared_state
 from cfl.methods.base import Method
 from cfl.methods.capabilities import (
     BatchExtension,
-    FeatureOrder,
     ForwardPass,
     FrozenParameters,
     GradientTransform,
@@ -41,6 +40,7 @@ from cfl.methods.capabilities import (
     SampleLoss,
     SampleWeights,
     ServerTransform,
+    TaskModel,
 )
 from cfl.methods.context import Context
 from cfl.methods.task_free import sealed_cohort, sealed_context, sealed_plan
@@ -54,7 +54,7 @@ Factors = Mapping[str, RightFactor]
 class Composition(MethodComposition):
     """The methods of a run by name, and what they do together.
 
-    All act in the order of the configuration, ``decode`` in the reverse one. Of what replaces something (the local
+    All act in the order of the configuration. Of what replaces something (the local
     loss, the forward pass, the network's scores) there is one: two are refused, but that the first that classifies
     counts. A method that declares to be ``task_free`` is shown handles in the place of tasks.
 
@@ -277,6 +277,7 @@ class Composition(MethodComposition):
         self._pulls, self._factors, self._multiplied = {}, {}, None
         for method in self.values():
             method.start_clients(self.shown(method))
+        for method in self.values():
             if isinstance(method, Regularizer):
                 self._pulls[method] = method.pulls(self.shown(method))
             if isinstance(method, RightMultiplication):
@@ -376,18 +377,11 @@ class Composition(MethodComposition):
 
     # Models and tests.
 
-    def encode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The server's tensors as the clients and tests of a task compute with them; the given ones where no method
-        has an order of features of its own."""
-        for method in self.with_capability(FeatureOrder).values():
-            tensors = method.encode(shown_task(method, task), tensors)
-        return tensors
-
-    def decode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Undo :meth:`encode`."""
-        for method in reversed(self.with_capability(FeatureOrder).values()):
-            tensors = method.decode(shown_task(method, task), tensors)
-        return tensors
+    def model_for(self, task: int, model: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The model with which images of a task are tested; the given object where no method has another."""
+        for method in self.with_capability(TaskModel).values():
+            model = method.model_for(shown_task(method, task), model)
+        return model
 
     def recall(self, client: int, task: int | None, model: dict[str, Tensor]) -> dict[str, Tensor]:
         """The model with which a client answers one of its tasks."""

@@ -104,14 +104,6 @@ class Context:
         initial values."""
         return self._federation.own_tensors(clients)
 
-    def encode(self, task: TaskRef, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The server's tensors as the clients of a task compute with them."""
-        return self._federation.encode(task, tensors)
-
-    def decode(self, task: TaskRef, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Undo :meth:`encode`."""
-        return self._federation.decode(task, tensors)
-
     def evaluation_statistics(self) -> AbstractContextManager[None]:
         """Within it, BatchNorm uses the batch's statistics where the evaluated model holds none of its own."""
         return self._federation.evaluation_statistics()

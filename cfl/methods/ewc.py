@@ -167,8 +167,6 @@ class EWC(Method):
             own = self.context.clients.gather("ewc", cohort.clients, _joined(nothing, nothing))
             own_curvature, own_anchor = _parted(own)
             curvature, anchor = {**curvature, **own_curvature}, {**anchor, **own_anchor}
-        curvature = self.context.encode(cohort.task, curvature)
-        anchor = self.context.encode(cohort.task, anchor)
         if self.limit is not None and cohort.lr > 0:
             most = self.limit / (cohort.lr * self._factor)
             curvature = {n: value.clamp(max=most) for n, value in curvature.items()}
@@ -231,7 +229,7 @@ class EWC(Method):
         device = next(network.parameters()).device
         fisher = diagonal_fisher(
             network,
-            context.encode(task, model),
+            model,
             context.client_batches(task, client, self.fisher_batch_size, device),
             self.fisher,
             outputs=context.outputs_in_loss(task, client),
@@ -239,7 +237,7 @@ class EWC(Method):
             generator=torch_generator(context.seed, "fisher labels", task, client),
             batch_statistics=context.batchnorm == "drop",
         )
-        return context.decode(task, fisher), model
+        return fisher, model
 
     def _keep(self, client: int, fisher: Tensors, model: Tensors) -> None:
         """Add a task to what a client keeps."""

@@ -120,7 +120,7 @@ class FedAGEM(Method):
         self.seconds = 0.0
         self._steps = self._refined = 0
         self._seen = torch.zeros(2, dtype=torch.int64)
-        self._encoded: dict[str, Tensor] = {}
+        self._received: dict[str, Tensor] = {}
         self._lengths: dict[frozenset[str], Tensor] = {}
         self._step, self._opened = 0, False
         self._training = torch.ones(0, dtype=torch.bool)
@@ -170,8 +170,7 @@ class FedAGEM(Method):
         self.reference = {name: value.to(device) for name, value in self.reference.items()}
         lacking = len(set(cohort.clients) - self._have)
         self.context.channel.downlink("reference gradient", self.reference, lacking)
-        encoded = self.context.encode(cohort.task, self.reference)
-        self._encoded = {name: value[None] for name, value in encoded.items()}
+        self._received = {name: value[None] for name, value in self.reference.items()}
         self._lengths = {}
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
@@ -182,20 +181,20 @@ class FedAGEM(Method):
     @torch.no_grad()
     def adjust_gradients(self, cohort: Cohort) -> None:
         """Take what conflicts with the reference out of the clients' gradients."""
-        if not self._encoded:
+        if not self._received:
             return
-        gradients = {name: gradient for name, gradient in cohort.gradients.items() if name in self._encoded}
+        gradients = {name: gradient for name, gradient in cohort.gradients.items() if name in self._received}
         if not gradients:
             return
         # A client that has finished may be left with a gradient, of a penalty say.
         training = self._training
-        product = inner(gradients, self._encoded)
+        product = inner(gradients, self._received)
         length = self._length_over(gradients)
         rows = training
         if self.when == "conflict":
             rows = rows & conflicts(product, length, next(iter(gradients.values())).dtype)
         rows = rows & self._chosen(cohort).to(rows.device)
-        refine(gradients, self._encoded, rows, self.refinement, product, length)
+        refine(gradients, self._received, rows, self.refinement, product, length)
         self._use_outputs(cohort, rows)
         self._seen = self._seen.to(rows.device) + torch.stack([training.sum(), rows.sum()])
 
@@ -203,7 +202,7 @@ class FedAGEM(Method):
         """``[1]`` squared length of the reference over what there are gradients of: frozen parameters have none."""
         names = frozenset(gradients)
         if names not in self._lengths:
-            reference = {name: self._encoded[name] for name in gradients}
+            reference = {name: self._received[name] for name in gradients}
             self._lengths[names] = inner(reference, reference)
         return self._lengths[names]
 
@@ -221,7 +220,7 @@ class FedAGEM(Method):
         if cohort.used_outputs is None:
             return
         touched = torch.zeros_like(cohort.used_outputs[0])
-        for name, value in self._encoded.items():
+        for name, value in self._received.items():
             if name.startswith("head.") and value.ndim > 1 and value.shape[1] == len(touched):
                 touched |= value[0].reshape(len(touched), -1).any(1)
         cohort.used_outputs[rows] |= touched
@@ -231,7 +230,7 @@ class FedAGEM(Method):
     def end_round(self, plan: RoundPlan) -> None:
         """Clients compute the next reference at the new global model."""
         context = self.context
-        self._encoded = {}
+        self._received = {}
         counts = context.everyones(self._seen.tolist())
         self._steps += sum(steps for steps, _ in counts)
         self._refined += sum(refined for _, refined in counts)
@@ -280,7 +279,7 @@ class FedAGEM(Method):
         task = context.task_at(plan.round, client)  # with clocks of their own not the round's
         model = client_model(context, task, client)
         outputs = context.outputs_in_loss_of(drawn.tasks, task)
-        gradient = context.decode(task, self._gradient(model, drawn, outputs, key))
+        gradient = self._gradient(model, drawn, outputs, key)
         message = {name: value[None] for name, value in gradient.items()}
         context.channel.uplink("buffer gradient", message, [1.0], [client])
         return True

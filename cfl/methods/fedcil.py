@@ -236,7 +236,7 @@ class FedCIL(Method):
     def _replayed(self, noise: Tensor, y: Tensor) -> Tensor:
         """Images of the replay generator, which computes as its task's clients did."""
         tensors = {name: tensor.to(noise.device) for name, tensor in self._replay.items()}
-        return self._generation.images(self.context.encode(self._replayed_task, tensors), noise, y)
+        return self._generation.images(tensors, noise, y)
 
     # Consistency enforcement.
 
@@ -290,10 +290,9 @@ class FedCIL(Method):
             return
         clients = [cohort.clients[position] for position in positions]
         tensors = {**cohort.parameters, **cohort.buffers}
-        generators = cohort.rows(positions, {name: tensors[name] for name in self._network.generator_names})
-        message = self.context.decode(cohort.task, generators)
+        message = cohort.rows(positions, {name: tensors[name] for name in self._network.generator_names})
         held = torch.stack([self._outputs_held(cohort.task, client) for client in clients])
-        message["outputs held"] = held.to(next(iter(generators.values())).device)
+        message["outputs held"] = held.to(next(iter(message.values())).device)
         self.context.channel.uplink_individually(f"{self.name} generators", message, clients)
 
     def _outputs_held(self, task: int, client: int) -> Tensor:
@@ -317,11 +316,11 @@ class FedCIL(Method):
     @torch.no_grad()
     def _consolidate(self, plan: RoundPlan) -> None:
         context = self.context
-        tensors = context.encode(plan.task, context.state_tensors())
+        tensors = context.state_tensors()
         if self.consolidation_source == "clients":
             messages = list(context.channel.collect_individually(f"{self.name} generators").values())
             held = torch.stack([message.pop("outputs held") for message in messages]).cpu()
-            generators = [context.encode(plan.task, message) for message in messages]
+            generators = messages
         else:
             generators = [{name: tensors[name].clone() for name in self._network.generator_names}]
             held = context.outputs.own[plan.task].unsqueeze(0)
@@ -331,7 +330,7 @@ class FedCIL(Method):
         trained = context.at_server(lambda: consolidated(self._network, tensors, names, batches, self.consolidation_lr))
         server = context.state_tensors()
         trained = {name: tensor.to(server[name].device) for name, tensor in trained.items()}
-        for name, tensor in context.decode(plan.task, trained).items():
+        for name, tensor in trained.items():
             server[name].copy_(tensor)
 
     def _made_batches(

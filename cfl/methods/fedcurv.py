@@ -198,8 +198,6 @@ class FedCurv(Method):
                 share = (1 / (2 * self.strength * self._lr * u)).clamp_(max=1)
                 u, v = u.mul_(share), v.mul_(share)
             others_u[name], others_v[name] = u, v
-        others_u = context.encode(cohort.task, others_u)
-        others_v = context.encode(cohort.task, others_v)
         return {n: (u, others_v[n]) for n, u in others_u.items()}
 
     @property
@@ -223,8 +221,8 @@ class FedCurv(Method):
         clients = [cohort.clients[p] for p in positions]
         # What weight decay did to outputs outside the loss does not matter: they have no Fisher, hence no share in v.
         trained = cohort.rows(positions, {**cohort.parameters, **cohort.buffers})
-        u = context.decode(cohort.task, self._fishers(cohort, clients, trained))
-        ends = context.decode(cohort.task, {n: trained[n] for n in self._names})
+        u = self._fishers(cohort, clients, trained)
+        ends = {n: trained[n] for n in self._names}
         message = _joined(u, {n: u[n] * ends[n] for n in self._names})
         usable = context.channel.usable(message, clients, "fedcurv")
         if self.keep < 1:

@@ -264,8 +264,7 @@ class GLFC(OwnLoss):
         if old is None:
             return None
         tensors = {name: tensor.to(self._device) for name, tensor in old.tensors.items()}
-        encoded = self.context.encode(cohort.task, tensors)
-        return {**client_model(self.context, cohort.task, cohort.clients[row]), **encoded}
+        return {**client_model(self.context, cohort.task, cohort.clients[row]), **tensors}
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
         """Add memory samples, and what the losses have to know of all of them."""
@@ -405,7 +404,7 @@ class GLFC(OwnLoss):
         correct = 0
         with evaluating_global(context):
             state = {n: t.detach() for n, t in context.state_tensors().items()}
-            model = context.encode(task, {**state, **shared})
+            model = {**state, **shared}
             for rows in torch.arange(len(labels)).split(context.eval_batch_size):
                 logits: Tensor = functional_call(context.network, model, (pool[rows].to(self._device),)).cpu()
                 known = logits.masked_fill(~self.proxy.classes, -torch.inf)

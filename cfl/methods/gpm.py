@@ -17,8 +17,6 @@ from cfl.engines.right_factors import RightFactor, nothing, removing
 from cfl.methods.base import Method, Report
 from cfl.methods.components.layer_inputs.of_clients import (
     client_model,
-    decode_inputs,
-    encode_inputs,
     evaluating,
     run_model,
     seen_inputs,
@@ -161,7 +159,7 @@ class GPM(Method):
         frozen = {name: nothing(holders, cohort.parameters[name]) for name in self._frozen}
         return frozen | {
             f"{name}.weight": removing(rows.mT, len(self._protected[name].weight), steps, None if everyone else holders)
-            for name, rows in encode_inputs(self.context, cohort.task, memories).items()
+            for name, rows in memories.items()
         }
 
     @property
@@ -223,7 +221,7 @@ class GPM(Method):
         held = context.clients.gather("gpm", [client], self._nothing())
         before = dict(zip(self._dims, held["ranks"][0].tolist(), strict=True))
         memories = {name: self._directions(name, [client], rank, device)[0] for name, rank in before.items()}
-        inputs = {n: ResidualInputs(rows.T) for n, rows in encode_inputs(context, task, memories).items()}
+        inputs = {n: ResidualInputs(rows.T) for n, rows in memories.items()}
         model = client_model(context, task, client)
         with seen_inputs(self._protected, lambda name, rows: inputs[name].add(rows)):
             for x in some_samples(context, task, client, self.samples, "gpm samples", self.batch_size):
@@ -231,7 +229,7 @@ class GPM(Method):
         first = int(held["tasks"][0]) == 0
         chosen = {n: self._leading(seen, self._threshold_after(task, n), first).T for n, seen in inputs.items()}
         ranks, found = [], []
-        for name, directions in decode_inputs(context, task, chosen).items():
+        for name, directions in chosen.items():
             basis = grow_basis(memories[name].T, directions.T)
             self._keep(name, client, basis, before[name])
             ranks.append(basis.shape[1])

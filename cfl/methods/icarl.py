@@ -154,8 +154,7 @@ class ICaRL(OwnLoss):
         if not self._old:
             return
         device = next(context.network.parameters()).device
-        lent = self._old.lend(context, "old model", cohort.clients, device)
-        old = context.encode(cohort.task, lent)
+        old = self._old.lend(context, "old model", cohort.clients, device)
         self._models = [{**client_model(context, cohort.task, client), **old} for client in cohort.clients]
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:

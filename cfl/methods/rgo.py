@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -13,12 +14,10 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.engines.right_factors import RightFactor
 from cfl.methods.base import Method, Report
-from cfl.methods.capabilities import crosses_tasks
+from cfl.methods.capabilities import LearningRateFactors, crosses_tasks, has
 from cfl.methods.components.layer_inputs.feature_permutation import FeaturePermutations
 from cfl.methods.components.layer_inputs.of_clients import (
     client_model,
-    decode_inputs,
-    encode_inputs,
     evaluating,
     probed_outputs,
     run_model,
@@ -28,6 +27,7 @@ from cfl.methods.components.layer_inputs.of_clients import (
 from cfl.methods.components.layer_inputs.recursive_inverse import inverse_with, normalised
 from cfl.methods.components.layer_inputs.weighted_layers import choose_layers, input_dim, weighted_layers
 from cfl.methods.context import Context
+from cfl.methods.declared_state import declared_state
 from cfl.randomness.generators import numpy_generator, torch_generator
 from cfl.runtime.errors import ConfigError
 
@@ -51,7 +51,7 @@ class RGO(Method):
 
     **Feature encoding**: before every layer but the network's first the features are permuted (channels before a
     convolution), in another fixed way for every task, in order for the first. That is a permutation of the weights'
-    columns when the model is handed out, undone when updates come back (``Method.encode``). ``P`` belongs to the
+    columns when the model is handed out, undone when updates come back (:meth:`start_clients`). ``P`` belongs to the
     server's order of features.
 
     Clients: as in FOT's comparison (Bakman et al., 2024, F.2, F.4) a random ``share`` of the clients keeps a ``P`` of
@@ -152,10 +152,15 @@ class RGO(Method):
     def _check_encoding(self) -> None:
         """Refuse permutations that follow the task where samples of several tasks pass through one of them."""
         context = self.context
-        crossing = [name for name, method in context.methods.items() if crosses_tasks(method)]
+        others = {name: method for name, method in context.methods.items() if method is not self}
+        crossing = [name for name, method in others.items() if crosses_tasks(method)]
+        # What a method keeps of the model, or of layers' inputs, is in the server's order of features.
+        keeping = [name for name, method in others.items() if method.looks_back or _keeps_tensors(method)]
         valid = ""
         if crossing:
             valid = f"false with {', '.join(crossing)}: samples of other tasks would pass through this task's order"
+        elif keeping:
+            valid = f"false with {', '.join(keeping)}: what it keeps of the model has the server's order of features"
         elif context.exposure != "sequential":
             valid = f"false with data.exposure: {context.exposure}: clients train on samples of several tasks at once"
         elif context.scenario == "class":
@@ -172,13 +177,29 @@ class RGO(Method):
 
     # Feature encoding.
 
-    def encode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Permute the columns of the layers' weights."""
-        return tensors if self._permutations is None else self._permutations.apply(task, tensors)
+    def start_clients(self, cohort: Cohort) -> None:
+        """Permute the columns of the layers' weights: the clients', and what they are held against."""
+        if self._permutations is not None:
+            apply = self._permutations.apply
+            cohort.turn(partial(apply, cohort.task), partial(apply, cohort.task, undo=True))
 
-    def decode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Put them back."""
-        return tensors if self._permutations is None else self._permutations.apply(task, tensors, undo=True)
+    def model_for(self, task: int, model: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The model with permuted columns."""
+        return model if self._permutations is None else self._permutations.apply(task, model)
+
+    def _both_sides(self, task: int, matrices: Mapping[str, Tensor], undo: bool = False) -> dict[str, Tensor]:
+        """Layer -> symmetric ``[..., d, d]`` with rows and columns in a task's order of features, or put back."""
+        columns = self._columns(task, matrices, undo)
+        return self._columns(task, {name: matrix.mT for name, matrix in columns.items()}, undo)
+
+    def _columns(self, task: int, rows: Mapping[str, Tensor], undo: bool) -> dict[str, Tensor]:
+        """Layer -> ``[..., n, d]`` with the columns permuted as the layer's weight."""
+        if self._permutations is None:
+            return dict(rows)
+        kernels = {name: self._layers[name].weight.shape[1:] for name in rows}
+        as_weights = {f"{name}.weight": r.reshape(*r.shape[:-1], *kernels[name]) for name, r in rows.items()}
+        turned = self._permutations.apply(task, as_weights, undo)
+        return {name: turned[f"{name}.weight"].reshape(r.shape) for name, r in rows.items()}
 
     # Training.
 
@@ -191,7 +212,7 @@ class RGO(Method):
         device = next(iter(cohort.parameters.values())).device
         held = self._held([cohort.clients[place] for place in places], device)
         positions = None if len(places) == len(cohort.clients) else torch.tensor(places, device=device)
-        both = _both_sides(encode_inputs, self.context, cohort.task, {n: held[n] for n in self._dims})
+        both = self._both_sides(cohort.task, {n: held[n] for n in self._dims})
         return {f"{name}.weight": RightFactor(matrix, positions=positions) for name, matrix in both.items()}
 
     @property
@@ -246,7 +267,7 @@ class RGO(Method):
     def _curvatures(self, task: int, client: int) -> dict[str, Tensor]:
         """Layer -> ``c A [d, d]`` float64 of a client's samples, in the server's order of features."""
         context = self.context
-        model = client_model(context, task, client)
+        model = self.model_for(task, client_model(context, task, client))
         device = next(context.network.parameters()).device
         moments = {n: torch.zeros(d, d, dtype=torch.float64, device=device) for n, d in self._dims.items()}
         squares = dict.fromkeys(self._dims, 0.0)
@@ -279,7 +300,7 @@ class RGO(Method):
             name: moment * ((squares[name] / max(elements[name], 1) if weigh else 1.0) / max(samples, 1))
             for name, moment in moments.items()
         }
-        return _both_sides(decode_inputs, context, task, weighted)
+        return self._both_sides(task, weighted, undo=True)
 
     # Reports and checkpoints.
 
@@ -341,12 +362,6 @@ def drawn_label_loss(logits: Tensor, allowed: Tensor | None, generator: torch.Ge
     return torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
 
 
-def _both_sides(
-    permute: Callable[[Context, int, Mapping[str, Tensor]], dict[str, Tensor]],
-    context: Context,
-    task: int,
-    matrices: Mapping[str, Tensor],
-) -> dict[str, Tensor]:
-    """Symmetric matrices ``[..., d, d]`` with rows and columns permuted alike."""
-    columns = permute(context, task, matrices)
-    return permute(context, task, {name: matrix.mT for name, matrix in columns.items()})
+def _keeps_tensors(method: object) -> bool:
+    """Whether a method keeps more between rounds than learning rates."""
+    return bool(declared_state(type(method))) and not has(method, LearningRateFactors)

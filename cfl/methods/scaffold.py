@@ -165,7 +165,7 @@ class SCAFFOLD(Method):
         if self.variate:
             own = self._own(cohort.clients)
             corrections = {n: v.neg_().add_(self.variate[n].to(v.device)) for n, v in own.items()}
-            self._correction = context.encode(cohort.task, corrections)
+            self._correction = corrections
             if cohort.used_outputs is not None:
                 self._corrected = torch.zeros_like(cohort.used_outputs, dtype=torch.int64)
 
@@ -190,17 +190,16 @@ class SCAFFOLD(Method):
         """The clients renew their ``c_i`` and send how far it has moved."""
         context = self.context
         clients = [cohort.clients[p] for p in positions]
-        own = context.encode(cohort.task, self._own(clients))
+        own = self._own(clients)
         new = self._mean_gradients(cohort, positions) if self.variant == "II" else self._gradients(cohort, positions)
         change = {}
         for name, value in own.items():
             moved, used = new[name] - value, cohort.used_rows(name, positions)
             change[name] = moved if used is None else torch.where(used, moved, torch.zeros_like(moved))
-        message = context.decode(cohort.task, change)
-        kept = context.decode(cohort.task, {n: value + change[n] for n, value in own.items()})
-        usable = context.channel.usable(message, clients, _TOPIC)
+        kept = {n: value + change[n] for n, value in own.items()}
+        usable = context.channel.usable(change, clients, _TOPIC)
         context.clients.scatter(_TOPIC, clients, kept, usable)
-        context.channel.uplink(_TOPIC, message, [float(good) for good in usable], clients)
+        context.channel.uplink(_TOPIC, change, [float(good) for good in usable], clients)
 
     def end_round(self, plan: RoundPlan) -> None:
         """The server renews ``c``."""
@@ -238,7 +237,7 @@ class SCAFFOLD(Method):
         """``[k, ...]`` gradient of each client's loss at the global model."""
         context = self.context
         device = next(context.network.parameters()).device
-        tensors = context.encode(cohort.task, context.state_tensors())
+        tensors = context.state_tensors()
         start = {**tensors, **cohort.received}
         stacks: dict[str, list[Tensor]] = {n: [] for n in context.shared_parameters}
         for row in positions:

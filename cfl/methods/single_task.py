@@ -72,7 +72,7 @@ class SingleTask(Method):
             clients = [cohort.clients[position] for position in experienced]
             self._tasks.file(clients, [latest[position] for position in experienced], own)
         present: dict[str, Tensor] = {**cohort.parameters, **cohort.buffers}
-        initial = context.encode(cohort.task, {name: self._initial[name] for name in context.personal})
+        initial = {name: self._initial[name] for name in context.personal}
         for name, value in initial.items():
             for position in beginners:
                 present[name][position] = value.to(present[name].device)

@@ -157,8 +157,6 @@ class SealedContext(_View):
         "members": 0,
         "own_clients": 0,
         "client_batches": 0,
-        "encode": 0,
-        "decode": 0,
         "outputs_in_loss": 0,
         "outputs_in_loss_of": 1,
     }

@@ -57,7 +57,7 @@ def draw_images(client: Client, count: int) -> DrawnImages | None:
     seed, task = federation.data.seed, federation.last_task
 
     def drawn(model: dict[str, Tensor], count: int, whose: int, at: int, *named: int) -> Tensor:
-        encoded = federation.encode(federation.data.stream_task(at, whose), model)
+        encoded = federation.model_for(federation.data.stream_task(at, whose), model)
         tensors = {f"network.{name}": tensor for name, tensor in encoded.items()}
         generator = torch_generator(seed, "samples", at, *named)
         found: Tensor = functional_call(Sampler(network, whose), tensors, (count, generator))

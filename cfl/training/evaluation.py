@@ -87,7 +87,7 @@ class Scoring:
     def _score_global(self, batch: EvaluationBatch, learners: Sequence[tuple[int | None, int]]) -> None:
         federation = self.federation
         server = federation.state_tensors()
-        model = federation.encode(batch.task, server)
+        model = federation.model_for(batch.task, server)
         for whose, owners in answering_alike(federation, batch.task, learners):
             scores = self.answers(batch, model, model is server, whose)
             for owner, task in owners:
@@ -100,10 +100,10 @@ class Scoring:
             client = cast(int, owner)
             # Of whose task a sample is, nobody says where densities are estimated.
             told = None if self._density else task
-            model = federation.encode(batch.task, federation.model_of(client, told))
+            model = federation.model_for(batch.task, federation.model_of(client, told))
             self._count(self.answers(batch, model, False, (client,)), batch, client, task)
             if federation.nll_task_aware is not None:
-                model = federation.encode(batch.task, federation.model_of(client, task))
+                model = federation.model_for(batch.task, federation.model_of(client, task))
                 total = -self.answers(batch, model, False, (client,)).cpu().double().sum()
                 federation.nll_task_aware.update(self._rows[client], task, total, batch.stop - batch.start, client)
 

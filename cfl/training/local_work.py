@@ -113,7 +113,7 @@ class LocalWork:
         cohort, federation, plan = self.cohort, self.federation, self.require_plan()
         # Named by a client, because every process has a cohort number 0.
         seed_device(self._device, seed_for(federation.data.seed, "dropout", plan.round, batch.clients[0]))
-        tensors = federation.encode(batch.task, federation.state_tensors())
+        tensors = federation.state_tensors()
         cohort.open(
             batch.clients,
             batch.sizes,
@@ -121,7 +121,7 @@ class LocalWork:
             plan.round,
             shared={n: tensors[n] for n, _ in federation.network.named_parameters()},
             shared_buffers={n: tensors[n] for n, _ in federation.network.named_buffers()},
-            own=federation.encode(batch.task, federation.own_tensors(batch.clients)),
+            own=federation.own_tensors(batch.clients),
             mixed=batch.tasks_of_own is not None,
         )
         optimizer.state.clear()
@@ -272,9 +272,9 @@ class LocalWork:
         weights = [float(cohort.sizes[p]) if by_samples else 1.0 for p in positions]
         # In place: nobody needs these clients' weights any more, and new memory of this size costs as much as the rest.
         update = {n: trained[n].sub_(cohort.received[n]) for n in federation.shared_parameters}
-        message = federation.decode(cohort.task, {**update, **{n: trained[n] for n in federation.shared_buffers}})
+        message = cohort.to_server({**update, **{n: trained[n] for n in federation.shared_buffers}})
         if federation.personal:
-            own = federation.decode(cohort.task, {n: rows for n, rows in trained.items() if n in federation.personal})
+            own = cohort.to_server({n: rows for n, rows in trained.items() if n in federation.personal})
             usable = federation.channel.usable({**message, **own}, clients)  # left out is left out with all it has
             weights = [weight if good else 0.0 for weight, good in zip(weights, usable, strict=True)]
             federation.clients.scatter(MODEL_TOPIC, clients, own, usable)

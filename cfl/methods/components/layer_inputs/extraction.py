@@ -14,8 +14,6 @@ from cfl.methods.components.gaussian_mechanism import GaussianMechanism
 from cfl.methods.components.layer_inputs.before_dropout import watch_before_dropout
 from cfl.methods.components.layer_inputs.of_clients import (
     client_model,
-    decode_inputs,
-    encode_inputs,
     evaluating,
     inputs_watched,
 )
@@ -86,23 +84,22 @@ class SubspaceExtraction:
         """Some of the ``senders``, in the given order: client and its message.
 
         A message holds for every layer a sketch ``[1, d, s]`` under its name and the scalars ``[1, 2]`` (float64) under
-        ``<name> energies``, in the server's coordinates. On a CPU, as many clients at a time as there are math threads
+        ``<name> energies``. On a CPU, as many clients at a time as there are math threads
         compute, each with one of them and with a copy of the network to watch.
 
         Args:
             task: whose samples.
             clients: the k clients that compute here.
             senders: all clients of the extraction, ascending.
-            bases: layer -> ``[d, r]`` basis of earlier tasks, in the server's coordinates; none where missing.
-            local: the clients' own models, in the task's coordinates; None takes the one they are evaluated with.
+            bases: layer -> ``[d, r]`` basis of earlier tasks; none where missing.
+            local: the clients' own models; None takes the one they are evaluated with.
         """
         context = self.context
         network = context.network
-        bases = self._turned(encode_inputs, task, bases)
 
         def jobs() -> Iterator[tuple[int, dict[str, Tensor]]]:
             if local is not None:
-                shared = context.encode(task, context.state_tensors())
+                shared = context.state_tensors()
                 yield from zip(clients, ({**shared, **own} for own in local), strict=True)
                 return
             for client in clients:
@@ -115,19 +112,6 @@ class SubspaceExtraction:
         with evaluating(context) if local is None else evaluation_mode(network):
             networks = networks_for_threads(network, len(clients))
             yield from zip(clients, in_order(compute, jobs(), networks), strict=True)
-
-    def _turned(
-        self,
-        turn: Callable[[Context, int, Mapping[str, Tensor]], dict[str, Tensor]],
-        task: int,
-        columns: Mapping[str, Tensor],
-    ) -> dict[str, Tensor]:
-        """Layer -> ``[d, n]`` vectors between the server's coordinates and those of a task; a 1 for the bias stays."""
-        rows = {name: values[: len(values) - self._with_bias[name]].mT for name, values in columns.items()}
-        turned = {name: values.mT for name, values in turn(self.context, task, rows).items()}
-        for name in (name for name in turned if self._with_bias[name]):  # others are not copied: sketches are large
-            turned[name] = torch.cat([turned[name], columns[name][-1:]])
-        return turned
 
     @torch.no_grad()
     def _message(
@@ -174,7 +158,7 @@ class SubspaceExtraction:
             if self.mechanism is not None:
                 noise = torch_generator(context.seed, "sketch noise", task, client, number)
                 a = self.mechanism.privatise(a, noise, len(senders))
-            payload[name] = self._turned(decode_inputs, task, {name: a})[name][None]
+            payload[name] = a[None]
             energies = torch.stack(both)
             if self.scalars == "client_mean":
                 share = residual_share(energies[0], energies[1])

@@ -49,7 +49,7 @@ def client_model(context: Context, task: TaskRef, client: int) -> dict[str, Tens
     state = context.state_tensors()
     if context.batchnorm == "drop":
         state.update({name: state[name].clone() for name in _running_statistics(context.network)})
-    model = context.encode(task, {**state, **own})
+    model = {**state, **own}
     return {name: tensor.detach() for name, tensor in model.items()}
 
 
@@ -138,31 +138,3 @@ def run_model(context: Context, model: Mapping[str, Tensor], x: Tensor) -> Tenso
     """Logits ``[b, O]`` of the network with these parameters and buffers."""
     logits: Tensor = functional_call(context.network, dict(model), (x,))
     return logits
-
-
-def encode_inputs(context: Context, task: int, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Vectors that layers multiply their weights with, from the server's coordinates to those of a task's clients.
-
-    Args:
-        context: whose methods may permute a weight's columns from task to task, see ``Method.encode``.
-        task: from 0.
-        rows: layer name -> ``[..., n, d]``.
-    """
-    return _permuted(context.encode, context, task, rows)
-
-
-def decode_inputs(context: Context, task: int, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Undo :func:`encode_inputs`."""
-    return _permuted(context.decode, context, task, rows)
-
-
-def _permuted(
-    permute: Callable[[int, dict[str, Tensor]], dict[str, Tensor]],
-    context: Context,
-    task: int,
-    rows: Mapping[str, Tensor],
-) -> dict[str, Tensor]:
-    shapes = {name: context.network.get_parameter(f"{name}.weight").shape[1:] for name in rows}
-    as_weights = {f"{name}.weight": r.reshape(*r.shape[:-1], *shapes[name]) for name, r in rows.items()}
-    permuted = permute(task, as_weights)
-    return {name: permuted[f"{name}.weight"].reshape(r.shape) for name, r in rows.items()}
