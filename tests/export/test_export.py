@@ -60,7 +60,7 @@ def scores(client: Client, x: Tensor, owner: int | None = None, task: int = 0) -
     federation = client.require_federation()
     model = federation.state_tensors() if owner is None else federation.model_of(owner, task)
     batch = EvaluationBatch(task, 0, len(x), x, torch.zeros(len(x), dtype=torch.int64))
-    return client.scoring.answers(batch, federation.encode(task, model), False)
+    return client.scoring.answers(batch, federation.methods.model_for(task, model), False)
 
 
 def exported(client: Client, path: Path, choice: Choice | None = None) -> Any:

@@ -84,8 +84,7 @@ class After(Method):
         for client in clients:
             kept = {n: v[0] for n, v in federation.own_tensors((client,)).items()}
             models[client] = {n: t.detach().clone() for n, t in {**federation.state_tensors(), **kept}.items()}
-            encoded = federation.encode(plan.task, models[client])
-            fishers[client] = federation.decode(plan.task, fisher_of(federation, plan.task, client, encoded))
+            fishers[client] = fisher_of(federation, plan.task, client, models[client])
         mean = {n: sum(fishers[c][n] for c in clients) / len(clients) for n, _ in federation.network.named_parameters()}
         for client in range(federation.data.num_clients):
             fisher = dict(fishers.get(client, {}))
@@ -111,7 +110,7 @@ class After(Method):
         for row, client in enumerate(cohort.clients):
             leaves = {n: p[row].detach().clone().requires_grad_() for n, p in cohort.parameters.items()}
             with torch.enable_grad():
-                value = self.penalty_of(client, self.context.decode(cohort.task, leaves))
+                value = self.penalty_of(client, leaves)
             wanted = dict.fromkeys(leaves, 0.0)
             if value.requires_grad:
                 found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
@@ -123,15 +122,6 @@ class After(Method):
                 added = gradient[row] - self.before.gradients[name][row]
                 expected = torch.zeros_like(added) + wanted[name]
                 torch.testing.assert_close(added, expected, rtol=1e-9, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
-
-
-class Flip(Method):
-    """From the second task on, clients compute with the head's columns in reverse order."""
-
-    def encode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {n: t.flip(-1) if n == "head.weight" and task > 0 else t for n, t in tensors.items()}
-
-    decode = encode
 
 
 def check(ewc: EWC, data: FederatedDataModule | None = None, network: NetworkFactory = mlp, **others: Method) -> After:
@@ -175,11 +165,6 @@ def test_personal_parameters_are_held_to_their_clients_own_values(scope: Any) ->
     kept = ewc.context.clients.get("ewc", 0)
     assert kept is not None
     assert {n.split(" ")[1].split(".")[0] for n in kept} == ({"head"} if scope == "server" else {"head", "layers"})
-
-
-@pytest.mark.parametrize("scope", ["client", "server"])
-def test_it_computes_in_the_servers_coordinates(scope: Any) -> None:
-    check(EWC(5.0, scope=scope), flip=Flip())
 
 
 def test_with_fot_behind_it() -> None:

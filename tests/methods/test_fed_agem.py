@@ -67,8 +67,6 @@ from cfl.methods import (
     PersonalLayers,
 )
 from cfl.methods.components.gradient_projection import inner
-from cfl.methods.components.layer_inputs.feature_permutation import FeaturePermutations
-from cfl.methods.context import Context
 from cfl.methods.task_free import sealed_plan
 from cfl.models import ACGAN, MLP
 from cfl.models.dropout import DropoutMasks, dropout_masks
@@ -625,7 +623,7 @@ class After(Method):
             held = {
                 name: gradient for name, gradient in cohort.gradients.items() if name in reference
             }  # less if frozen
-            gradients = self.context.decode(cohort.task, held)
+            gradients = held
             reference = {name: reference[name] for name in held}
             whole = inner(reference, reference)
             length = (inner(gradients, gradients) * whole).sqrt()
@@ -907,53 +905,11 @@ class AfterInServersOrder(After):
     def adjust_gradients(self, cohort: Cohort) -> None:
         if cohort.round:
             reference = {name: value[None] for name, value in self.fed.reference.items()}
-            gradients = self.context.decode(cohort.task, dict(cohort.gradients))
+            gradients = dict(cohort.gradients)
             length = (inner(gradients, gradients) * inner(reference, reference)).sqrt()
             cosine = inner(gradients, reference) / length
             assert (cosine >= -1e-12)[self.training].all()
             self.steps += int((cosine < 1e-12).sum())
-
-
-class Permuting(Method):
-    """Another order of the head's inputs in every task."""
-
-    def setup(self, context: Context) -> None:
-        super().setup(context)
-        inputs = context.network.head.in_features
-        self.orders = FeaturePermutations({"head.weight": inputs}, {"head.weight": 0}, context.seed)
-
-    def encode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        return self.orders.apply(task, tensors)
-
-    def decode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        return self.orders.apply(task, tensors, undo=True)
-
-
-@pytest.mark.parametrize("clients", ["sampled", "holders"])
-def test_the_reference_is_in_the_servers_coordinates(clients: Any) -> None:
-    """Where features are permuted from task to task: the gradient through the permutation, and so it is felt.
-
-    A holder that stays away from the task computes through the task's permutation too."""
-    participation = RandomShare(0.6) if clients == "holders" else None
-    options: dict[str, Any] = {"num_clients": 4, "partition": None, "participation": participation}
-    data = replay_data(permuted(3), schedule={"rounds_per_task": 1, "clients_per_round": 0.75}, **options)
-    fed, watch = FedAGEM(4, clients=clients), References()
-    after = AfterInServersOrder(fed)
-    methods: dict[str, Method] = {"permuting": Permuting(), "fed_agem": fed, "after": after}
-    federation = fit(replay_client(data, methods, double(ConvNet), ReplayBuffer(4)), data, None, [watch])
-    asked = range(4) if clients == "holders" else None
-    for round in range(2):
-        members = data.rounds.round(round).clients if asked is None else asked
-        pooled = [Sample(*pair) for client in members for pair in watch.held[round][client]]
-        leaves = {name: value.clone().requires_grad_() for name, value in watch.models[round].items()}
-        encoded = federation.encode(round, leaves)
-        assert round == 0 or not torch.equal(encoded["head.weight"], leaves["head.weight"])
-        x, y, _ = inputs(data, pooled)
-        loss = F.cross_entropy(functional_call(federation.network, encoded, (x,)), y)
-        expected = flat(torch.autograd.grad(loss, list(leaves.values())))
-        torch.testing.assert_close(flat(list(watch.references[round].values())), expected, rtol=0, atol=1e-12)
-    assert after.steps > 3
-    assert asked is None or not set(data.rounds.round(0).clients) <= set(data.members[1])
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ class After(Method):
             client, end = cohort.clients[position], {n: t[row] for n, t in ends.items()}
             fisher = fisher_of(federation, cohort.task, client, end, self.fedcurv.reduction)
             shared = {n: end[n] for n in federation.shared_parameters}
-            share = federation.decode(cohort.task, fisher), federation.decode(cohort.task, shared)
+            share = fisher, shared
             self.shares.setdefault(cohort.round, {})[client] = share
 
     def adjust_gradients(self, cohort: Cohort) -> None:
@@ -101,7 +101,7 @@ class After(Method):
         for row, client in enumerate(cohort.clients):
             leaves = {n: p[row].detach().clone().requires_grad_() for n, p in cohort.parameters.items()}
             with torch.enable_grad():
-                w = self.context.decode(cohort.task, leaves)
+                w = leaves
                 value = torch.zeros((), dtype=torch.float64)
                 for other, (fisher, end) in others.items():
                     if other != client:
@@ -117,15 +117,6 @@ class After(Method):
                 added = gradient[row] - self.before.gradients[name][row]
                 expected = torch.zeros_like(added) + wanted[name]
                 torch.testing.assert_close(added, expected, rtol=1e-8, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
-
-
-class Flip(Method):
-    """From the second task on, clients compute with the head's columns in reverse order."""
-
-    def encode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {n: t.flip(-1) if n == "head.weight" and task > 0 else t for n, t in tensors.items()}
-
-    decode = encode
 
 
 def check(
@@ -181,10 +172,6 @@ def test_personal_parameters_have_no_part(batchnorm: Any) -> None:
     own = PersonalLayers(["fc*"])
     after = check(FedCurv(2.0), network=norm_net, own=own, federated={"batchnorm": batchnorm})
     assert {name.split(".")[0] for name in after.fedcurv.u} == {"conv", "conv_norm", "head"}
-
-
-def test_it_computes_in_the_servers_coordinates() -> None:
-    check(FedCurv(2.0), flip=Flip())
 
 
 @pytest.mark.parametrize(

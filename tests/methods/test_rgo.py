@@ -33,8 +33,22 @@ from cfl.data.partitions import IID, Dirichlet
 from cfl.data.samples import Samples
 from cfl.data.sources import Synthetic
 from cfl.data.streams import Permuted, Stream
-from cfl.methods import AGEM, ER, GPM, RGO, FedAGEM, Method
-from cfl.methods.components.layer_inputs.of_clients import decode_inputs, encode_inputs
+from cfl.methods import (
+    AGEM,
+    ER,
+    EWC,
+    FOT,
+    GPM,
+    RGO,
+    SCAFFOLD,
+    FedAGEM,
+    FedCurv,
+    FedProx,
+    LearningRateDecay,
+    Method,
+    PersonalLayers,
+    SingleTask,
+)
 from cfl.methods.rgo import drawn_label_loss
 from cfl.models import MLP, Network
 from cfl.randomness.generators import numpy_generator, torch_generator
@@ -325,25 +339,6 @@ def test_drawn_labels_give_the_gauss_newton_curvature() -> None:
 # Feature encoding
 
 
-@pytest.mark.parametrize("make", [deep_mlp, StridedNet], ids=["mlp", "convolutions"])
-@pytest.mark.parametrize("leading", [(), (3,), (2, 3)])
-def test_encoding_and_decoding_undo_each_other(make: NetworkFactory, leading: tuple[int, ...]) -> None:
-    data = tiny_data(permuted(3), schedule={"rounds_per_task": 1})
-    federation = fit(tiny_client(data, make, sgd, {"rgo": RGO()}), data)
-    rgo = federation.methods["rgo"]
-    tensors = {n: torch.randn(*leading, *t.shape) for n, t in federation.state_tensors().items()}
-    for task in range(3):
-        encoded = rgo.encode(task, dict(tensors))
-        back = rgo.decode(task, encoded)
-        forth = rgo.encode(task, rgo.decode(task, dict(tensors)))
-        assert list(encoded) == list(tensors)
-        assert all(torch.equal(back[n], t) and torch.equal(forth[n], t) for n, t in tensors.items())
-        first, *inner = (n for n in tensors if n.endswith("weight"))
-        moved = {n for n, t in tensors.items() if not torch.equal(encoded[n], t)}
-        assert first not in moved
-        assert moved | {"conv2.weight"} >= set(inner) if task else not moved  # of 3 channels the order may be the old
-
-
 def test_an_encoded_model_computes_what_permuted_features_give() -> None:
     data = tiny_data(permuted(3), schedule={"rounds_per_task": 1})
     for make, layers in ((deep_mlp, MLP_LAYERS), (StridedNet, CONV_LAYERS)):
@@ -353,25 +348,11 @@ def test_an_encoded_model_computes_what_permuted_features_give() -> None:
         explicit = copy.deepcopy(network)
         PlainRGO(data, layers).prepare(explicit, 2)
         x = torch.randn(6, *data.input_shape)
-        model = federation.encode(2, federation.state_tensors())
+        model = federation.methods.model_for(2, federation.state_tensors())
         with torch.no_grad():
             logits = torch.func.functional_call(network, model, (x,))
             torch.testing.assert_close(logits, explicit(x), rtol=0, atol=1e-12)
             assert float((logits - network(x)).abs().max()) > 1e-2
-
-
-def test_input_vectors_follow_the_weights() -> None:
-    """``W x`` is the same number in both orders of features."""
-    data = tiny_data(permuted(3), schedule={"rounds_per_task": 1})
-    federation = fit(tiny_client(data, double(StridedNet), sgd, {"rgo": RGO()}), data)
-    for name in CONV_LAYERS:
-        weight = federation.network.get_submodule(name).weight.detach()
-        x = torch.randn(5, weight[0].numel(), dtype=torch.float64)
-        encoded = encode_inputs(federation, 2, {name: x})[name]
-        other = federation.encode(2, {f"{name}.weight": weight})[f"{name}.weight"]
-        torch.testing.assert_close(encoded @ other.flatten(1).T, x @ weight.flatten(1).T)
-        assert torch.equal(decode_inputs(federation, 2, {name: encoded})[name], x)
-        assert torch.equal(encoded, x) == (name == "conv1")
 
 
 def test_evaluation_uses_every_tasks_own_order() -> None:
@@ -383,33 +364,26 @@ def test_evaluation_uses_every_tasks_own_order() -> None:
         test = data.tasks[task].test
         with torch.no_grad():
             logits = torch.func.functional_call(
-                network, federation.encode(task, federation.state_tensors()), (data.tasks[task].transform(test.images),)
+                network,
+                federation.methods.model_for(task, federation.state_tensors()),
+                (data.tasks[task].transform(test.images),),
             )
         correct = int((logits.argmax(1) == test.labels).sum())
         assert float(federation.accuracy.compute()[2, task]) == pytest.approx(100 * correct / len(test), abs=1e-3)
 
 
-@pytest.mark.parametrize("order", [["gpm", "rgo"], ["rgo", "gpm"]])
-def test_memories_of_another_method_follow_the_features(order: list[str]) -> None:
-    """GPM under permuted features protects the outputs of both old tasks: its memory has the server's order."""
-    data = tiny_data(
-        permuted(3, train=4), num_clients=1, schedule={"rounds_per_task": 2, "clients_per_round": 1, "local_epochs": 3}
-    )
-    methods: dict[str, Method] = {"gpm": GPM(threshold=1.0), "rgo": RGO(share=0.0)}
-    wide: NetworkFactory = double(partial(MLP, hidden=[16], dropout=0.0))
-    client, watch = tiny_client(data, wide, sgd, {name: methods[name] for name in order}), Watch()
-    federation = fit(client, data, None, [watch])
-    for task in (0, 1):
-        outputs = []
-        for state in (watch.models[2 * task + 2], watch.models[-1]):
-            client.network.load_state_dict(state)
-            model = federation.encode(task, federation.state_tensors())
-            with torch.no_grad():
-                images = chosen_samples(data, task, 0, 4, "gpm samples")
-                outputs.append(torch.func.functional_call(client.network.eval(), model, (images,)))
-        torch.testing.assert_close(outputs[1], outputs[0], rtol=0, atol=1e-10)
-    for name in ("layers.0.weight", "head.weight"):
-        assert float((watch.models[-1][name] - watch.models[4][name]).abs().max()) > 1e-4
+@pytest.mark.parametrize("order", [["beside", "rgo"], ["rgo", "beside"]])
+@pytest.mark.parametrize("beside", [FedProx(0.5), PersonalLayers(["head.*"]), LearningRateDecay(factor=2.0)])
+def test_who_stands_first_changes_nothing(order: list[str], beside: Method) -> None:
+    """Anchors, own tensors and validation are in the task's order while clients train, whoever is named first."""
+    found = []
+    for names in (["beside", "rgo"], order):
+        methods: dict[str, Method] = {"beside": copy.deepcopy(beside), "rgo": RGO(share=0.0)}
+        data = tiny_data(permuted(3), num_clients=5, validation=0.2, schedule={"rounds_per_task": 2, "cohort_width": 3})
+        watch = Watch()
+        fit(tiny_client(data, deep_mlp, sgd, {name: methods[name] for name in names}), data, None, [watch])
+        found.append(watch.models[-1])
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
 
 
 # Clients, widths, settings
@@ -472,6 +446,11 @@ def test_a_layer_without_curvature_is_left_as_it_is() -> None:
     [
         ({}, {"er": ER()}, "false with er:"),
         ({}, {"agem": AGEM(), "fed": FedAGEM()}, "false with agem, fed:"),
+        ({}, {"ewc": EWC(1.0)}, "false with ewc:"),
+        ({}, {"fedcurv": FedCurv(1.0), "scaffold": SCAFFOLD()}, "false with fedcurv, scaffold:"),
+        ({}, {"gpm": GPM()}, "false with gpm:"),
+        ({}, {"fot": FOT()}, "false with fot:"),
+        ({}, {"single": SingleTask()}, "false with single:"),
         ({"exposure": "cumulative"}, {}, "false with data.exposure: cumulative"),
         ({"stream": split(2), "scenario": "class"}, {}, "false with data.scenario: class"),
     ],

@@ -93,7 +93,6 @@ class Naive:
         reset: variates become zero when a task begins.
         personal: which parameters stay on their client.
         unheard: (round, client) whose messages do not count.
-        coordinates: the server's tensors as a task's clients compute with them; its own inverse.
         global_model, c, c_i: after :meth:`run`.
     """
 
@@ -105,7 +104,6 @@ class Naive:
     reset: bool = False
     personal: Callable[[str], bool] = lambda name: False
     unheard: Collection[Key] = ()
-    coordinates: Callable[[int, Tensors], Tensors] = same
     global_model: Tensors = field(default_factory=dict)
     c: Tensors = field(default_factory=dict)
     c_i: dict[int, Tensors] = field(default_factory=dict)
@@ -151,9 +149,8 @@ class Naive:
         received: Tensors,
         c_i: Tensors,
     ) -> tuple[Tensors, Tensors]:
-        """The trained model and the new variate, in the server's coordinates."""
-        encode = partial(self.coordinates, plan.task)
-        start, c, c_i = encode(received), encode(self.c), encode(c_i)
+        """The trained model and the new variate."""
+        start, c = received, self.c
         outputs = torch.zeros(data.num_outputs, dtype=torch.bool)
         outputs[used_outputs(data, plan.task)] = True
         used = {n: outputs.view(-1, *[1] * (v.ndim - 1)) if n.startswith("head.") else True for n, v in c.items()}
@@ -181,7 +178,7 @@ class Naive:
         if self.variant == "II":
             fresh = {n: c_i[n] - c[n] + (start[n] - trained[n]) / (steps * LR) for n in c}
         fresh = {n: torch.where(torch.as_tensor(used[n]), v, c_i[n]) for n, v in fresh.items()}
-        return encode(trained), encode(fresh)
+        return trained, fresh
 
     @staticmethod
     def _gradients(network: nn.Module, data: FederatedDataModule, task: int, client: int, at: Tensors) -> Tensors:
@@ -272,25 +269,6 @@ def test_personal_parameters_have_no_variate(personal: str, variant: Any) -> Non
     naive = Naive(variant, personal=stays)
     federation = check(naive, {"own": PersonalLayers([personal]), "scaffold": SCAFFOLD(variant)})
     assert not any(stays(name) for name in server_variate(federation))
-
-
-class Flip(Method):
-    """From the second task on, clients compute with the hidden layer's units in reverse order."""
-
-    def encode(self, task: int, tensors: Tensors) -> Tensors:
-        return flipped(task, tensors)
-
-    decode = encode
-
-
-def flipped(task: int, tensors: Tensors) -> Tensors:
-    """Only the head's columns: so that the network is another function, and a mistaken order shows."""
-    return {n: t.flip(-1) if n == "head.weight" and task > 0 else t for n, t in tensors.items()}
-
-
-@both
-def test_variates_are_kept_in_the_servers_coordinates(variant: Any) -> None:
-    check(Naive(variant, coordinates=flipped), {"scaffold": SCAFFOLD(variant), "flip": Flip()})
 
 
 @both

@@ -205,8 +205,6 @@ SEEN: list[tuple[Callable[[Context], Any], Any]] = [
     (lambda context: context.members(1), [0, 1, 2, 3]),
     (lambda context: context.own_clients(1, [0]), [0]),
     (lambda context: context.call_back(1, [0]), [0]),
-    (lambda context: list(context.encode(1, {})), []),
-    (lambda context: list(context.decode(1, {})), []),
     (lambda context: context.channel.skipped, []),
     (lambda context: list(context.channel.uplink_bytes), ["update"]),
     (lambda context: len(context.indices(1, 0)), 20),
@@ -295,7 +293,7 @@ def test_what_is_shown_of_a_run_is_this_and_no_more() -> None:
         "state_tensors",
     }
     assert {kind: " ".join(sorted(kind._SHOWN)) for kind in shown} == shown
-    by_task = "client_batches decode encode members outputs_in_loss outputs_in_loss_of own_clients"
+    by_task = "client_batches members outputs_in_loss outputs_in_loss_of own_clients"
     assert " ".join(sorted(SealedContext._TASK_AT)) == by_task
     own = "buffer channel clients labels_at methods places_trained_on plan present samples_at task_at"
     assert " ".join(sorted(name for name in vars(SealedContext) if not name.startswith("_"))) == own

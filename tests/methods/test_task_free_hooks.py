@@ -68,13 +68,11 @@ def test_losses_see_no_tasks(kind: type[Sees]) -> None:
 
 
 class InModels(Sees):
-    """Told whose model it is, wherever one is put into a task's coordinates, put together or tested."""
+    """Told whose model it is, wherever one is put together or tested."""
 
-    def encode(self, task: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def model_for(self, task: int, model: dict[str, Tensor]) -> dict[str, Tensor]:
         self.told.append(task)
-        return tensors
-
-    decode = encode
+        return model
 
     def recall(self, client: int, task: int | None, model: dict[str, Tensor]) -> dict[str, Tensor]:
         self.told.append(task)
@@ -89,14 +87,12 @@ class InModels(Sees):
 
 
 @pytest.mark.parametrize("free", [True, False])
-def test_models_are_put_into_the_coordinates_of_a_task_that_is_not_named(free: bool) -> None:
+def test_models_are_made_for_a_task_that_is_not_named(free: bool) -> None:
     method, data = InModels(free), tiny_data(permuted(2))
     client = tiny_client(data, methods={"sees": method})
     federation = fit(client, data)
     in_fit = len(method.told)
-    for of_method in (federation.encode, federation.decode):
-        of_method(1, {})
-        of_method(SealedTask(1), {})
+    federation.methods.model_for(1, {})
     federation.model_of(0, 1)
     federation.model_of(0, None)
     answer_of(client, Choice(0))(torch.zeros(1, 1, 4, 4))

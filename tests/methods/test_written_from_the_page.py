@@ -43,7 +43,7 @@ class MAS(Method):
             return
         for client in context.call_back(task, context.members(task)):
             total, samples = self._sensitivity(task, client)
-            message = {name: value[None] / samples for name, value in context.decode(task, total).items()}
+            message = {name: value[None] / samples for name, value in total.items()}
             context.channel.uplink(self.name, message, [samples], [client])
         tensors = context.state_tensors()
         for name, mean in context.channel.mean(self.name).items():
@@ -55,7 +55,7 @@ class MAS(Method):
         context = self.context
         network, outputs = context.network, context.outputs_in_loss(task, client)
         own = {name: rows[0] for name, rows in context.own_tensors((client,)).items()}
-        model = context.encode(task, {**context.state_tensors(), **own})
+        model = {**context.state_tensors(), **own}
         weights = {name: model[name] for name in context.shared_parameters}
 
         def squared_norm(weights: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class MAS(Method):
         return total, samples
 
     def pulls(self, cohort: Cohort) -> dict[str, Pull]:
-        importance, anchor = (self.context.encode(cohort.task, kept) for kept in (self.importance, self.anchor))
+        importance, anchor = (self.importance, self.anchor)
         return {name: Pull(2 * self.strength * importance[name][None], anchor[name][None]) for name in importance}
 
 
