@@ -10,7 +10,7 @@ BENCH ?= runs/bench
 export MPLBACKEND := Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo bench bench-gpu tables test lint types tests coverage format clean
+.PHONY: help install demo bench bench-gpu tables test lint types tests coverage docs format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | awk -F '\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -84,6 +84,9 @@ tests: $(BIN)/.installed  ## run the test suite
 
 coverage: $(BIN)/.installed  ## run the test suite and report line coverage
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --cov=cfl --cov-report=term
+
+docs: $(BIN)/.installed  ## build the documentation into docs/_build
+	$(BIN)/python -m sphinx -W -b html docs docs/_build
 
 format: $(BIN)/.installed  ## format the code
 	$(BIN)/ruff check --fix .

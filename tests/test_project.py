@@ -58,7 +58,7 @@ def test_an_installation_adds_one_name() -> None:
     carried = {
         path.relative_to(ROOT) for pattern in setup["package-data"]["cfl"] for path in (ROOT / "cfl").glob(pattern)
     }
-    for file in ("configs/default.yaml", "reporting/compare/assets/page.js", "papers/fot/paper.yaml"):
+    for file in ("py.typed", "configs/default.yaml", "reporting/compare/assets/page.js", "papers/fot/paper.yaml"):
         assert Path("cfl", file) in carried
 
 
@@ -99,15 +99,26 @@ def test_modules_that_docstrings_refer_to_are_there() -> None:
     assert not [name for name in names if importlib.util.find_spec(name) is None]
 
 
-def readme_commands() -> list[str]:
-    """The README's ``cfl fit`` command lines that start a run from files of the project."""
-    text = (ROOT / "README.md").read_text().replace("\\\n", " ")
-    lines = [line.split("#")[0].strip() for line in text.splitlines() if line.startswith("    cfl fit")]
-    return [line for line in lines if "--config" in line]
+def documented_commands() -> list[str]:
+    """The ``cfl fit`` command lines of README and docs that start a run from files of the project."""
+    found = []
+    for path in [
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "docs/results").glob("*.md")),
+    ]:
+        text = path.read_text().replace("\\\n", " ")
+        lines = [line.split("#")[0].strip() for line in text.splitlines() if re.match("(    )?cfl fit ", line)]
+        found += [line for line in lines if "--config configs/" in line and "$" not in line]
+    return list(dict.fromkeys(found))
 
 
-@pytest.mark.parametrize("command", readme_commands())
-def test_commands_of_the_readme_parse(
+def test_commands_are_found_in_every_part_of_the_documents() -> None:
+    assert len(documented_commands()) > 15
+
+
+@pytest.mark.parametrize("command", documented_commands())
+def test_documented_commands_parse(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)

@@ -33,6 +33,7 @@ from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import on_one_line, printable
 
 RUNS = Path("runs/tables")
+_PAGE = Path("docs/generated/reproducibility.md")
 _SHORT = {"bench": "benchmark", "methods": "method", "partition": "partition"}
 
 
@@ -170,6 +171,7 @@ def keep_runs(options: argparse.Namespace, console: Console) -> int:
 
 def write_page(options: argparse.Namespace, console: Console) -> int:
     """Write the reproducibility page from the kept runs."""
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(options.out, page(papers(), Resolver()))
     console.print(str(options.out), highlight=False, soft_wrap=True)
     return 0
@@ -253,8 +255,8 @@ def _parser() -> argparse.ArgumentParser:
     command("list", list_tables, "list all tables")
     kept = command("keep", keep_runs, "keep every finished run as a small file in cfl/papers/<paper>/results")
     kept.add_argument("--scale", default="paper,short", help="runs at these scales (default: paper,short)")
-    written = command("reproducibility", write_page, "write docs/reproducibility.md from the kept runs")
-    written.add_argument("--out", type=Path, default=Path("docs/reproducibility.md"))
+    written = command("reproducibility", write_page, "write the state of every cell from the kept runs")
+    written.add_argument("--out", type=Path, default=_PAGE, help=f"the Markdown file to write (default: {_PAGE})")
     adopted = command("adopt", adopt_runs, "take finished runs that were made elsewhere")
     adopted.add_argument("folders", metavar="RUN", nargs="+", type=Path, help="folder of a finished run")
     swept = command("sweep", run_sweep, "run a sweep's missing candidates, write the chosen value")

@@ -1,4 +1,4 @@
-"""The page that says how far each published number was reproduced, from the kept runs alone."""
+"""The page that says how far each published number was reproduced, made of the kept runs alone."""
 
 from __future__ import annotations
 
@@ -15,15 +15,11 @@ from cfl.papers.report import cell_table, counts, order_table, tolerances
 from cfl.papers.resolving import Resolver
 from cfl.papers.results import Result, Results
 
-HEAD = """# Reproducibility
+HEAD = """# State of every cell
 
-Written by `python -m cfl.papers reproducibility` from the kept runs in `cfl/papers/*/results`; do not edit. Every cell
-of the papers' tables has a row, and one more for runs at another scale. A run of the published protocol is `matched` if
-the difference is at most the sum of both deviations or the tolerance stated below the table, otherwise `off by` it, and
-`not compared` where the published number is no target. Over how many seeds that is, often one, the column `seeds` says.
-Runs at a reduced scale are never held against published numbers, but for what is the same at every scale, such as
-sizes: only the order of the methods is compared, below the tables that name one. [tables.md](tables.md) says how to
-make the runs.
+Written by `python -m cfl.papers reproducibility` from the kept runs in `cfl/papers/*/results`. Every cell of the
+papers' tables has a row, and one more for runs at another scale. `docs/reproducibility.md` says how cells are judged,
+`docs/tables.md` how the runs are made.
 """
 
 
@@ -35,7 +31,8 @@ def page(papers: Sequence[Paper], resolver: Resolver, folders: Mapping[str, Path
         resolver: resolves the tables' configurations.
         folders: paper -> where its kept runs are; None takes each paper's ``results``.
     """
-    lines = [HEAD]
+    overview = ["## Counts", "", "| paper | cells | |", "|---|---:|---|"]
+    lines: list[str] = []
     for paper in papers:
         folder = (folders or {}).get(paper.name, paper.folder / RESULTS)
         kept = read_kept(paper, folder)
@@ -44,14 +41,18 @@ def page(papers: Sequence[Paper], resolver: Resolver, folders: Mapping[str, Path
         lines += [f"## {paper.title}", ""]
         tables = [(t, {scale: known[scale].cells(t, scale) for scale in known}) for t in paper.tables()]
         lines += ["| table | cells | |", "|---|---:|---|"]
+        all_cells: list[Cell] = []
         for table, by_scale in tables:
             cells = _cells(table, by_scale)
+            all_cells += cells
             lines.append(f"| {table.full_name} | {len(cells)} | {counts(cells)} |")
+        overview.append(f"| {paper.title} | {len(all_cells)} | {counts(all_cells)} |")
         lines += ["", *(f"- {note}" for note in paper.notes)] if paper.notes else []
         for table, by_scale in tables:
             lines += _section(table, by_scale)
         lines += _runs(paper, kept)
-    return "\n".join(lines) + "\n"
+        lines.append("")
+    return "\n".join([HEAD, *overview, "", *lines])
 
 
 def _cells(table: Table, by_scale: Mapping[str, Sequence[Cell]]) -> list[Cell]:
@@ -105,7 +106,7 @@ def _section(table: Table, by_scale: Mapping[str, Sequence[Cell]]) -> list[str]:
 
 
 def _runs(paper: Paper, kept: Mapping[str, Sequence[Result]]) -> list[str]:
-    lines = ["", "### Runs", ""]
+    lines = ["", f"### Runs: {paper.name}", ""]
     if not any(kept.values()):
         return [*lines, "None is kept."]
     heads = [
