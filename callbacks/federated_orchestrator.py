@@ -95,6 +95,7 @@ class FederatedOrchestrator(Callback):
                 valid = "average: the network keeps no statistics that could be treated otherwise"
                 raise ConfigError("federated.batchnorm", self.batchnorm, valid)
             limit = None if self.client_state_memory_mb is None else int(1e6 * self.client_state_memory_mb)
+            clipping = (trainer.gradient_clip_algorithm or "norm") if trainer.gradient_clip_val else None
             client.federation = Federation(
                 client.network,
                 data,
@@ -114,7 +115,7 @@ class FederatedOrchestrator(Callback):
                 ClientStates(limit),
                 client.buffer,
                 client.frozen,
-                client.optimizer_for_its_options() if stage == "fit" else None,
+                client.optimizer_for_its_options(clipping) if stage == "fit" else None,
             )
             self._check_options_do_something(client.federation)
         data.follow(client.federation)

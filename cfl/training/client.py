@@ -176,8 +176,11 @@ class Client(LightningModule):
         )
         return self._optimizer_of(self.work.cohort.parameters.values())
 
-    def optimizer_for_its_options(self) -> Optimizer:
+    def optimizer_for_its_options(self, clipping: str | None) -> Optimizer:
         """One like those that clients will have.
+
+        Args:
+            clipping: how gradients are clipped, ``norm`` or ``value``; None if they are not.
 
         Raises:
             ConfigError: it would mix clients, or a method does not allow it or how gradients are clipped.
@@ -186,8 +189,6 @@ class Client(LightningModule):
         name = type(optimizer).__name__
         if name not in ELEMENTWISE_OPTIMIZERS:
             raise ConfigError("model.optimizer", name, f"one of {sorted(ELEMENTWISE_OPTIMIZERS)}")
-        trainer: Any = self.trainer
-        clipping = (trainer.gradient_clip_algorithm or "norm") if trainer.gradient_clip_val else None
         self.methods.check_optimizer(optimizer, clipping)
         return optimizer
 

@@ -45,7 +45,7 @@ def matrices_of(monkeypatch: pytest.MonkeyPatch, network: type[ConvNet], tried: 
     real = Scoring.answers
 
     def watched(self: Scoring, batch, model, is_network, whose=(0,)) -> Tensor:  # type: ignore[no-untyped-def]
-        convolution = self.context.network.conv
+        convolution = self.federation.network.conv
         handle = convolution.register_forward_pre_hook(lambda _, given: orders.add(given[0].stride(1) == 1))
         try:
             return real(self, batch, model, is_network, whose)

@@ -7,6 +7,7 @@ from support.tiny import fit, mlp, sgd, tiny_client, tiny_data, weights
 
 from cfl.federation.server import Server
 from cfl.methods import FOT, PersonalLayers
+from cfl.methods.context import Context
 
 
 def test_fots_bases_follow_the_network() -> None:
@@ -14,7 +15,7 @@ def test_fots_bases_follow_the_network() -> None:
     data, fot = tiny_data(), FOT(threshold=0.8)
     federation = fit(tiny_client(data, mlp, sgd, {"fot": fot}), data)
     resumed = FOT(threshold=0.8)
-    resumed.setup(federation)
+    resumed.setup(Context(federation))
     resumed.load_state_dict(fot.state_dict())
     moved = resumed.transform_step({name: value.to("meta") for name, value in weights(federation).items()})
     assert {value.device.type for value in (*moved.values(), *resumed.bases.values())} == {"meta"}

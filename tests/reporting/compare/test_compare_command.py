@@ -188,7 +188,7 @@ def test_a_comparison_imports_nothing_that_trains(runs: Path) -> None:
         "torchvision",
         "matplotlib",
         "wandb",
-        "cfl.cli",
+        "cfl.cli.main",
         "cfl.methods",
         "cfl.callbacks",
     )
@@ -202,7 +202,5 @@ def test_a_comparison_imports_nothing_that_trains(runs: Path) -> None:
 
 
 def test_the_help_of_cfl_mentions_it(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        cfl(["--help"])
-    assert stop.value.code == 0
-    assert "cfl compare RUN..." in capsys.readouterr().out
+    assert cfl(["--help"]) == 0
+    assert "  compare " in capsys.readouterr().out
