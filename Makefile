@@ -10,7 +10,7 @@ BENCH ?= runs/bench
 export MPLBACKEND := Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo bench bench-gpu tables test lint types tests coverage docs format clean
+.PHONY: help install demo bench bench-gpu tables test test-fast test-slow lint types tests coverage docs format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | awk -F '\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -69,7 +69,7 @@ $(TABLES): $(BIN)/.installed
 		$(call option,--partition,$(PARTITION)) $(call option,--only,$(ONLY)) \
 		$(if $(filter-out 0 false no,$(DRY_RUN)),--dry-run)
 
-test: lint types tests  ## run lint, types and the test suite
+test: lint types tests  ## run lint, types and the tests that are not slow
 
 lint: $(BIN)/.installed  ## check style, format and the order of imports
 	$(BIN)/ruff check .
@@ -79,8 +79,16 @@ lint: $(BIN)/.installed  ## check style, format and the order of imports
 types: $(BIN)/.installed  ## check types
 	$(BIN)/mypy
 
-tests: $(BIN)/.installed  ## run the test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations=20
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+
+tests: $(BIN)/.installed  ## run the tests that are not slow
+	$(PYTEST) -m "not slow" --durations=10
+
+test-fast: $(BIN)/.installed  ## run the quickest tests, for daily work
+	$(PYTEST) -m "not slow and not medium"
+
+test-slow: $(BIN)/.installed  ## run the slow tests: attacks, processes, whole runs, long equivalences
+	$(PYTEST) -m slow --durations=20
 
 coverage: $(BIN)/.installed  ## run the test suite and report line coverage
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --cov=cfl --cov-report=term

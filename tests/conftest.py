@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from support import tiers
 
 import cfl  # noqa: F401  before any test imports lightning: see cfl/runtime/torchvision_ops.py
 
@@ -28,3 +29,13 @@ def unhurried_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     """A probe of engines tries all that is open, however busy the machine is."""
     for limit in ("LEAST_SECONDS", "MOST_SECONDS"):
         monkeypatch.setattr(f"cfl.engines.probe.{limit}", float("inf"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests with their tiers (tests/support/tiers.py)."""
+    tier_of = tiers.read()
+    for item in items:
+        name, _, function = item.nodeid.partition("::")
+        tier = tier_of.get(f"{name}::{function.partition('[')[0].rpartition('::')[2]}")
+        if tier is not None:
+            item.add_marker(tier)

@@ -176,7 +176,12 @@ def test_personal_parameters_have_no_part(batchnorm: Any) -> None:
 
 @pytest.mark.parametrize(
     ("before", "behind"),
-    [({"ewc": EWC(2.0)}, {}), ({}, {"ewc": EWC(2.0)}), ({}, {"fot": FOT(0.9)}), ({"rgo": RGO(0.5)}, {})],
+    [
+        ({"ewc": EWC(2.0)}, {}),
+        ({}, {"ewc": EWC(2.0)}),
+        ({}, {"fot": FOT(0.9)}),
+        ({"rgo": RGO(0.5, feature_encoding=False)}, {}),
+    ],
     ids=["behind EWC", "before EWC", "beside FOT", "behind RGO"],
 )
 def test_with_other_methods(before: dict[str, Method], behind: dict[str, Method]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from cfl.models import MLP
 from cfl.models.base import Network
 from cfl.runtime.errors import ConfigError
 
-DOCUMENTED = Path(__file__).parents[2] / "docs" / "architecture.md"
+DOCUMENTED = Path(__file__).parents[2] / "docs" / "writing-a-network.md"
 HEADLESS = """
 import torch
 from cfl.models.base import Network
@@ -41,9 +40,9 @@ class Narrow(Net):
 
 def test_the_documented_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = DOCUMENTED.read_text()
-    lines = text[text.index("    class Net(Network):") :].partition("\n## ")[0]
+    code = text[text.index("class Net(Network):") :].partition("```")[0]
     imports = "from torch import Tensor, nn\nfrom cfl.models.base import Network\n"
-    (tmp_path / "documented_net.py").write_text(imports + textwrap.dedent(lines))
+    (tmp_path / "documented_net.py").write_text(imports + code)
     monkeypatch.syspath_prepend(tmp_path)
     options = ("--model.network", "documented_net.Net", "--model.network.width", "3", "--methods.fot", "FOT")
     assert tiny_cli.fit(tmp_path / "run", *options) == 0
