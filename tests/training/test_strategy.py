@@ -209,7 +209,12 @@ VARIANTS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
         {"schedule": {"clients_per_round": 1}},
         {},
     ),
-    "gpm, rgo": (ConvNet, lambda: {"gpm": GPM(0.9), "rgo": RGO(0.5)}, {"schedule": {"clients_per_round": 3}}, {}),
+    "gpm, rgo": (
+        ConvNet,
+        lambda: {"gpm": GPM(0.9), "rgo": RGO(0.5, feature_encoding=False)},
+        {"schedule": {"clients_per_round": 3}},
+        {},
+    ),
     "replay": (
         mlp,
         lambda: {"er": ER(3, per_task=False, update="step", batch_size=2), "glfc": GradientCompensation(size=2)},
