@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-from support import tiers
 
 import cfl  # noqa: F401  before any test imports lightning: see cfl/runtime/torchvision_ops.py
 
@@ -33,6 +32,8 @@ def unhurried_probe(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests with their tiers (tests/support/tiers.py)."""
+    from support import tiers
+
     tier_of = tiers.read()
     for item in items:
         name, _, function = item.nodeid.partition("::")

@@ -13,6 +13,7 @@ from jsonargparse import Namespace
 
 from cfl.callbacks.run_record import check_method_names, wandb_id_in
 from cfl.reporting.experiment import benchmark_name, config_hash, experiment_of, method_name
+from cfl.runtime.run_files import CHECKPOINT
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def settle(parsed: Namespace, plain: Mapping[str, Any], trains: bool) -> Settled
         trains: whether it is a fit.
 
     Raises:
-        ConfigError: two methods whose names differ too little, or a name that is none.
+        ConfigError: a method's name cannot be that of its table in the run folder.
     """
     config = parsed.clone()
     experiment = experiment_of(plain)
@@ -90,5 +91,6 @@ def kept_config(config: Mapping[str, Any], folder: str, benchmark: str) -> str:
 
 def _wandb_id(checkpoint: str | None, folder: str) -> str:
     """A run that goes on, wherever it does, is the same at wandb; by another id it would count as a second seed."""
-    before = None if checkpoint is None else Path(folder if checkpoint == "last" else Path(checkpoint).parent)
-    return (None if before is None else wandb_id_in(before)) or uuid4().hex[:8]
+    path = Path(folder) / CHECKPOINT if checkpoint == "last" else checkpoint and Path(checkpoint)
+    known = wandb_id_in(path.parent) if path and path.is_file() else None
+    return known or uuid4().hex[:8]

@@ -46,7 +46,7 @@ class Graphs:
         key = (
             tuple((name, value.shape, value.dtype) for name, value in inputs.items()),
             tuple(parameter.data_ptr() for parameter in parameters),
-            len(next(iter(parameters))),
+            len(parameters[0]),
         )
         if key not in self._graphs:
             self._asked[key] += 1

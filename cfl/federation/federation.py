@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.kept_samples import kept_bytes, kept_samples
-from cfl.data.schedule import BoundSchedule, RoundPlan
+from cfl.data.schedule import BoundSchedule
 from cfl.data.task_handles import TaskRef, opened
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import Channel, payload_bytes
@@ -86,6 +86,7 @@ class Federation:
         measured: the matrix of that under the run's scenario; one per client when models are personal.
         accuracy_task_il: class-incremental runs only: the matrix when the task of a test sample is known.
         nll_task_aware: the same of densities, where a method has personal models that tell tasks apart; else None.
+        optimizer: one like those of the clients, for its options; None where nobody trains.
         engine: for the record, how local steps are computed and what was measured to find that out; None before.
         frozen: names of parameters that nobody trains or sends.
         personal: names of parameters and buffers that stay on their client from round to round.
@@ -234,20 +235,6 @@ class Federation:
             clients: the same in all processes.
         """
         return self.data.own_clients(opened(task), clients)
-
-    def is_last(self, task: int) -> bool:
-        """Whether no task follows."""
-        return task + 1 >= self.data.num_tasks
-
-    def asked(self, plan: RoundPlan, whom: str) -> list[int]:
-        """Clients of an extra round: those ``sampled`` in the round that has ended, or ``all`` that hold its task."""
-        return list(plan.clients) if whom == "sampled" else self.members(plan.task)
-
-    def call_back(self, task: int, clients: Sequence[int]) -> list[int]:
-        """Send clients the new global model for an extra round; those of them that fall to this process, ascending."""
-        own = self.own_clients(task, clients)
-        self.channel.downlink("model", self.shared_tensors(), len(own))
-        return own
 
     def everyones(self, value: T) -> list[T]:
         """What each process has: of a client's figures, one process alone knows. All processes must call this.

@@ -146,7 +146,7 @@ class Method:
 
         A method whose options can switch its capabilities off says so.
         """
-        return isinstance(self, capabilities.IN_LOCAL_STEPS)
+        return capabilities.has(self, *capabilities.IN_LOCAL_STEPS)
 
     def client_storage(self) -> int:
         """Bytes that a client has to keep for this method between rounds, at most, as things are at the end of a run.

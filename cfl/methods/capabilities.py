@@ -1,7 +1,8 @@
 """What a method may do beside the moments of :class:`cfl.methods.base.Method`.
 
-A capability is a Protocol. A method has it by having its members, and says nothing else of it: what the checks and the
-engines want to know is derived (:mod:`cfl.methods.composition`). Attributes with a default need not be there.
+A capability is a Protocol. A method has it by having its members (:func:`has`), and says nothing else of it: what
+the checks and the engines want to know is derived (:mod:`cfl.methods.composition`). Attributes with a default need
+not be there.
 
 A cohort is k clients that train side by side, its tensors are stacked, ``[k, ...]``.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -21,7 +22,6 @@ from cfl.engines.quadratic_pull import Pull
 from cfl.engines.right_factors import RightFactor
 
 
-@runtime_checkable
 class NetworkExtension(Protocol):
     """Adds parameters to the network that has just been made, before anybody has seen it (APD)."""
 
@@ -29,7 +29,6 @@ class NetworkExtension(Protocol):
         """Change the network. Torch's random numbers are seeded by the run's seed; drawing has no effect elsewhere."""
 
 
-@runtime_checkable
 class PersonalParameters(Protocol):
     """Parameters and buffers that stay on their client, kept between rounds and never sent (personal layers, APD)."""
 
@@ -37,7 +36,6 @@ class PersonalParameters(Protocol):
         """Whether the parameter or buffer of this name stays."""
 
 
-@runtime_checkable
 class PersonalModel(Protocol):
     """A client answers its tasks by models of its own (APD, FedWeIT, single-task models)."""
 
@@ -52,7 +50,6 @@ class PersonalModel(Protocol):
         """
 
 
-@runtime_checkable
 class TestedOtherwise(Protocol):
     """A model fresh from local training is not yet the one its client answers with (APD prunes it)."""
 
@@ -60,7 +57,6 @@ class TestedOtherwise(Protocol):
         """The model with which the client answers images of its present task; ``model`` is not to be changed."""
 
 
-@runtime_checkable
 class Predictor(Protocol):
     """Scores test images in the network's place (iCaRL: nearest class means)."""
 
@@ -74,7 +70,6 @@ class Predictor(Protocol):
         """
 
 
-@runtime_checkable
 class TaskModel(Protocol):
     """The global model answers each task in a form of its own (RGO permutes features)."""
 
@@ -85,7 +80,6 @@ class TaskModel(Protocol):
 # Local steps.
 
 
-@runtime_checkable
 class Replay(Protocol):
     """Takes samples from the clients' buffers, ``context.buffer`` (A-GEM, DER, Fed-A-GEM)."""
 
@@ -93,7 +87,6 @@ class Replay(Protocol):
     """Whether the buffers keep logits with the samples. On the class: it is asked without an instance."""
 
 
-@runtime_checkable
 class BatchExtension(Protocol):
     """Adds samples to a local step (replay), or what a loss wants to know of its samples."""
 
@@ -101,7 +94,6 @@ class BatchExtension(Protocol):
         """The step, with ``batch.with_added`` samples or ``batch.with_extras``; asked before anything is computed."""
 
 
-@runtime_checkable
 class SampleWeights(Protocol):
     """Weighs a step's samples as a function of its logits (GLFC, iCaRL).
 
@@ -121,7 +113,6 @@ class SampleWeights(Protocol):
         """
 
 
-@runtime_checkable
 class SampleLoss(Protocol):
     """Adds a term of the logits to a client's loss (DER, CFeD). ``reweighs_added_only``: as for sample weights."""
 
@@ -129,7 +120,6 @@ class SampleLoss(Protocol):
         """A term ``[]`` of one client's loss; arguments as for :meth:`SampleWeights.weigh`, likewise under vmap."""
 
 
-@runtime_checkable
 class ForwardPass(Protocol):
     """Makes logits and a term of the loss in one pass (L2P); at most one method of a run may.
 
@@ -141,7 +131,6 @@ class ForwardPass(Protocol):
         arguments as for :meth:`LocalObjective.local_loss`."""
 
 
-@runtime_checkable
 class LocalObjective(Protocol):
     """Replaces a client's whole loss (FedCIL); at most one method of a run may."""
 
@@ -155,7 +144,6 @@ class LocalObjective(Protocol):
         """
 
 
-@runtime_checkable
 class Penalty(Protocol):
     """Adds a term that does not depend on samples to the loss, by autograd. A quadratic one is a Regularizer."""
 
@@ -163,7 +151,6 @@ class Penalty(Protocol):
         """A term ``[k]``, one number for every client, or None."""
 
 
-@runtime_checkable
 class Regularizer(Protocol):
     """Pulls weights towards anchors: every local step adds ``s (w - a)`` to the gradient (FedProx, EWC, FedCurv).
 
@@ -174,7 +161,6 @@ class Regularizer(Protocol):
         """Parameter name -> s and a of the clients that have just started, until the next ones do; empty: none."""
 
 
-@runtime_checkable
 class RightMultiplication(Protocol):
     """Multiplies gradients ``G [o, d]`` of some weights from the right in every local step (GPM, RGO)."""
 
@@ -182,7 +168,6 @@ class RightMultiplication(Protocol):
         """Weight name -> the factors ``[d, d]`` of the clients that have just started; empty: none."""
 
 
-@runtime_checkable
 class GradientTransform(Protocol):
     """Changes the gradients of a local step, between backward and the optimizer (A-GEM, Fed-A-GEM, SCAFFOLD).
 
@@ -197,7 +182,6 @@ class GradientTransform(Protocol):
         """Change ``cohort.gradients`` (name -> ``[k, ...]``) in place."""
 
 
-@runtime_checkable
 class LearningRateFactors(Protocol):
     """Clients take the optimizer's steps with learning rates of their own (LearningRateDecay)."""
 
@@ -206,7 +190,6 @@ class LearningRateFactors(Protocol):
         :data:`cfl.engines.scaled_steps.LINEAR_OPTIMIZERS`; not part of ``cohort.lr``."""
 
 
-@runtime_checkable
 class FrozenParameters(Protocol):
     """Parameters that no client moves while others train (FOT's first layer)."""
 
@@ -218,7 +201,6 @@ class FrozenParameters(Protocol):
 # The server.
 
 
-@runtime_checkable
 class ServerTransform(Protocol):
     """Changes the global step before it is taken (FOT projects it)."""
 
@@ -226,7 +208,6 @@ class ServerTransform(Protocol):
         """The step to take, from the one so far: parameter name -> ``[...]``, all of them."""
 
 
-@runtime_checkable
 class ServerTraining(Protocol):
     """Changes the global model once more in ``end_round``, behind everybody's ``transform_step`` (CFeD, FedCIL)."""
 
@@ -251,14 +232,18 @@ IN_LOCAL_STEPS = (
 
 @cache
 def members(capability: Any) -> tuple[str, ...]:
-    """What makes a capability."""
+    """Names that a class must have to have a capability."""
     return tuple(n for n in {**vars(capability), **vars(capability).get("__annotations__", {})} if n[0] != "_")
 
 
 def has(method: object, *any_of: Any) -> bool:
-    """Whether a method's class has one of some capabilities; asks nothing of the method, which may be shown sealed."""
+    """Whether a method, or a class of methods, has one of some capabilities.
+
+    Nothing is asked of the method, which may be shown sealed: members are looked for by name, in it and its class.
+    """
     kind = method if isinstance(method, type) else method.__class__
-    return any(all(hasattr(kind, member) for member in members(capability)) for capability in any_of)
+    own = () if isinstance(method, type) else vars(method)
+    return any(all(m in own or hasattr(kind, m) for m in members(capability)) for capability in any_of)
 
 
 def crosses_tasks(method: object) -> bool:

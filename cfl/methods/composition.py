@@ -41,6 +41,7 @@ from cfl.methods.capabilities import (
     SampleWeights,
     ServerTransform,
     TaskModel,
+    has,
 )
 from cfl.methods.context import Context
 from cfl.methods.task_free import sealed_cohort, sealed_context, sealed_plan
@@ -85,8 +86,8 @@ class Composition(MethodComposition):
 
     def with_capability(self, capability: Any) -> dict[str, Any]:
         """Name -> method of those that have a capability."""
-        if capability not in self._having:  # asking a Protocol takes microseconds, in every local step
-            found = {name: method for name, method in self._methods.items() if isinstance(method, capability)}
+        if capability not in self._having:  # asked for in every local step
+            found = {name: method for name, method in self._methods.items() if has(method, capability)}
             self._having[capability] = found
         return self._having[capability]
 
@@ -277,11 +278,10 @@ class Composition(MethodComposition):
         self._pulls, self._factors, self._multiplied = {}, {}, None
         for method in self.values():
             method.start_clients(self.shown(method))
-        for method in self.values():
-            if isinstance(method, Regularizer):
-                self._pulls[method] = method.pulls(self.shown(method))
-            if isinstance(method, RightMultiplication):
-                self._factors[method] = method.right_factors(self.shown(method))
+        for method in self.with_capability(Regularizer).values():
+            self._pulls[method] = method.pulls(self.shown(method))
+        for method in self.with_capability(RightMultiplication).values():
+            self._factors[method] = method.right_factors(self.shown(method))
 
     @property
     def collects(self) -> bool:
@@ -334,10 +334,10 @@ class Composition(MethodComposition):
         return [
             method
             for method in self.values()
-            if isinstance(method, Penalty)
+            if has(method, Penalty)
             or self._pulls.get(method)
             or self._factors.get(method)
-            or (isinstance(method, GradientTransform) and getattr(method, "changes_gradients", True))
+            or (has(method, GradientTransform) and getattr(method, "changes_gradients", True))
         ]
 
     def left_to_engine(self, multiplies: bool, pulls: bool) -> tuple[Pulls, Factors]:
@@ -352,7 +352,7 @@ class Composition(MethodComposition):
         """
         changing = self.changing_gradients()
         self._multiplied = None
-        if len(changing) != 1 or isinstance(changing[0], Penalty | GradientTransform):
+        if len(changing) != 1 or has(changing[0], Penalty, GradientTransform):
             return {}, {}
         (alone,) = changing
         own_pulls, own_factors = self._pulls.get(alone, {}), self._factors.get(alone, {})
@@ -420,6 +420,6 @@ class Composition(MethodComposition):
 
 def _says_where_steps_point(method: Method) -> bool:
     """Whether a method's guarantee is about the direction of the step that is taken."""
-    return isinstance(method, RightMultiplication) or (
-        isinstance(method, GradientTransform) and getattr(method, "kind", "add") == "project"
+    return has(method, RightMultiplication) or (
+        has(method, GradientTransform) and getattr(method, "kind", "add") == "project"
     )

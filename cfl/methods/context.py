@@ -160,7 +160,7 @@ class Context:
 
     def is_last(self, task: int) -> bool:
         """Whether no task follows."""
-        return self._federation.is_last(task)
+        return task + 1 >= self.num_tasks
 
     # What clients hold of samples. :attr:`num_outputs` is O.
 
@@ -252,7 +252,7 @@ class Context:
 
     def asked(self, plan: RoundPlan, whom: str) -> list[int]:
         """Clients of an extra round: those ``sampled`` in the round that has ended, or ``all`` that hold its task."""
-        return self._federation.asked(plan, whom)
+        return list(plan.clients) if whom == "sampled" else self.members(plan.task)
 
     def own_clients(self, task: TaskRef, clients: Sequence[int]) -> list[int]:
         """Those of these clients, the same in all processes, that fall to this process; they use a task's samples."""
@@ -260,7 +260,9 @@ class Context:
 
     def call_back(self, task: int, clients: Sequence[int]) -> list[int]:
         """Send clients the new global model for an extra round; :meth:`own_clients` of them, ascending."""
-        return self._federation.call_back(task, clients)
+        own = self.own_clients(task, clients)
+        self.channel.downlink("model", self.shared_tensors(), len(own))
+        return own
 
     def everyones(self, value: T) -> list[T]:
         """What each process has, small and of plain values; all processes must call this."""

@@ -14,7 +14,7 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.federation.replay_memory import ReplayMemory, Table, append, choose, reservoir
 from cfl.methods.base import Method, Report
-from cfl.methods.capabilities import SampleWeights
+from cfl.methods.capabilities import SampleWeights, has
 from cfl.methods.context import Context
 from cfl.randomness.generators import numpy_generator, seed_for
 from cfl.runtime.errors import ConfigError
@@ -154,7 +154,7 @@ class ER(Method):
     @property
     def computes_locally(self) -> bool:
         """Not where the memory has no weight, is not filled in local steps, and own samples are weighed as ever."""
-        reweighs = isinstance(self, SampleWeights) and not getattr(self, "reweighs_added_only", False)
+        reweighs = has(self, SampleWeights) and not getattr(self, "reweighs_added_only", False)
         return self.weight > 0 or self.update == "step" or reweighs
 
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:

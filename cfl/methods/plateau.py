@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.engines.scaled_steps import LINEAR_OPTIMIZERS
 from cfl.methods.base import Method, Report
-from cfl.methods.capabilities import TestedOtherwise
+from cfl.methods.capabilities import TestedOtherwise, has
 from cfl.methods.components.validation_loss import validation_loss
 from cfl.methods.context import Context
 from cfl.methods.scaffold import SCAFFOLD
@@ -190,7 +190,8 @@ class LearningRateDecay(Method):
                 if training[row]:
                     model = {name: trained[name][row] for name in names}
                     for method in context.methods.values():
-                        model = method.as_tested(model) if isinstance(method, TestedOtherwise) else model
+                        if has(method, TestedOtherwise):
+                            model = cast(TestedOtherwise, method).as_tested(model)
                     found[row] = validation_loss(
                         network,
                         model,

@@ -150,11 +150,11 @@ class RGO(Method):
             )
 
     def _check_encoding(self) -> None:
-        """Refuse permutations that follow the task where samples of several tasks pass through one of them."""
+        """Refuse permutations that follow the task where samples of several tasks pass through one of them, or where
+        another method keeps something of the model, which it does in the server's order."""
         context = self.context
         others = {name: method for name, method in context.methods.items() if method is not self}
         crossing = [name for name, method in others.items() if crosses_tasks(method)]
-        # What a method keeps of the model, or of layers' inputs, is in the server's order of features.
         keeping = [name for name, method in others.items() if method.looks_back or _keeps_tensors(method)]
         valid = ""
         if crossing:

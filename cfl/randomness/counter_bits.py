@@ -23,6 +23,9 @@ _counters: dict[tuple[int, torch.device], Tensor] = {}
 
 def _counter(count: int, device: torch.device) -> Tensor:
     """``[count]`` int64: 1 .. count times the step. The same few sizes are asked for again and again."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        # A graph makes its own: it would go on reading the memory of one that is dropped here.
+        return torch.arange(1, count + 1, device=device).mul_(_STEP)
     key = (count, device)
     if key not in _counters:
         if len(_counters) >= 64:

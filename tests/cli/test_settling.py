@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonargparse import Namespace
 
+from cfl.callbacks.run_record import WANDB_ID
 from cfl.cli.settling import settle
+from cfl.runtime.run_files import CHECKPOINT
 
 WANDB = "lightning.pytorch.loggers.WandbLogger"
 
@@ -44,3 +47,14 @@ def test_loggers_go_into_the_run_folder_and_scoring_has_none() -> None:
     assert (own.save_dir, own.group, own.name) == ("here", "digits/fedprox", "fedprox-seed3")
     assert own.id
     assert settle(config, plain, trains=False).config.trainer.logger is False
+
+
+@pytest.mark.parametrize("given", ["last", "file"])
+def test_a_run_that_goes_on_is_the_same_at_wandb(given: str, tmp_path: Path) -> None:
+    """And one that starts anew, for lack of a checkpoint, is another."""
+    (tmp_path / WANDB_ID).write_text("known123")
+    config, plain = parsed(logger=True, dir=str(tmp_path), benchmark="digits")
+    config.ckpt_path = "last" if given == "last" else str(tmp_path / CHECKPOINT)
+    assert settle(config, plain, trains=True).wandb_id != "known123"
+    (tmp_path / CHECKPOINT).touch()
+    assert settle(config, plain, trains=True).wandb_id == "known123"

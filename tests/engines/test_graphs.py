@@ -11,6 +11,8 @@ from support.tiny import MOMENTUM, ConvNet, double, fit, mlp, tiny_client, unequ
 from cfl.engines import graphs
 from cfl.engines.graphs import GraphedStep, Graphs
 from cfl.methods import FedProx
+from cfl.randomness import counter_bits
+from cfl.randomness.counter_bits import random_words
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -30,6 +32,22 @@ def test_replays_change_nothing(monkeypatch: pytest.MonkeyPatch, width: int, net
         assert bool(captured) == (worth == 1)
     for name, expected in found[1].items():
         torch.testing.assert_close(found[0][name], expected, rtol=0, atol=1e-10)
+
+
+def test_graphs_read_nothing_that_a_cache_may_drop() -> None:
+    """Replays draw what is drawn without a graph, also when the counters' memory has gone to somebody else."""
+    weight, keys = torch.ones(2, 64, device="cuda", requires_grad=True), torch.arange(2, device="cuda")
+
+    def losses(given: Any) -> Any:
+        return ((random_words(given["keys"], 64) & 255) * weight).sum(1)
+
+    graph = Graphs(eager=True)
+    graph.losses(losses, {"keys": keys}, [weight])
+    counter_bits._counters.clear()
+    others = [torch.full((64,), 7, device="cuda") for _ in range(1000)]
+    replayed = graph.losses(losses, {"keys": keys + 5}, [weight])
+    torch.testing.assert_close(replayed, losses({"keys": keys + 5}))
+    assert len(others) == 1000
 
 
 def test_a_step_that_draws_random_numbers_is_not_captured() -> None:
