@@ -503,7 +503,7 @@ class RunRecord(Callback):
         """Print accuracy matrix, ACC, FGT, BWT and FWT, the bytes of all clients together and the time."""
         print_table(matrix_table(mean_matrix(federation), federation.measure, federation.means()))
         after, plan_of, whole = federation.last_task, federation.schedule, federation.last_whole_row()
-        if plan_of.own_clocks and not federation.finished:
+        if plan_of.client_clocks and not federation.finished:
             at = federation.rows_due(everyone=True).values()
             of_all = f"figures are after task {whole}, the last after which all have been evaluated"
             print(

@@ -15,9 +15,9 @@ from torch import Tensor
 from cfl.data.exposure import Handles
 from cfl.data.orders import RoundOrders
 from cfl.data.partitions.client_shares import share_sizes
-from cfl.data.samples import Added, Samples, join_samples
+from cfl.data.samples import ExtraSamples, Samples, join_samples
 from cfl.data.schedule import RoundPlan, Schedule
-from cfl.data.task_handles import SealedTask, SealedTasks, opened, opened_tasks
+from cfl.data.task_handles import TaskHandle, TaskHandles, unwrap_task, unwrap_tasks
 from cfl.runtime.errors import ConfigError
 
 Found = TypeVar("Found")
@@ -63,12 +63,12 @@ class CohortBatch:
     closes: tuple[int, ...]
     last_of_round: bool
     gather: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
-    added: tuple[Added, ...] = ()
+    added: tuple[ExtraSamples, ...] = ()
     extras: Mapping[str, Tensor] = field(default_factory=dict)
-    tasks_of_own: Callable[[Tensor], Tensor | SealedTasks] | None = None
+    tasks_of_own: Callable[[Tensor], Tensor | TaskHandles] | None = None
     handles: Callable[[], Handles] | None = None
 
-    def with_added(self, added: Added) -> CohortBatch:
+    def with_added(self, added: ExtraSamples) -> CohortBatch:
         """The same step with further samples."""
         return replace(self, added=(*self.added, added))
 
@@ -76,26 +76,26 @@ class CohortBatch:
         """The same step with more known of its own samples: name -> ``[K, B, ...]``."""
         return replace(self, extras={**self.extras, **extras})
 
-    def sealed(self) -> CohortBatch:
+    def without_tasks(self) -> CohortBatch:
         """The same step for a method that is not shown which tasks its samples belong to: ``index`` holds their handles
         (:class:`cfl.data.exposure.Handles`), which ``gather`` and the method's context understand there.
 
         Raises:
             RuntimeError: the batch has not passed through the data module.
         """
-        return self._sealed
+        return self._task_free
 
     @cached_property
-    def _sealed(self) -> CohortBatch:
+    def _task_free(self) -> CohortBatch:
         of_own, gather, names = self.tasks_of_own, self.gather, self._names
-        hidden = None if of_own is None else lambda index: SealedTasks(opened_tasks(of_own(index)))
+        hidden = None if of_own is None else lambda index: TaskHandles(unwrap_tasks(of_own(index)))
         return replace(
             self,
             index=names.of(self.index),
-            task=cast(int, SealedTask(self.task)),
-            added=tuple(replace(part, tasks=SealedTasks(opened_tasks(part.tasks))) for part in self.added),
-            gather=None if gather is None else _through(names.places, gather),
-            tasks_of_own=None if hidden is None else _through(names.places, hidden),
+            task=cast(int, TaskHandle(self.task)),
+            added=tuple(replace(part, tasks=TaskHandles(unwrap_tasks(part.tasks))) for part in self.added),
+            gather=None if gather is None else _through(names.global_index, gather),
+            tasks_of_own=None if hidden is None else _through(names.global_index, hidden),
             handles=None,
         )
 
@@ -105,26 +105,26 @@ class CohortBatch:
             raise RuntimeError("a cohort batch without handles: it has not passed through the data module")
         return self.handles()
 
-    def unsealed(self, original: CohortBatch) -> CohortBatch:
-        """What has become of ``original.sealed()``, with its tasks and indices."""
-        shown, names = original.sealed(), original._names
+    def with_tasks(self, original: CohortBatch) -> CohortBatch:
+        """What has become of ``original.without_tasks()``, with its tasks and indices."""
+        shown, names = original.without_tasks(), original._names
         gather = original.gather
         if self.gather is not None and self.gather is not shown.gather:
             gather = _through(names.of, self.gather)
         return replace(
             self,
-            index=original.index if self.index is shown.index else names.places(self.index),
+            index=original.index if self.index is shown.index else names.global_index(self.index),
             task=original.task,
             gather=gather,
             tasks_of_own=original.tasks_of_own,
             handles=original.handles,
         )
 
-    def opened(self) -> CohortBatch:
+    def unwrapped(self) -> CohortBatch:
         """The same step with its tasks to be seen; for functions that act on a method's behalf."""
         of_own = self.tasks_of_own
-        seen = None if of_own is None else lambda index: opened_tasks(of_own(index))
-        return replace(self, task=opened(self.task), tasks_of_own=seen)
+        seen = None if of_own is None else lambda index: unwrap_tasks(of_own(index))
+        return replace(self, task=unwrap_task(self.task), tasks_of_own=seen)
 
     @property
     def joined(self) -> bool:

@@ -15,11 +15,11 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
 from cfl.data.augmentation import Augmentation
+from cfl.data.client_data import ClientDataAssignment
 from cfl.data.cohorts import CohortBatch, RoundLoader, deal_clients, local_steps
 from cfl.data.digest import check_digests, data_digests
 from cfl.data.evaluation import EvaluationBatch, EvaluationLoader, NothingToEvaluate
 from cfl.data.exposure import Exposure
-from cfl.data.holdings import Holdings
 from cfl.data.inputs import Inputs, Moment
 from cfl.data.participation import AllClients, Participation
 from cfl.data.partitions import IID, Partition
@@ -28,7 +28,7 @@ from cfl.data.schedule import BoundSchedule, Schedule
 from cfl.data.sequences import TaskSequences
 from cfl.data.sources.root import data_root
 from cfl.data.streams import Stream
-from cfl.data.task_handles import SealedTasks, TaskRef, opened, opened_tasks
+from cfl.data.task_handles import TaskHandles, TaskRef, unwrap_task, unwrap_tasks
 from cfl.data.types import Task
 from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
@@ -40,7 +40,7 @@ class CountsRounds(Protocol):
     round: int
 
 
-class FederatedDataModule(Holdings, LightningDataModule):
+class FederatedDataModule(ClientDataAssignment, LightningDataModule):
     """A task stream, dealt to clients, served round by round.
 
     Args:
@@ -104,7 +104,7 @@ class FederatedDataModule(Holdings, LightningDataModule):
         seed: int = 0,
     ) -> None:
         LightningDataModule.__init__(self)
-        Holdings.__init__(
+        ClientDataAssignment.__init__(
             self,
             stream,
             schedule,
@@ -222,12 +222,12 @@ class FederatedDataModule(Holdings, LightningDataModule):
     def outputs_in_loss(self, task: TaskRef, client: int) -> Tensor | None:
         """``[O]`` bool, the outputs in the training loss of a client's task, or None for all."""
         train = self.outputs.train
-        return None if train is None else train[self.stream_task(opened(task), client)]
+        return None if train is None else train[self.stream_task(unwrap_task(task), client)]
 
-    def outputs_in_loss_of(self, samples: Tensor | SealedTasks, task: TaskRef) -> Tensor | None:
+    def outputs_in_loss_of(self, samples: Tensor | TaskHandles, task: TaskRef) -> Tensor | None:
         """``[..., O]`` bool, the outputs in the loss of samples of tasks ``[...]`` while ``task`` is trained on, or
         None for all."""
-        train, tasks = self.outputs.in_loss_during(opened(task)), opened_tasks(samples)
+        train, tasks = self.outputs.in_loss_during(unwrap_task(task)), unwrap_tasks(samples)
         return None if train is None else train.to(tasks.device)[tasks]
 
     @cached_property
@@ -352,23 +352,23 @@ class FederatedDataModule(Holdings, LightningDataModule):
     def gather(self, task: int, index: Tensor, moment: Moment | None = None) -> tuple[Tensor, Tensor]:
         """Training samples of a task: :meth:`cfl.data.inputs.Inputs.of_task` of ``index`` as :attr:`indices` has it."""
         if self.order is not None:
-            return self._gather_places(index, moment)
+            return self._gather_global(index, moment)
         return self.inputs.of_task(task, index, moment)
 
     def samples_at(
         self, places: Tensor, moment: Moment | None = None, words: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, SealedTasks]:
-        """Training samples at :attr:`places` ``[...]``: network input and output indices as
+    ) -> tuple[Tensor, Tensor, TaskHandles]:
+        """Training samples at :attr:`global_index` ``[...]``: network input and output indices as
         :meth:`cfl.data.inputs.Inputs.of_tasks` has them, and tasks for whom it may concern."""
-        tasks, index = self.places.split(places)
-        return *self.inputs.of_tasks(tasks, index, moment, words), SealedTasks(tasks)
+        tasks, index = self.global_index.split(places)
+        return *self.inputs.of_tasks(tasks, index, moment, words), TaskHandles(tasks)
 
     def labels_at(self, places: Tensor) -> Tensor:
-        """``[n]`` int64 output index of the training samples at :attr:`places` ``[n]``, without their images."""
-        return self.inputs.labels(*self.places.split(places))
+        """``[n]`` int64 output index of the training samples at :attr:`global_index` ``[n]``, without their images."""
+        return self.inputs.labels(*self.global_index.split(places))
 
-    def _gather_places(self, places: Tensor, moment: Moment | None = None) -> tuple[Tensor, Tensor]:
-        """As :meth:`gather`, of :attr:`places`."""
+    def _gather_global(self, places: Tensor, moment: Moment | None = None) -> tuple[Tensor, Tensor]:
+        """As :meth:`gather`, of :attr:`global_index`."""
         return self.samples_at(places, moment)[:2]
 
     def on_after_batch_transfer(
@@ -387,9 +387,9 @@ class FederatedDataModule(Holdings, LightningDataModule):
     def with_samples(self, batch: CohortBatch, moment: tuple[int, int] | None) -> CohortBatch:
         """``batch`` knowing where its samples come from, see :meth:`gather`, and what else they are called."""
         handles = partial(self.handles_in_steps, batch.task)  # found when somebody asks for them
-        if self.by_places:
-            gather = partial(self._gather_places, moment=moment)
-            return replace(batch, gather=gather, tasks_of_own=self.places.tasks, handles=handles)
+        if self.by_global_index:
+            gather = partial(self._gather_global, moment=moment)
+            return replace(batch, gather=gather, tasks_of_own=self.global_index.tasks, handles=handles)
         return replace(batch, gather=partial(self.gather, batch.task, moment=moment), handles=handles)
 
     def evaluation_batch(self, batch: EvaluationBatch, device: torch.device) -> EvaluationBatch:
@@ -409,11 +409,11 @@ class FederatedDataModule(Holdings, LightningDataModule):
             ``[b, C, H, W]`` network input and ``[b]`` output indices, ``b <= batch_size``.
         """
         if self.exposure == "asynchronous":
-            portion = torch.from_numpy(self.places_trained_on(task, client))
+            portion = torch.from_numpy(self.global_index_trained_on(task, client))
             for part in portion[self.handles.of(portion).argsort()].to(device).split(batch_size):
-                yield self._gather_places(part)
+                yield self._gather_global(part)
             return
-        task = opened(task)
+        task = unwrap_task(task)
         own = torch.from_numpy(self.indices[task][client]).to(device)
         for part in own.split(batch_size):
             yield self.gather(task, part)
@@ -426,7 +426,7 @@ class FederatedDataModule(Holdings, LightningDataModule):
         Yields:
             As :meth:`client_batches`.
         """
-        stream_task = self.stream_task(opened(task), client)
+        stream_task = self.stream_task(unwrap_task(task), client)
         own = torch.from_numpy(self.validation_indices(task, client)).to(device)
         for part in own.split(batch_size):
             # The images of the current task are kept as its transform has left them where all clients share it.

@@ -21,7 +21,7 @@ EXPOSURES: tuple[Exposure, ...] = ("sequential", "cumulative", "joint", "asynchr
 Numbers = TypeVar("Numbers", np.ndarray, Tensor)
 
 
-class Places:
+class GlobalIndex:
     """Numbers for the samples of several training sets, one set behind the other.
 
     Args:
@@ -32,27 +32,27 @@ class Places:
         self.starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
     def of(self, task: int, index: np.ndarray) -> np.ndarray:
-        """Indices into a task's training set to places."""
+        """Indices into a task's training set to global indices."""
         return index + self.starts[task]
 
     def tasks(self, places: Tensor) -> Tensor:
-        """``[...]`` int64 places to the tasks that they belong to."""
+        """``[...]`` int64 global indices to the tasks that they belong to."""
         ends = torch.from_numpy(self.starts[1:]).to(places.device)
         return torch.searchsorted(ends, places.contiguous(), right=True)
 
     def split(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """``[...]`` int64 places to tasks and indices into their training sets."""
+        """``[...]`` int64 global indices to tasks and indices into their training sets."""
         tasks = self.tasks(places)
         return tasks, places - torch.from_numpy(self.starts).to(places.device)[tasks]
 
 
 class Handles:
-    """Other numbers for places: they tell one sample from another, and not which lies before which.
+    """Other numbers for samples than their global index: they identify a sample and say nothing about its task.
 
-    Place p has the handle ``a p + b mod N``, with a prime to N: as quickly found as undone, on any device.
+    Sample p has the handle ``a p + b mod N``, with a prime to N: as quickly found as undone, on any device.
 
     Args:
-        count: number N of places.
+        count: number N of samples.
         seed: the run's seed.
     """
 
@@ -65,40 +65,40 @@ class Handles:
         self._count, self._inverse = count, pow(self._factor, -1, count)
 
     def behind(self, start: int) -> Handles:
-        """The same handles, of numbers that count from the place ``start``, such as indices into a training set."""
+        """The same handles, of numbers that count from the sample ``start``, such as indices into a training set."""
         found = copy.copy(self)
         found._shift = (self._shift + start * self._factor) % self._count
         return found
 
     def of(self, places: Numbers) -> Numbers:
-        """Handles of places, int64 both."""
+        """Handles of global indices, int64 both."""
         return (places * self._factor + self._shift) % self._count
 
-    def places(self, handles: Tensor) -> Tensor:
-        """Places of handles, int64 both."""
+    def global_index(self, handles: Tensor) -> Tensor:
+        """Global indices of handles, int64 both."""
         return (handles - self._shift) * self._inverse % self._count
 
 
 def exposed(task: int, exposure: Exposure, held: Sequence[Mapping[int, np.ndarray]]) -> dict[int, np.ndarray]:
-    """Client -> places of what it trains on while ``task`` is the current one, task after task.
+    """Client -> global indices of what it trains on while ``task`` is the current one, task after task.
 
     Args:
         task: from 0.
         exposure: ``cumulative`` or ``joint``.
-        held: per task, client -> places of its samples.
+        held: per task, client -> global indices of its samples.
     """
     seen = held[: task + 1] if exposure == "cumulative" else held
     return {client: np.concatenate([own[client] for own in seen if client in own]) for client in held[task]}
 
 
 def portions(held: Sequence[Mapping[int, np.ndarray]], seed: int, size: int | None) -> list[dict[int, np.ndarray]]:
-    """Every client goes through its samples at its own pace: per period, client -> ascending places it trains on.
+    """Per period, client -> ascending global indices that it trains on; every client has a pace of its own.
 
     A client has its samples in the order of the tasks, within a task in random order, keyed by (seed, task, client);
     there are as many periods as tasks. So at any time clients may be at different tasks, and one may be between two.
 
     Args:
-        held: per task, client -> places of its samples; every client in every task.
+        held: per task, client -> global indices of its samples; every client in every task.
         seed: the run's seed.
         size: samples per client and period, the first ones of each client; None cuts each client's samples into equal
             parts.
@@ -137,8 +137,8 @@ def unreached(held: Sequence[Mapping[int, np.ndarray]], trained: Sequence[Mappin
     """Tasks of whose samples no client trains on any, in ascending order.
 
     Args:
-        held: per task, client -> places of its samples.
-        trained: per period, client -> places of what it trains on (:func:`portions`).
+        held: per task, client -> global indices of its samples.
+        trained: per period, client -> global indices of what it trains on (:func:`portions`).
     """
     used = np.unique(np.concatenate([places for own in trained for places in own.values()]))
     return [

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cfl.data.task_handles import SealedTasks, opened_tasks
+from cfl.data.task_handles import TaskHandles, unwrap_tasks
 
 
 @dataclass(frozen=True)
-class Added:
+class ExtraSamples:
     """Samples that a method adds to one local step of up to K clients, such as replayed ones.
 
     What is not valid under ``mask`` may hold anything finite.
@@ -32,21 +32,21 @@ class Added:
 
     x: Tensor
     y: Tensor
-    tasks: Tensor | SealedTasks
+    tasks: Tensor | TaskHandles
     mask: Tensor
     weights: Tensor
     source: int
     extras: Mapping[str, Tensor] = field(default_factory=dict)
     own_factor: Tensor | None = None
 
-    def between(self, start: int, stop: int) -> Added:
+    def between(self, start: int, stop: int) -> ExtraSamples:
         """Those of the clients ``start .. stop - 1``."""
         x, y, tasks, mask, weights = (
-            values[start:stop] for values in (self.x, self.y, opened_tasks(self.tasks), self.mask, self.weights)
+            values[start:stop] for values in (self.x, self.y, unwrap_tasks(self.tasks), self.mask, self.weights)
         )
         extras = {name: values[start:stop] for name, values in self.extras.items()}
         factor = None if self.own_factor is None else self.own_factor[start:stop]
-        return Added(x, y, tasks, mask, weights, self.source, extras, factor)
+        return ExtraSamples(x, y, tasks, mask, weights, self.source, extras, factor)
 
 
 class Samples(NamedTuple):
@@ -57,7 +57,7 @@ class Samples(NamedTuple):
         mask: ``[N]`` bool, False where padded.
         weights: ``[N]`` factor of each sample's cross-entropy, 0 where padded.
         tasks: ``[N]`` int64.
-        source: ``[N]`` int64, 0 for the step's own samples; see :class:`Added`.
+        source: ``[N]`` int64, 0 for the step's own samples; see :class:`ExtraSamples`.
         allowed: ``[N, O]`` bool, outputs in the loss of each sample, or None for all.
         extras: name -> ``[N, ...]``, 0 for samples that nobody said anything of.
     """
@@ -104,7 +104,7 @@ def join_samples(
     mask: Tensor,
     tasks: Tensor,
     extras: Mapping[str, Tensor],
-    added: Sequence[Added],
+    added: Sequence[ExtraSamples],
     train_outputs: Tensor | None,
 ) -> Samples:
     """Own samples and added ones side by side, ``[K, B + M]``.
@@ -117,7 +117,7 @@ def join_samples(
         added: what methods have added.
         train_outputs: ``[T, O]`` bool, outputs in the loss of each task, or None for all.
     """
-    all_tasks = torch.cat([tasks, *(opened_tasks(a.tasks) for a in added)], 1)
+    all_tasks = torch.cat([tasks, *(unwrap_tasks(a.tasks) for a in added)], 1)
     weights = mask.double() / mask.sum(1, keepdim=True).clamp(min=1)
     for part in added:
         if part.own_factor is not None:

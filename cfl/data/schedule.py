@@ -214,7 +214,7 @@ class BoundSchedule:
         return max(1, round(wanted * present)) if isinstance(wanted, float) else min(wanted, present)
 
     @property
-    def own_clocks(self) -> bool:
+    def client_clocks(self) -> bool:
         """Whether clients do not change tasks together."""
         return self._own_ends is not None
 

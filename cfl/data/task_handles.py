@@ -31,7 +31,7 @@ class _Token:
     __hash__ = __int__ = __index__ = __bool__ = _hidden
 
 
-class SealedTask(_Token):
+class TaskHandle(_Token):
     """Stands for a task.
 
     Every handing out makes a new one, so that not even identity tells two tasks apart.
@@ -47,13 +47,13 @@ class SealedTask(_Token):
         return "a task"
 
 
-TaskRef = int | SealedTask
+TaskRef = int | TaskHandle
 """A task, or what stands for one."""
 
 
-def opened(task: TaskRef) -> int:
+def unwrap_task(task: TaskRef) -> int:
     """The task's number; for functions that act on a method's behalf."""
-    return task._task if isinstance(task, SealedTask) else task
+    return task._task if isinstance(task, TaskHandle) else task
 
 
 class TellsIfTaskFree(Protocol):
@@ -66,21 +66,21 @@ class TellsIfTaskFree(Protocol):
 
 def shown_task(method: TellsIfTaskFree, task: int) -> int:
     """A task as a method is shown it: its number, or what stands for it."""
-    return cast(int, SealedTask(task)) if method.task_free else task
+    return cast(int, TaskHandle(task)) if method.task_free else task
 
 
-def only_handle(task: TaskRef) -> SealedTask:
+def only_handle(task: TaskRef) -> TaskHandle:
     """The task, if it is a handle.
 
     Raises:
         TaskHidden: it is a number, which a task-free method has no way to know.
     """
-    if not isinstance(task, SealedTask):
+    if not isinstance(task, TaskHandle):
         raise TaskHidden("what belongs to a task that is named by its number")
     return task
 
 
-class SealedTasks(_Token):
+class TaskHandles(_Token):
     """Stands for the tasks of samples, one each."""
 
     __slots__ = ("_tasks",)
@@ -100,6 +100,6 @@ class SealedTasks(_Token):
         return "tasks of samples"
 
 
-def opened_tasks(tasks: Tensor | SealedTasks) -> Tensor:
+def unwrap_tasks(tasks: Tensor | TaskHandles) -> Tensor:
     """The tasks of samples, int64; for functions that act on a method's behalf."""
-    return tasks._tasks if isinstance(tasks, SealedTasks) else tasks
+    return tasks._tasks if isinstance(tasks, TaskHandles) else tasks

@@ -94,18 +94,18 @@ class StepContext:
 
     Attributes:
         seed: the run's seed.
-        at_once: learning rate and weight decay of plain SGD, where nothing but the optimizer wants the gradients: the
+        fused_sgd: learning rate and weight decay of plain SGD, where nothing but the optimizer wants the gradients: the
             engine then may take the optimizer's step itself. None: gradients are to be left on the parameters.
         objective: what a client minimises, given its logits.
         right_factors: weight name -> what clients' gradients are multiplied with from the right; only for engines that
             say that they do so (:attr:`Engine.multiplies`).
-        pulls: with ``at_once``: where weights are pulled besides; only for engines that say so (:attr:`Engine.pulls`).
+        pulls: with ``fused_sgd``: where weights are pulled besides; only where :attr:`Engine.pulls` is true.
         keeps_logits: whether to leave the step's logits at :attr:`Engine.logits`.
         purpose: name of the step's dropout masks: another one for another pass over samples within the same step.
     """
 
     seed: int
-    at_once: tuple[float, float] | None = None
+    fused_sgd: tuple[float, float] | None = None
     objective: Objective = field(default_factory=Objective)
     right_factors: Mapping[str, RightFactor] = field(default_factory=dict)
     pulls: Steps = field(default_factory=dict)
@@ -121,7 +121,7 @@ class Engine(ABC):
     """Whether the cohort should hold convolution weights with the channels last in memory."""
 
     steps_at_once = False
-    """Whether the engine takes the optimizer's step itself where it may (:attr:`StepContext.at_once`)."""
+    """Whether the engine takes the optimizer's step itself where it may (:attr:`StepContext.fused_sgd`)."""
 
     multiplies = False
     """Whether the engine applies :attr:`StepContext.right_factors`, which is cheaper for it than for methods."""
@@ -156,7 +156,7 @@ class Engine(ABC):
         buffers = {name: buffer.clone() for name, buffer in cohort.buffers.items()}
         try:
             with torch.enable_grad():
-                total = self.losses(cohort, batch, replace(context, at_once=None)).sum()
+                total = self.losses(cohort, batch, replace(context, fused_sgd=None)).sum()
                 for parameter in cohort.parameters.values():
                     parameter.grad = None
                 self.backward(total, cohort)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from cfl.data.task_handles import SealedTasks, opened_tasks
+from cfl.data.task_handles import TaskHandles, unwrap_tasks
 
 if TYPE_CHECKING:
     from cfl.data.cohorts import CohortBatch
@@ -64,7 +64,7 @@ class Cohort:
         self._in_loss: Tensor | None = None
         self.parameters = {n: nn.Parameter(room) for n, room in self._room.items()}
         self.buffers: dict[str, Tensor] = dict(self._buffer_room)
-        self.received: Mapping[str, Tensor] = {}
+        self.global_parameters: Mapping[str, Tensor] = {}
         self.own: Mapping[str, Tensor] = {}
         self.clients: tuple[int, ...] = ()
         self.sizes: tuple[int, ...] = ()
@@ -101,7 +101,7 @@ class Cohort:
         """
         k = len(clients)
         self.clients, self.sizes, self.task, self.round = tuple(clients), tuple(sizes), task, round
-        self.received, self.own, self.to_server = shared, own, dict
+        self.global_parameters, self.own, self.to_server = shared, own, dict
         self.withheld = frozenset()
         self.steps = 0
         for name, parameter in self.parameters.items():
@@ -125,7 +125,7 @@ class Cohort:
             there: name -> ``[..., *shape]`` to the same in the clients' order, such as a permutation.
             back: undoes it.
         """
-        self.received, self.own, self.to_server = there(self.received), there(self.own), back
+        self.global_parameters, self.own, self.to_server = there(self.global_parameters), there(self.own), back
         held = {**self.parameters, **self.buffers}
         for name, turned in there(held).items():
             if turned is not held[name]:
@@ -136,7 +136,7 @@ class Cohort:
         """``[T, O]`` bool, outputs in the loss of each task's samples in these clients' steps, or None for all."""
         return self._in_loss
 
-    def use_outputs(self, tasks: Tensor | SealedTasks, mask: Tensor) -> None:
+    def use_outputs(self, tasks: Tensor | TaskHandles, mask: Tensor) -> None:
         """Note that samples of other tasks have a part in the loss.
 
         Args:
@@ -144,7 +144,7 @@ class Cohort:
             mask: ``[k, M]`` bool, False where there is no sample.
         """
         if self._in_loss is not None and self.used_outputs is not None:
-            self.used_outputs |= (self._in_loss[opened_tasks(tasks)] & mask.unsqueeze(-1)).any(1)
+            self.used_outputs |= (self._in_loss[unwrap_tasks(tasks)] & mask.unsqueeze(-1)).any(1)
 
     def withhold(self, rows: Collection[int]) -> None:
         """These clients do not train on their own samples, so none of these enters a memory in local steps."""
@@ -183,7 +183,7 @@ class Cohort:
         for name, tensor in {**self.parameters, **self.buffers}.items():
             used = self.used_rows(name, positions)
             if used is not None:
-                start = self.own[name][index] if name in self.own else self.received[name]
+                start = self.own[name][index] if name in self.own else self.global_parameters[name]
                 tensor[index] = torch.where(used, tensor[index], start)
 
     def used_rows(self, name: str, positions: Sequence[int] | None = None) -> Tensor | None:

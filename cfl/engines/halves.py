@@ -66,7 +66,7 @@ class Halves:
 
 def record_halves(
     chain: Chain,
-    at_once: tuple[float, float] | None,
+    fused_sgd: tuple[float, float] | None,
     weights: Mapping[str, Tensor],
     x: Tensor,
     masks: Mapping[str, Tensor],
@@ -76,7 +76,7 @@ def record_halves(
 
     Args:
         chain: one that is :attr:`~cfl.engines.chain.Chain.recordable`.
-        at_once: see :class:`cfl.engines.base.StepContext`.
+        fused_sgd: see :class:`cfl.engines.base.StepContext`.
         weights: of any client.
         x: a client's batch of the size that is wanted, ``[B, C, H, W]``; stays as it is.
         masks: its dropout masks.
@@ -90,7 +90,7 @@ def record_halves(
         held = dict(zip(weights, given, strict=False))
         dropped = dict(zip(masks, given[len(weights) :], strict=False))
         last = given[len(weights) + len(masks) :]
-        return Pass(held, dropped, update or update_of(at_once, held, last, pulls), 1, None, products)
+        return Pass(held, dropped, update or update_of(fused_sgd, held, last, pulls), 1, None, products)
 
     def forward(x: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
         run = begin(given, KeepGradients({}))
@@ -105,7 +105,7 @@ def record_halves(
         chain.backward(run, g)
         return g  # a recording must return something
 
-    copies, rows = to_be_changed(weights, at_once)
+    copies, rows = to_be_changed(weights, fused_sgd)
     dropped = list(masks.values())
     # Recording and running change inputs, such as by a dropout that comes first: copies.
     first = traced(forward, (x.clone(), *copies, *dropped))

@@ -29,7 +29,7 @@ class LossMethod(Protocol):
 class Weigher(LossMethod, Protocol):
     """Weighs samples."""
 
-    def weigh(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
+    def sample_weights(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
         """Map the factors ``[N]`` of one client's cross-entropies to those to use."""
 
 
@@ -149,8 +149,8 @@ class Objective:
         """
         weights = samples.weights.to(logits.dtype)
         for weigher in self.weighers:
-            found = weigher.weigh(weights, logits, _shown(weigher, samples))
-            weights = _checked(found, list(weights.shape), weigher, "weigh")
+            found = weigher.sample_weights(weights, logits, _shown(weigher, samples))
+            weights = _checked(found, list(weights.shape), weigher, "sample_weights")
         if self.density:
             assert x is not None
             losses = weights * negative_log_likelihoods(logits, x)

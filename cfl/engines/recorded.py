@@ -49,7 +49,7 @@ class RecordedSteps:
         self,
         samples: int,
         outputs: Tensor | None,
-        at_once: tuple[float, float] | None,
+        fused_sgd: tuple[float, float] | None,
         weights: Mapping[str, Tensor],
         example: Callable[[], tuple[Tensor, Tensor, Mapping[str, Tensor]]],
         steps: int,
@@ -63,7 +63,7 @@ class RecordedSteps:
         Args:
             samples: batch size.
             outputs: ``[O]`` bool, or with ``sample_weights`` ``[samples, O]``: outputs in the loss, or None.
-            at_once: see :class:`cfl.engines.base.StepContext`.
+            fused_sgd: see :class:`cfl.engines.base.StepContext`.
             weights: of any client.
             example: gives inputs, outputs and dropout masks of a client's batch of this size; they stay as they are.
             steps: how many steps are asked for now.
@@ -73,9 +73,9 @@ class RecordedSteps:
         Returns:
             A function of what :func:`arguments` gives -> loss.
         """
-        key = (samples, outputs is None, at_once, sample_weights is None, tuple(pulls))
+        key = (samples, outputs is None, fused_sgd, sample_weights is None, tuple(pulls))
         if self._is_worth(key, steps):
-            self._recordings[key] = self._record(outputs, at_once, weights, sample_weights, pulls, *example())
+            self._recordings[key] = self._record(outputs, fused_sgd, weights, sample_weights, pulls, *example())
         found = self._recordings.get(key)
         assert not isinstance(found, Halves)
         return found
@@ -83,17 +83,17 @@ class RecordedSteps:
     def halves(
         self,
         samples: int,
-        at_once: tuple[float, float] | None,
+        fused_sgd: tuple[float, float] | None,
         weights: Mapping[str, Tensor],
         example: Callable[[], tuple[Tensor, Tensor, Mapping[str, Tensor]]],
         steps: int,
         pulls: Steps = MappingProxyType({}),
     ) -> Halves | None:
         """As :meth:`step`, for any loss that is a function of the logits, and for who wants to see these."""
-        key = (samples, at_once, tuple(pulls))
+        key = (samples, fused_sgd, tuple(pulls))
         if self._is_worth(key, steps):
             x, _, masks = example()
-            self._recordings[key] = record_halves(self.chain, at_once, weights, x, masks, pulls)
+            self._recordings[key] = record_halves(self.chain, fused_sgd, weights, x, masks, pulls)
         found = self._recordings.get(key)
         assert found is None or isinstance(found, Halves)
         return found
@@ -108,7 +108,7 @@ class RecordedSteps:
     def _record(
         self,
         outputs: Tensor | None,
-        at_once: tuple[float, float] | None,
+        fused_sgd: tuple[float, float] | None,
         weights: Mapping[str, Tensor],
         sample_weights: Tensor | None,
         pulls: Steps,
@@ -125,13 +125,13 @@ class RecordedSteps:
             held = dict(zip(names, rest[: len(names)], strict=True))
             dropped = dict(zip(dropping, rest[len(names) : len(names) + len(dropping)], strict=True))
             rest = rest[len(names) + len(dropping) :]
-            update = update_of(at_once, held, rest, pulls)
+            update = update_of(fused_sgd, held, rest, pulls)
             if factors is None:
                 return self.chain.step(x, y, None, allowed, held, dropped, update)
             head = partial(weighted_cross_entropy_with_gradient, samples=plain_samples(y, factors, allowed))
             return self.chain.step(x, y, None, None, held, dropped, update, head)
 
-        copies, rows = to_be_changed(weights, at_once)
+        copies, rows = to_be_changed(weights, fused_sgd)
         # The step may change its inputs, such as by a dropout that comes first, and the client's own is yet to come.
         return traced(step, arguments(x.clone(), y, outputs, copies, list(masks.values()), rows, sample_weights, pulls))
 

@@ -23,21 +23,21 @@ def traced(function: Callable[..., Any], given: tuple[Tensor, ...]) -> Callable[
 
 
 def to_be_changed(
-    weights: Mapping[str, Tensor], at_once: tuple[float, float] | None
+    weights: Mapping[str, Tensor], fused_sgd: tuple[float, float] | None
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Weights to record with, and gradient rows, of which there are none where the step is taken ``at_once``."""
+    """Weights to record with, and gradient rows, of which there are none where the step is taken ``fused_sgd``."""
     copies = [weight.clone() for weight in weights.values()]
-    return copies, [torch.zeros_like(weight) for weight in copies] if at_once is None else []
+    return copies, [torch.zeros_like(weight) for weight in copies] if fused_sgd is None else []
 
 
 def update_of(
-    at_once: tuple[float, float] | None, weights: Mapping[str, Tensor], last: Sequence[Tensor], pulls: Steps
+    fused_sgd: tuple[float, float] | None, weights: Mapping[str, Tensor], last: Sequence[Tensor], pulls: Steps
 ) -> Update:
     """What takes the gradients in a recording, of the ``last`` tensors it is given: gradient rows, or pulls."""
-    if at_once is None:
+    if fused_sgd is None:
         return KeepGradients(dict(zip(weights, last, strict=True)))
     drawn = zip(last[::2], last[1::2], strict=True)
-    return StepAtOnce(weights, *at_once, dict(zip(pulls, drawn, strict=True)))
+    return StepAtOnce(weights, *fused_sgd, dict(zip(pulls, drawn, strict=True)))
 
 
 def flat(pulls: Steps) -> list[Tensor]:

@@ -35,7 +35,7 @@ class Trials:
         input_shape: ``(C, H, W)``.
         options: how engines are built.
         optimizer_of: the clients' optimizer for a cohort's parameters.
-        at_once: see :class:`cfl.engines.base.StepContext`.
+        fused_sgd: see :class:`cfl.engines.base.StepContext`.
         by_hand: see :class:`cfl.engines.workers.WorkerEngine`.
     """
 
@@ -47,13 +47,13 @@ class Trials:
         input_shape: tuple[int, int, int],
         options: EngineOptions,
         optimizer_of: Callable[[Iterable[nn.Parameter]], Optimizer],
-        at_once: Callable[[Optimizer], tuple[float, float] | None],
+        fused_sgd: Callable[[Optimizer], tuple[float, float] | None],
         by_hand: bool = True,
     ) -> None:
         self.data, self.network, self.input_shape, self.options = data, network, input_shape, options
         plan = data.rounds.round(round)
         self.plan = max(plan.parts, key=lambda part: len(part.clients))
-        self._optimizer_of, self._at_once, self._by_hand = optimizer_of, at_once, by_hand
+        self._optimizer_of, self._at_once, self._by_hand = optimizer_of, fused_sgd, by_hand
         sizes = {client: len(data.trained_on(self.plan.task)[client]) for client in self.plan.clients}
         self._largest = sorted(sizes, key=lambda client: (-sizes[client], client))
         held = data.trained_in(plan)

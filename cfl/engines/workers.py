@@ -91,7 +91,7 @@ class WorkerEngine(Engine):
     def losses(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> Tensor:
         """As :meth:`Engine.losses`, without a graph: gradients are ready, or the optimizer's step is taken."""
         k = len(cohort.clients)
-        self._keeps = context.at_once is None
+        self._keeps = context.fused_sgd is None
         self._look_at(cohort)
         if self._pull_rows.pulls is not context.pulls:
             self._pull_rows = PullRows(context.pulls)
@@ -134,7 +134,7 @@ class WorkerEngine(Engine):
                 weights = self._rows(self._views, cohort.data, start, 1)
                 recording = recordings.get(used[start])
                 if recording is not None:
-                    rows_of = {} if context.at_once else self._rows(self._gradient_views, self._gradients, start, 1)
+                    rows_of = {} if context.fused_sgd else self._rows(self._gradient_views, self._gradients, start, 1)
                     held, masks, gradients = ([*values.values()] for values in (weights, dropped, rows_of))
                     given = arguments(x, y, outputs, held, masks, gradients, pulls=self._pull_rows.of(start, 1))
                     with torch.no_grad():
@@ -187,7 +187,7 @@ class WorkerEngine(Engine):
             found[samples] = self._recorded.step(
                 samples,
                 outputs,
-                context.at_once,
+                context.fused_sgd,
                 weights,
                 example,
                 used.count(samples),
@@ -230,10 +230,10 @@ class WorkerEngine(Engine):
         return cache[key]
 
     def _update(self, cohort: Cohort, start: int, rows: int, context: StepContext) -> Update:
-        if context.at_once is None:
+        if context.fused_sgd is None:
             return KeepGradients(self._rows(self._gradient_views, self._gradients, start, rows))
         weights = self._rows(self._views, cohort.data, start, rows)
-        return StepAtOnce(weights, *context.at_once, self._pull_rows.of(start, rows))
+        return StepAtOnce(weights, *context.fused_sgd, self._pull_rows.of(start, rows))
 
     def _dropped(
         self, cohort: Cohort, batch: CohortBatch, context: StepContext, rows: range, samples: int, single: bool
@@ -299,10 +299,10 @@ class WorkerEngine(Engine):
             if whole:
                 samples = joined.of_client(row)[1]
                 found[count] = self._recorded.step(
-                    count, samples.allowed, context.at_once, weights, example, steps, samples.weights, pulls
+                    count, samples.allowed, context.fused_sgd, weights, example, steps, samples.weights, pulls
                 )
             else:
-                found[count] = self._recorded.halves(count, context.at_once, weights, example, steps, pulls)
+                found[count] = self._recorded.halves(count, context.fused_sgd, weights, example, steps, pulls)
         return found
 
     def _joined_example(
@@ -345,7 +345,7 @@ class WorkerEngine(Engine):
             return context.objective.with_gradient(logits, samples)
 
         if recording is not None:
-            of_rows = {} if context.at_once else self._rows(self._gradient_views, self._gradients, start, 1)
+            of_rows = {} if context.fused_sgd else self._rows(self._gradient_views, self._gradients, start, 1)
             held, masks, gradients = ([*values.values()] for values in (weights, dropped, of_rows))
             pulls = self._pull_rows.of(start, 1)
             if isinstance(recording, Halves):

@@ -64,7 +64,7 @@ def write_card(
     data = federation.data
     summary = _figures(federation, run)
     whole = "of the whole run" if federation.finished else "after the last evaluation so far"
-    if federation.schedule.own_clocks and not federation.finished:
+    if federation.schedule.client_clocks and not federation.finished:
         whole = "after the last task so far after which every client has been evaluated"
     if choice.client is not None and not federation.has_personal_models and not densities_differ(federation.network):
         whole += ", of the global model with the statistics of test batches: not of this model"

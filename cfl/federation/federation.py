@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.kept_samples import kept_bytes, kept_samples
 from cfl.data.schedule import BoundSchedule
-from cfl.data.task_handles import TaskRef, opened
+from cfl.data.task_handles import TaskRef, unwrap_task
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import Channel, payload_bytes
 from cfl.federation.client_states import ClientStates
@@ -161,7 +161,7 @@ class Federation:
     @property
     def measures_clients(self) -> bool:
         """Whether there is an accuracy matrix per client: models differ, or what tasks clients learn, or when."""
-        return self.has_personal_models or self.data.order is not None or self.schedule.own_clocks
+        return self.has_personal_models or self.data.order is not None or self.schedule.client_clocks
 
     @property
     def schedule(self) -> BoundSchedule:
@@ -191,7 +191,7 @@ class Federation:
             return {None: self.last_task}
         last = max(self.round - 1, 0)
         clients = list(range(self.data.num_clients))
-        if self.schedule.own_clocks:
+        if self.schedule.client_clocks:
             clients = self.members(0) if everyone else self.schedule.due(self.schedule.round(last))
         return {client: self.schedule.task_at(last, client) for client in clients}
 
@@ -199,7 +199,7 @@ class Federation:
         """The last task after which all have been evaluated; None before. Clients that have clocks of their own get
         there one after another."""
         evaluated = ~self.measured.compute().isnan().all(-1)
-        if self.schedule.own_clocks:
+        if self.schedule.client_clocks:
             evaluated = evaluated[self.members(0)].all(0)
         elif self.measures_clients:
             evaluated = evaluated.any(0)
@@ -224,7 +224,7 @@ class Federation:
 
     def members(self, task: TaskRef) -> list[int]:
         """The clients that hold a task, ascending."""
-        held: list[int] = self.data.members[opened(task)].tolist()
+        held: list[int] = self.data.members[unwrap_task(task)].tolist()
         return held
 
     def own_clients(self, task: TaskRef, clients: Sequence[int]) -> list[int]:
@@ -234,7 +234,7 @@ class Federation:
             task: whose data they are about to use.
             clients: the same in all processes.
         """
-        return self.data.own_clients(opened(task), clients)
+        return self.data.own_clients(unwrap_task(task), clients)
 
     def everyones(self, value: T) -> list[T]:
         """What each process has: of a client's figures, one process alone knows. All processes must call this.
@@ -285,7 +285,7 @@ class Federation:
         tensors = {**cohort.parameters, **cohort.buffers}
         return cohort.rows(positions, {name: tensors[name] for name in names})
 
-    def own_tensors(self, clients: tuple[int, ...]) -> dict[str, Tensor]:
+    def personal_state(self, clients: tuple[int, ...]) -> dict[str, Tensor]:
         """What these clients keep to themselves: name -> ``[k, ...]``; untrained clients have the initial values."""
         tensors = self.state_tensors()  # on the network's device, which may have changed since the initial values
         initial = {name: value.to(tensors[name].device) for name, value in self._initial.items()}
@@ -294,7 +294,7 @@ class Federation:
     def model_of(self, client: int, task: int | None) -> dict[str, Tensor]:
         """The model with which a client answers images of its ``task``-th task, or of whichever if that is None, in
         the server's order."""
-        own = {name: values[0] for name, values in self.own_tensors((client,)).items()}
+        own = {name: values[0] for name, values in self.personal_state((client,)).items()}
         return self.methods.recall(client, task, {**self.state_tensors(), **own})
 
     def shared_tensors(self) -> dict[str, Tensor]:
@@ -305,7 +305,7 @@ class Federation:
     def model_for(self, task: TaskRef, model: dict[str, Tensor]) -> dict[str, Tensor]:
         """The model with which images of a task are tested, of one in the server's order; the same object where no
         method says otherwise."""
-        return self.methods.model_for(opened(task), model)
+        return self.methods.model_for(unwrap_task(task), model)
 
     @contextmanager
     def evaluation_statistics(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
-from cfl.data.task_handles import SealedTasks, opened_tasks
+from cfl.data.task_handles import TaskHandles, unwrap_tasks
 from cfl.engines.cohort import Cohort
 from cfl.federation.client_states import ClientStates
 from cfl.federation.replay_memory import RULES, Rule, chosen, slots, winners
@@ -39,13 +39,13 @@ class Replayed:
 
     x: Tensor
     y: Tensor
-    tasks: SealedTasks
+    tasks: TaskHandles
     mask: Tensor
     logits: Tensor | None
 
     def as_step_of(self, batch: CohortBatch) -> CohortBatch:
         """The same samples as if they were the own ones of a step of the same clients."""
-        x, y, tasks = (values.flatten(0, 1) for values in (self.x, self.y, opened_tasks(self.tasks)))
+        x, y, tasks = (values.flatten(0, 1) for values in (self.x, self.y, unwrap_tasks(self.tasks)))
         index = torch.arange(len(y), device=y.device).view(self.y.shape)
         return replace(
             batch,
@@ -53,7 +53,7 @@ class Replayed:
             mask=self.mask,
             padded=not bool(self.mask.all()),
             gather=lambda places: (x[places], y[places]),
-            tasks_of_own=lambda places: SealedTasks(tasks[places]),
+            tasks_of_own=lambda places: TaskHandles(tasks[places]),
             handles=None,
             added=(),
             extras={},
@@ -129,7 +129,7 @@ class ReplayBuffer:
 
     def _places_of(self, client: int) -> np.ndarray:
         """Ascending places of all samples that a client ever holds."""
-        own = [self._data.client_places(task, client) for task in range(self._data.num_tasks)]
+        own = [self._data.client_global_index(task, client) for task in range(self._data.num_tasks)]
         return np.sort(np.concatenate(own))
 
     # Local training.
@@ -144,7 +144,7 @@ class ReplayBuffer:
 
     def _has_news(self, row: int, client: int, task: int) -> bool:
         """Whether a client is about to train on a sample that it has not trained on before."""
-        ranks = torch.from_numpy(np.searchsorted(self._own[row], self._data.places_trained_on(task, client)))
+        ranks = torch.from_numpy(np.searchsorted(self._own[row], self._data.global_index_trained_on(task, client)))
         return not bool(self._table["known"][row, ranks].all())
 
     @property
@@ -163,7 +163,7 @@ class ReplayBuffer:
         if not self._offers:
             return
         table, present, index = self._table, cohort.trained_on(batch.mask.cpu()), batch.index.cpu()
-        places = index if batch.tasks_of_own is not None else index + int(self._data.places.starts[batch.task])
+        places = index if batch.tasks_of_own is not None else index + int(self._data.global_index.starts[batch.task])
         if self.offered == "once":
             present = present & self._first_time(places, present)
         number = table["seen"].unsqueeze(1) + present.cumsum(1) - 1
@@ -172,7 +172,7 @@ class ReplayBuffer:
         table["seen"] += present.sum(1)
         table["place"] = torch.where(taken, places.gather(1, source), table["place"])
         if self._augmented:
-            words = self._data.inputs.words(*self._data.places.split(places), (cohort.round, batch.step))
+            words = self._data.inputs.words(*self._data.global_index.split(places), (cohort.round, batch.step))
             table["word"] = torch.where(taken, words.gather(1, source), table["word"])
         if self.keeps_logits:
             if logits is None:

@@ -45,7 +45,7 @@ class AGEM(Method):
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
     replays_logits: ClassVar[bool] = False
     task_free = True
-    own_clocks = True
+    client_clocks = True
     kind: ClassVar[Literal["add", "project", "look"]] = "project"
 
     def __init__(self, batch_size: int = 32) -> None:

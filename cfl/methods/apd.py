@@ -86,7 +86,7 @@ class APD(Method):
     """
 
     scenarios = frozenset({"task", "domain", "density"})
-    own_clocks = True
+    client_clocks = True
     pulls_with = "consolidation"
     adaptive_divisor = 3.0  # of the base that adaptive weights start from
     state = ("_initial", "_rows", "_client_bytes")  # clients' sets are with ``context.clients``

@@ -57,7 +57,7 @@ class Method:
         individual_uplinks: whether the server must see single clients' messages, which rules out secure aggregation.
         optimizers: names of the torch optimizers under which the method's guarantee holds, or None for any.
         common_order: whether all clients must learn the same tasks in the same order.
-        own_clocks: whether clients may change tasks each in its own round. A cohort's clients are always at the same
+        client_clocks: whether clients may change tasks each in its own round. A cohort's clients are always at the same
             task and have begun it together; ``begin_task`` and ``end_task`` are then called for each part of a round
             (``RoundPlan.parts``) whose clients begin or end a task, hence several times or, where none of those is
             sampled, never for a task.
@@ -77,7 +77,7 @@ class Method:
     individual_uplinks: bool = False
     optimizers: ClassVar[frozenset[str] | None] = None
     common_order: ClassVar[bool] = False
-    own_clocks: ClassVar[bool] = False
+    client_clocks: ClassVar[bool] = False
     task_free: bool = False
     looks_back: ClassVar[bool] = False
     state: ClassVar[tuple[str, ...] | Mapping[str, str]] = ()
@@ -87,7 +87,7 @@ class Method:
     name: str = ""
     """Under which the configuration has it, from :meth:`setup` on."""
     source: int = 1
-    """Tells the samples that it adds from others' (:class:`cfl.data.samples.Added`), from :meth:`setup` on."""
+    """Tells the samples that it adds from others' (:class:`cfl.data.samples.ExtraSamples`), from :meth:`setup` on."""
 
     # Moments.
 

@@ -101,13 +101,13 @@ class SampleWeights(Protocol):
     in its place. ``reweighs_added_only`` (False): it does nothing to a step that has its own samples alone.
     """
 
-    def weigh(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
+    def sample_weights(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
         """Factors ``[N]`` of one client's cross-entropies from those so far.
 
         Runs under ``torch.func.vmap`` and is differentiated, so detach what shall not be.
 
         Args:
-            weights: ``[N]``; see :class:`cfl.data.samples.Added`.
+            weights: ``[N]``; see :class:`cfl.data.samples.ExtraSamples`.
             logits: ``[N, O]``.
             samples: of the same N samples.
         """
@@ -117,7 +117,7 @@ class SampleLoss(Protocol):
     """Adds a term of the logits to a client's loss (DER, CFeD). ``reweighs_added_only``: as for sample weights."""
 
     def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
-        """A term ``[]`` of one client's loss; arguments as for :meth:`SampleWeights.weigh`, likewise under vmap."""
+        """A term ``[]`` of one client's loss; arguments as :meth:`SampleWeights.sample_weights`, also under vmap."""
 
 
 class ForwardPass(Protocol):
@@ -239,7 +239,7 @@ def members(capability: Any) -> tuple[str, ...]:
 def has(method: object, *any_of: Any) -> bool:
     """Whether a method, or a class of methods, has one of some capabilities.
 
-    Nothing is asked of the method, which may be shown sealed: members are looked for by name, in it and its class.
+    Members are looked for by name, in the method and its class; no property of the method runs.
     """
     kind = method if isinstance(method, type) else method.__class__
     own = () if isinstance(method, type) else vars(method)

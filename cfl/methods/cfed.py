@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from cfl.data.cohorts import CohortBatch
-from cfl.data.samples import Added, Samples
+from cfl.data.samples import ExtraSamples, Samples
 from cfl.data.schedule import RoundPlan
 from cfl.data.sources.base import Source
 from cfl.data.types import PixelTransform
@@ -24,7 +24,7 @@ from cfl.federation.channel import payload_bytes
 from cfl.methods.base import Method, Report
 from cfl.methods.capabilities import LocalObjective, has
 from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating, evaluating_global
-from cfl.methods.components.previous_model import LentModel
+from cfl.methods.components.previous_model import PreviousModel
 from cfl.methods.components.surrogate_data import normalised_as, passes, read_surrogate, shards
 from cfl.methods.context import Context
 from cfl.randomness.generators import numpy_generator
@@ -115,7 +115,7 @@ class CFeD(Method):
         self.server_distillation, self.server_lr = server_distillation, server_lr
         self.individual_uplinks = server_distillation > 0
         self.server_seconds = 0.0
-        self._old = LentModel()
+        self._old = PreviousModel()
         self._orders: dict[int, Tensor] = {}
         self._taken: dict[int, int] = {}
         self._models: dict[int, dict[str, Tensor]] = {}
@@ -245,12 +245,12 @@ class CFeD(Method):
         x[replaced] = self._pixels(task, images[at[replaced]])
         return x, y
 
-    def _nothing(self, batch: CohortBatch, factor: Tensor) -> Added:
+    def _nothing(self, batch: CohortBatch, factor: Tensor) -> ExtraSamples:
         """No samples, only the factors ``[K]`` of the step's own cross-entropies."""
         k, device = len(factor), factor.device
         none = torch.zeros((k, 0), dtype=torch.int64, device=device)
         x = torch.zeros((k, 0, *self.context.input_shape), device=device)
-        return Added(x, none, none, none.bool(), none.double(), self.source, own_factor=factor)
+        return ExtraSamples(x, none, none, none.bool(), none.double(), self.source, own_factor=factor)
 
     @torch.no_grad()
     def _soft(self, model: Mapping[str, Tensor], x: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ from cfl.methods.capabilities import (
     has,
 )
 from cfl.methods.context import Context
-from cfl.methods.task_free import sealed_cohort, sealed_context, sealed_plan
+from cfl.methods.task_free import task_free_cohort, task_free_context, task_free_plan
 from cfl.randomness.generators import seed_for
 from cfl.runtime.errors import ConfigError
 
@@ -69,7 +69,7 @@ class Composition(MethodComposition):
     def __init__(self, methods: Mapping[str, Method]) -> None:
         self._methods = dict(methods)
         self._cohort: Cohort | None = None
-        self._sealed: Cohort | None = None
+        self._task_free: Cohort | None = None
         self._pulls: dict[Any, Pulls] = {}
         self._factors: dict[Any, Factors] = {}
         self._multiplied: Method | None = None
@@ -150,7 +150,7 @@ class Composition(MethodComposition):
             for refused, key, value, valid in (
                 (data.scenario not in method.scenarios, "data.scenario", data.scenario, known),
                 (in_step, "data.sequences", type(data.sequences).__name__, needs_steps),
-                (data.rounds.own_clocks and not method.own_clocks, "schedule.clock_spread", spread, needs_clock),
+                (data.rounds.client_clocks and not method.client_clocks, "schedule.clock_spread", spread, needs_clock),
                 (exposure == "asynchronous" and not method.task_free, "data.exposure", exposure, needs_ends),
                 (exposure == "joint" and method.looks_back, "data.exposure", exposure, needs_past),
             ):
@@ -179,10 +179,9 @@ class Composition(MethodComposition):
 
     def setup(self, federation: Federation) -> None:
         """Give every method a context of its own; who needs no tasks is shown none."""
-        for name, method in self.items():
+        for method in self.values():
             context = Context(federation)
-            own = frozenset({name, type(method).__name__.lower()}) - OF_ALL
-            method.setup(sealed_context(context, own, method) if method.task_free else context)
+            method.setup(task_free_context(context) if method.task_free else context)
             declared_state.check(method)
 
     def keeps_local(self, name: str) -> bool:
@@ -226,7 +225,7 @@ class Composition(MethodComposition):
         """The global model has moved."""
         self._pulls, self._factors, self._multiplied = {}, {}, None
         for method in self.values():
-            method.end_round(sealed_plan(plan) if method.task_free else plan)
+            method.end_round(task_free_plan(plan) if method.task_free else plan)
 
     def end_task(self, plan: RoundPlan) -> None:
         """A task's last round is over."""
@@ -263,12 +262,12 @@ class Composition(MethodComposition):
     # A cohort.
 
     def attend(self, cohort: Cohort) -> None:
-        """Methods see this cohort from now on; who needs no tasks, sealed."""
-        self._cohort, self._sealed = cohort, sealed_cohort(cohort)
+        """Methods see this cohort from now on; a task-free one without its task."""
+        self._cohort, self._task_free = cohort, task_free_cohort(cohort)
 
     def shown(self, method: Any) -> Cohort:
         """The cohort as a method may see it."""
-        found = self._sealed if method.task_free else self._cohort
+        found = self._task_free if method.task_free else self._cohort
         if found is None:
             raise RuntimeError("no cohort: configure_optimizers has not run")
         return found
@@ -308,7 +307,7 @@ class Composition(MethodComposition):
         """The step with what methods add to it."""
         for method in self.with_capability(BatchExtension).values():
             if method.task_free:
-                batch = method.extend_batch(self.shown(method), batch.sealed()).unsealed(batch)
+                batch = method.extend_batch(self.shown(method), batch.without_tasks()).with_tasks(batch)
             else:
                 batch = method.extend_batch(self.shown(method), batch)
         return batch

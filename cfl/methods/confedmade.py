@@ -74,7 +74,7 @@ class CONFEDMADE(FedWeIT):
         ConfigError: for values other than these, or clients whose masks differ; otherwise as :class:`FedWeIT`.
     """
 
-    own_clocks = False
+    client_clocks = False
 
     def __init__(
         self,

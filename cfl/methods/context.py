@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cfl.data.scenarios import OutputMap
 from cfl.data.schedule import RoundPlan
-from cfl.data.task_handles import SealedTasks, TaskRef
+from cfl.data.task_handles import TaskHandles, TaskRef
 from cfl.data.types import PixelTransform
 from cfl.federation.federation import Federation
 from cfl.metrics.accuracy import AccuracyMatrix
@@ -59,7 +59,7 @@ class Context:
         num_clients: C.
         num_tasks: T, how many a client learns.
         num_rounds: of all tasks together.
-        own_clocks: whether clients change tasks each in its own round.
+        client_clocks: whether clients change tasks each in its own round.
         clock_spread: the setting ``schedule.clock_spread``.
         local_epochs: the setting ``schedule.local_epochs``.
         batch_size: of local steps.
@@ -83,7 +83,7 @@ class Context:
         self.scenario, self.exposure, self.class_loss = data.scenario, data.exposure, data.class_loss
         self.input_shape, self.num_outputs = data.input_shape, data.num_outputs
         self.num_clients, self.num_tasks = data.num_clients, data.num_tasks
-        self.num_rounds, self.own_clocks = rounds.num_rounds, rounds.own_clocks
+        self.num_rounds, self.client_clocks = rounds.num_rounds, rounds.client_clocks
         self.clock_spread, self.local_epochs = data.schedule.clock_spread, data.schedule.local_epochs
         self.batch_size, self.eval_batch_size = data.schedule.batch_size, data.eval_batch_size
         self.optimizer = federation.optimizer
@@ -99,10 +99,10 @@ class Context:
         """The message that carries the global model to a client: name -> tensor."""
         return self._federation.shared_tensors()
 
-    def own_tensors(self, clients: tuple[int, ...]) -> dict[str, Tensor]:
+    def personal_state(self, clients: tuple[int, ...]) -> dict[str, Tensor]:
         """What these k clients keep of the model to themselves: name -> ``[k, ...]``, copied; of untrained clients the
         initial values."""
-        return self._federation.own_tensors(clients)
+        return self._federation.personal_state(clients)
 
     def evaluation_statistics(self) -> AbstractContextManager[None]:
         """Within it, BatchNorm uses the batch's statistics where the evaluated model holds none of its own."""
@@ -178,7 +178,7 @@ class Context:
         """``[O]`` bool, the outputs that a client's loss is taken over in a task, or None for all."""
         return self._data.outputs_in_loss(task, client)
 
-    def outputs_in_loss_of(self, samples: Tensor | SealedTasks, task: TaskRef) -> Tensor | None:
+    def outputs_in_loss_of(self, samples: Tensor | TaskHandles, task: TaskRef) -> Tensor | None:
         """``[..., O]`` bool, the same for samples of the tasks ``samples`` ``[...]`` that are replayed during ``task``,
         or None for all."""
         return self._data.outputs_in_loss_of(samples, task)
@@ -208,20 +208,20 @@ class Context:
         """
         return self._data.inputs.of_tasks(tasks, index, moment)
 
-    def places_of(self, task: int, client: int) -> np.ndarray:
+    def global_index_of(self, task: int, client: int) -> np.ndarray:
         """``[n]`` ascending places, which number all tasks' samples, of a client's samples of a task."""
-        return self._data.client_places(task, client)
+        return self._data.client_global_index(task, client)
 
-    def places_trained_on(self, task: TaskRef, client: int) -> np.ndarray:
+    def global_index_trained_on(self, task: TaskRef, client: int) -> np.ndarray:
         """``[n]`` ascending places of what a client trains on during a task, also of other tasks'."""
-        return self._data.places_trained_on(task, client)
+        return self._data.global_index_trained_on(task, client)
 
     @property
     def most_trained_on(self) -> int:
         """The most samples that a client trains on in one round."""
         return self._data.most_trained_on
 
-    def samples_at(self, places: Tensor, moment: tuple[int, int] | None = None) -> tuple[Tensor, Tensor, SealedTasks]:
+    def samples_at(self, places: Tensor, moment: tuple[int, int] | None = None) -> tuple[Tensor, Tensor, TaskHandles]:
         """``[..., C, H, W]`` inputs, ``[...]`` outputs and tasks of the samples at ``places`` ``[...]``; ``moment`` as
         for :meth:`samples_of`."""
         return self._data.samples_at(places, moment)
@@ -250,7 +250,7 @@ class Context:
         """The clients that hold a task, ascending."""
         return self._federation.members(task)
 
-    def asked(self, plan: RoundPlan, whom: str) -> list[int]:
+    def select_clients(self, plan: RoundPlan, whom: str) -> list[int]:
         """Clients of an extra round: those ``sampled`` in the round that has ended, or ``all`` that hold its task."""
         return list(plan.clients) if whom == "sampled" else self.members(plan.task)
 
@@ -258,7 +258,7 @@ class Context:
         """Those of these clients, the same in all processes, that fall to this process; they use a task's samples."""
         return self._federation.own_clients(task, clients)
 
-    def call_back(self, task: int, clients: Sequence[int]) -> list[int]:
+    def extra_round(self, task: int, clients: Sequence[int]) -> list[int]:
         """Send clients the new global model for an extra round; :meth:`own_clients` of them, ascending."""
         own = self.own_clients(task, clients)
         self.channel.downlink("model", self.shared_tensors(), len(own))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cfl.data.cohorts import CohortBatch
-from cfl.data.samples import Added, Samples
+from cfl.data.samples import ExtraSamples, Samples
 from cfl.engines.cohort import Cohort
 from cfl.methods.base import Method
 from cfl.runtime.errors import ConfigError
@@ -43,7 +43,7 @@ class DER(Method):
 
     replays_logits = True
     task_free = True
-    own_clocks = True
+    client_clocks = True
     reweighs_added_only = True
 
     def __init__(self, alpha: float = 1.0, beta: float = 0.0, batch_size: int = 32) -> None:
@@ -71,7 +71,7 @@ class DER(Method):
             if drawn.logits is not None:
                 extras = {f"{self.name} logits": drawn.logits, f"{self.name} weight": of_logits * share}
             batch = batch.with_added(
-                Added(drawn.x, drawn.y, drawn.tasks, drawn.mask, of_labels * share, self.source, extras)
+                ExtraSamples(drawn.x, drawn.y, drawn.tasks, drawn.mask, of_labels * share, self.source, extras)
             )
         return batch
 

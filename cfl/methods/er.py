@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cfl.data.cohorts import CohortBatch
-from cfl.data.samples import Added
+from cfl.data.samples import ExtraSamples
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.federation.replay_memory import ReplayMemory, Table, append, choose, reservoir
@@ -83,7 +83,7 @@ class ER(Method):
         self.size, self.per_task, self.update = size, per_task, update
         self.batch_size, self.weight, self.weighting = batch_size, weight, weighting
         self._table: Table = {}
-        self._added: Added | None = None
+        self._added: ExtraSamples | None = None
 
     def setup(self, context: Context) -> None:
         """Give every client an empty memory.
@@ -113,7 +113,7 @@ class ER(Method):
             reservoir(self._table, batch.task, offered, self._keys("reservoir", cohort.clients))
         return batch if added is None else batch.with_added(added)
 
-    def _drawn(self, cohort: Cohort, batch: CohortBatch) -> Added | None:
+    def _drawn(self, cohort: Cohort, batch: CohortBatch) -> ExtraSamples | None:
         """What this step trains on from the memories; nothing as long as they are empty."""
         context = self.context
         whole = self.update == "task" and (self.batch_size is None or self.batch_size >= self.memory.size)
@@ -139,17 +139,19 @@ class ER(Method):
         elif self.weighting == "mean":
             own_factor = 1.0 / (1.0 + self.weight * mask.any(1).double())
             weights = weights * own_factor.unsqueeze(1)
-        self._added = Added(x, y, tasks, mask, weights, self.source, own_factor=own_factor)
+        self._added = ExtraSamples(x, y, tasks, mask, weights, self.source, own_factor=own_factor)
         return self._counted(self._added, batch)
 
-    def _counted(self, added: Added, batch: CohortBatch) -> Added:
+    def _counted(self, added: ExtraSamples, batch: CohortBatch) -> ExtraSamples:
         """With ``count``, weighed by what this step has of own samples."""
         if self.weighting != "count":
             return added
         own, kept = batch.mask.sum(1), added.mask.sum(1)
         total = (own + kept).clamp(min=1)
         weights = self.weight * added.mask.double() / total.unsqueeze(1)
-        return Added(added.x, added.y, added.tasks, added.mask, weights, added.source, own_factor=own.double() / total)
+        return ExtraSamples(
+            added.x, added.y, added.tasks, added.mask, weights, added.source, own_factor=own.double() / total
+        )
 
     @property
     def computes_locally(self) -> bool:

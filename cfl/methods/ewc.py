@@ -190,8 +190,8 @@ class EWC(Method):
             return
         started = time.perf_counter()
         self._holders = None
-        clients = context.asked(plan, self.fisher_clients)
-        own = context.call_back(plan.task, clients)
+        clients = context.select_clients(plan, self.fisher_clients)
+        own = context.extra_round(plan.task, clients)
         entries, total, most = 0, 0.0, 0.0
         for client in own:
             fisher, model = self._fisher(plan.task, client)
@@ -224,7 +224,7 @@ class EWC(Method):
         """One client's Fisher and the model it belongs to, both in the server's coordinates."""
         context = self.context
         network = context.network
-        kept = {n: values[0] for n, values in context.own_tensors((client,)).items()}
+        kept = {n: values[0] for n, values in context.personal_state((client,)).items()}
         model = {**context.state_tensors(), **kept}
         device = next(network.parameters()).device
         fisher = diagonal_fisher(

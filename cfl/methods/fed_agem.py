@@ -85,7 +85,7 @@ class FedAGEM(Method):
     shared_only: ClassVar[bool] = True
     replays_logits: ClassVar[bool] = False
     task_free = True
-    own_clocks = True
+    client_clocks = True
     kind: ClassVar[Literal["add", "project", "look"]] = "project"
     state = ("reference", "_have", "seconds", "_steps", "_refined")
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cfl.data.cohorts import CohortBatch
-from cfl.data.samples import Added, Samples
+from cfl.data.samples import ExtraSamples, Samples
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.federation.channel import payload_bytes
@@ -195,7 +195,7 @@ class FedCIL(Method):
         x = self._replayed(self._drawn_noise("replay", cohort, batch, size), y)
         share = self.replay_share
         return extended.with_added(
-            Added(
+            ExtraSamples(
                 x,
                 y,
                 self._task_of(y, task),
@@ -250,7 +250,7 @@ class FedCIL(Method):
 
     def _consistency_images(self, cohort: Cohort, batch: CohortBatch, count: int) -> dict[str, Tensor]:
         """Images of the received generator, of the samples' own classes and of any."""
-        sent = {**cohort.received, **dict(self._network.named_buffers())}
+        sent = {**cohort.global_parameters, **dict(self._network.named_buffers())}
         received = {name: sent[name] for name in self._network.generator_names}
         seen = self._outputs_of(0, cohort.task + 1).to(batch.index.device)
         y = choices(self._keys("outputs", cohort, batch), seen, count)
@@ -299,7 +299,7 @@ class FedCIL(Method):
         """``[O]`` bool, outputs that a client has samples of in a task."""
         context = self.context
         held = torch.zeros(context.num_outputs, dtype=torch.bool)
-        held[context.labels_at(torch.from_numpy(context.places_of(task, client)))] = True
+        held[context.labels_at(torch.from_numpy(context.global_index_of(task, client)))] = True
         return held
 
     @property

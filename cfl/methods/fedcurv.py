@@ -95,7 +95,7 @@ class FedCurv(Method):
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
     pulls_with: ClassVar[str] = "strength"
     task_free = True
-    own_clocks = True
+    client_clocks = True
     # Clients' own shares are with ``context.clients``.
     state = ("u", "v", "_of_round", "_penalty_bytes", "_rows")
 

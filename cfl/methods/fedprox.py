@@ -42,7 +42,7 @@ class FedProx(Method):
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
     pulls_with: ClassVar[str] = "mu"
     task_free = True
-    own_clocks = True
+    client_clocks = True
 
     def __init__(self, mu: float = 0.01) -> None:
         if not 0 <= mu < math.inf:
@@ -59,7 +59,7 @@ class FedProx(Method):
         """Towards the received model."""
         if self.mu == 0:
             return {}
-        return {name: Pull(self.mu, cohort.received[name][None]) for name in self.context.shared_parameters}
+        return {name: Pull(self.mu, cohort.global_parameters[name][None]) for name in self.context.shared_parameters}
 
     @property
     def computes_locally(self) -> bool:

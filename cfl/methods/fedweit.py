@@ -135,7 +135,7 @@ class FedWeIT(APD):
     def _knowledge_entries(self) -> int:
         """As many as clients take part in a round; all clients where they have clocks of their own."""
         context = self.context
-        return context.num_clients if context.own_clocks else context.most_clients
+        return context.num_clients if context.client_clocks else context.most_clients
 
     # A cohort opens.
 
@@ -173,7 +173,7 @@ class FedWeIT(APD):
             task: that borrows.
             began: the first round of the task.
         """
-        if not self.context.own_clocks:
+        if not self.context.client_clocks:
             return [part for part in self._knowledge if part["task"] == task]
         newest = {part["clients"][0]: part for part in self._knowledge if part["round"] <= began}
         return [newest[owner] for owner in sorted(newest)]
@@ -284,7 +284,7 @@ class FedWeIT(APD):
                 self._sent[layer.name] = sent.cpu()
         self._count_bytes(plan.task)
         context = self.context
-        if self.borrows and context.own_clocks and plan.round + 1 < context.num_rounds:
+        if self.borrows and context.client_clocks and plan.round + 1 < context.num_rounds:
             self._hear_beginners(plan)
         super().end_round(plan)
 
@@ -301,7 +301,7 @@ class FedWeIT(APD):
     def end_task(self, plan: RoundPlan) -> None:
         """The clients of the last round send what they have learned, for the next task."""
         context = self.context
-        if self.borrows and not context.own_clocks and not context.is_last(plan.task):
+        if self.borrows and not context.client_clocks and not context.is_last(plan.task):
             self._hear(dict.fromkeys(context.own_clients(plan.task, plan.clients), plan.task), plan)
 
     def _hear_beginners(self, plan: RoundPlan) -> None:
@@ -335,7 +335,7 @@ class FedWeIT(APD):
         self._count_bytes(plan.task)
         if not collected:
             return
-        apart = context.own_clocks  # then each may be followed by a newer one of its owner's
+        apart = context.client_clocks  # then each may be followed by a newer one of its owner's
         for owners in [[owner] for owner in collected] if apart else [list(collected)]:
             messages = [collected[owner] for owner in owners]
             self._knowledge.append(

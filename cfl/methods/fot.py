@@ -257,8 +257,8 @@ class FOT(Method):
             return
         started = self._started or time.perf_counter()
         if self.gpse_model == "global":
-            clients = self.context.asked(plan, self.gpse_clients)
-            own = self.context.call_back(plan.task, clients)
+            clients = self.context.select_clients(plan, self.gpse_clients)
+            own = self.context.extra_round(plan.task, clients)
             self._send_sketches(plan, own, sorted(clients))
         self._grow(plan.task, started)
         self._started = 0.0

@@ -59,7 +59,7 @@ class GradientCompensation(ER):
         self.reweighs_added_only = loss == "ce"
         self.replaces_own_loss = loss == "bce"
 
-    def weigh(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
+    def sample_weights(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
         """The compensated factors; 0 with ``bce``, whose term :meth:`sample_loss` is."""
         if self.loss == "bce":
             return torch.where(self.ours(samples), torch.zeros_like(weights), weights)

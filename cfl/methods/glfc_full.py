@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from cfl.data.cohorts import CohortBatch
-from cfl.data.samples import Added, Samples
+from cfl.data.samples import ExtraSamples, Samples
 from cfl.data.scenarios import Scenario
 from cfl.data.schedule import RoundPlan
 from cfl.data.task_handles import TaskRef
@@ -108,7 +108,7 @@ class GLFC(OwnLoss):
     task_free = True
     # Not with clocks of clients' own: the server's two slots, the best model of this task and of the one before, mean
     # something where nearly all clients send images of new classes at about the same time.
-    own_clocks = False
+    client_clocks = False
     state = ("proxy", "_rows", "seconds")  # clients' memories are with ``context.clients``
 
     def __init__(
@@ -172,7 +172,7 @@ class GLFC(OwnLoss):
 
     def _places(self, address: TaskRef, client: int) -> Tensor:
         """Handles ``[n]`` of a client's present data; the address is good for nothing but finding them."""
-        return torch.from_numpy(self.context.places_trained_on(address, client))
+        return torch.from_numpy(self.context.global_index_trained_on(address, client))
 
     def _noted(self, before: Table, places: Tensor) -> Table:
         """A client's table after a look at its present data, which may be others than in its last round."""
@@ -292,14 +292,14 @@ class GLFC(OwnLoss):
         distils = torch.full_like(mask, old is not None)
         return {f"{self.name} group": group, f"{self.name} distils": distils, f"{self.name} old": target}
 
-    def _replayed(self, cohort: Cohort, batch: CohortBatch) -> Added | None:
+    def _replayed(self, cohort: Cohort, batch: CohortBatch) -> ExtraSamples | None:
         seed, purpose = self.context.seed, f"{self.name} draw"
         some = replayed(self._table, cohort, batch, self.batch_size, seed, purpose)
         if some is None:
             return None
         x, y, tasks = self.context.samples_at(some.places, (cohort.round, batch.step))
         extras = _stacked([self._known(row, x[row], y[row], some.mask[row]) for row in range(len(cohort.clients))])
-        return Added(x, y, tasks, some.mask, some.weights, self.source, extras, own_factor=some.own_factor)
+        return ExtraSamples(x, y, tasks, some.mask, some.weights, self.source, extras, own_factor=some.own_factor)
 
     def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
         """Gradient compensation and relation distillation."""

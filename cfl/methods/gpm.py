@@ -205,8 +205,8 @@ class GPM(Method):
         if context.is_last(plan.task) or not self._protected:
             return
         started = time.perf_counter()
-        clients = context.asked(plan, self.memory_clients)
-        own = context.call_back(plan.task, clients)
+        clients = context.select_clients(plan, self.memory_clients)
+        own = context.extra_round(plan.task, clients)
         with evaluating(context):
             grown = {client: self._grow(plan.task, client) for client in own}
         everyones = {client: found for part in context.everyones(grown) for client, found in part.items()}

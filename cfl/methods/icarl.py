@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from cfl.data.cohorts import CohortBatch
-from cfl.data.samples import Added, Samples
+from cfl.data.samples import ExtraSamples, Samples
 from cfl.data.scenarios import Scenario
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
@@ -21,7 +21,7 @@ from cfl.methods.components.binary_cross_entropy import mean_bce
 from cfl.methods.components.exemplars import Table, no_exemplars, replayed, with_classes
 from cfl.methods.components.layer_inputs.of_clients import client_model, evaluating
 from cfl.methods.components.own_loss import OwnLoss
-from cfl.methods.components.previous_model import LentModel
+from cfl.methods.components.previous_model import PreviousModel
 from cfl.methods.context import Context
 from cfl.models.base import Network
 from cfl.models.features import unit_features
@@ -95,7 +95,7 @@ class ICaRL(OwnLoss):
         self.classifier, self.mirrored = classifier, mirrored
         self.means: Tensor | None = None
         self.known = torch.zeros(0, dtype=torch.bool)
-        self._old = LentModel()
+        self._old = PreviousModel()
         self._table: Table = {}
         self._models: list[dict[str, Tensor]] = []
         self._complete = False
@@ -130,7 +130,7 @@ class ICaRL(OwnLoss):
         held: dict[int, set[int]] = {}
         for task in range(context.num_tasks):
             for client in context.members(task):
-                outputs = context.labels_at(torch.from_numpy(context.places_of(task, client)))
+                outputs = context.labels_at(torch.from_numpy(context.global_index_of(task, client)))
                 held.setdefault(client, set()).update(outputs.unique().tolist())
         client = max(held, key=lambda client: len(held[client]))
         most = len(held[client])
@@ -164,14 +164,14 @@ class ICaRL(OwnLoss):
             batch = batch.with_extras({f"{self.name} old": self._outputs(batch.x, batch.mask)})
         return batch if added is None else batch.with_added(added)
 
-    def _exemplars(self, cohort: Cohort, batch: CohortBatch) -> Added | None:
+    def _exemplars(self, cohort: Cohort, batch: CohortBatch) -> ExtraSamples | None:
         seed, purpose = self.context.seed, f"{self.name} draw"
         some = replayed(self._table, cohort, batch, self.batch_size, seed, purpose)
         if some is None:
             return None
         x, y, tasks = self.context.samples_at(some.places, (cohort.round, batch.step))
         extras = {f"{self.name} old": self._outputs(x, some.mask)} if self._models else {}
-        return Added(x, y, tasks, some.mask, some.weights, self.source, extras, own_factor=some.own_factor)
+        return ExtraSamples(x, y, tasks, some.mask, some.weights, self.source, extras, own_factor=some.own_factor)
 
     @torch.no_grad()
     def _outputs(self, x: Tensor, mask: Tensor) -> Tensor:
@@ -213,7 +213,7 @@ class ICaRL(OwnLoss):
         seen = self._seen(plan.task)
         each = max(1, self.size // int(seen.sum()))
         members = set(context.members(plan.task))
-        for client in context.call_back(plan.task, self._called_back(plan.task)):
+        for client in context.extra_round(plan.task, self._called_back(plan.task)):
             model, table = client_model(context, plan.task, client), self._kept(client)
             with evaluating(context):
                 if client in members:
@@ -245,7 +245,7 @@ class ICaRL(OwnLoss):
 
     def _chosen(self, before: Table, task: int, client: int, model: Mapping[str, Tensor], each: int) -> Table:
         """A client's exemplars from now on: the first ones of what it had, and ``each`` of every class of the task."""
-        own = torch.from_numpy(self.context.places_of(task, client))
+        own = torch.from_numpy(self.context.global_index_of(task, client))
         return with_classes(before, each, *self._features(task, client, model), own)
 
     def _features(self, task: int, client: int, model: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ class PersonalLayers(Method):
 
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
     task_free = True
-    own_clocks = True
+    client_clocks = True
 
     def __init__(self, layers: list[str] | None = None) -> None:
         self.layers = ["*"] if layers is None else layers

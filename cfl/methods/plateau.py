@@ -76,7 +76,7 @@ class LearningRateDecay(Method):
 
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
     optimizers = LINEAR_OPTIMIZERS
-    own_clocks = True
+    client_clocks = True
     state = ("_rows",)  # clients' rates are with ``context.clients``
 
     def __init__(

@@ -238,8 +238,8 @@ class RGO(Method):
         if context.is_last(plan.task) or not self._dims or not keepers:
             return
         started = time.perf_counter()
-        clients = context.asked(plan, self.memory_clients)
-        own = context.call_back(plan.task, [client for client in clients if client in keepers])
+        clients = context.select_clients(plan, self.memory_clients)
+        own = context.extra_round(plan.task, [client for client in clients if client in keepers])
         with evaluating(context):
             found = {client: self._update(plan.task, client) for client in own}
         everyones = {client: figures for part in context.everyones(found) for client, figures in part.items()}

@@ -81,7 +81,7 @@ class SCAFFOLD(Method):
     """
 
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
-    own_clocks = True
+    client_clocks = True
     state = ("variate",)  # clients' own variates are with ``context.clients``
 
     def __init__(
@@ -112,7 +112,7 @@ class SCAFFOLD(Method):
         self.refuse_twins(SCAFFOLD, "one SCAFFOLD; two would correct the same drift twice")
         if not context.shared_parameters:
             raise ConfigError("methods", [self.name], "no SCAFFOLD where all parameters stay on their client")
-        if self.at_task_switch == "reset" and context.own_clocks:
+        if self.at_task_switch == "reset" and context.client_clocks:
             valid = "0 while methods.scaffold.at_task_switch is reset: clients would not switch together"
             raise ConfigError("schedule.clock_spread", context.clock_spread, valid)
         if self.variant == "I":
@@ -223,7 +223,7 @@ class SCAFFOLD(Method):
         names = self.context.shared_parameters
         means = {}
         for name, trained in cohort.rows(positions, {n: cohort.parameters[n] for n in names}).items():
-            means[name] = (cohort.received[name] - trained).div_(cohort.steps * cohort.lr)
+            means[name] = (cohort.global_parameters[name] - trained).div_(cohort.steps * cohort.lr)
         for name, correction in cohort.rows(positions, self._correction or {}).items():
             used = cohort.used_rows(name, positions)
             if used is None or self._corrected is None:
@@ -238,7 +238,7 @@ class SCAFFOLD(Method):
         context = self.context
         device = next(context.network.parameters()).device
         tensors = context.state_tensors()
-        start = {**tensors, **cohort.received}
+        start = {**tensors, **cohort.global_parameters}
         stacks: dict[str, list[Tensor]] = {n: [] for n in context.shared_parameters}
         for row in positions:
             client = cohort.clients[row]

@@ -68,7 +68,7 @@ class SingleTask(Method):
         experienced = [position for position in beginners if latest[position] >= 0]
         if experienced:
             # As they keep it, not in the coordinates of the task.
-            own = context.own_tensors(tuple(cohort.clients[position] for position in experienced))
+            own = context.personal_state(tuple(cohort.clients[position] for position in experienced))
             clients = [cohort.clients[position] for position in experienced]
             self._tasks.file(clients, [latest[position] for position in experienced], own)
         present: dict[str, Tensor] = {**cohort.parameters, **cohort.buffers}

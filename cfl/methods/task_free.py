@@ -1,17 +1,13 @@
-"""What methods that need neither task ids nor boundaries are shown of rounds, cohorts and their context.
+"""What methods see that declare to need neither task ids nor boundaries (``Method.task_free``).
 
-General continual learning has no task ids and no boundaries at training time. A method that declares so
-(``Method.task_free``) gets rounds, cohorts and batches whose ``task`` is a
-:class:`cfl.data.task_handles.SealedTask`: functions that address a client's current data or map a model into its
-coordinates take it, arithmetic and comparisons fail. The context that it is set up with shows what is named here and
-nothing else, and finds samples by a sealed task only; a buffer's samples, and those that other methods have added to a
-step, come with :class:`cfl.data.task_handles.SealedTasks`. Samples go by handles, in a step's ``index`` too, and of
-what clients keep it is shown its own topics, of other methods what they declare. What a loss is taken over stays open
-to it: a client that computes one knows its outputs, which differ from task to task only where the scenario or
-``data.class_loss`` tells clients so.
+General continual learning has neither at training time. In rounds, cohorts and batches, ``task`` is an opaque handle
+(:class:`cfl.data.task_handles.TaskHandle`): functions that look up a client's current data take it, arithmetic and
+comparisons fail. Samples have handles too, also in a step's ``index``, and tasks of replayed samples are hidden. The
+context shows the names listed here and looks up samples by handles only.
 
-It keeps a method from leaning on a task unawares. It is no sandbox: Python lets whoever means to, reach into what
-begins with an underscore.
+This keeps a method from using a task by mistake; it is no sandbox. That no number depends on tasks is a test: training
+with scrambled task ids changes nothing. The outputs in a client's loss stay visible. They differ from task to task only
+where the scenario or ``data.class_loss`` tells clients so.
 """
 
 from __future__ import annotations
@@ -23,14 +19,13 @@ from torch import Tensor
 
 from cfl.data.exposure import Handles
 from cfl.data.schedule import RoundPlan
-from cfl.data.task_handles import SealedTask, SealedTasks, TaskHidden, only_handle
+from cfl.data.task_handles import TaskHandle, TaskHandles, TaskHidden, only_handle
 from cfl.engines.cohort import Cohort
-from cfl.methods.base import Method
 from cfl.methods.context import Context
 
 
 class _View:
-    """Shows some names of what it stands in front of. Any other is refused, and so is setting one."""
+    """Shows some names of an object. Reading any other name, or setting one, raises TaskHidden."""
 
     _SHOWN: ClassVar[frozenset[str]]
     _WHOSE: ClassVar[str]
@@ -49,110 +44,57 @@ class _View:
         raise TaskHidden(f"setting {name} of {self._WHOSE}")
 
 
-class SealedPlan(_View):
+class TaskFreePlan(_View):
     """A round without what says where its task begins and ends; see :class:`cfl.data.schedule.RoundPlan`."""
 
     _SHOWN = frozenset({"round", "clients"})
     _WHOSE = "a round"
 
     @property
-    def task(self) -> SealedTask:
+    def task(self) -> TaskHandle:
         """Stands for the round's task."""
-        return SealedTask(self._behind.task)
+        return TaskHandle(self._behind.task)
 
 
-class SealedCohort(_View):
+class TaskFreeCohort(_View):
     """A cohort, its task hidden."""
 
     _WHO = frozenset({"clients", "sizes", "round", "steps", "lr", "network"})
-    _TENSORS = frozenset({"parameters", "buffers", "received", "own", "gradients", "used_outputs"})
+    _TENSORS = frozenset({"parameters", "buffers", "global_parameters", "own", "gradients", "used_outputs"})
     _SHOWN = _WHO | _TENSORS | frozenset({"gradients_on", "use_outputs", "used_rows", "rows"})
     _WHOSE = "a cohort"
 
     @property
-    def task(self) -> SealedTask:
+    def task(self) -> TaskHandle:
         """Stands for the task that the clients train."""
-        return SealedTask(self._behind.task)
+        return TaskHandle(self._behind.task)
 
 
-class SealedBuffer(_View):
-    """The clients' buffers, to draw from."""
-
-    _SHOWN = frozenset({"draw", "draw_between_rounds", "fill", "holders", "size", "keeps_logits"})
-    _WHOSE = "the buffer"
-
-
-class SealedStates(_View):
-    """What clients keep between rounds of the method's own; not what others keep of them, such as a buffer's places.
-
-    Args:
-        behind: :class:`cfl.federation.client_states.ClientStates`.
-        topics: the method's own.
-    """
-
-    _SHOWN = frozenset({"gather", "scatter", "forget", "holders", "get"})  # all of which take a topic first
-    _WHOSE = "what clients keep"
-
-    def __init__(self, behind: Any, topics: frozenset[str]) -> None:
-        super().__init__(behind)
-        object.__setattr__(self, "_topics", topics)
-
-    def __getattr__(self, name: str) -> Any:
-        found = super().__getattr__(name)
-
-        def of_own(topic: str, *arguments: Any, **options: Any) -> Any:
-            if topic not in self._topics:
-                raise TaskHidden(f"{topic!r}, not among the method's topics {sorted(self._topics)},")
-            return found(topic, *arguments, **options)
-
-        return of_own
-
-
-class SealedChannel(_View):
-    """Messages between clients and server; not in which task a client was left out, nor what others send."""
-
-    _SHOWN = frozenset(
-        {"downlink", "uplink", "sum", "mean", "uplink_individually", "collect_individually", "usable", "on_bad_update"}
-    )
-    _WHOSE = "the channel"
-
-
-class SealedMethod(_View):
-    """Another method: of what class it is and what it declares, not what it was set up with."""
-
-    _NAMES = frozenset({"name", "source", "key"})
-    _SHOWN = _NAMES | frozenset({"moves_model_after_round", "kind"})
-    _WHOSE = "another method"
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type[Method]:  # type: ignore[override]
-        return type(self._behind)
-
-
-class SealedContext(_View):
+class TaskFreeContext(_View):
     """A method's context without what says which task clients are at.
 
-    Samples are found by a client's sealed task or by handles, which say nothing of whose task's they are. Places rise
-    from task to task. Handles (:class:`cfl.data.exposure.Handles`) stand for them here: a client knows its own samples
-    again by them, and whether those that it has now are those that it had.
-
-    Of rounds it shows how many there are, and whose those are that have begun or are about to. Who takes part in later
-    ones would tell boundaries before they come, where clients join or leave with a task.
+    Samples are found by a task handle or by handles of their own (:class:`cfl.data.exposure.Handles`): a global index
+    rises from task to task, a handle does not. Later rounds are hidden, since clients may join or leave with a task.
 
     Args:
         behind: :class:`cfl.methods.context.Context`.
-        topics: the method's own among what clients keep.
-        method: whose it is.
     """
 
     _MODEL = frozenset({"network", "batchnorm", "shared_parameters", "shared_buffers", "personal"})
-    _TENSORS = frozenset({"state_tensors", "own_tensors", "shared_tensors", "evaluation_statistics"})
+    _TENSORS = frozenset({"state_tensors", "personal_state", "shared_tensors", "evaluation_statistics"})
     _ROUNDS = frozenset({"round", "finished", "num_rounds", "local_epochs", "batch_size", "eval_batch_size"})
     _SETTINGS = frozenset({"seed", "scenario", "exposure", "num_clients", "has_personal_models", "optimizer"})
     _SHAPES = frozenset({"input_shape", "num_outputs", "most_trained_on"})
-    _SHOWN = _MODEL | _TENSORS | _ROUNDS | _SETTINGS | _SHAPES | frozenset({"everyones", "at_server"})
+    _SHOWN = (
+        _MODEL
+        | _TENSORS
+        | _ROUNDS
+        | _SETTINGS
+        | _SHAPES
+        | frozenset({"everyones", "at_server", "methods", "clients", "channel", "buffer"})
+    )
     _WHOSE = "the context"
-    # What belongs to a task, which must be sealed, and as which argument it is given.
+    # What belongs to a task, and the position of the task among its arguments.
     _TASK_AT: ClassVar[dict[str, int]] = {
         "members": 0,
         "own_clients": 0,
@@ -160,34 +102,6 @@ class SealedContext(_View):
         "outputs_in_loss": 0,
         "outputs_in_loss_of": 1,
     }
-
-    def __init__(self, behind: Any, topics: frozenset[str], method: Method) -> None:
-        super().__init__(behind)
-        object.__setattr__(self, "_topics", topics)
-        object.__setattr__(self, "_method", method)
-
-    @property
-    def methods(self) -> dict[str, Method]:
-        """Name -> the method itself, or what is shown of another."""
-        return {
-            name: method if method is self._method else cast(Method, SealedMethod(method))
-            for name, method in self._behind.methods.items()
-        }
-
-    @property
-    def clients(self) -> SealedStates:
-        """What clients keep of the method's own."""
-        return SealedStates(self._behind.clients, self._topics)
-
-    @property
-    def channel(self) -> SealedChannel:
-        """What clients and server send each other."""
-        return SealedChannel(self._behind.channel)
-
-    @property
-    def buffer(self) -> SealedBuffer | None:
-        """Clients' buffers, if there are any."""
-        return None if self._behind.buffer is None else SealedBuffer(self._behind.buffer)
 
     # Rounds that have begun, and the next one when none is running.
 
@@ -197,18 +111,18 @@ class SealedContext(_View):
             raise TaskHidden(f"round {number} of the schedule, behind round {latest}, which is as far as one may look,")
         return number
 
-    def plan(self, round: int) -> SealedPlan:
-        """A round, sealed."""
-        return SealedPlan(self._behind.plan(self._begun(round)))
+    def plan(self, round: int) -> TaskFreePlan:
+        """A round, without its task."""
+        return TaskFreePlan(self._behind.plan(self._begun(round)))
 
     def present(self, round: int) -> np.ndarray:
         """As :meth:`cfl.methods.context.Context.present`."""
         present: np.ndarray = self._behind.present(self._begun(round))
         return present
 
-    def task_at(self, round: int, client: int) -> SealedTask:
+    def task_at(self, round: int, client: int) -> TaskHandle:
         """Stands for the task that a client is at in a round."""
-        return SealedTask(self._behind.task_at(self._begun(round), client))
+        return TaskHandle(self._behind.task_at(self._begun(round), client))
 
     def __getattr__(self, name: str) -> Any:
         if name not in self._TASK_AT:
@@ -223,37 +137,39 @@ class SealedContext(_View):
 
     # Samples by handles.
 
-    def places_trained_on(self, task: SealedTask, client: int) -> np.ndarray:
-        """Ascending handles of what a client trains on: in the order of places, those of a portion (``data.exposure:
-        asynchronous``) would be sorted by task."""
-        return np.sort(self._handles.of(self._behind.places_trained_on(only_handle(task), client)))
+    def global_index_trained_on(self, task: TaskHandle, client: int) -> np.ndarray:
+        """Ascending handles of what a client trains on. In the order of global indices, a portion's samples
+        (``data.exposure: asynchronous``) would be sorted by task."""
+        return np.sort(self._handles.of(self._behind.global_index_trained_on(only_handle(task), client)))
 
     @property
     def _handles(self) -> Handles:
         handles: Handles = self._behind._data.handles
         return handles
 
-    def samples_at(self, handles: Tensor, moment: tuple[int, int] | None = None) -> tuple[Tensor, Tensor, SealedTasks]:
+    def samples_at(self, handles: Tensor, moment: tuple[int, int] | None = None) -> tuple[Tensor, Tensor, TaskHandles]:
         """As :meth:`cfl.methods.context.Context.samples_at`, by handles."""
-        samples: tuple[Tensor, Tensor, SealedTasks] = self._behind.samples_at(self._handles.places(handles), moment)
+        samples: tuple[Tensor, Tensor, TaskHandles] = self._behind.samples_at(
+            self._handles.global_index(handles), moment
+        )
         return samples
 
     def labels_at(self, handles: Tensor) -> Tensor:
         """As :meth:`cfl.methods.context.Context.labels_at`, by handles."""
-        labels: Tensor = self._behind.labels_at(self._handles.places(handles))
+        labels: Tensor = self._behind.labels_at(self._handles.global_index(handles))
         return labels
 
 
-def sealed_plan(plan: RoundPlan) -> RoundPlan:
+def task_free_plan(plan: RoundPlan) -> RoundPlan:
     """What a method is shown of a round."""
-    return cast(RoundPlan, SealedPlan(plan))
+    return cast(RoundPlan, TaskFreePlan(plan))
 
 
-def sealed_cohort(cohort: Cohort) -> Cohort:
+def task_free_cohort(cohort: Cohort) -> Cohort:
     """What a method is shown of a cohort."""
-    return cast(Cohort, SealedCohort(cohort))
+    return cast(Cohort, TaskFreeCohort(cohort))
 
 
-def sealed_context(context: Context, topics: frozenset[str], method: Method) -> Context:
-    """What a method is set up with that keeps ``topics`` of clients between rounds."""
-    return cast(Context, SealedContext(context, topics, method))
+def task_free_context(context: Context) -> Context:
+    """What a method is set up with."""
+    return cast(Context, TaskFreeContext(context))

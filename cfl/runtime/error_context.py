@@ -8,7 +8,7 @@ from cfl.runtime.distributed import ProcessFailed
 from cfl.runtime.errors import BadUpdate, ConfigError
 
 
-class Located:
+class ErrorContext:
     """Within the context, say where a failure happened; a StopIteration, say, would end the fit without a word.
 
     Not a ``contextlib.contextmanager``, which hands a StopIteration on as it came. Errors whose message already says

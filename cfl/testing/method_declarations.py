@@ -62,7 +62,7 @@ def refuses_what_it_excludes(case: MethodCase) -> None:
     for options, key, allowed in (
         ({"exposure": "asynchronous"}, "data.exposure", method.task_free),
         ({"exposure": "joint"}, "data.exposure", not method.looks_back),
-        ({"schedule": {"clock_spread": 0.5}}, "schedule.clock_spread", method.own_clocks),
+        ({"schedule": {"clock_spread": 0.5}}, "schedule.clock_spread", method.client_clocks),
         ({"sequences": RandomTasks(2)}, "data.sequences", not method.common_order),
     ):
         what = ", ".join(f"{name} {value}" for name, value in options.items())

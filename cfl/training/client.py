@@ -227,7 +227,7 @@ class Client(LightningModule):
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
         """Nothing where the engine leaves no gradients."""
-        if cast(LocalWork, self.work).context.at_once is None:
+        if cast(LocalWork, self.work).context.fused_sgd is None:
             optimizer.zero_grad()
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -74,8 +74,8 @@ def choose_engine(
     if everyones[0] is not None and None not in everyones:
         return Chosen(everyones[0], [])
     next_round = min(federation.round, data.num_rounds - 1)
-    at_once = partial(step_at_once, methods=cast(Composition, federation.methods), engine=None, watched=watched)
-    trials = Trials(data, next_round, network, input_shape, options, optimizer_of, at_once, by_hand)
+    fused_sgd = partial(step_at_once, methods=cast(Composition, federation.methods), engine=None, watched=watched)
+    trials = Trials(data, next_round, network, input_shape, options, optimizer_of, fused_sgd, by_hand)
     measured = probe(open_choices, trials.of, trials.client_steps_of_run)
     return Chosen(distributed.from_first(measured[0].choice), measured)
 

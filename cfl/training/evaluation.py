@@ -16,7 +16,7 @@ from cfl.metrics.task_matrix import TaskMatrix
 from cfl.models.density import LogLikelihood, densities_differ, is_density
 from cfl.models.memory_format import channels_last, gains_by_channels_last
 from cfl.runtime import distributed
-from cfl.runtime.error_context import Located
+from cfl.runtime.error_context import ErrorContext
 from cfl.runtime.precision import full_precision
 
 Owners = Sequence[tuple[int | None, int]]
@@ -64,7 +64,7 @@ class Scoring:
         Raises:
             RuntimeError: naming task and round, with the failure as its cause.
         """
-        where = Located(lambda: f"testing on task {batch.task} failed after {self.federation.round} rounds")
+        where = ErrorContext(lambda: f"testing on task {batch.task} failed after {self.federation.round} rounds")
         with where, full_precision():
             self._score(batch)
 

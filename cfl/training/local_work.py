@@ -21,7 +21,7 @@ from cfl.federation.federation import MODEL_TOPIC, Federation
 from cfl.methods.composition import Composition
 from cfl.randomness.generators import seed_device, seed_for
 from cfl.runtime import distributed
-from cfl.runtime.error_context import Located
+from cfl.runtime.error_context import ErrorContext
 from cfl.runtime.precision import full_precision, matmul_precision
 from cfl.training.engine_choice import left_to_engine, step_at_once
 from cfl.training.same_model import check_same_model
@@ -78,7 +78,7 @@ class LocalWork:
         self._scaled_steps: ScaledSteps | None = None
         self._frozen: frozenset[str] = frozenset()
         self._used_outputs: Tensor | None = None
-        self._located = Located(self._step_that_failed)
+        self._located = ErrorContext(self._step_that_failed)
         self.cohort.gradients_on = self.gradients_on
         self.methods.attend(self.cohort)
 
@@ -121,7 +121,7 @@ class LocalWork:
             plan.round,
             shared={n: tensors[n] for n, _ in federation.network.named_parameters()},
             shared_buffers={n: tensors[n] for n, _ in federation.network.named_buffers()},
-            own=federation.own_tensors(batch.clients),
+            own=federation.personal_state(batch.clients),
             mixed=batch.tasks_of_own is not None,
         )
         optimizer.state.clear()
@@ -138,11 +138,11 @@ class LocalWork:
         self._scaled_steps = ScaledSteps.of(methods.step_factors(), self.cohort.buffers)
         self._frozen = self.federation.frozen | methods.frozen_parameters()
         steps_at_once = self.engine.steps_at_once and self._scaled_steps is None and not self._frozen
-        at_once = step_at_once(optimizer, methods, self.engine, self._watched) if steps_at_once else None
+        fused_sgd = step_at_once(optimizer, methods, self.engine, self._watched) if steps_at_once else None
         wanted, factors = left_to_engine(methods, self.engine)
-        pulls = {} if at_once is None else {name: pull.step(*at_once) for name, pull in wanted.items()}
+        pulls = {} if fused_sgd is None else {name: pull.step(*fused_sgd) for name, pull in wanted.items()}
         keeps_logits = buffer is not None and buffer.wants_logits
-        self.context = StepContext(self._seed, at_once, self._objective, factors, pulls, keeps_logits)
+        self.context = StepContext(self._seed, fused_sgd, self._objective, factors, pulls, keeps_logits)
 
     # A local step.
 
@@ -192,7 +192,7 @@ class LocalWork:
     def gradients_on(self, batch: CohortBatch, purpose: str) -> dict[str, Tensor]:
         """See :attr:`cfl.engines.cohort.Cohort.gradients_on`: name -> ``[k, ...]``, none of frozen parameters."""
         context = StepContext(self._seed, objective=self._plain_objective, purpose=purpose)
-        found = self.engine.gradients(self.cohort, batch.opened(), context)
+        found = self.engine.gradients(self.cohort, batch.unwrapped(), context)
         return {name: gradient for name, gradient in found.items() if name not in self._frozen}
 
     def backward(self, loss: Tensor) -> None:
@@ -271,7 +271,7 @@ class LocalWork:
             self._used_outputs = used if seen is None else seen | used
         weights = [float(cohort.sizes[p]) if by_samples else 1.0 for p in positions]
         # In place: nobody needs these clients' weights any more, and new memory of this size costs as much as the rest.
-        update = {n: trained[n].sub_(cohort.received[n]) for n in federation.shared_parameters}
+        update = {n: trained[n].sub_(cohort.global_parameters[n]) for n in federation.shared_parameters}
         message = cohort.to_server({**update, **{n: trained[n] for n in federation.shared_buffers}})
         if federation.personal:
             own = cohort.to_server({n: rows for n, rows in trained.items() if n in federation.personal})
@@ -342,6 +342,6 @@ class LocalWork:
             raise RuntimeError("no round has started")
         return self.plan
 
-    def _in_round(self, what: str) -> Located:
+    def _in_round(self, what: str) -> ErrorContext:
         plan = self.require_plan()
-        return Located(lambda: f"{what} failed in round {plan.round} (task {plan.task})")
+        return ErrorContext(lambda: f"{what} failed in round {plan.round} (task {plan.task})")

@@ -132,8 +132,8 @@ def test_without_spread_nothing_is_as_if_clocks_agreed() -> None:
     """The rounds that such clocks give are those of a schedule that has none."""
     plain = Schedule(rounds_per_task=[3, 4, 2], clients_per_round=4).bind(EVERYONE, 0)
     agreeing = BoundSchedule(plain.settings, EVERYONE, 0, np.array([[3, 4, 2]] * 6))
-    assert not plain.own_clocks
-    assert agreeing.own_clocks
+    assert not plain.client_clocks
+    assert agreeing.client_clocks
     for number in range(9):
         one, other = plain.round(number), agreeing.round(number)
         assert one.parts == (one,)
@@ -177,7 +177,7 @@ run = runs_in_double(data_of)
 @pytest.mark.parametrize("width", [1, 10])
 def test_who_is_left_out_is_recorded_with_its_own_task(width: int) -> None:
     class Poison(Method):
-        own_clocks = True
+        client_clocks = True
 
         def adjust_gradients(self, cohort: Any) -> None:
             if 2 in cohort.clients:
@@ -209,7 +209,7 @@ def test_what_is_averaged_comes_from_clients_at_different_tasks() -> None:
     models: list[Any] = []
 
     class Looks(Method):
-        own_clocks = True
+        client_clocks = True
 
         def finish_clients(self, cohort: Any, positions: Any) -> None:
             rows = cohort.rows(positions, cohort.parameters)
@@ -314,7 +314,7 @@ def test_a_spread_that_no_round_is_lost_or_gained_by_is_refused(rounds: Any, spr
     if least is not None:
         assert f"or at least {least}: rounds are whole ones" in said
         one, of = map(int, least.split("/"))
-        assert Schedule(rounds, 2, clock_spread=one / of).bind(members, 0).own_clocks
+        assert Schedule(rounds, 2, clock_spread=one / of).bind(members, 0).client_clocks
 
 
 def test_validate_scores_every_client_whatever_task_it_is_at(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from cfl.data.datamodule import FederatedDataModule
-from cfl.data.exposure import Exposure, Handles, Places, portions
+from cfl.data.exposure import Exposure, GlobalIndex, Handles, portions
 from cfl.data.participation import RandomShare
 from cfl.data.partitions import Dirichlet
 from cfl.engines import EngineOptions
@@ -25,7 +25,7 @@ from cfl.runtime.errors import ConfigError
 
 
 def test_places_are_numbered_through_all_tasks() -> None:
-    places = Places([3, 2, 4])
+    places = GlobalIndex([3, 2, 4])
     numbers = np.concatenate([places.of(t, np.arange(size)) for t, size in enumerate((3, 2, 4))])
     assert numbers.tolist() == list(range(9))
     tasks, index = places.split(torch.arange(9).view(3, 3))
@@ -38,7 +38,7 @@ def test_handles_stand_for_places_and_do_not_rise_with_them(count: int) -> None:
     handles, places = Handles(count, 0), np.arange(count)
     found = handles.of(places)
     assert sorted(found.tolist()) == places.tolist()
-    assert handles.places(torch.from_numpy(found)).tolist() == places.tolist()
+    assert handles.global_index(torch.from_numpy(found)).tolist() == places.tolist()
     if count > 100:
         assert abs(np.corrcoef(found, places)[0, 1]) < 0.2
         assert not np.array_equal(Handles(count, 1).of(places), found)
@@ -50,8 +50,8 @@ def test_indices_have_the_handles_of_their_places(start: int) -> None:
     of_task = handles.behind(start)
     found = of_task.of(index)
     assert torch.equal(found, handles.of(index + start))
-    assert torch.equal(of_task.places(found), index)
-    assert torch.equal(handles.places(found), index + start)
+    assert torch.equal(of_task.global_index(found), index)
+    assert torch.equal(handles.global_index(found), index + start)
 
 
 @pytest.mark.parametrize(("exposure", "seen"), [("cumulative", [[0], [0, 1], [0, 1, 2]]), ("joint", [[0, 1, 2]] * 3)])
@@ -64,7 +64,7 @@ def test_clients_train_on_all_they_hold_of_the_tasks_they_are_exposed_to(
         assert set(trained) == set(data.members[task].tolist())
         assert max(map(len, trained.values())) <= data.most_trained_on
         for client, places in trained.items():
-            of, index = data.places.split(torch.from_numpy(places))
+            of, index = data.global_index.split(torch.from_numpy(places))
             for other in range(3):
                 held = data.indices[other].get(client, np.array([], dtype=np.int64)) if other in tasks else np.array([])
                 assert sorted(index[of == other].tolist()) == sorted(held.tolist())
@@ -74,7 +74,7 @@ def test_clients_train_on_all_they_hold_of_the_tasks_they_are_exposed_to(
 def test_mixed_samples_are_those_of_their_tasks(scenario: str) -> None:
     data = tiny_data(permuted(3) if scenario == "domain" else split(3, classes=6), exposure="joint")
     places = torch.tensor([[0, 75, 81], [170, 200, 3]]) % sum(len(task.train) for task in data.tasks)
-    tasks, index = data.places.split(places)
+    tasks, index = data.global_index.split(places)
     x, y = data.inputs.of_tasks(tasks, index)
     for row in range(2):
         for column in range(3):
@@ -115,7 +115,7 @@ def local(
             continue
         loss = torch.zeros((), dtype=torch.float64)
         for place in places:
-            task, index = (part.item() for part in data.places.split(place.view(1)))
+            task, index = (part.item() for part in data.global_index.split(place.view(1)))
             x, y = data.gather(int(task), torch.tensor([int(index)]))
             logits = functional_call(network, model, (x,))
             if data.outputs.train is not None:
@@ -155,7 +155,7 @@ def asynchronous(portion: int | None = None, **options: Any) -> FederatedDataMod
 
 def places_of(data: FederatedDataModule, client: int) -> list[list[int]]:
     """A client's places of each task, in whatever order."""
-    return [data.places.of(task, data.indices[task][client]).tolist() for task in range(3)]
+    return [data.global_index.of(task, data.indices[task][client]).tolist() for task in range(3)]
 
 
 def test_every_client_goes_through_its_tasks_in_order_at_its_own_pace() -> None:
@@ -166,7 +166,7 @@ def test_every_client_goes_through_its_tasks_in_order_at_its_own_pace() -> None:
         periods = [data.trained_on(period)[client].tolist() for period in range(3)]
         assert sorted(chain(*periods)) == sorted(chain(*own))
         assert max(map(len, periods)) - min(map(len, periods)) <= 1
-        of = [data.places.tasks(torch.tensor(period)).tolist() for period in periods]
+        of = [data.global_index.tasks(torch.tensor(period)).tolist() for period in periods]
         assert [min(tasks) for tasks in of[1:]] >= [max(tasks) for tasks in of[:-1]]
         assert sorted(chain(*of)) == list(chain(*map(sorted, of)))
         between_two += sum(len(set(tasks)) > 1 for tasks in of)
@@ -190,14 +190,14 @@ def test_clocks_differ_more_where_all_classes_are_dealt_at_once() -> None:
 
     def elsewhere(data: FederatedDataModule) -> float:
         """Share of samples that belong to another task than the period's number."""
-        of = [(p, data.places.tasks(torch.tensor(data.trained_on(p)[c]))) for p in range(3) for c in range(4)]
+        of = [(p, data.global_index.tasks(torch.tensor(data.trained_on(p)[c]))) for p in range(3) for c in range(4)]
         return sum(int((tasks != p).sum()) for p, tasks in of) / sum(len(tasks) for _, tasks in of)
 
-    apart, at_once = [], []
+    apart, fused_sgd = [], []
     for seed in range(4):
         apart.append(elsewhere(asynchronous(seed=seed)))
-        at_once.append(elsewhere(asynchronous(seed=seed, repartition=False)))
-    assert sum(at_once) > sum(apart)
+        fused_sgd.append(elsewhere(asynchronous(seed=seed, repartition=False)))
+    assert sum(fused_sgd) > sum(apart)
     stream, lacking = split(3, classes=6, train=120), Dirichlet(0.1, 10)
     data = tiny_data(stream, exposure="asynchronous", partition=lacking, repartition=False)
     assert min(len(data.indices[task][client]) for task in range(3) for client in range(4)) == 0

@@ -55,7 +55,7 @@ def test_who_has_a_batch_takes_part(of: Participation, options: dict[str, Any]) 
         away += len(dealt) - len(expected)
         assert data.members[task].tolist() == expected == list(data.indices[task])
         for client in range(data.num_clients):
-            own = data.client_places(task, client)
+            own = data.client_global_index(task, client)
             assert len(own) == (len(dealt[client]) if client in expected else 0)
     assert away, "the partition leaves nobody without samples: nothing is tested"
     for number in range(data.num_rounds):
@@ -77,7 +77,7 @@ def test_the_number_of_rounds_is_known_before_a_file_is_read() -> None:
     data = skewed_data(Holders(), schedule={"rounds_per_task": [1, 2, 4], "clients_per_round": 3})
     assert data.num_rounds == data.rounds.num_rounds == 7
     assert [data.rounds.task_of(number) for number in range(7)] == [0, 1, 1, 2, 2, 2, 2]
-    assert not data.rounds.own_clocks
+    assert not data.rounds.client_clocks
     assert "tasks" not in vars(data)
     assert data.rounds.round(0).clients
     assert "tasks" in vars(data)

@@ -32,8 +32,8 @@ def test_it_is_what_a_client_trains_on_but_for_the_current_tasks(exposure: Expos
     most = 0
     for task in range(data.num_tasks):
         for client in data.trained_on(task):
-            own = set(data.client_places(task, client).tolist())
-            most = max(most, len(set(data.places_trained_on(task, client).tolist()) - own))
+            own = set(data.client_global_index(task, client).tolist())
+            most = max(most, len(set(data.global_index_trained_on(task, client).tolist()) - own))
     assert kept_samples(data) == most
     assert (most == 0) == (exposure == "sequential")
 

@@ -98,14 +98,14 @@ def test_a_task_is_dealt_to_those_who_learn_it(split_over: Any, size: int) -> No
     for position in range(2):
         for client in range(3):
             places = torch.from_numpy(data.indices[position][client])
-            tasks, index = data.places.split(places)
+            tasks, index = data.global_index.split(places)
             assert tasks.unique().tolist() == [OWN[client][position]]
             assert len(index) == size, "60 samples a task over its two learners, or over three clients"
             x, y = data.gather(position, places)
             images = data.tasks[OWN[client][position]]
             assert torch.equal(x, images.transform(images.train.images[index]))
             assert torch.equal(y, images.train.labels[index] + 2 * OWN[client][position])
-            assert np.array_equal(data.client_places(position, client), places.numpy())
+            assert np.array_equal(data.client_global_index(position, client), places.numpy())
     held = [place for p in range(2) for own in data.indices[p].values() for place in own.tolist()]
     assert len(held) == len(set(held)), "nobody shares a sample"
     assert data.learners(0) == [(0, 1), (2, 0)]
@@ -139,7 +139,7 @@ def test_federated_averaging_is_a_plain_loop_over_every_clients_own_tasks() -> N
             local = {n: v.clone().requires_grad_() for n, v in model.items()}
             for step in range(steps):
                 places = torch.from_numpy(index[0, step][mask[0, step]])
-                at = places - int(data.places.starts[task])
+                at = places - int(data.global_index.starts[task])
                 x = data.tasks[task].transform(data.tasks[task].train.images[at]).double()
                 y = data.tasks[task].train.labels[at]
                 logits = functional_call(network, local, (x,))[:, 2 * task : 2 * task + 2]
@@ -228,7 +228,7 @@ def test_personal_models_are_tested_on_their_own_tasks() -> None:
 def test_cumulative_exposure_adds_a_clients_own_earlier_tasks() -> None:
     data = data_of(exposure="cumulative")
     places = torch.from_numpy(np.asarray(data.trained_on(1)[0]))
-    assert set(data.places.tasks(places).tolist()) == {0, 2}
+    assert set(data.global_index.tasks(places).tolist()) == {0, 2}
     assert len(data.trained_on(0)[0]) == 30
     assert len(places) == 60
 

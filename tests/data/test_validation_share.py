@@ -37,7 +37,7 @@ def aside_places(data: FederatedDataModule) -> set[int]:
         int(place)
         for task, clients in enumerate(data.validation_dealt)
         for own in clients.values()
-        for place in data.places.of(task, own)
+        for place in data.global_index.of(task, own)
     }
 
 
@@ -94,15 +94,15 @@ def test_nothing_trains_on_it(name: str) -> None:
     for number in range(data.num_rounds):
         at_round(data, number)
         for batch in data.train_dataloader():
-            places = batch.index if data.by_places else batch.index + int(data.places.starts[batch.task])
+            places = batch.index if data.by_global_index else batch.index + int(data.global_index.starts[batch.task])
             assert held.isdisjoint(places[batch.mask].tolist())
             steps += 1
     assert steps > 3
     for task in range(data.num_tasks):
         for client in range(4):
-            assert held.isdisjoint(data.client_places(task, client).tolist())
+            assert held.isdisjoint(data.client_global_index(task, client).tolist())
             count = sum(len(x) for x, _ in data.client_batches(task, client, 7, device))
-            assert count == len(data.client_places(task, client))
+            assert count == len(data.client_global_index(task, client))
             assert len(data.validation_indices(task, client)) > 0
 
 

@@ -257,7 +257,7 @@ class Prox(Method):
     def penalty(self, cohort: Any) -> Tensor:
         return (
             torch.stack(
-                [(p - cohort.received[n]).square().flatten(1).sum(1) for n, p in cohort.parameters.items()]
+                [(p - cohort.global_parameters[n]).square().flatten(1).sum(1) for n, p in cohort.parameters.items()]
             ).sum(0)
             * 0.15
         )

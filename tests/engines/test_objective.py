@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cfl.data.samples import Added, Samples, join_samples
+from cfl.data.samples import ExtraSamples, Samples, join_samples
 from cfl.engines.objective import Objective
 from cfl.methods import GLFC, GradientCompensation, ICaRL, Method
 from cfl.methods.composition import Composition
@@ -19,7 +19,7 @@ def samples(seed: int = 0, clients: int = 3, allowed: bool = True) -> tuple[Tens
     generator = torch.Generator().manual_seed(seed)
     mask = torch.tensor([[True] * 5, [True, True, False, False, False], [False] * 5])[:clients]
     y = torch.randint(2, 4, (clients, 5), generator=generator)
-    added = Added(
+    added = ExtraSamples(
         x=torch.zeros(clients, 3, 1, 1, 1),
         y=torch.randint(0, 2, (clients, 3), generator=generator),
         tasks=torch.zeros(clients, 3, dtype=torch.int64),
@@ -77,7 +77,7 @@ def test_the_weighted_cross_entropy_and_its_gradient() -> None:
 class Doubled(Method):
     """Weighs the step's own samples double, and wants the added ones' logits near the teacher's."""
 
-    def weigh(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
+    def sample_weights(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
         return torch.where(samples.source == 0, 2 * weights, weights)
 
     def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:

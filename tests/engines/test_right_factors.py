@@ -69,11 +69,11 @@ class Steps(Callback):
     """Notes whether the engine takes the optimizer's steps at once, by task."""
 
     def __init__(self) -> None:
-        self.at_once: dict[int, set[bool]] = {}
+        self.fused_sgd: dict[int, set[bool]] = {}
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        taken = pl_module.work.context.at_once is not None
-        self.at_once.setdefault(pl_module.cohort.task, set()).add(taken)
+        taken = pl_module.work.context.fused_sgd is not None
+        self.fused_sgd.setdefault(pl_module.cohort.task, set()).add(taken)
 
 
 @pytest.mark.parametrize("network", [mlp, double(mlp)], ids=["hand-written", "by autograd"])
@@ -82,7 +82,7 @@ def test_steps_are_taken_at_once_while_nothing_is_multiplied(network: Any) -> No
     steps, data = Steps(), tiny_data(permuted(2), schedule={"rounds_per_task": 2})
     methods: dict[str, Method] = {"gpm": GPM(threshold=0.9, freeze_affine=False), "prox": FedProx(0.1)}
     fit(tiny_client(data, network, sgd, methods, EngineOptions("workers", 1)), data, callbacks=[steps])
-    assert steps.at_once == {0: {True}, 1: {False}}
+    assert steps.fused_sgd == {0: {True}, 1: {False}}
 
 
 class Halved(Method):

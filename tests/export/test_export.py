@@ -283,7 +283,7 @@ def test_batch_statistics_are_no_model() -> None:
     client = trained(norm_net, federated={"batchnorm": "local"})
     with pytest.raises(ConfigError, match=r"or --client 0\.\.3"):
         answer_of(client, Choice())
-    own = client.require_federation().own_tensors((2,))
+    own = client.require_federation().personal_state((2,))
     found = answer_of(client, Choice(client=2)).network.state_dict()
     assert own
     for name, values in own.items():

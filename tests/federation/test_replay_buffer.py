@@ -25,7 +25,7 @@ from cfl.data.cohorts import CohortBatch
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.participation import Joining
 from cfl.data.partitions import Dirichlet
-from cfl.data.task_handles import opened_tasks
+from cfl.data.task_handles import unwrap_tasks
 from cfl.engines import EngineOptions
 from cfl.engines.base import dropout_key
 from cfl.engines.cohort import Cohort
@@ -278,10 +278,10 @@ class Compare(Keep):
             self.draws[client, cohort.round, batch.step] = order
             assert len(drawn.x[row, : len(order)].unique(dim=0)) == len(order)  # without replacement
             for column, slot in enumerate(order):
-                task, index = (int(part) for part in data.places.split(places[slot]))
+                task, index = (int(part) for part in data.global_index.split(places[slot]))
                 x, y, _ = inputs(data, [self.slot_of(table, row, slot, task, index)])
                 assert torch.equal(drawn.x[row, column], x[0])
-                assert (int(drawn.y[row, column]), int(opened_tasks(drawn.tasks)[row, column])) == (int(y), task)
+                assert (int(drawn.y[row, column]), int(unwrap_tasks(drawn.tasks)[row, column])) == (int(y), task)
                 self.seen += 1
                 self.of_earlier_tasks += task < cohort.task
             assert drawn.x[row].isfinite().all()
@@ -355,7 +355,7 @@ def test_augmented_images_come_back_as_they_were_put_in_and_raw_ones_anew(keeps:
     assert later is not None
     assert torch.equal(between.x, later.x) == (keeps == "augmented" and torch.equal(between.y, later.y))
     for column in range(3):
-        task, y = int(opened_tasks(between.tasks)[0, column]), int(between.y[0, column])
+        task, y = int(unwrap_tasks(between.tasks)[0, column]), int(between.y[0, column])
         candidates = [moment for key, moment in compare.moments.items() if key[:2] == (2, task)]
         if keeps == "raw":  # as in no local step
             candidates = [Slot(task, moment.index, 3, BETWEEN_ROUNDS) for moment in candidates]

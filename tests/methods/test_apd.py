@@ -86,7 +86,7 @@ def test_tasks_to_come_are_left_alone_behind_a_client_that_is_further_on() -> No
     seen: list[int] = []
 
     class Looks(Method):
-        own_clocks = True
+        client_clocks = True
 
         def adjust_gradients(self, cohort: Cohort) -> None:
             seen.append(cohort.task)

@@ -403,7 +403,7 @@ class Weights(Method):
 
     def finish_clients(self, cohort: Any, positions: Any) -> None:
         for p in positions:
-            moved = max(float((v[p] - cohort.received[n]).abs().max()) for n, v in cohort.parameters.items())
+            moved = max(float((v[p] - cohort.global_parameters[n]).abs().max()) for n, v in cohort.parameters.items())
             self.moved[cohort.round, cohort.clients[p]] = moved
 
 

@@ -35,7 +35,7 @@ class Pulls(Method):
     def pulls(self, cohort: Cohort) -> dict[str, Pull]:
         if self.strength == 0:
             return {}
-        return {name: Pull(self.strength, received[None]) for name, received in cohort.received.items()}
+        return {name: Pull(self.strength, received[None]) for name, received in cohort.global_parameters.items()}
 
 
 class Multiplies(Method):

@@ -419,7 +419,7 @@ def test_old_tasks_have_their_weights_while_bases_do_not_move(sequences: FixedTa
 
         def end_task(self, plan: RoundPlan) -> None:
             for client in range(2):
-                own = {n: v[0] for n, v in self.context.own_tensors((client,)).items()}
+                own = {n: v[0] for n, v in self.context.personal_state((client,)).items()}
                 for task in (*range(plan.task + 1), None):
                     model = method.recall(client, task, {**self.context.state_tensors(), **own})
                     weights[plan.task, client, task] = {

@@ -10,7 +10,7 @@ import torch
 from support.tiny import fit, tiny_client, tiny_data
 
 from cfl.methods import EWC, Method
-from cfl.methods.components.previous_model import LentModel
+from cfl.methods.components.previous_model import PreviousModel
 
 
 class Part:
@@ -50,7 +50,7 @@ class Extended(Kept):
 
     def __init__(self) -> None:
         super().__init__()
-        self._lent = LentModel()
+        self._lent = PreviousModel()
 
 
 def filled(kept: Kept) -> Kept:

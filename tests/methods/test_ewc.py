@@ -82,7 +82,7 @@ class After(Method):
         clients = list(plan.clients) if self.ewc.fisher_clients == "sampled" else members
         fishers, models = {}, {}
         for client in clients:
-            kept = {n: v[0] for n, v in federation.own_tensors((client,)).items()}
+            kept = {n: v[0] for n, v in federation.personal_state((client,)).items()}
             models[client] = {n: t.detach().clone() for n, t in {**federation.state_tensors(), **kept}.items()}
             fishers[client] = fisher_of(federation, plan.task, client, models[client])
         mean = {n: sum(fishers[c][n] for c in clients) / len(clients) for n, _ in federation.network.named_parameters()}
@@ -186,7 +186,7 @@ def test_every_clients_fisher_is_that_of_the_model_it_computes_with(batchnorm: A
     class Copy(Method):
         def end_task(self, plan: RoundPlan) -> None:
             for client in data.members[0].tolist() if plan.task == 0 else ():
-                own = {n: v[0] for n, v in self.context.own_tensors((client,)).items()}
+                own = {n: v[0] for n, v in self.context.personal_state((client,)).items()}
                 tensors = {**self.context.state_tensors(), **own}
                 models[client] = {n: t.detach().clone() for n, t in tensors.items()}
 
@@ -449,7 +449,7 @@ class Overflow(Method):
     """After the first task, one client's own head is infinite."""
 
     def end_task(self, plan: RoundPlan) -> None:
-        own = self.context.own_tensors((0,))
+        own = self.context.personal_state((0,))
         own["head.bias"][0, 0] = torch.inf
         self.context.clients.scatter("model", [0], own)
 

@@ -67,7 +67,7 @@ from cfl.methods import (
     PersonalLayers,
 )
 from cfl.methods.components.gradient_projection import inner
-from cfl.methods.task_free import sealed_plan
+from cfl.methods.task_free import task_free_plan
 from cfl.models import ACGAN, MLP
 from cfl.models.dropout import DropoutMasks, dropout_masks
 from cfl.randomness.generators import seed_for
@@ -543,7 +543,7 @@ def test_nobody_has_a_sample() -> None:
     server = Server(dict(client.network.named_parameters()), dict(client.network.named_buffers()))
     federation = Federation(client.network, data, client.methods, server, Channel())
     federation.round = 1  # once the first has ended
-    fed.end_round(sealed_plan(data.rounds.round(0)))
+    fed.end_round(task_free_plan(data.rounds.round(0)))
     assert fed.reference == {}
     assert fed.changes_gradients  # as far as an engine is chosen before the first round, for those to come
     fed.start_clients(Cohort(client.network, 1))
@@ -551,7 +551,7 @@ def test_nobody_has_a_sample() -> None:
     assert federation.channel.uplink_bytes == {}
     fed.reference = {"head.bias": torch.ones(4)}
     federation.round = 2
-    fed.end_round(sealed_plan(data.rounds.round(1)))
+    fed.end_round(task_free_plan(data.rounds.round(1)))
     assert list(fed.reference) == ["head.bias"]
 
 

@@ -179,14 +179,14 @@ def test_a_greater_mu_keeps_clients_nearer() -> None:
 )
 def test_without_mu_it_is_federated_averaging_bit_for_bit(engine: EngineOptions) -> None:
     """In float32; and the engine takes SGD's step at once as it does there, where it can."""
-    models, at_once = [], []
+    models, fused_sgd = [], []
     for methods in ({}, {"prox": FedProx(0.0)}):
         data = data_of()
         client = tiny_client(data, mlp, sgd, methods, engine)
         models.append(weights(fit(client, data)))
-        at_once.append(client.require_work().context.at_once)
+        fused_sgd.append(client.require_work().context.fused_sgd)
     assert farthest(models[0], models[1]) == 0
-    assert at_once[0] == at_once[1] == (None if engine.kind == "vmap" else (0.1, 0.0))
+    assert fused_sgd[0] == fused_sgd[1] == (None if engine.kind == "vmap" else (0.1, 0.0))
 
 
 # What is refused.

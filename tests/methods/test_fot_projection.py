@@ -240,7 +240,7 @@ class Trained(Method):
         self.received: dict[int, dict[str, Tensor]] = {}
 
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        self.received[cohort.round] = {name: value.clone() for name, value in cohort.received.items()}
+        self.received[cohort.round] = {name: value.clone() for name, value in cohort.global_parameters.items()}
         for row in positions:
             model = {name: value[row].detach().clone() for name, value in cohort.parameters.items()}
             self.models.setdefault(cohort.round, []).append(model)

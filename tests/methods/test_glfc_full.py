@@ -24,7 +24,7 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
 from cfl.data.samples import Samples
 from cfl.data.schedule import RoundPlan
-from cfl.data.task_handles import opened
+from cfl.data.task_handles import unwrap_task
 from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation
 from cfl.methods import GLFC, FedAGEM, Method, PersonalLayers
@@ -148,14 +148,14 @@ def test_memories_follow_from_entropies(width: int) -> None:
         assert kept is not None
         assert float(kept["entropy"]) == pytest.approx(memory.last, abs=1e-9)
         for name, task in zip(("before", "last"), [None, *memory.looked_at][-2:], strict=True):
-            of, index = data.places.split(data.handles.places(kept[name][kept[name] >= 0]))
+            of, index = data.global_index.split(data.handles.global_index(kept[name][kept[name] >= 0]))
             own = [] if task is None else sorted(data.indices[task][memory.client])
             assert sorted(index.tolist()) == own
             assert bool((kept[name][kept[name] >= 0].diff() > 0).all()), "in the order of handles"
             assert set(of.tolist()) == ({task} if own else set())
         assert set(kept["learned"].nonzero().flatten().tolist()) == set(memory.exemplars)
         held = kept["place"] >= 0
-        tasks, index = data.places.split(data.handles.places(kept["place"][held]))
+        tasks, index = data.global_index.split(data.handles.global_index(kept["place"][held]))
         found: dict[int, list[tuple[int, int]]] = {}
         for task, at, output in zip(tasks.tolist(), index.tolist(), kept["output"][held].tolist(), strict=True):
             found.setdefault(output, []).append((task, at))
@@ -220,7 +220,7 @@ def test_a_memory_smaller_than_the_classes_learned_holds_the_latest() -> None:
         method.setup(Context(federation))
         table = method._empty
         for task in (0, 1):
-            places = torch.from_numpy(data.places.of(task, data.indices[task][0]))
+            places = torch.from_numpy(data.global_index.of(task, data.indices[task][0]))
             table = method._remember(table, federation.state_tensors(), places)
         outputs = table["output"][table["place"] >= 0].tolist()
         assert set(outputs) == held
@@ -243,7 +243,7 @@ def test_replayed_samples_are_augmented_as_own_ones_are() -> None:
     for _, number, clients, batch in watch.steps:
         for added in batch.added:
             for row, client in enumerate(clients):
-                tasks, index = data.places.split(data.handles.places(method.places[number, client]))
+                tasks, index = data.global_index.split(data.handles.global_index(method.places[number, client]))
                 held = list(zip(tasks.tolist(), index.tolist(), strict=True))
                 seen = [augmented(data, *sample, number, batch.step) for sample in held]
                 stored = data.inputs.of_tasks(tasks, index)[0]
@@ -281,7 +281,7 @@ def test_nobody_tells_it_where_tasks_end() -> None:
         assert kept is not None
         took_part = [data.rounds.task_of(r) for r in range(data.num_rounds) if client in data.rounds.round(r).clients]
         for name, period in zip(("before", "last"), [None, *sorted(set(took_part))][-2:], strict=True):
-            found = data.handles.places(kept[name][kept[name] >= 0])
+            found = data.handles.global_index(kept[name][kept[name] >= 0])
             assert bool((kept[name][kept[name] >= 0].diff() > 0).all()), "in the order of handles"
             assert sorted(found.tolist()) == ([] if period is None else data.trained_on(period)[client].tolist())
 
@@ -304,9 +304,9 @@ def test_a_late_signal_finds_the_data_of_before(late: int) -> None:
     for client in range(3):
         kept = federation.clients.get("glfc", client)
         assert kept is not None
-        held = data.handles.places(kept["place"][kept["place"] >= 0])
+        held = data.handles.global_index(kept["place"][kept["place"] >= 0])
         assert len(held) > 8
-        assert set(held.tolist()) <= set(data.client_places(0, client).tolist())
+        assert set(held.tolist()) <= set(data.client_global_index(0, client).tolist())
         assert kept["learned"].tolist() == [True, True, False, False]
 
 
@@ -335,8 +335,8 @@ def test_the_file_that_comes_with_it_lets_clients_remember(classes: int) -> None
     for client in range(3):
         kept = federation.clients.get("glfc", client)
         assert kept is not None
-        held = data.handles.places(kept["place"][kept["place"] >= 0])
-        assert sorted(held.tolist()) == data.client_places(0, client).tolist()  # there is room for all
+        held = data.handles.global_index(kept["place"][kept["place"] >= 0])
+        assert sorted(held.tolist()) == data.client_global_index(0, client).tolist()  # there is room for all
 
 
 def test_what_a_client_stores() -> None:
@@ -400,7 +400,7 @@ def test_the_loss_is_the_papers(masked: bool, learned: bool, distils: bool) -> N
             loss = 0.5 * loss + 0.5 * bce(logits[i].tolist(), target, inside)
         expected += float(share[i]) * loss
     assert float(method.sample_loss(logits, samples)) == pytest.approx(expected, rel=1e-12)
-    kept = method.weigh(share, logits, samples)
+    kept = method.sample_weights(share, logits, samples)
     assert torch.equal(kept, torch.where(source < 2, 0.0, share))
 
 
@@ -586,7 +586,7 @@ class Prototypes(GLFC):
     def _prototypes(self, model: Mapping[str, Tensor], cohort: Cohort, client: int) -> tuple[Tensor, Tensor]:
         images, labels = super()._prototypes(model, cohort, client)
         held = {name: tensor.clone() for name, tensor in model.items()}
-        self.sent.append((held, opened(cohort.task), client, images.clone(), labels))
+        self.sent.append((held, unwrap_task(cohort.task), client, images.clone(), labels))
         return images, labels
 
 
@@ -601,7 +601,9 @@ def test_prototypes_are_the_middle_of_their_class_and_reach_the_server() -> None
     for model, task, client, images, labels in method.sent:
         network: Any = plain_network(data, double(mlp), model).eval()
         samples = data.tasks[task]
-        known_by = data.handles.of(data.client_places(task, client))  # in whose order a client looks at its samples
+        known_by = data.handles.of(
+            data.client_global_index(task, client)
+        )  # in whose order a client looks at its samples
         own = data.indices[task][client][known_by.argsort()]
         x = samples.transform(samples.train.images[own])
         y = samples.train.labels[own] + data.outputs.offsets[task]
@@ -724,6 +726,6 @@ def test_who_trains_to_nan_has_noticed_nothing() -> None:
     assert (kept[2]["before"] == -1).all()
     assert (kept[2]["place"] == -1).all()
     assert torch.equal(kept[3]["before"], kept[1]["last"])
-    of = data.places.tasks(data.handles.places(kept[3]["place"][kept[3]["place"] >= 0]))
+    of = data.global_index.tasks(data.handles.global_index(kept[3]["place"][kept[3]["place"] >= 0]))
     assert len(of) > 5
     assert not of.any()

@@ -285,7 +285,7 @@ def test_earlier_classes_share_what_is_left_of_the_memory() -> None:
         outputs, counts = kept["output"][held].unique(return_counts=True)
         assert len(outputs) >= 4
         assert (counts <= 2).all()
-        tasks, index = federation.data.places.split(kept["place"][held])
+        tasks, index = federation.data.global_index.split(kept["place"][held])
         for task, at, output in zip(tasks.tolist(), index.tolist(), kept["output"][held].tolist(), strict=True):
             assert at in federation.data.indices[task][client]
             assert federation.data.tasks[task].train.labels[at] + 2 * task == output
@@ -412,7 +412,7 @@ class Watch(Method):
             self.kept[cohort.round, client] = {name: tensor.clone() for name, tensor in kept.items()}
             table = self.context.clients.get("icarl", client)
             places = torch.zeros(0, dtype=torch.int64) if table is None else table["place"][table["place"] >= 0]
-            tasks, index = self.context._federation.data.places.split(places)
+            tasks, index = self.context._federation.data.global_index.split(places)
             self.exemplars[cohort.round, client] = list(zip(tasks.tolist(), index.tolist(), strict=True))
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
@@ -471,7 +471,7 @@ def test_exemplars_are_augmented_where_they_are_trained_on() -> None:
         table = federation.clients.get("icarl", client)
         assert table is not None
         for output in table["output"][table["place"] >= 0].unique().tolist():
-            tasks, index = data.places.split(table["place"][table["output"] == output])
+            tasks, index = data.global_index.split(table["place"][table["output"] == output])
             with torch.no_grad():
                 features = network.features(data.inputs.of_tasks(tasks, index)[0].double())
             sums.setdefault(output, []).append((features / features.norm(dim=1, keepdim=True)).mean(0))

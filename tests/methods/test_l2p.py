@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.partitions import Dirichlet
-from cfl.data.samples import Added, Samples, join_samples
+from cfl.data.samples import ExtraSamples, Samples, join_samples
 from cfl.engines import EngineOptions
 from cfl.engines.objective import Objective
 from cfl.federation.federation import Federation
@@ -50,7 +50,7 @@ def unequal(width: int = 2, stream: Any = None, **options: Any) -> FederatedData
 def joined() -> tuple[Tensor, Samples]:
     """Images and samples of one client: four own ones, one of them padded, and three added ones, one of them padded."""
     generator = torch.Generator().manual_seed(0)
-    added = Added(
+    added = ExtraSamples(
         x=torch.zeros(1, 3, 1, 4, 4),
         y=torch.tensor([[0, 1, 0]]),
         tasks=torch.zeros(1, 3, dtype=torch.int64),

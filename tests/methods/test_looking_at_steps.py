@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from cfl.data.cohorts import CohortBatch
-from cfl.data.samples import Added, Samples
+from cfl.data.samples import ExtraSamples, Samples
 from cfl.engines import EngineOptions, recorded
 from cfl.engines.cohort import Cohort
 from cfl.methods import FedProx
@@ -120,7 +120,7 @@ class Replay(Method):
         tasks = torch.zeros(len(cohort.clients), 3, dtype=torch.int64)
         x, y = self.context.samples_of(tasks, torch.arange(3).expand_as(tasks), None)
         mask = torch.tensor(self.used).expand_as(tasks)
-        return batch.with_added(Added(x, y, tasks, mask, mask.double(), 1))
+        return batch.with_added(ExtraSamples(x, y, tasks, mask, mask.double(), 1))
 
 
 class FullReplay(Replay):
@@ -299,7 +299,7 @@ class Focal(Observing):
     def __init__(self) -> None:
         self.seen: list[Tensor] = []
 
-    def weigh(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
+    def sample_weights(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
         chance = logits.softmax(-1).gather(-1, samples.y[:, None]).squeeze(-1)
         return weights * (1 - chance).square()
 
@@ -371,7 +371,7 @@ def test_steps_recorded_with_methods_are_the_steps(
         ("sample_loss", lambda logits: logits.mean(-1), r"sample_loss has shape \[\d+\], not \[\]"),
         ("sample_loss", lambda logits: logits.mean().view(1), r"sample_loss has shape \[1\], not \[\]"),
         ("sample_loss", lambda logits: None, r"sample_loss is None, not a tensor of shape \[\]"),
-        ("weigh", lambda logits: logits.mean(), r"weigh has shape \[\], not \[\d+\]"),
+        ("sample_weights", lambda logits: logits.mean(), r"weigh has shape \[\], not \[\d+\]"),
     ],
 )
 def test_a_loss_of_another_shape_is_refused_by_its_methods_name(
@@ -380,7 +380,7 @@ def test_a_loss_of_another_shape_is_refused_by_its_methods_name(
     """Unnoticed, one number per sample would count each as often as there are samples."""
 
     def give(self: Method, *given: Any) -> Any:
-        return returned(given[1] if hook == "weigh" else given[0])
+        return returned(given[1] if hook == "sample_weights" else given[0])
 
     method = type("Odd", (Method,), {hook: give})()
     with pytest.raises(RuntimeError, match=r"methods\.odd: " + told):

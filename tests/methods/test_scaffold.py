@@ -45,7 +45,7 @@ from cfl.engines import EngineOptions
 from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation
 from cfl.methods import ER, SCAFFOLD, FedProx, Method, PersonalLayers
-from cfl.methods.task_free import sealed_cohort
+from cfl.methods.task_free import task_free_cohort
 from cfl.models import Network
 from cfl.runtime.errors import BadUpdate, ConfigError
 
@@ -595,7 +595,7 @@ def test_option_one_is_right_on_average_over_dropout_masks() -> None:
 
     def ours(draw: int) -> Tensor:
         cohort.open([0], [len(y)], 0, draw, parameters, buffers, {})
-        return method._gradients(sealed_cohort(cohort), [0])["fc.weight"][0]
+        return method._gradients(task_free_cohort(cohort), [0])["fc.weight"][0]
 
     def torchs(draw: int) -> Tensor:
         leaf = parameters["fc.weight"].detach().clone().requires_grad_()

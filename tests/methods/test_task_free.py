@@ -7,7 +7,7 @@ import inspect
 import operator
 import pickle
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,24 +36,19 @@ from cfl.data.exposure import Handles
 from cfl.data.schedule import RoundPlan
 from cfl.data.sequences import RandomTasks
 from cfl.data.streams import Permuted
-from cfl.data.task_handles import SealedTask, SealedTasks, TaskHidden, opened, opened_tasks
+from cfl.data.task_handles import TaskHandle, TaskHandles, TaskHidden, unwrap_task, unwrap_tasks
 from cfl.engines.cohort import Cohort
 from cfl.federation.federation import Federation
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import AGEM, DER, ER, EWC, GLFC, L2P, SCAFFOLD, FedAGEM, FedCurv, FedProx, Method, PersonalLayers
-from cfl.methods.capabilities import leaves_other_gradients
 from cfl.methods.composition import Composition
 from cfl.methods.context import Context
 from cfl.methods.task_free import (
-    SealedBuffer,
-    SealedChannel,
-    SealedCohort,
-    SealedContext,
-    SealedMethod,
-    SealedPlan,
-    SealedStates,
-    sealed_cohort,
-    sealed_plan,
+    TaskFreeCohort,
+    TaskFreeContext,
+    TaskFreePlan,
+    task_free_cohort,
+    task_free_plan,
 )
 from cfl.runtime.errors import ConfigError
 
@@ -98,8 +93,8 @@ METHODS = [path for path in Path(cfl.methods.__file__).parent.rglob("*.py") if p
 
 
 @pytest.mark.parametrize("path", METHODS, ids=lambda path: path.stem)
-def test_no_method_opens_what_is_sealed(path: Path) -> None:
-    assert not re.search(r"\b(opened|opened_tasks|SealedTasks?)\(|(?<!self)\._(behind|tasks?)\b", path.read_text())
+def test_no_method_unwraps_a_task(path: Path) -> None:
+    assert not re.search(r"\b(unwrap_task|unwrap_tasks|TaskHandles?)\(|(?<!self)\._(behind|tasks?)\b", path.read_text())
 
 
 @pytest.mark.parametrize(
@@ -116,22 +111,22 @@ def test_no_method_opens_what_is_sealed(path: Path) -> None:
         lambda task: range(task),
     ],
 )
-def test_a_sealed_task_is_good_for_nothing_but_handing_on(use: Callable[[Any], Any]) -> None:
+def test_a_task_handle_can_only_be_passed_on(use: Callable[[Any], Any]) -> None:
     for task in (0, 2):
         with pytest.raises(TaskHidden, match="hidden from a method"):
-            use(SealedTask(task))
-        assert opened(SealedTask(task)) == opened(task) == task
-    assert repr(SealedTask(0)) == repr(SealedTask(1))
+            use(TaskHandle(task))
+        assert unwrap_task(TaskHandle(task)) == unwrap_task(task) == task
+    assert repr(TaskHandle(0)) == repr(TaskHandle(1))
     with pytest.raises(IndexError):
-        torch.zeros(3)[SealedTask(1)]  # type: ignore[index]
+        torch.zeros(3)[TaskHandle(1)]  # type: ignore[index]
     with pytest.raises(TypeError):
-        SealedTask(1) + 1  # type: ignore[operator]
+        TaskHandle(1) + 1  # type: ignore[operator]
 
 
-def test_a_sealed_round_does_not_say_whether_it_is_a_tasks_first_or_last() -> None:
-    plan = sealed_plan(RoundPlan(3, 1, 0, (2, 5), True))
+def test_a_task_free_round_does_not_say_whether_it_is_a_tasks_first_or_last() -> None:
+    plan = task_free_plan(RoundPlan(3, 1, 0, (2, 5), True))
     assert (plan.round, plan.clients) == (3, (2, 5))
-    assert isinstance(plan.task, SealedTask)
+    assert isinstance(plan.task, TaskHandle)
     for name in ("round_in_task", "last_of_task"):
         with pytest.raises(TaskHidden, match=name):
             getattr(plan, name)
@@ -146,7 +141,7 @@ class Looks(Method):
         def called(*given: Any) -> Any:
             look(*given)
             self.seen += 1
-            return given[1] if hook == "extend_batch" else given[0] if hook == "weigh" else None
+            return given[1] if hook == "extend_batch" else given[0] if hook == "sample_weights" else None
 
         setattr(self, hook, called)
 
@@ -162,24 +157,27 @@ class Looks(Method):
         torch.as_tensor,
     ],
 )
-def test_sealed_tasks_of_samples_are_good_for_nothing_but_handing_on(use: Callable[[Any], Any]) -> None:
+def test_task_handles_of_samples_can_only_be_passed_on(use: Callable[[Any], Any]) -> None:
     tasks = torch.tensor([[0, 2]])
     with pytest.raises((TaskHidden, TypeError, RuntimeError)):
-        use(SealedTasks(tasks))
-    assert torch.equal(opened_tasks(SealedTasks(tasks)), opened_tasks(tasks))
+        use(TaskHandles(tasks))
+    assert torch.equal(unwrap_tasks(TaskHandles(tasks)), unwrap_tasks(tasks))
 
 
 @pytest.mark.parametrize(
     ("view", "read"),
     [
-        (SealedTask(1), opened),
-        (SealedTasks(torch.tensor([1])), lambda tasks: opened_tasks(tasks).tolist()),
-        (sealed_plan(RoundPlan(3, 1, 0, (2, 5), True)), lambda plan: (plan.round, plan.clients, opened(plan.task))),
-        (sealed_cohort(Cohort(torch.nn.Linear(2, 2), 2)), lambda cohort: list(cohort.parameters)),
+        (TaskHandle(1), unwrap_task),
+        (TaskHandles(torch.tensor([1])), lambda tasks: unwrap_tasks(tasks).tolist()),
+        (
+            task_free_plan(RoundPlan(3, 1, 0, (2, 5), True)),
+            lambda plan: (plan.round, plan.clients, unwrap_task(plan.task)),
+        ),
+        (task_free_cohort(Cohort(torch.nn.Linear(2, 2), 2)), lambda cohort: list(cohort.parameters)),
     ],
 )
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda view: pickle.loads(pickle.dumps(view))])
-def test_what_is_sealed_can_be_copied(view: Any, read: Callable[[Any], Any], copied: Callable[[Any], Any]) -> None:
+def test_views_can_be_copied(view: Any, read: Callable[[Any], Any], copied: Callable[[Any], Any]) -> None:
     found = copied(view)
     assert type(found) is type(view)
     assert read(found) == read(view)
@@ -190,7 +188,7 @@ def test_what_is_sealed_can_be_copied(view: Any, read: Callable[[Any], Any], cop
 SEEN: list[tuple[Callable[[Context], Any], Any]] = [
     (lambda context: context.num_tasks, 2),
     (lambda context: context.accuracy.num_tasks, 2),
-    (lambda context: context.own_clocks, False),
+    (lambda context: context.client_clocks, False),
     (lambda context: context.clock_spread, 0),
     (lambda context: context.class_loss, "all"),
     (lambda context: len(context.outputs.own), 2),
@@ -201,15 +199,13 @@ SEEN: list[tuple[Callable[[Context], Any], Any]] = [
     (lambda context: context.plan(1).task + 1, 2),
     (lambda context: context.task_at(1, 0) + 1, 2),
     (lambda context: context.due(RoundPlan(0, 0, 0, (0,), True)), [0, 1, 2, 3]),
-    (lambda context: context.asked(RoundPlan(0, 0, 0, (0,), True), "all"), [0, 1, 2, 3]),
+    (lambda context: context.select_clients(RoundPlan(0, 0, 0, (0,), True), "all"), [0, 1, 2, 3]),
     (lambda context: context.members(1), [0, 1, 2, 3]),
     (lambda context: context.own_clients(1, [0]), [0]),
-    (lambda context: context.call_back(1, [0]), [0]),
-    (lambda context: context.channel.skipped, []),
-    (lambda context: list(context.channel.uplink_bytes), ["update"]),
+    (lambda context: context.extra_round(1, [0]), [0]),
     (lambda context: len(context.indices(1, 0)), 20),
-    (lambda context: len(context.places_of(1, 0)), 20),
-    (lambda context: context.places_trained_on(1, 0).min() >= 80, True),
+    (lambda context: len(context.global_index_of(1, 0)), 20),
+    (lambda context: context.global_index_trained_on(1, 0).min() >= 80, True),
     (lambda context: len(context.gather(1, torch.tensor([0]))[1]), 1),
     (lambda context: len(context.samples_of(torch.tensor([1]), torch.tensor([0]), None)[1]), 1),
     (lambda context: [len(y) for _, y in context.client_batches(1, 0, 99, torch.device("cpu"))], [20]),
@@ -218,25 +214,7 @@ SEEN: list[tuple[Callable[[Context], Any], Any]] = [
     (lambda context: context.transform_of(1) is context.transform_of(1), True),
     (lambda context: context.outputs_in_loss(1, 0), None),
     (lambda context: context.outputs_in_loss_of(torch.tensor([0]), 1), None),
-    (lambda context: context.clients.holders("buffer"), [0, 1, 2, 3]),
-    (lambda context: bool((context.clients.get("buffer", 0) or {})["place"].max() >= 80), True),
-    (lambda context: context.clients.gather("buffer", [0], {"seen": torch.tensor(0)})["seen"].tolist(), [40]),
-    (lambda context: context.clients.get("model", 0), None),
-    (lambda context: context.clients.bytes() > 0, True),
-    (lambda context: context.buffer.offered, "once"),  # type: ignore[union-attr]
-    (lambda context: context.methods["beside"].context.task_of(1), 1),
-    (lambda context: context.methods["beside"].tasks_begun, [0, 1]),  # type: ignore[attr-defined]
 ]
-
-
-class Beside(Method):
-    """Another method, which is told tasks."""
-
-    def __init__(self) -> None:
-        self.tasks_begun: list[int] = []
-
-    def begin_task(self, plan: RoundPlan) -> None:
-        self.tasks_begun.append(plan.task)
 
 
 class Sees(Method):
@@ -251,57 +229,34 @@ def test_a_free_methods_context_does_not_tell_the_task(look: Callable[[Context],
     free.task_free = True
     for method in (free, bound):
         data = tiny_data(permuted(2), schedule={"rounds_per_task": 1})
-        federation = fit(tiny_client(data, methods={"sees": method, "beside": Beside()}), data)
+        federation = fit(tiny_client(data, methods={"sees": method}), data)
         assert method.context.num_rounds == method.context.round == federation.round == 2
-    with pytest.raises((TaskHidden, TypeError), match=r"hidden|SealedTask"):
+    with pytest.raises((TaskHidden, TypeError), match=r"hidden|TaskHandle"):
         look(free.context)
     assert look(bound.context) == seen
-
-
-def test_a_free_method_sees_what_others_are() -> None:
-    """Itself, and of others their kind and what they declare."""
-    method, beside = Sees(), Beside()
-    method.task_free = True
-    data = tiny_data(permuted(2), schedule={"rounds_per_task": 1})
-    fit(tiny_client(data, methods={"sees": method, "beside": beside}), data)
-    seen = method.context.methods
-    assert list(seen) == ["sees", "beside"]
-    assert seen["sees"] is method
-    assert seen["beside"] is not beside
-    assert isinstance(seen["beside"], Beside)
-    assert not isinstance(seen["beside"], Sees)
-    assert (seen["beside"].name, seen["beside"].source, seen["beside"].key) == ("beside", 2, "methods.beside")
-    assert not leaves_other_gradients(seen["beside"])
-    method.refuse_twins(Sees, "one")
-    with pytest.raises(ConfigError, match=r"sees.*beside.*one"):
-        method.refuse_twins(Method, "one")
 
 
 def test_what_is_shown_of_a_run_is_this_and_no_more() -> None:
     """Whoever adds a name says here that it tells no task."""
     shown = {
-        SealedPlan: "clients round",
-        SealedCohort: "buffers clients gradients gradients_on lr network own parameters received round rows sizes "
-        "steps use_outputs used_outputs used_rows",
-        SealedBuffer: "draw draw_between_rounds fill holders keeps_logits size",
-        SealedStates: "forget gather get holders scatter",
-        SealedChannel: "collect_individually downlink mean on_bad_update sum uplink uplink_individually usable",
-        SealedMethod: "key kind moves_model_after_round name source",
-        SealedContext: "at_server batch_size batchnorm eval_batch_size evaluation_statistics everyones exposure "
-        "finished has_personal_models input_shape local_epochs most_trained_on network num_clients num_outputs "
-        "num_rounds optimizer own_tensors personal round scenario seed shared_buffers shared_parameters shared_tensors "
-        "state_tensors",
+        TaskFreePlan: "clients round",
+        TaskFreeCohort: "buffers clients global_parameters gradients gradients_on lr network own parameters round rows "
+        "sizes steps use_outputs used_outputs used_rows",
+        TaskFreeContext: "at_server batch_size batchnorm buffer channel clients eval_batch_size evaluation_statistics "
+        "everyones exposure finished has_personal_models input_shape local_epochs methods most_trained_on network "
+        "num_clients num_outputs num_rounds optimizer personal personal_state round scenario seed shared_buffers "
+        "shared_parameters shared_tensors state_tensors",
     }
     assert {kind: " ".join(sorted(kind._SHOWN)) for kind in shown} == shown
     by_task = "client_batches members outputs_in_loss outputs_in_loss_of own_clients"
-    assert " ".join(sorted(SealedContext._TASK_AT)) == by_task
-    own = "buffer channel clients labels_at methods places_trained_on plan present samples_at task_at"
-    assert " ".join(sorted(name for name in vars(SealedContext) if not name.startswith("_"))) == own
+    assert " ".join(sorted(TaskFreeContext._TASK_AT)) == by_task
+    own = "global_index_trained_on labels_at plan present samples_at task_at"
+    assert " ".join(sorted(name for name in vars(TaskFreeContext) if not name.startswith("_"))) == own
 
 
 def test_a_task_is_where_it_is_said_to_be() -> None:
     """Among the arguments of what belongs to one."""
-    for name, at in SealedContext._TASK_AT.items():
+    for name, at in TaskFreeContext._TASK_AT.items():
         assert list(inspect.signature(getattr(Context, name)).parameters)[at + 1] == "task"
 
 
@@ -321,46 +276,6 @@ def test_a_free_method_cannot_write_to_what_it_would_not_reach() -> None:
         method.context.outputs = None  # type: ignore[assignment,misc]
     assert federation.round == 2
     assert copy.copy(method.context).round == 2
-
-
-class Keeps(Method):
-    """Keeps a number of its clients, under its own name or another one."""
-
-    task_free = True
-
-    def __init__(self, topic: str) -> None:
-        self.topic = topic
-        self.kept: list[int] = []
-
-    def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        states, clients = self.context.clients, [cohort.clients[p] for p in positions]
-        before = states.gather(self.topic, clients, {"rounds": torch.tensor(0)})["rounds"]
-        states.scatter(self.topic, clients, {"rounds": before + 1}, [client != 3 for client in clients])
-
-    def end_round(self, plan: RoundPlan) -> None:
-        found = self.context.clients.get(self.topic, 0)
-        assert found is not None
-        self.kept.append(int(found["rounds"]))
-        assert self.context.clients.holders(self.topic) == [0, 1, 2]
-        if plan.round == 2:
-            self.context.clients.forget(self.topic)
-            assert self.context.clients.get(self.topic, 0) is None
-
-
-@pytest.mark.parametrize("keeps", [Keeps("some"), Keeps("keeps")])
-def test_a_free_method_keeps_what_it_wants_of_clients_under_its_own_topics(keeps: Keeps) -> None:
-    data = tiny_data(permuted(2))
-    fit(tiny_client(data, methods={"some": keeps}), data)
-    assert keeps.kept == [1, 2, 3, 1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("name", "topic"), [("some", "else"), ("some", "agem"), ("some", "buffer"), ("some", "model"), ("some", "")]
-)
-def test_other_topics_are_not_a_free_methods(name: str, topic: str) -> None:
-    data = tiny_data(permuted(2))
-    with pytest.raises(RuntimeError, match=rf"'{topic}', not among .* is hidden"):
-        fit(tiny_client(data, methods={"agem": AGEM(4), name: Keeps(topic)}), data)
 
 
 EXPOSURES: dict[str, dict[str, Any]] = {
@@ -388,7 +303,7 @@ def test_a_steps_samples_go_by_their_handles(exposure: str) -> None:
                 assert torch.equal(y, batch.y)
             for row, client in enumerate(batch.clients):
                 seen.setdefault((cohort.round, client), set()).update(batch.index[row].tolist())
-                held = self.context.places_trained_on(cohort.task, client)
+                held = self.context.global_index_trained_on(cohort.task, client)
                 assert set(batch.index[row].tolist()) <= set(held.tolist())
             return batch
 
@@ -396,7 +311,7 @@ def test_a_steps_samples_go_by_their_handles(exposure: str) -> None:
     fit(tiny_client(data, methods={"looks": Looks()}), data)
     for number in range(data.num_rounds):
         for client in range(4):
-            places = data.places_trained_on(data.rounds.round(number).task, client)
+            places = data.global_index_trained_on(data.rounds.round(number).task, client)
             assert seen[number, client] == set(data.handles.of(places).tolist())
 
 
@@ -445,8 +360,8 @@ def test_a_step_without_handles_is_not_shown() -> None:
     data.setup("fit")
     batch = next(iter(data.train_dataloader()))
     with pytest.raises(RuntimeError, match="has not passed through the data module"):
-        batch.sealed()
-    assert isinstance(data.with_samples(batch, None).sealed().task, SealedTask)
+        batch.without_tasks()
+    assert isinstance(data.with_samples(batch, None).without_tasks().task, TaskHandle)
 
 
 @pytest.mark.parametrize("free", [True, False])
@@ -465,7 +380,7 @@ def test_tasks_of_samples_that_others_replay_are_hidden_too(free: bool) -> None:
                 with pytest.raises(TaskHidden, match="tasks of samples"):
                     drawn.as_step_of(batch).task_ids.max()
             for part in batch.added:
-                if isinstance(part.tasks, SealedTasks):
+                if isinstance(part.tasks, TaskHandles):
                     self.hidden += 1
                 else:
                     self.shown |= set(part.tasks.flatten().tolist())
@@ -506,7 +421,7 @@ def test_nothing_that_a_free_method_is_handed_tells_the_task(hook: str, look: An
         fit(tiny_client(data, methods={"looks": method}), data)
         return method
 
-    with pytest.raises((RuntimeError, TypeError), match=r"hidden|unsupported operand|SealedTask"):
+    with pytest.raises((RuntimeError, TypeError), match=r"hidden|unsupported operand|TaskHandle"):
         run(free=True)
     if exposure == "sequential":
         assert run(free=False).seen > 0
@@ -580,8 +495,8 @@ class Shifted(Handles):
     def of(self, places: Any) -> Any:
         return self._handles.of(places - self._by)
 
-    def places(self, handles: Tensor) -> Tensor:
-        return self._handles.places(handles) + self._by
+    def global_index(self, handles: Tensor) -> Tensor:
+        return self._handles.global_index(handles) + self._by
 
     def behind(self, start: int) -> Handles:
         return self._handles.behind(start - self._by)
@@ -594,15 +509,15 @@ def _free_run(name: str, methods: dict[str, Method], scramble: bool, **options: 
     else:
         data = tiny_data(permuted(3), **options)
     if scramble:
-        places, samples_at, handles = data.places, data.samples_at, data.handles
+        places, samples_at, handles = data.global_index, data.samples_at, data.handles
         tasks = places.tasks
         size = len(data.tasks[0].train)
         places.starts = places.starts + size  # in the same order, where the next task's were
         data.handles = Shifted(handles, size)  # every sample's is what it was
 
-        def scrambled_at(*given: Any) -> tuple[Tensor, Tensor, SealedTasks]:
+        def scrambled_at(*given: Any) -> tuple[Tensor, Tensor, TaskHandles]:
             x, y, of = samples_at(*given)
-            return x, y, SealedTasks((opened_tasks(of) + 1) % 3)
+            return x, y, TaskHandles((unwrap_tasks(of) + 1) % 3)
 
         # Images are fetched by what is right.
         places.split = lambda at: (tasks(at), at - torch.from_numpy(places.starts)[tasks(at)])  # type: ignore[method-assign]
@@ -624,7 +539,7 @@ class Cheats(Method):
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
         assert self.context.buffer is not None
         drawn = self.context.buffer.draw(cohort, batch, 4, "cheat")
-        self.factor = 1 if drawn is None else 1 + int(opened_tasks(drawn.tasks).max())
+        self.factor = 1 if drawn is None else 1 + int(unwrap_tasks(drawn.tasks).max())
         return batch
 
     def adjust_gradients(self, cohort: Cohort) -> None:
@@ -636,7 +551,7 @@ class CheatsByPlaces(Cheats):
     """Opens what samples are named by: numbers in which the task comes first."""
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
-        places = self.context._handles.places(batch.index)  # type: ignore[attr-defined]
+        places = self.context._handles.global_index(batch.index)  # type: ignore[attr-defined]
         self.factor = 1 + int(places[0, 0]) // 80 % 3
         return batch
 

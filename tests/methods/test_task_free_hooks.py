@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cfl.data.participation import Joining
 from cfl.data.samples import Samples
 from cfl.data.schedule import RoundPlan
-from cfl.data.task_handles import SealedTask, TaskHidden, opened
+from cfl.data.task_handles import TaskHandle, TaskHidden, unwrap_task
 from cfl.engines.objective import cross_entropies
 from cfl.export.answer import Choice, answer_of
 from cfl.methods import Method
@@ -38,7 +38,7 @@ class InTerm(Sees):
 
 
 class InWeights(Sees):
-    def weigh(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
+    def sample_weights(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
         return weights + 1e-4 * _looks_at(samples, logits)
 
 
@@ -99,8 +99,8 @@ def test_models_are_made_for_a_task_that_is_not_named(free: bool) -> None:
     assert in_fit > 50
     assert any(task is None for task in method.told)
     told = [task for task in method.told if task is not None]
-    assert {type(task) for task in told} == {SealedTask if free else int}
-    assert {opened(task) for task in told} == {0, 1}
+    assert {type(task) for task in told} == {TaskHandle if free else int}
+    assert {unwrap_task(task) for task in told} == {0, 1}
     assert client.methods.tells_tasks_apart is not free
     if free:
         with pytest.raises(ConfigError, match=r"--task = 1 .*one model for all tasks"):
@@ -118,10 +118,10 @@ def test_what_a_client_trains_on_is_in_no_order_of_tasks(exposure: Any) -> None:
     several = unsorted = 0
     for task in range(3):
         for client in range(3):
-            found = method.context.places_trained_on(SealedTask(task), client)  # type: ignore[arg-type]
-            places = data.places_trained_on(task, client)
+            found = method.context.global_index_trained_on(TaskHandle(task), client)  # type: ignore[arg-type]
+            places = data.global_index_trained_on(task, client)
             assert found.tolist() == sorted(data.handles.of(places).tolist())
-            tasks = data.places.tasks(data.handles.places(torch.from_numpy(found)))
+            tasks = data.global_index.tasks(data.handles.global_index(torch.from_numpy(found)))
             several += len(tasks.unique()) > 1
             unsorted += bool((tasks.diff() < 0).any())
     assert several == unsorted == {"sequential": 0, "cumulative": 6, "asynchronous": 3}[exposure]
@@ -132,14 +132,14 @@ def test_batches_of_a_portion_are_what_a_client_trains_on() -> None:
     data = tiny_data(permuted(3), exposure="asynchronous", num_clients=3, portion=10)
     method = Sees(True)
     fit(tiny_client(data, methods={"sees": method}), data)
-    sealed = method.context
+    context = method.context
     for task in range(3):
         for client in range(3):
-            address: Any = SealedTask(task)
-            batches = list(sealed.client_batches(address, client, 7, torch.device("cpu")))
+            address: Any = TaskHandle(task)
+            batches = list(context.client_batches(address, client, 7, torch.device("cpu")))
             assert max(len(y) for _, y in batches) == 7
-            handles = torch.from_numpy(sealed.places_trained_on(address, client))
-            x, y, _ = sealed.samples_at(handles)
+            handles = torch.from_numpy(context.global_index_trained_on(address, client))
+            x, y, _ = context.samples_at(handles)
             assert torch.equal(torch.cat([part for part, _ in batches]), x)
             assert torch.equal(torch.cat([part for _, part in batches]), y)
 

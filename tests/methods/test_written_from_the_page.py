@@ -41,7 +41,7 @@ class MAS(Method):
         context, task = self.context, plan.task
         if self.strength == 0 or context.is_last(task):
             return
-        for client in context.call_back(task, context.members(task)):
+        for client in context.extra_round(task, context.members(task)):
             total, samples = self._sensitivity(task, client)
             message = {name: value[None] / samples for name, value in total.items()}
             context.channel.uplink(self.name, message, [samples], [client])
@@ -54,7 +54,7 @@ class MAS(Method):
         """Sum over a client's samples of the absolute gradients of the squared norm of its outputs."""
         context = self.context
         network, outputs = context.network, context.outputs_in_loss(task, client)
-        own = {name: rows[0] for name, rows in context.own_tensors((client,)).items()}
+        own = {name: rows[0] for name, rows in context.personal_state((client,)).items()}
         model = {**context.state_tensors(), **own}
         weights = {name: model[name] for name in context.shared_parameters}
 

@@ -155,7 +155,7 @@ class Updates(Method):
 
     def finish_clients(self, cohort: Cohort, positions: Any) -> None:
         for p in positions:
-            update = cohort.parameters["head.weight"][p] - cohort.received["head.weight"]
+            update = cohort.parameters["head.weight"][p] - cohort.global_parameters["head.weight"]
             self.seen[cohort.round, cohort.clients[p]] = update.detach().clone()
 
 

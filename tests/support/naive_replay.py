@@ -146,7 +146,7 @@ def held(federation: Federation, client: int) -> list[tuple[int, int]]:
     table = federation.clients.get("buffer", client)
     if table is None:
         return []
-    tasks, index = federation.data.places.split(table["place"][table["place"] >= 0])
+    tasks, index = federation.data.global_index.split(table["place"][table["place"] >= 0])
     return list(zip(tasks.tolist(), index.tolist(), strict=True))
 
 

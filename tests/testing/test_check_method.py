@@ -123,7 +123,7 @@ class AsksClientsOneByOne(Decays):
 
     def end_task(self, plan: RoundPlan) -> None:
         super().end_task(plan)
-        for client in self.context.call_back(plan.task, plan.clients):
+        for client in self.context.extra_round(plan.task, plan.clients):
             self.context.channel.uplink("one", {"number": torch.ones(1)}, [1.0], [client])
             self.context.channel.sum("one")
 
@@ -289,7 +289,7 @@ class PullsTooMuch(Method):
     """Has an anchor that is spread over all weights."""
 
     def pulls(self, cohort: Cohort) -> dict[str, Pull]:
-        return {"head.weight": Pull(1.0, cohort.received["head.weight"].mean(0, keepdim=True))}
+        return {"head.weight": Pull(1.0, cohort.global_parameters["head.weight"].mean(0, keepdim=True))}
 
 
 WRONG: list[tuple[str, type[Method], dict[str, Any], str]] = [

@@ -88,7 +88,7 @@ class Scales(Method):
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         clients = [cohort.clients[p] for p in positions]
         trained = cohort.rows(positions, cohort.parameters)["head.bias"]
-        moved = (trained - cohort.received["head.bias"]).abs().sum(1)
+        moved = (trained - cohort.global_parameters["head.bias"]).abs().sum(1)
         before = self.context.clients.gather("moved", clients, {"by": torch.zeros((), dtype=moved.dtype)})
         self.context.clients.scatter("moved", clients, {"by": before["by"] + moved})
         self.context.channel.uplink_individually("scale", {"norm": moved}, clients)

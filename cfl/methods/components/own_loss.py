@@ -20,6 +20,6 @@ class OwnLoss(Method, ABC):
     def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
         """The loss of :meth:`ours`."""
 
-    def weigh(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
+    def sample_weights(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
         """No cross-entropy of the step's own samples and of the memory's."""
         return torch.where(self.ours(samples), torch.zeros_like(weights), weights)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from cfl.methods.context import Context
 
 
-class LentModel:
+class PreviousModel:
     """The model of the task before, say: a client is sent it once, when it first needs it."""
 
     def __init__(self) -> None:

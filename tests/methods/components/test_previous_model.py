@@ -8,7 +8,7 @@ import torch
 from support.tiny import tiny_client, tiny_data, tiny_trainer
 
 from cfl.methods import Method
-from cfl.methods.components.previous_model import LentModel
+from cfl.methods.components.previous_model import PreviousModel
 from cfl.methods.context import Context
 
 CPU = torch.device("cpu")
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 class Lends(Method):
     state: ClassVar[dict[str, str]] = {"old": "lent.tensors", "received": "lent.holders"}
 
-    def __init__(self, lent: LentModel) -> None:
+    def __init__(self, lent: PreviousModel) -> None:
         self.lent = lent
 
 
@@ -30,7 +30,7 @@ def context() -> Context:
 
 
 def test_every_client_is_sent_it_once() -> None:
-    ours, lent = context(), LentModel()
+    ours, lent = context(), PreviousModel()
     assert not lent
     model = {"w": torch.ones(10)}
     lent.keep(model, [0, 3])
@@ -41,7 +41,7 @@ def test_every_client_is_sent_it_once() -> None:
         lent.note(clients)
         sent.append(ours.channel.downlink_bytes["old"])
     assert sent == [40, 80, 80], "client 1, then 2, then nobody; 40 bytes each"
-    method, resumed = Lends(lent), Lends(LentModel())
+    method, resumed = Lends(lent), Lends(PreviousModel())
     resumed.load_state_dict(method.state_dict())
     resumed.lent.lend(ours, "old", [0, 1, 2, 3], CPU)
     assert ours.channel.downlink_bytes["old"] == 80

@@ -45,7 +45,7 @@ def client_model(context: Context, task: TaskRef, client: int) -> dict[str, Tens
 
     BatchNorm's running statistics are copies where nobody keeps any: a pass that uses the batch's own moves them.
     """
-    own = {name: values[0] for name, values in context.own_tensors((client,)).items()}
+    own = {name: values[0] for name, values in context.personal_state((client,)).items()}
     state = context.state_tensors()
     if context.batchnorm == "drop":
         state.update({name: state[name].clone() for name in _running_statistics(context.network)})

@@ -9,20 +9,20 @@ from pathlib import Path
 import numpy as np
 
 from cfl.data.cohorts import check_every_client_trains, holders
-from cfl.data.exposure import EXPOSURES, Exposure, Handles, Places, exposed, portions, unreached
+from cfl.data.exposure import EXPOSURES, Exposure, GlobalIndex, Handles, exposed, portions, unreached
 from cfl.data.participation import Participation
 from cfl.data.partitions import Partition, client_indices
 from cfl.data.partitions.client_shares import ClientShares, share_sizes
 from cfl.data.schedule import RoundPlan, Schedule
 from cfl.data.sequences import TaskSequences
 from cfl.data.streams import Stream
-from cfl.data.task_handles import TaskRef, opened
+from cfl.data.task_handles import TaskRef, unwrap_task
 from cfl.data.types import Task
 from cfl.data.validation import set_aside
 from cfl.runtime.errors import ConfigError
 
 
-class Holdings:
+class ClientDataAssignment:
     """A stream's tasks, dealt to clients. Files are read when samples are first asked for.
 
     Args:
@@ -176,7 +176,7 @@ class Holdings:
 
     @cached_property
     def indices(self) -> Sequence[Mapping[int, np.ndarray]]:
-        """Per task, client -> indices into the task's training set, or :attr:`places` where tasks differ by client."""
+        """Per task, client -> indices into the task's training set; global indices where tasks differ by client."""
         found = self._held
         if self.participation.min_samples:
             found = [_only(held, members) for held, members in zip(found, self.members, strict=True)]
@@ -190,60 +190,60 @@ class Holdings:
         if self.order is None:
             return self.dealt
         return [
-            {client: self._places_dealt(self.stream_task(task, client), client) for client in clients.tolist()}
+            {client: self._global_index_dealt(self.stream_task(task, client), client) for client in clients.tolist()}
             for task, clients in enumerate(self.eligible)
         ]
 
     @cached_property
-    def places(self) -> Places:
+    def global_index(self) -> GlobalIndex:
         """Numbers the training samples of all tasks."""
-        return Places([len(task.train) for task in self.tasks])
+        return GlobalIndex([len(task.train) for task in self.tasks])
 
     @cached_property
     def handles(self) -> Handles:
-        """What :attr:`places` are called where nobody is to see whose task's they are."""
-        return Handles(int(self.places.starts[-1]), self.seed)
+        """What :attr:`global_index` are called where nobody is to see whose task's they are."""
+        return Handles(int(self.global_index.starts[-1]), self.seed)
 
     @property
-    def by_places(self) -> bool:
-        """Whether local steps name their samples by :attr:`places`, not by indices into a task's training set."""
+    def by_global_index(self) -> bool:
+        """Whether local steps name their samples by :attr:`global_index`, not by indices into a task's training set."""
         return self.exposure != "sequential" or self.order is not None
 
     def handles_in_steps(self, task: int) -> Handles:
         """:attr:`handles` of what the local steps of a task name their samples by."""
-        return self.handles if self.by_places else self.handles.behind(int(self.places.starts[task]))
+        return self.handles if self.by_global_index else self.handles.behind(int(self.global_index.starts[task]))
 
-    def _places_dealt(self, stream_task: int, client: int) -> np.ndarray:
-        return self.places.of(stream_task, self.dealt[stream_task][client])
+    def _global_index_dealt(self, stream_task: int, client: int) -> np.ndarray:
+        return self.global_index.of(stream_task, self.dealt[stream_task][client])
 
-    def client_places(self, task: int, client: int) -> np.ndarray:
-        """Ascending :attr:`places` of a client's samples of a task; none if it does not learn it."""
+    def client_global_index(self, task: int, client: int) -> np.ndarray:
+        """Ascending :attr:`global_index` of a client's samples of a task; none if it does not learn it."""
         if client not in self.indices[task]:
             return np.zeros(0, dtype=np.int64)
-        return self._places_dealt(self.stream_task(task, client), client)
+        return self._global_index_dealt(self.stream_task(task, client), client)
 
-    def places_trained_on(self, task: TaskRef, client: int) -> np.ndarray:
-        """Ascending :attr:`places` of what a client trains on during a task."""
-        number = opened(task)
+    def global_index_trained_on(self, task: TaskRef, client: int) -> np.ndarray:
+        """Ascending :attr:`global_index` of what a client trains on during a task."""
+        number = unwrap_task(task)
         if self.exposure in ("cumulative", "joint"):  # this client's alone: all clients' are kept for one task only
-            return exposed(number, self.exposure, self._places_held([client]))[client]
+            return exposed(number, self.exposure, self._global_index_held([client]))[client]
         held = self.trained_on(number)[client]
-        return held if self.by_places else self.places.of(number, held)
+        return held if self.by_global_index else self.global_index.of(number, held)
 
     def validation_indices(self, task: TaskRef, client: int) -> np.ndarray:
         """A client's validation samples of its task: indices into the training set of the stream's task."""
         nothing = np.zeros(0, dtype=np.int64)
-        return self.validation_dealt[self.stream_task(opened(task), client)].get(client, nothing)
+        return self.validation_dealt[self.stream_task(unwrap_task(task), client)].get(client, nothing)
 
     def trained_on(self, task: int) -> Mapping[int, np.ndarray]:
-        """Client -> what it trains on during a task: indices into its training set, or :attr:`places` where clients
-        are exposed to other tasks too."""
+        """Client -> what it trains on during a task: indices into its training set; global indices where clients are
+        exposed to other tasks too."""
         if self.exposure == "sequential":
             return self.indices[task]
         if self.exposure == "asynchronous":
             return self._portions[task]
         if self._exposed is None or self._exposed[0] != task:
-            self._exposed = task, exposed(task, self.exposure, self._places_held(range(self.num_clients)))
+            self._exposed = task, exposed(task, self.exposure, self._global_index_held(range(self.num_clients)))
         return self._exposed[1]
 
     @cached_property
@@ -257,20 +257,20 @@ class Holdings:
             return self.trained_on(plan.task)
         return {client: self.trained_on(part.task)[client] for part in plan.parts for client in part.clients}
 
-    def _places_held(self, clients: Iterable[int]) -> list[dict[int, np.ndarray]]:
+    def _global_index_held(self, clients: Iterable[int]) -> list[dict[int, np.ndarray]]:
         clients = list(clients)
         return [
-            {client: self.client_places(task, client) for client in clients if client in self.indices[task]}
+            {client: self.client_global_index(task, client) for client in clients if client in self.indices[task]}
             for task in range(self.num_tasks)
         ]
 
     def unreached_tasks(self) -> list[int]:
         """Tasks of which nobody trains on a sample in an asynchronous run, as portions end before them."""
-        return unreached(self._places_held(range(self.num_clients)), self._portions) if self.portion else []
+        return unreached(self._global_index_held(range(self.num_clients)), self._portions) if self.portion else []
 
     @cached_property
     def _portions(self) -> list[dict[int, np.ndarray]]:
-        found = portions(self._places_held(range(self.num_clients)), self.seed, self.portion)
+        found = portions(self._global_index_held(range(self.num_clients)), self.seed, self.portion)
         check_every_client_trains(found, self.schedule)
         return found
 
