@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -11,13 +12,14 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from cfl.callbacks.accuracy_targets import AccuracyTargets
 from cfl.callbacks.local_evaluation import LocalModels
 from cfl.callbacks.trainer_checks import NEVER, check_evaluation, check_trainer
-from cfl.data.cohorts import CohortBatch
+from cfl.data.cohorts import CohortBatch, CohortBlock
 from cfl.federation.channel import Channel
 from cfl.federation.client_states import ClientStates
 from cfl.federation.federation import Federation, state_buffers
 from cfl.federation.server import Server
 from cfl.runtime.errors import ConfigError
 from cfl.training.access import client_of, data_of, federation_of
+from cfl.training.client import Client
 from cfl.training.local_work import LocalWork
 
 T = TypeVar("T")
@@ -146,6 +148,16 @@ class FederatedOrchestrator(Callback):
 
     # One round.
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Clients that have taken their last step are scored and collected."""
+        client = client_of(pl_module)
+        client.require_work().finish = partial(self._finish, trainer, client)
+
+    def _finish(self, trainer: Trainer, client: Client, positions: tuple[int, ...]) -> None:
+        for local in _all_of(LocalModels, trainer):
+            local.score(client, positions)  # collecting overwrites these models
+        client.require_work().collect(positions, by_samples=self.client_weighting == "samples")
+
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Announce the round and send the global model to its clients."""
         self._started = time.perf_counter()
@@ -157,7 +169,7 @@ class FederatedOrchestrator(Callback):
         trainer.check_val_every_n_epoch = 1 if federation.schedule.evaluates_after(plan) else NEVER
 
     def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: CohortBatch, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, batch: CohortBatch | CohortBlock, batch_idx: int
     ) -> None:
         """Open a cohort: its clients start from the global model and with a fresh optimizer."""
         if batch.opens:
@@ -165,17 +177,19 @@ class FederatedOrchestrator(Callback):
             client_of(pl_module).require_work().open(batch, optimizer)
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: CohortBatch, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: CohortBatch | CohortBlock,
+        batch_idx: int,
     ) -> None:
         """Collect from clients that have finished; with the last of them, close the round."""
-        if not (batch.closes or batch.last_of_round):
-            return
-        client = client_of(pl_module)
-        work = client.require_work()
-        if batch.closes:
-            for local in _all_of(LocalModels, trainer):
-                local.score(client, batch.closes)  # collecting overwrites these models
-            work.collect(batch.closes, by_samples=self.client_weighting == "samples")
+        work = client_of(pl_module).require_work()
+        if batch.closes and isinstance(
+            batch, CohortBatch
+        ):  # a block has finished its clients, each after its last step
+            work.finish(batch.closes)
         if batch.last_of_round:
             work.close_round()
             if not work.federation.schedule.evaluates_after(work.require_plan()):

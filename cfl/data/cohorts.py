@@ -195,6 +195,95 @@ class CohortBatch:
         )
 
 
+@dataclass(frozen=True)
+class CohortBlock:
+    """Consecutive local steps of up to K clients, to be taken without anybody in between.
+
+    Attributes:
+        clients: the K clients' ids.
+        sizes: number of training samples of each of the K clients.
+        index: ``[K, S, B]`` int64, see :attr:`CohortBatch.index`.
+        mask: ``[K, S, B]`` bool, False where padded.
+        widths: ``[S]``, samples of each step's largest batch; what lies behind is padding for everybody.
+        lengths: ``[K]``, local steps of each client, of this block and of those before and after it.
+        task: the task all of these clients train.
+        cohort: number of the cohort within the round.
+        first: number of the first step, from 0.
+        last_of_round: whether nothing follows in this round.
+        complete: makes of a step one that knows where its samples come from; filled in on the device.
+    """
+
+    clients: tuple[int, ...]
+    sizes: tuple[int, ...]
+    index: Tensor
+    mask: Tensor
+    widths: tuple[int, ...]
+    lengths: tuple[int, ...]
+    task: int
+    cohort: int
+    first: int = 0
+    last_of_round: bool = False
+    complete: Callable[[CohortBatch], CohortBatch] | None = None
+
+    def __len__(self) -> int:
+        """S, the number of steps."""
+        return len(self.widths)
+
+    @property
+    def opens(self) -> bool:
+        """Whether these are the cohort's first steps."""
+        return self.first == 0
+
+    @cached_property
+    def counts(self) -> list[list[int]]:
+        """``[K][S]``, samples of each client in each step."""
+        counts: list[list[int]] = self.mask.sum(-1).tolist()
+        return counts
+
+    @cached_property
+    def steps(self) -> tuple[CohortBatch, ...]:
+        """The S steps."""
+        return tuple(self._step(number) for number in range(len(self)))
+
+    @property
+    def closes(self) -> tuple[int, ...]:
+        """Positions (0..K-1) of the clients whose last step is in this block."""
+        within = range(self.first + 1, self.first + len(self) + 1)
+        return tuple(row for row, length in enumerate(self.lengths) if length in within)
+
+    def part(self, start: int, stop: int) -> CohortBlock:
+        """Steps ``start`` to ``stop - 1`` of these; the last of the round is among them if this block's is."""
+        return replace(
+            self,
+            index=self.index[:, start:stop],
+            mask=self.mask[:, start:stop],
+            widths=self.widths[start:stop],
+            first=self.first + start,
+            last_of_round=self.last_of_round and stop >= len(self),
+        )
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> CohortBlock:
+        """The same block with its index and mask on ``device``."""
+        index, mask = (t.to(device, non_blocking=non_blocking) for t in (self.index, self.mask))
+        return replace(self, index=index, mask=mask)
+
+    def _step(self, number: int) -> CohortBatch:
+        width, step = self.widths[number], self.first + number
+        batch = CohortBatch(
+            clients=self.clients,
+            sizes=self.sizes,
+            index=self.index[:, number, :width],
+            mask=self.mask[:, number, :width],
+            padded=min(of[number] for of in self.counts) < width,
+            task=self.task,
+            cohort=self.cohort,
+            step=step,
+            closes=tuple(row for row, length in enumerate(self.lengths) if length == step + 1),
+            last_of_round=self.last_of_round and number + 1 == len(self),
+        )
+        return batch if self.complete is None else self.complete(batch)
+
+
 def _through(names: Callable[[Tensor], Tensor], find: Callable[[Tensor], Found]) -> Callable[[Tensor], Found]:
     """``find`` by other names; it shows nothing of what it was made with."""
     return lambda index: find(names(index))
@@ -274,7 +363,7 @@ def _batches(size: int, schedule: Schedule) -> np.ndarray:
 
 
 class RoundLoader:
-    """Iterates over the :class:`CohortBatch` es of one round.
+    """Iterates over the local steps of one round: over :class:`CohortBatch` es, or over blocks of several steps.
 
     The order of a client's samples is keyed by (seed, round, client, epoch), hence the same for every cohort width.
     With several processes each gets the cohorts of its own share of the clients, and all get the same number of
@@ -287,6 +376,7 @@ class RoundLoader:
         seed: the run's seed.
         process: whose share it is, from 0.
         processes: how many processes share the clients.
+        block: most local steps of a :class:`CohortBlock`; 1 yields single steps.
     """
 
     def __init__(
@@ -297,8 +387,9 @@ class RoundLoader:
         seed: int,
         process: int = 0,
         processes: int = 1,
+        block: int = 1,
     ) -> None:
-        self.plan, self.indices, self.schedule, self.seed = plan, indices, schedule, seed
+        self.plan, self.indices, self.schedule, self.seed, self.block = plan, indices, schedule, seed, block
         sizes = {c: len(indices[c]) for c in plan.clients}
         steps = {c: local_steps(size, schedule) for c, size in sizes.items()}
         shares = deal_clients(steps, processes)
@@ -311,7 +402,7 @@ class RoundLoader:
             ]
             for share in shares
         ]
-        lengths = [sum(max(steps[c] for c in group) for _, group in groups) for groups in dealt]
+        lengths = [sum(-(-max(steps[c] for c in group) // block) for _, group in groups) for groups in dealt]
         self.cohorts = [group for _, group in dealt[process]]
         self._tasks = [task for task, _ in dealt[process]]
         self._length, self._idle = max(lengths), max(lengths) - lengths[process]
@@ -319,33 +410,29 @@ class RoundLoader:
     def __len__(self) -> int:
         return self._length
 
-    def __iter__(self) -> Iterator[CohortBatch]:
+    def __iter__(self) -> Iterator[CohortBatch | CohortBlock]:
         clients = [client for group in self.cohorts for client in group]
         orders = RoundOrders(self.seed, self.plan.round, clients, self.schedule.local_epochs)
         for number, (task, group) in enumerate(zip(self._tasks, self.cohorts, strict=True)):
             own = [self.indices[client] for client in group]
-            sizes = tuple(map(len, own))
-            lengths = [local_steps(count, self.schedule) for count in sizes]
-            steps = max(lengths)
+            lengths = tuple(local_steps(len(samples), self.schedule) for samples in own)
             index, mask = orders.cut(group, own, lengths, self.schedule.batch_size)
-            # The widest batch of a step decides its width: nobody computes columns that all clients pad.
-            widths = np.maximum(mask.sum(-1).max(0), 1)
-            full = [bool(mask[:, s, : widths[s]].all()) for s in range(steps)]
-            index_tensor, mask_tensor = torch.from_numpy(index), torch.from_numpy(mask)
-            for step in range(steps):
-                width = int(widths[step])
-                yield CohortBatch(
-                    clients=tuple(group),
-                    sizes=sizes,
-                    index=index_tensor[:, step, :width],
-                    mask=mask_tensor[:, step, :width],
-                    padded=not full[step],
-                    task=task,
-                    cohort=number,
-                    step=step,
-                    closes=tuple(row for row, length in enumerate(lengths) if length == step + 1),
-                    last_of_round=number + 1 == len(self.cohorts) and step + 1 == steps and not self._idle,
-                )
+            whole = CohortBlock(
+                clients=tuple(group),
+                sizes=tuple(map(len, own)),
+                index=torch.from_numpy(index),
+                mask=torch.from_numpy(mask),
+                # The widest batch of a step decides its width: nobody computes columns that all clients pad.
+                widths=tuple(np.maximum(mask.sum(-1).max(0), 1).tolist()),
+                lengths=lengths,
+                task=task,
+                cohort=number,
+                last_of_round=number + 1 == len(self.cohorts) and not self._idle,
+            )
+            if self.block == 1:
+                yield from whole.steps
+            else:
+                yield from (whole.part(s, s + self.block) for s in range(0, len(whole), self.block))
         for left in reversed(range(self._idle)):
             yield self._without_clients(last=left == 0)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cfl.data.augmentation import Augmentation
 from cfl.data.client_data import ClientDataAssignment
-from cfl.data.cohorts import CohortBatch, RoundLoader, deal_clients, local_steps
+from cfl.data.cohorts import CohortBatch, CohortBlock, RoundLoader, deal_clients, local_steps
 from cfl.data.digest import check_digests, data_digests
 from cfl.data.evaluation import EvaluationBatch, EvaluationLoader, NothingToEvaluate
 from cfl.data.exposure import Exposure
@@ -145,6 +145,7 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         self.augmentation = augmentation
         self._counter: CountsRounds | None = None
         self.all_batches_everywhere = False
+        self.steps_per_block = 1
         # A process without a share of one task's test set may have one of another's.
         self.allow_zero_length_dataloader_with_multiple_devices = True
         self._unread: Exception | None = None
@@ -319,7 +320,8 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         """This process's cohort batches of the next round."""
         plan = self.rounds.round(min(self.next_round, self.num_rounds - 1))
         held = self.trained_in(plan)
-        return RoundLoader(plan, held, self.schedule, self.seed, distributed.rank(), distributed.count())
+        share = distributed.rank(), distributed.count()
+        return RoundLoader(plan, held, self.schedule, self.seed, *share, block=self.steps_per_block)
 
     def val_dataloader(self) -> list[EvaluationLoader | NothingToEvaluate]:
         """One loader per task of the stream, seen or not.
@@ -372,17 +374,21 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         return self.samples_at(places, moment)[:2]
 
     def on_after_batch_transfer(
-        self, batch: CohortBatch | EvaluationBatch, dataloader_idx: int
-    ) -> CohortBatch | EvaluationBatch:
+        self, batch: CohortBatch | CohortBlock | EvaluationBatch, dataloader_idx: int
+    ) -> CohortBatch | CohortBlock | EvaluationBatch:
         """Say where the samples come from (training) or fill them in (evaluation), on the device."""
+        # The next round to close is the one that is running.
+        if isinstance(batch, CohortBlock):
+            return replace(batch, complete=partial(self._in_round, self.next_round))
         if isinstance(batch, CohortBatch):
-            # The next round to close is the one that is running.
-            moment = (self.next_round, batch.step)
-            return self.with_samples(batch, moment)
+            return self._in_round(self.next_round, batch)
         if batch.start == batch.stop:
             return batch
         device = self.trainer.strategy.root_device if self.trainer is not None else torch.device("cpu")
         return self.evaluation_batch(batch, device)
+
+    def _in_round(self, round: int, batch: CohortBatch) -> CohortBatch:
+        return self.with_samples(batch, (round, batch.step))
 
     def with_samples(self, batch: CohortBatch, moment: tuple[int, int] | None) -> CohortBatch:
         """``batch`` knowing where its samples come from, see :meth:`gather`, and what else they are called."""

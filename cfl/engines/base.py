@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from cfl.data.cohorts import CohortBatch
+from cfl.data.cohorts import CohortBatch, CohortBlock
 from cfl.engines.cohort import Cohort
 from cfl.engines.objective import Objective
 from cfl.engines.products import Library, available
@@ -138,6 +138,17 @@ class Engine(ABC):
 
         Without methods that say otherwise, the mean cross-entropy on its unmasked samples.
         """
+
+    failed_step: int | None = None
+    """The local step in which the last :meth:`train` failed, where the engine knows it."""
+
+    def train(self, cohort: Cohort, block: CohortBlock, context: StepContext) -> Tensor:
+        """Take the optimizer's step for every step of a block; only with :attr:`StepContext.fused_sgd`.
+
+        Returns:
+            ``[k, S]``, each client's loss in each step as :meth:`losses` has it.
+        """
+        return torch.stack([self.losses(cohort, batch, context) for batch in block.steps], 1)
 
     @abstractmethod
     def backward(self, total: Tensor, cohort: Cohort) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cfl.data.cohorts import CohortBatch
+from cfl.data.cohorts import CohortBatch, CohortBlock
 from cfl.engines.base import Engine, StepContext, added_masks, behind, drawn_masks
 from cfl.engines.batch_last import BatchLastChain
 from cfl.engines.chain import Chain
@@ -131,31 +132,79 @@ class WorkerEngine(Engine):
                 losses[start : start + rows] = self._stacked(cohort, batch, context, start, rows, outputs, update)
             else:
                 x, y, dropped = fetch(start)
-                weights = self._rows(self._views, cohort.data, start, 1)
-                recording = recordings.get(used[start])
-                if recording is not None:
-                    rows_of = {} if context.fused_sgd else self._rows(self._gradient_views, self._gradients, start, 1)
-                    held, masks, gradients = ([*values.values()] for values in (weights, dropped, rows_of))
-                    given = arguments(x, y, outputs, held, masks, gradients, pulls=self._pull_rows.of(start, 1))
-                    with torch.no_grad():
-                        losses[start] = recording(*given)
-                elif self.chain is not None:
-                    own = _of_client(factors, start)
-                    losses[start] = self.chain.step(x, y, None, outputs, weights, dropped, update, factors=own)
-                else:
-                    buffers = {n: b[start] for n, b in cohort.buffers.items()}
-                    losses[start] = self._replicas[thread].step(
-                        partial(_mean_cross_entropy, x, y, outputs),
-                        weights,
-                        buffers,
-                        dropped | self._drawn(cohort, batch, start),
-                        update,
-                    )
+                losses[start] = self._plain_step(
+                    cohort, batch, context, thread, start, x, y, dropped, outputs, recordings.get(used[start]), update
+                )
 
         starts = [s for s in range(0, k, stack) if any(used[s : s + stack])]
         self._threads.run(body, starts)
         self.logits = None if joined is None or not seen else joined.spread(seen)
         return losses
+
+    def train(self, cohort: Cohort, block: CohortBlock, context: StepContext) -> Tensor:
+        """As :meth:`Engine.train`: a thread takes a client from its first step to its last, while the client's weights
+        are in its core's cache, and threads meet once."""
+        batches = block.steps
+        stack = 1 if context.right_factors else self.stack
+        if stack > 1 or context.keeps_logits or context.objective.joins(batches[0]):
+            return super().train(cohort, block, context)
+        self._keeps = False
+        self._look_at(cohort)
+        if self._pull_rows.pulls is not context.pulls:
+            self._pull_rows = PullRows(context.pulls)
+        losses = torch.zeros(block.mask.shape[:2])
+        outputs = cohort.outputs_in_loss(block.task)
+        recordings = {} if context.right_factors else self._block_recordings(cohort, block, context, outputs)
+        self.failed_step = None
+
+        def body(thread: int, row: int) -> None:
+            update = self._update(cohort, row, 1, context)
+            for number, count in enumerate(block.counts[row]):
+                if not count:
+                    continue
+                batch = batches[number]
+                try:
+                    x, y = batch.samples(row, count)
+                    dropped = self._dropped(cohort, batch, context, range(row, row + 1), count, single=True)
+                    losses[row, number] = self._plain_step(
+                        cohort, batch, context, thread, row, x, y, dropped, outputs, recordings.get(count), update
+                    )
+                except BaseException:
+                    self.failed_step = batch.step
+                    raise
+
+        self._threads.run(body, range(len(cohort.clients)))
+        self.logits = None
+        return losses
+
+    def _plain_step(
+        self,
+        cohort: Cohort,
+        batch: CohortBatch,
+        context: StepContext,
+        thread: int,
+        row: int,
+        x: Tensor,
+        y: Tensor,
+        dropped: dict[str, Tensor],
+        outputs: Tensor | None,
+        recording: Recording | None,
+        update: Update,
+    ) -> Tensor:
+        """The mean cross-entropy of one client's own samples, and what becomes of its gradients."""
+        weights = self._rows(self._views, cohort.data, row, 1)
+        if recording is not None:
+            rows_of = {} if context.fused_sgd else self._rows(self._gradient_views, self._gradients, row, 1)
+            held, masks, gradients = ([*values.values()] for values in (weights, dropped, rows_of))
+            given = arguments(x, y, outputs, held, masks, gradients, pulls=self._pull_rows.of(row, 1))
+            with torch.no_grad():
+                return recording(*given)
+        if self.chain is not None:
+            own = _of_client(context.right_factors, row)
+            return self.chain.step(x, y, None, outputs, weights, dropped, update, factors=own)
+        buffers = {n: b[row] for n, b in cohort.buffers.items()}
+        loss_of = partial(_mean_cross_entropy, x, y, outputs)
+        return self._replicas[thread].step(loss_of, weights, buffers, dropped | self._drawn(cohort, batch, row), update)
 
     def gradients(self, cohort: Cohort, batch: CohortBatch, context: StepContext) -> dict[str, Tensor]:
         """As :meth:`Engine.gradients`, in memory of its own."""
@@ -173,27 +222,43 @@ class WorkerEngine(Engine):
         self, cohort: Cohort, batch: CohortBatch, context: StepContext, used: list[int], outputs: Tensor | None
     ) -> dict[int, Recording | None]:
         """Batch size -> recording of a step, for the sizes in this batch that are worth one."""
-        if self._recorded is None:
-            return {}
         found = {}
         for samples in {n for n in used if n}:
             row = used.index(samples)
-
-            def example(row: int = row, samples: int = samples) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-                masks = self._dropped(cohort, batch, context, range(row, row + 1), samples, single=True)
-                return *batch.samples(row, samples), masks
-
-            weights = self._rows(self._views, cohort.data, row, 1)
-            found[samples] = self._recorded.step(
-                samples,
-                outputs,
-                context.fused_sgd,
-                weights,
-                example,
-                used.count(samples),
-                pulls=self._pull_rows.of(row, 1),
-            )
+            found[samples] = self._recording(cohort, batch, context, row, samples, outputs, used.count(samples))
         return found
+
+    def _block_recordings(
+        self, cohort: Cohort, block: CohortBlock, context: StepContext, outputs: Tensor | None
+    ) -> dict[int, Recording | None]:
+        """As :meth:`_recordings`, of all steps of a block."""
+        steps = Counter(count for of_client in block.counts for count in of_client if count)
+        found = {}
+        for samples, number in steps.items():
+            row, step = next((r, of.index(samples)) for r, of in enumerate(block.counts) if samples in of)
+            found[samples] = self._recording(cohort, block.steps[step], context, row, samples, outputs, number)
+        return found
+
+    def _recording(
+        self,
+        cohort: Cohort,
+        batch: CohortBatch,
+        context: StepContext,
+        row: int,
+        samples: int,
+        outputs: Tensor | None,
+        steps: int,
+    ) -> Recording | None:
+        """The recording of a step with so many samples, made on a client's row if ``steps`` more are worth it."""
+        if self._recorded is None:
+            return None
+
+        def example() -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+            masks = self._dropped(cohort, batch, context, range(row, row + 1), samples, single=True)
+            return *batch.samples(row, samples), masks
+
+        weights, pulls = self._rows(self._views, cohort.data, row, 1), self._pull_rows.of(row, 1)
+        return self._recorded.step(samples, outputs, context.fused_sgd, weights, example, steps, pulls=pulls)
 
     def backward(self, total: Tensor, cohort: Cohort) -> None:
         """Hand the gradients over; what methods added to the losses goes through autograd on top of them."""

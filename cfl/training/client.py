@@ -13,7 +13,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.optim import Optimizer
 
-from cfl.data.cohorts import CohortBatch
+from cfl.data.cohorts import CohortBatch, CohortBlock
 from cfl.data.evaluation import EvaluationBatch
 from cfl.engines.base import Engine, EngineOptions
 from cfl.engines.choice import EngineChoice
@@ -27,6 +27,7 @@ from cfl.methods.composition import Composition
 from cfl.models.base import Network
 from cfl.models.density import is_density
 from cfl.runtime.errors import ConfigError
+from cfl.training.blocks import steps_are_watched, steps_per_block
 from cfl.training.engine_choice import choose_engine, chosen_engine, gradients_are_watched
 from cfl.training.evaluation import Scoring
 from cfl.training.global_network import global_network
@@ -170,10 +171,12 @@ class Client(LightningModule):
         )
         self.engine_choice, self.engine_trials = chosen.choice, chosen.trials
         engine = chosen_engine(chosen, self.engine_options, federation, self.input_shape, self._objective)
-        precision = self.engine_options.matmul_precision
-        self.work = LocalWork(
-            federation, engine, self.engine_choice.width, self._objective, self.seed, precision, watched
-        )
+        precision, width = self.engine_options.matmul_precision, self.engine_choice.width
+        blocks = not steps_are_watched(self.trainer, self, Client)
+        self.work = LocalWork(federation, engine, width, self._objective, self.seed, precision, watched, blocks)
+        trials = chosen.trials
+        seconds = trials[0].seconds_per_client_step * width if blocks and trials else math.inf
+        federation.data.steps_per_block = steps_per_block(seconds)
         return self._optimizer_of(self.work.cohort.parameters.values())
 
     def optimizer_for_its_options(self, clipping: str | None) -> Optimizer:
@@ -198,13 +201,15 @@ class Client(LightningModule):
         except ValueError as error:  # torch names the option and its value
             raise ConfigError("model.optimizer", str(error), "options that the optimizer accepts") from error
 
-    def training_step(self, batch: CohortBatch, batch_idx: int) -> Tensor:
-        """See :meth:`cfl.training.local_work.LocalWork.losses`."""
-        return cast(LocalWork, self.work).losses(batch)
+    def training_step(self, batch: CohortBatch | CohortBlock, batch_idx: int) -> Tensor:
+        """A local step of every client of the cohort, up to its losses; or several, from the first to the last."""
+        work = cast(LocalWork, self.work)
+        return work.train(batch) if isinstance(batch, CohortBlock) else work.losses(batch)
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """See :meth:`cfl.training.local_work.LocalWork.backward`."""
-        cast(LocalWork, self.work).backward(loss)
+        """See :meth:`cfl.training.local_work.LocalWork.backward`; a block of steps has had its own."""
+        if not self._in_blocks:
+            cast(LocalWork, self.work).backward(loss)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Let methods change the clients' gradients."""
@@ -221,9 +226,20 @@ class Client(LightningModule):
             self.require_work().clip(gradient_clip_val, gradient_clip_algorithm == "value")
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        """As any module's; then clients that learn at another rate take back, or add, what that makes of their step."""
+        """As any module's; then clients that learn at another rate take back, or add, what that makes of their step.
+
+        A block has taken its steps when the closure returns.
+        """
+        if self._in_blocks:
+            optimizer_closure()
+            return
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         cast(LocalWork, self.work).rescale()
+
+    @property
+    def _in_blocks(self) -> bool:
+        """Whether the running round comes in blocks of steps."""
+        return cast(Federation, self.federation).data.steps_per_block > 1
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
         """Nothing where the engine leaves no gradients."""

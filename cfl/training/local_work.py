@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from cfl.data.cohorts import CohortBatch
+from cfl.data.cohorts import CohortBatch, CohortBlock
 from cfl.data.schedule import RoundPlan
 from cfl.engines.base import Engine, StepContext
 from cfl.engines.cohort import Cohort
@@ -18,12 +19,15 @@ from cfl.engines.objective import Objective
 from cfl.engines.scaled_steps import ScaledSteps
 from cfl.federation.channel import UPDATE
 from cfl.federation.federation import MODEL_TOPIC, Federation
+from cfl.methods.capabilities import BatchExtension
 from cfl.methods.composition import Composition
 from cfl.randomness.generators import seed_device, seed_for
 from cfl.runtime import distributed
 from cfl.runtime.error_context import ErrorContext
 from cfl.runtime.precision import full_precision, matmul_precision
+from cfl.training.blocks import steps_per_block
 from cfl.training.engine_choice import left_to_engine, step_at_once
+from cfl.training.round_losses import RoundLosses
 from cfl.training.same_model import check_same_model
 
 
@@ -31,9 +35,9 @@ class LocalWork:
     """What a round's clients do, cohort after cohort.
 
     A round is :meth:`begin_round`, its cohorts, :meth:`close_round`. A cohort is :meth:`open`, its steps, and
-    :meth:`collect` whenever some of its clients have finished. A step is :meth:`losses`, :meth:`backward`,
-    :meth:`adjust_gradients`, the optimizer's own step, :meth:`rescale`. Whoever runs the loop calls these in this
-    order. Failures say what was being done, in which round and to whom.
+    :meth:`finish` whenever some of its clients have taken their last step. Steps are taken by :meth:`train`, several at
+    a time, or one by one: :meth:`losses`, :meth:`backward`, :meth:`adjust_gradients`, the optimizer's own step,
+    :meth:`rescale`. Failures say what was being done, in which round and to whom.
 
     Args:
         federation: whose clients work, and whose model moves when a round is closed.
@@ -43,13 +47,15 @@ class LocalWork:
         seed: the run's seed.
         precision: torch's float32 matmul precision in local steps; between them products are float32.
         watched: whether anybody else than methods wants to see gradients; asked once for every cohort.
+        blocks: whether rounds may come in blocks of several local steps.
 
     Attributes:
         cohort: the clients at work.
         plan: the running round; None before the first.
         context: what the cohort's steps have in common.
         local_step: number of the step, from 0.
-        loss_sums: ``[2]``, sum of the finite losses of the round's local steps so far, and how many they are.
+        finish: takes positions of clients that have taken their last step, and sees to it that they are collected;
+            :meth:`collect`, unless whoever runs the rounds has something to do before.
     """
 
     def __init__(
@@ -61,6 +67,7 @@ class LocalWork:
         seed: int,
         precision: str,
         watched: Callable[[], bool],
+        blocks: bool = False,
     ) -> None:
         self.federation, self.engine = federation, engine
         self.cohort = Cohort(federation.network, width, federation.data.outputs, engine.channels_last)
@@ -73,7 +80,9 @@ class LocalWork:
         self._plain_objective = Objective(density=objective.density)
         self._seed, self._precision, self._watched = seed, precision, watched
         self._device = next(federation.network.parameters()).device
-        self.loss_sums = torch.zeros(2, device=self._device)
+        self.finish: Callable[[tuple[int, ...]], None] = partial(self.collect, by_samples=False)
+        self._losses = RoundLosses()
+        self._blocks, self._began, self._steps = blocks, 0.0, 0
         self._optimizer: Optimizer | None = None
         self._scaled_steps: ScaledSteps | None = None
         self._frozen: frozenset[str] = frozenset()
@@ -88,7 +97,8 @@ class LocalWork:
         """Announce the round and send the global model to its clients."""
         federation = self.federation
         self.plan = plan
-        self.loss_sums.zero_()
+        self._losses = RoundLosses()
+        self._began, self._steps = time.perf_counter(), 0
         federation.channel.enter_round(plan.task, plan.round)
         for part in plan.parts:
             if part.round_in_task == 0:
@@ -99,17 +109,17 @@ class LocalWork:
 
     # A cohort opens.
 
-    def open(self, batch: CohortBatch, optimizer: Optimizer) -> None:
+    def open(self, batch: CohortBatch | CohortBlock, optimizer: Optimizer) -> None:
         """Start the clients of a cohort's first batch, from the global model and with a fresh optimizer.
 
         Args:
-            batch: the batch that opens the cohort.
+            batch: the step or block that opens the cohort.
             optimizer: of the cohort's parameters; what it has kept is dropped.
         """
         with full_precision(), self._in_round(f"opening clients {list(batch.clients)}"):
             self._open(batch, optimizer)
 
-    def _open(self, batch: CohortBatch, optimizer: Optimizer) -> None:
+    def _open(self, batch: CohortBatch | CohortBlock, optimizer: Optimizer) -> None:
         cohort, federation, plan = self.cohort, self.federation, self.require_plan()
         # Named by a client, because every process has a cohort number 0.
         seed_device(self._device, seed_for(federation.data.seed, "dropout", plan.round, batch.clients[0]))
@@ -122,11 +132,12 @@ class LocalWork:
             shared={n: tensors[n] for n, _ in federation.network.named_parameters()},
             shared_buffers={n: tensors[n] for n, _ in federation.network.named_buffers()},
             own=federation.personal_state(batch.clients),
-            mixed=batch.tasks_of_own is not None,
+            mixed=self.federation.data.by_global_index,
         )
         optimizer.state.clear()
         cohort.lr = float(optimizer.param_groups[0]["lr"])
         self._optimizer = optimizer
+        self._losses.open(batch.clients, self._device)
         if federation.buffer is not None:
             federation.buffer.open(cohort)
         self.methods.start_clients()
@@ -144,6 +155,56 @@ class LocalWork:
         keeps_logits = buffer is not None and buffer.wants_logits
         self.context = StepContext(self._seed, fused_sgd, self._objective, factors, pulls, keeps_logits)
 
+    # Several local steps.
+
+    def train(self, block: CohortBlock) -> Tensor:
+        """Take a block's local steps, optimizer included, and finish the clients whose last step is among them.
+
+        Returns:
+            ``[]``, the sum of all losses.
+
+        Raises:
+            RuntimeError: as :meth:`losses`.
+        """
+        if block.opens:
+            self._settle_steps()
+        if self._in_one_go:
+            return self._train_in_one_go(block)
+        total = torch.zeros((), device=self._device)
+        optimizer = cast(Optimizer, self._optimizer)
+        for batch in block.steps:
+            losses = self._step_losses(batch)
+            if self.context.fused_sgd is None:
+                optimizer.zero_grad()
+            self.backward(losses.sum())
+            self.adjust_gradients()
+            if self.context.fused_sgd is None:
+                optimizer.step()
+            self.rescale()
+            total += losses.detach().sum()
+            if batch.closes:
+                self.finish(batch.closes)
+        return total
+
+    @property
+    def _in_one_go(self) -> bool:
+        """Whether nobody but the engine has a part in a step."""
+        quiet = self.buffer is None and not self.federation.data.by_global_index
+        return quiet and self.context.fused_sgd is not None and not self.methods.with_capability(BatchExtension)
+
+    def _train_in_one_go(self, block: CohortBlock) -> Tensor:
+        self.local_step = block.first
+        self._steps += len(block)
+        with self._located, matmul_precision(self._precision):
+            losses = self.engine.train(self.cohort, block, self.context)
+        for number, batch in enumerate(block.steps):
+            self._losses.add(losses[:, number], batch)
+            if batch.closes:
+                self.cohort.steps = batch.step + 1
+                self.finish(batch.closes)
+        self.local_step, self.cohort.steps = block.first + len(block) - 1, block.first + len(block)
+        return losses.sum()
+
     # A local step.
 
     def losses(self, batch: CohortBatch) -> Tensor:
@@ -152,20 +213,23 @@ class LocalWork:
         Raises:
             RuntimeError: naming round, task, clients and step, with the failure as its cause.
         """
-        cohort, buffer = self.cohort, self.buffer
-        self.local_step, cohort.steps = batch.step, batch.step + 1
         if batch.opens:
             self._settle_steps()
+        return self._step_losses(batch).sum()
+
+    def _step_losses(self, batch: CohortBatch) -> Tensor:
+        cohort, buffer = self.cohort, self.buffer
+        self.local_step, cohort.steps = batch.step, batch.step + 1
+        self._steps += 1
         with self._located:
             with matmul_precision(self._precision):
                 batch = self._extended(batch)
                 losses = self.engine.losses(cohort, batch, self.context)
-            self._record(losses.detach(), batch)
+            self._losses.add(losses.detach(), batch)
             if buffer is not None:
                 logits = self.engine.logits if self.context.keeps_logits else None
                 buffer.offer(cohort, batch, None if logits is None else logits[:, : batch.mask.shape[1]].detach())
-            losses = self.methods.penalties(losses)
-        return losses.sum()
+            return self.methods.penalties(losses)
 
     def _extended(self, batch: CohortBatch) -> CohortBatch:
         """The step with what methods add to it; the cohort knows which outputs have a part in it."""
@@ -176,18 +240,10 @@ class LocalWork:
             self.cohort.use_outputs(added.tasks, added.mask)
         return batch
 
-    def _record(self, losses: Tensor, batch: CohortBatch) -> None:
-        """Add up losses ``[k]`` and how many they are, on the device: nobody waits for them before the round ends."""
-        counted = losses.isfinite()  # who trains to NaN is left out, or the run stops
-        if batch.padded:
-            counted &= torch.any(batch.mask, dim=1)
-        self.loss_sums += torch.stack([torch.where(counted, losses, 0.0).sum(), counted.sum().to(losses.dtype)])
-
     @property
     def mean_loss(self) -> float:
         """Mean of the finite losses of the round's local steps so far, every client's step counting once; else NaN."""
-        total, count = self.loss_sums.tolist()
-        return total / count if count else math.nan
+        return self._losses.mean
 
     def gradients_on(self, batch: CohortBatch, purpose: str) -> dict[str, Tensor]:
         """See :attr:`cfl.engines.cohort.Cohort.gradients_on`: name -> ``[k, ...]``, none of frozen parameters."""
@@ -233,7 +289,8 @@ class LocalWork:
 
     def _step_that_failed(self) -> str:
         cohort = self.cohort
-        who = f"local step {self.local_step} of clients {list(cohort.clients)}"
+        step = self.local_step if self.engine.failed_step is None else self.engine.failed_step
+        who = f"local step {step} of clients {list(cohort.clients)}"
         return f"{who} failed in round {cohort.round} (task {cohort.task})"
 
     # Clients finish.
@@ -311,14 +368,17 @@ class LocalWork:
         federation.synchronise()
 
     def _hear_others(self) -> None:
-        """Take in losses of other processes' clients, and the outputs that they trained."""
-        if distributed.count() == 1:
-            return
-        used = self._used_outputs
-        heard = distributed.gather((self.loss_sums.tolist(), None if used is None else used.cpu()))
-        self.loss_sums.copy_(torch.tensor([loss for loss, _ in heard]).sum(0))
-        masks = [mask for _, mask in heard if mask is not None]
-        self._used_outputs = torch.stack(masks).any(0) if masks else None
+        """Take in losses of other processes' clients, the outputs that they trained, and how long their steps took."""
+        seconds = (time.perf_counter() - self._began) / max(self._steps, 1)
+        if distributed.count() > 1:
+            used = self._used_outputs
+            heard = distributed.gather((self._losses.of_clients, None if used is None else used.cpu(), seconds))
+            self._losses = RoundLosses({client: sums for known, _, _ in heard for client, sums in known.items()})
+            masks = [mask for _, mask, _ in heard if mask is not None]
+            self._used_outputs = torch.stack(masks).any(0) if masks else None
+            seconds = max(of_process for _, _, of_process in heard)
+        if self._blocks:
+            self.federation.data.steps_per_block = steps_per_block(seconds)
 
     def _hold_unused_outputs(self, step: dict[str, Tensor]) -> dict[str, Tensor]:
         """Server momentum does not move outputs that no client of this round trained."""

@@ -1,0 +1,62 @@
+"""How many local steps are taken in one go, without Lightning's loop in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+BLOCK_SECONDS = 1.0
+"""About how long a block of local steps may take, so that progress and signals are seen to."""
+
+_OF_A_STEP = (
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_before_zero_grad",
+)
+_OF_A_MODULE = (
+    *_OF_A_STEP,
+    "training_step",
+    "backward",
+    "configure_gradient_clipping",
+    "optimizer_step",
+    "optimizer_zero_grad",
+    "transfer_batch_to_device",
+)
+
+
+def steps_are_watched(trainer: Trainer, module: LightningModule, own: type[LightningModule]) -> bool:
+    """Whether somebody outside of this program has a part in single local steps.
+
+    That is gradient clipping, mixed precision, or a callback or a subclass of the module with a hook that Lightning
+    calls in every step.
+
+    Args:
+        trainer: with its callbacks.
+        module: what it trains.
+        own: the program's own class of it.
+    """
+    settings: Any = trainer
+    return (
+        bool(settings.gradient_clip_val)
+        or trainer.precision != "32-true"
+        or any(is_overridden(hook, c, Callback) for c in settings.callbacks if not _is_own(c) for hook in _OF_A_STEP)
+        or any(getattr(type(module), hook) is not getattr(own, hook) for hook in _OF_A_MODULE)
+    )
+
+
+def _is_own(callback: Callback) -> bool:
+    return type(callback).__module__.split(".")[0] == __name__.split(".")[0]
+
+
+def steps_per_block(seconds_per_step: float) -> int:
+    """Local steps that take about :data:`BLOCK_SECONDS`, at least 1.
+
+    Args:
+        seconds_per_step: of a step of a whole cohort.
+    """
+    return max(1, int(BLOCK_SECONDS / max(seconds_per_step, 1e-6)))

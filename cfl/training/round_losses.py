@@ -1,0 +1,56 @@
+"""The training losses of a round's clients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from cfl.data.cohorts import CohortBatch
+
+
+class RoundLosses:
+    """Sums of losses, kept per client, so that a round's mean does not depend on who worked beside whom.
+
+    Sums stay on the device: nobody waits for them before they are read.
+
+    Args:
+        known: client -> sum of its finite losses and how many they are.
+    """
+
+    def __init__(self, known: Mapping[int, tuple[float, float]] | None = None) -> None:
+        self._known = dict(known or {})
+        self._cohorts: list[tuple[tuple[int, ...], Tensor]] = []
+
+    def open(self, clients: tuple[int, ...], device: torch.device) -> None:
+        """Clients begin; what is added next is theirs."""
+        self._cohorts.append((clients, torch.zeros(2, len(clients), device=device)))
+
+    def add(self, losses: Tensor, batch: CohortBatch) -> None:
+        """Add the clients' losses ``[k]`` of a step; those that are not finite, or of clients that only pad, do not
+        count."""
+        if not len(losses):
+            return
+        counted = losses.isfinite()  # who trains to NaN is left out, or the run stops
+        if batch.padded:
+            counted &= torch.any(batch.mask, dim=1)
+        _, sums = self._cohorts[-1]
+        sums += torch.stack([torch.where(counted, losses, 0.0), counted.to(losses.dtype)])
+
+    @property
+    def of_clients(self) -> dict[int, tuple[float, float]]:
+        """Client -> sum of its finite losses and how many they are; waits for the device."""
+        if self._cohorts:
+            sums = torch.cat([sums for _, sums in self._cohorts], 1).tolist()
+            clients = [client for clients, _ in self._cohorts for client in clients]
+            self._known |= dict(zip(clients, zip(*sums, strict=True), strict=True))
+        return self._known
+
+    @property
+    def mean(self) -> float:
+        """Mean of the finite losses, every client's step counting once; NaN without any."""
+        found = self.of_clients
+        total, count = (sum(found[client][k] for client in sorted(found)) for k in (0, 1))
+        return total / count if count else math.nan
