@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
+from typing import cast
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from cfl.data.cohorts import CohortBatch, RoundLoader, local_steps
+from cfl.data.cohorts import CohortBlock, RoundLoader, local_steps
 from cfl.data.datamodule import FederatedDataModule
 from cfl.engines.base import EngineOptions, StepContext
 from cfl.engines.choice import EngineChoice, build_engine
@@ -23,6 +25,9 @@ from cfl.runtime.precision import matmul_precision
 LONG_RUN = 2000
 """Client steps of a run whose trial records steps at once. Recording takes 0.02 (linear layers) to 0.3 s (convolutions)
 per batch size, replays that are still slow included; shorter runs gain less by it."""
+
+MOST_STEPS = 4
+"""Local steps of a client that a trial takes in one go."""
 
 
 class Trials:
@@ -72,10 +77,10 @@ class Trials:
         optimizer = self._optimizer_of(cohort.parameters.values())
         context = StepContext(data.seed, self._at_once(optimizer), Objective(density=is_density(self.network)))
         device = next(self.network.parameters()).device
-        batches = self._batches(clients, device)
+        block = self._block(clients, device)
         cohort.open(
             clients,
-            batches[0].sizes,
+            block.sizes,
             self.plan.task,
             self.plan.round,
             dict(self.network.named_parameters()),
@@ -83,29 +88,34 @@ class Trials:
             {},
         )
 
+        def take(part: CohortBlock) -> None:
+            if context.fused_sgd is not None and engine.steps_at_once:
+                engine.train(cohort, part, context)
+                return
+            for batch in part.steps:
+                losses = engine.losses(cohort, batch, context)
+                optimizer.zero_grad()
+                engine.backward(losses.sum(), cohort)
+                optimizer.step()
+
         def trial(steps: int) -> float:
             """Seconds per step of as many clients as the choice is wide."""
             _wait(device)
             started = time.perf_counter()
             with matmul_precision(self.options.matmul_precision):
-                for step in range(steps):
-                    # A batch keeps its samples once they are fetched; fetching is part of a step.
-                    batch = replace(batches[step % len(batches)])
-                    losses = engine.losses(cohort, batch, context)
-                    optimizer.zero_grad()
-                    engine.backward(losses.sum(), cohort)
-                    optimizer.step()
+                for start in range(0, steps, len(block)):
+                    take(block.part(0, min(len(block), steps - start)))
                 _wait(device)
             return (time.perf_counter() - started) / steps * choice.width / len(clients)
 
         return trial
 
-    def _batches(self, clients: tuple[int, ...], device: torch.device) -> list[CohortBatch]:
+    def _block(self, clients: tuple[int, ...], device: torch.device) -> CohortBlock:
         data = self.data
         schedule = data.schedule.with_width(len(clients))
         plan = replace(self.plan, clients=clients)
-        loader = RoundLoader(plan, data.trained_on(plan.task), schedule, data.seed)
-        return [data.with_samples(batch.to(device), None) for batch, _ in zip(loader, range(4), strict=False)]
+        block = next(iter(RoundLoader(plan, data.trained_on(plan.task), schedule, data.seed, block=MOST_STEPS)))
+        return replace(cast(CohortBlock, block).to(device), complete=partial(data.with_samples, moment=None))
 
 
 def _wait(device: torch.device) -> None:
