@@ -186,9 +186,7 @@ class FederatedOrchestrator(Callback):
     ) -> None:
         """Collect from clients that have finished; with the last of them, close the round."""
         work = client_of(pl_module).require_work()
-        if batch.closes and isinstance(
-            batch, CohortBatch
-        ):  # a block has finished its clients, each after its last step
+        if batch.closes and isinstance(batch, CohortBatch):  # a block has finished its own clients
             work.finish(batch.closes)
         if batch.last_of_round:
             work.close_round()
