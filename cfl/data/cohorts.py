@@ -317,15 +317,23 @@ def deal_clients(steps: Mapping[int, int], processes: int) -> list[list[int]]:
 def deal_cohorts(sizes: Mapping[int, int], schedule: Schedule) -> list[list[int]]:
     """Group clients into cohorts of nearly equal width, alike in size so that little is padded.
 
+    Where ``schedule.at_once`` clients are computed at the same time, all cohorts but the last have a multiple of them:
+    nobody waits for an odd one.
+
     Args:
         sizes: client -> number of samples.
-        schedule: gives the greatest width, and the greatest share of padding where an engine computes it.
+        schedule: gives the greatest width, how many are computed at the same time, and the greatest share of padding
+            where an engine computes it.
     """
     if not sizes:
         return []
     order = sorted(sizes, key=lambda client: (-sizes[client], client))
     count = -(-len(order) // schedule.width)
-    even = [part.tolist() for part in np.array_split(np.asarray(order), count)]
+    if schedule.width >= (turn := schedule.at_once) > 1:
+        each = min(-(-len(order) // (count * turn)) * turn, schedule.width // turn * turn)
+        even = [order[start : start + each] for start in range(0, len(order), each)]
+    else:
+        even = [part.tolist() for part in np.array_split(np.asarray(order), count)]
     if schedule.most_padding is None:
         return even
     return [group for part in even for group in _split(part, sizes, schedule)]

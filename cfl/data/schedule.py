@@ -107,6 +107,7 @@ class Schedule:
         self.clock_spread = clock_spread
         self._settled = cohort_width if isinstance(cohort_width, int) else None
         self.most_padding: float | None = None
+        self.at_once = 1
 
     @property
     def width(self) -> int:
@@ -119,15 +120,16 @@ class Schedule:
             raise RuntimeError("schedule.cohort_width is auto, and no width has been settled yet")
         return self._settled
 
-    def settle_width(self, width: int, most_padding: float | None = None) -> None:
+    def settle_width(self, width: int, most_padding: float | None = None, at_once: int = 1) -> None:
         """Say which cohort width is used from now on.
 
         Args:
             width: clients side by side, at most.
             most_padding: the share of a cohort's computed samples that may be padding, in [0, 1); None where padding is
                 not computed.
+            at_once: clients that are computed at the same time, where others of the cohort wait for their turn.
         """
-        self._settled, self.most_padding = width, most_padding
+        self._settled, self.most_padding, self.at_once = width, most_padding, at_once
 
     def with_width(self, width: int) -> Schedule:
         """The same schedule with another cohort width."""

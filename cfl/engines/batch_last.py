@@ -29,7 +29,7 @@ class BatchLastChain(Chain):
 
     def __init__(self, links: list[Layer], products: Products) -> None:
         super().__init__(links, products)
-        self.stackable, self.has_convolutions, self.recordable = False, True, True
+        self.stackable, self.has_convolutions = False, True
 
     @classmethod
     def of_chain(cls, chain: Chain) -> BatchLastChain | None:

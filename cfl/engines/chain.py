@@ -36,7 +36,6 @@ class Chain:
         self.layers, self.products = tuple(layers), products or Products()
         self.stackable = all(not isinstance(layer, Conv2d | MaxPool2d) for layer in layers)
         self.has_convolutions = any(isinstance(layer, Conv2d) for layer in layers)
-        self.recordable = not self.has_convolutions  # torch cannot record its backward pass of a convolution
         weighted = [layer.weighted for layer in layers]
         # The input's gradient is wanted by layers that have weights before them: nobody wants the image's.
         self._backward = [(layer, any(weighted[:position])) for position, layer in enumerate(layers)][::-1]

@@ -60,6 +60,11 @@ class EngineChoice:
         """Share of computed samples that may be padding: 10 %, or None for an engine that computes none."""
         return 0.1 if self.kind == "vmap" or self.stack > 1 else None
 
+    @property
+    def at_once(self) -> int:
+        """Clients that are computed at the same time, where others of the cohort wait for their turn."""
+        return max(self.threads, 1) * self.stack if self.kind == "workers" else 1
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for records and checkpoints."""
         return asdict(self)

@@ -75,7 +75,7 @@ def record_halves(
     """Record a chain's step.
 
     Args:
-        chain: one that is :attr:`~cfl.engines.chain.Chain.recordable`.
+        chain: the network's layers.
         fused_sgd: see :class:`cfl.engines.base.StepContext`.
         weights: of any client.
         x: a client's batch of the size that is wanted, ``[B, C, H, W]``; stays as it is.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -122,19 +124,9 @@ class Conv2d(Layer):
         """Gradients by torch's own kernels."""
         h, weight = run.saved.pop(), run.weights[self.weight]
         outputs = [wanted, True, self.bias is not None]
-        inner, gradient, of_bias = _aten.convolution_backward(
-            g,
-            h,
-            weight,
-            [weight.shape[0]],
-            self.stride,
-            self.padding,
-            self.dilation,
-            False,
-            [0, 0],
-            self.groups,
-            outputs,
-        )
+        backward = _recordable_backward() if torch.jit.is_tracing() else _convolution_backward
+        geometry = (self.stride, self.padding, self.dilation, self.groups)
+        inner, gradient, of_bias = backward(g, h, weight, *geometry, outputs)
         run.update.gradient(self.weight, run.multiplied(self.weight, gradient))
         if self.bias is not None:
             run.update.gradient(self.bias, run.multiplied(self.bias, of_bias))
@@ -204,6 +196,32 @@ class Flatten(Layer):
         shape = run.saved.pop()
         g = g.view(shape)
         return g.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else g
+
+
+def _convolution_backward(
+    g: Tensor,
+    h: Tensor,
+    weight: Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    wanted: list[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients by input, weight and bias; in the place of one that is not ``wanted`` that of the weight."""
+    inner, gradient, of_bias = torch.ops.aten.convolution_backward(
+        g, h, weight, [weight.shape[0]], stride, padding, dilation, False, [0, 0], groups, wanted
+    )
+    return inner if wanted[0] else gradient, gradient, of_bias if wanted[2] else gradient
+
+
+@cache
+def _recordable_backward() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """The same for ``torch.jit.trace``, which cannot record an operation with a mask of outputs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch would rather have networks compiled
+        scripted: Callable[..., tuple[Tensor, Tensor, Tensor]] = torch.jit.script(_convolution_backward)
+    return scripted
 
 
 def pair(value: Any) -> list[int]:

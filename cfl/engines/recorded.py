@@ -35,7 +35,7 @@ class RecordedSteps:
     """Recordings of a chain's step for one client, one per batch size, kind of loss and kind of update.
 
     Args:
-        chain: one that is :attr:`~cfl.engines.chain.Chain.recordable`.
+        chain: the network's layers.
         eager: record at once, for a trial whose steps stand for those of a long run.
     """
 

@@ -76,8 +76,7 @@ class WorkerEngine(Engine):
         self.stack = stack if self.chain is not None and self.chain.stackable else 1
         self.masks = DropoutMasks(network, input_shape)
         self.draws = StepDraws(network)
-        recordable = self.chain is not None and self.chain.recordable and self.stack == 1
-        self._recorded = RecordedSteps(self.chain, eager) if self.chain is not None and recordable else None
+        self._recorded = RecordedSteps(self.chain, eager) if self.chain is not None and self.stack == 1 else None
         self.multiplies = self.chain is not None
         self._threads = Threads(threads)
         self._replicas = [] if self.chain is not None else [Replica(network) for _ in range(max(threads, 1))]

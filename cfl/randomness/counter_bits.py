@@ -5,6 +5,7 @@ The hash is SplitMix64 (Steele, Lea, Flood, 2014): word j of a key is ``mix(key 
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +16,11 @@ def _signed(value: int) -> int:
 
 
 _STEP = _signed(0x9E3779B97F4A7C15)
-_FIRST, _SECOND = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
+_STAGES = ((30, _signed(0xBF58476D1CE4E5B9)), (27, _signed(0x94D049BB133111EB)), (31, None))
+_UNSIGNED_STAGES = tuple((np.uint64(s), None if f is None else np.uint64(f % (1 << 64))) for s, f in _STAGES)
+
+_PIECE = 2**15
+"""Words that are mixed together: with their scratch space 512 KiB."""
 
 
 _counters: dict[tuple[int, torch.device], Tensor] = {}
@@ -35,14 +40,32 @@ def _counter(count: int, device: torch.device) -> Tensor:
 
 
 def _mixed(words: Tensor) -> Tensor:
-    """The finaliser, in place."""
+    """The finaliser, in place where it can be."""
+    if words.device.type == "cpu":
+        return _mixed_on_cpu(words)
     scratch = torch.empty_like(words)
-    for shift, factor in ((30, _FIRST), (27, _SECOND), (31, None)):
+    for shift, factor in _STAGES:
         # Torch shifts signed numbers arithmetically: the bits that come in from the left are taken away again.
         torch.bitwise_right_shift(words, shift, out=scratch)
         words.bitwise_xor_(scratch.bitwise_and_((1 << (64 - shift)) - 1))
         if factor is not None:
             words.mul_(factor)
+    return words
+
+
+def _mixed_on_cpu(words: Tensor) -> Tensor:
+    """The same by numpy, which shifts unsigned numbers, in pieces that stay in a core's cache: three times as fast."""
+    words = words.contiguous()
+    whole = words.numpy().view(np.uint64).reshape(-1)
+    scratch = np.empty(min(_PIECE, len(whole)), np.uint64)
+    for start in range(0, len(whole), _PIECE):
+        piece = whole[start : start + _PIECE]
+        shifted = scratch[: len(piece)]
+        for shift, factor in _UNSIGNED_STAGES:
+            np.right_shift(piece, shift, out=shifted)
+            np.bitwise_xor(piece, shifted, out=piece)
+            if factor is not None:
+                np.multiply(piece, factor, out=piece)
     return words
 
 

@@ -45,7 +45,7 @@ def steps_are_watched(trainer: Trainer, module: LightningModule, own: type[Light
         bool(settings.gradient_clip_val)
         or trainer.precision != "32-true"
         or any(is_overridden(hook, c, Callback) for c in settings.callbacks if not _is_own(c) for hook in _OF_A_STEP)
-        or any(getattr(type(module), hook) is not getattr(own, hook) for hook in _OF_A_MODULE)
+        or any(h in vars(module) or getattr(type(module), h) is not getattr(own, h) for h in _OF_A_MODULE)
     )
 
 

@@ -90,7 +90,7 @@ def chosen_engine(
     """Build the engine, and note the choice in the schedule and in the record of the run; arguments as for
     :func:`choose_engine`."""
     choice, schedule = chosen.choice, federation.data.schedule
-    schedule.settle_width(choice.width, choice.most_padding)
+    schedule.settle_width(choice.width, choice.most_padding, choice.at_once)
     trials = {str(trial.choice): trial.seconds_per_client_step for trial in chosen.trials}
     federation.engine = {**choice.to_dict(), "seconds_per_client_step_in_trials": trials}
     return build_engine(

@@ -72,7 +72,7 @@ class Bench:
         place = self._place(work, engine)
         work_file = place.with_suffix(".json")
         work.save(work_file)
-        command = loop_command(work_file, self.data(work), engine.device)
+        command = loop_command(engine, work_file, self.data(work))
         return lambda: Running(command, place.with_suffix(".log"), engine.environment)
 
     def fit(

@@ -17,10 +17,11 @@ class Engine:
 
     Attributes:
         name: in tables and results.
-        bare: the plain loop; otherwise ``cfl fit``.
+        bare: a loop in plain PyTorch; otherwise ``cfl fit``.
         options: more options of ``cfl fit``.
         environment: added to the user's.
         device: of the bare loop; ``cfl fit`` has ``trainer.accelerator`` among its options.
+        module: of the bare loop, in this package.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Engine:
     options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     device: str = "cpu"
+    module: str = "loop"
 
     @property
     def on_gpu(self) -> bool:
@@ -43,12 +45,14 @@ class Engine:
 _ONE_MATH_THREAD = {"OMP_NUM_THREADS": "1"}
 
 LOOP = Engine("loop", bare=True)
+HAND = Engine("hand", bare=True, module="hand")
 CFL = Engine("cfl")
 
 ENGINES = {
     engine.name: engine
     for engine in (
         LOOP,
+        HAND,
         CFL,
         Engine("cfl-k1", options=("--schedule.cohort_width", "1")),
         Engine("cfl-1-thread", environment=_ONE_MATH_THREAD),
@@ -104,9 +108,9 @@ def chosen_engines(names: str, gpu: bool = False) -> list[Engine]:
     return list({engine.name: engine for engine in chosen}.values())
 
 
-def loop_command(work_file: Path, data: Path, device: str = "cpu") -> list[str]:
-    """The bare loop; the file descriptor of its wire is to be appended."""
-    return [sys.executable, "-m", "benchmarks.loop", str(work_file), str(data), device]
+def loop_command(engine: Engine, work_file: Path, data: Path) -> list[str]:
+    """A bare loop; the file descriptor of its wire is to be appended."""
+    return [sys.executable, "-m", f"benchmarks.{engine.module}", str(work_file), str(data), engine.device]
 
 
 def fit_command(configs: Sequence[Path], run_folder: Path, options: Sequence[str] = ()) -> list[str]:

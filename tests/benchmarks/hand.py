@@ -201,7 +201,7 @@ class Hand(Loop):
                 self.done.put(None)
 
 
-def main(work_file: str, data: str, descriptor: str) -> None:
+def main(work_file: str, data: str, device: str, descriptor: str) -> None:
     """Run rounds as the coordinator asks for them."""
     work = Work.load(Path(work_file))
     loop = Hand(work, *task_tensors(Path(data), work))
