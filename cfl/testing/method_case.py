@@ -22,7 +22,7 @@ from cfl.methods import Method
 from cfl.runtime.errors import ConfigError
 from cfl.testing.tiny_data import black_and_white, permuted, split, tiny_data
 from cfl.testing.tiny_networks import NetworkFactory, double, norm_net
-from cfl.testing.tiny_runs import Rounds, fit, sgd, tiny_client
+from cfl.testing.tiny_runs import OneStepAtATime, Rounds, fit, sgd, tiny_client
 
 Which = Literal["tried", "neutral", "fedavg"]
 """The method, the method with options that switch it off, or federated averaging in its place."""
@@ -214,6 +214,7 @@ class MethodCase:
         shares: Shares = "equal",
         network: NetworkFactory | None = None,
         accelerator: str = "cpu",
+        one_by_one: bool = False,
     ) -> Run:
         """A whole run, made once however often it is asked for.
 
@@ -226,17 +227,19 @@ class MethodCase:
             shares: how samples are dealt.
             network: instead of the case's.
             accelerator: the Trainer's.
+            one_by_one: Lightning runs every local step by itself.
 
         Raises:
             AssertionError: something was raised in it.
         """
-        key = (which, tasks, width, engine, in_double, shares, network, accelerator)
+        key = (which, tasks, width, engine, in_double, shares, network, accelerator, one_by_one)
         if key not in self._runs:
             made = network or self.network
             data, methods, watch = self.data_of(tasks, width, shares), self.methods(which), Rounds()
             try:
                 network = double(made) if in_double else made
-                federation = self.start(data, methods, network, engine, [watch], accelerator=accelerator)
+                callbacks = [watch, *([OneStepAtATime()] if one_by_one else [])]
+                federation = self.start(data, methods, network, engine, callbacks, accelerator=accelerator)
             except Exception as error:
                 precision = "float64" if in_double else "float32"
                 dealt = {"equal": "", "unequal": ", unequal clients", "missing": ", tasks missing at clients"}[shares]

@@ -41,6 +41,13 @@ def engines_agree(case: MethodCase) -> None:
             )
 
 
+def blocks_agree(case: MethodCase) -> None:
+    """Local steps taken several in one go, or run one by one by Lightning: bit for bit the same, by either engine."""
+    for engine in ("vmap", "workers"):
+        found, expected = (case.run(engine=engine, shares="unequal", one_by_one=one) for one in (False, True))
+        _require_equal(case, "blocks", f"when Lightning runs single steps ({engine})", expected, found, 0.0)
+
+
 def devices_agree(case: MethodCase) -> None:
     """On a GPU the same as on the CPU, up to rounding, in float64. Not among :data:`NUMBERS`: it needs a GPU."""
     expected = case.run(in_double=True, shares="unequal")
@@ -179,6 +186,7 @@ def _everything(federation: Federation) -> dict[str, Any]:
 NUMBERS: dict[str, Callable[[MethodCase], None]] = {
     "width": width_does_not_matter,
     "engines": engines_agree,
+    "blocks": blocks_agree,
     "resuming": resumed_equals_straight,
     "state": state_is_complete,
     "effect": changes_something,

@@ -103,6 +103,13 @@ def weights(federation: Federation | Context) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in federation.state_tensors().items()}
 
 
+class OneStepAtATime(Callback):
+    """Has a hook of single local steps, so that these are not taken several in one go."""
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        """Nothing."""
+
+
 class Rounds(Callback):
     """Keeps the global model as it is after every round.
 

@@ -50,7 +50,7 @@ def steps_are_watched(trainer: Trainer, module: LightningModule, own: type[Light
 
 
 def _is_own(callback: Callback) -> bool:
-    return type(callback).__module__.split(".")[0] == __name__.split(".")[0]
+    return type(callback).__module__.startswith("cfl.callbacks.")
 
 
 def steps_per_block(seconds_per_step: float) -> int:
