@@ -24,6 +24,7 @@ from benchmarks.engines import ENGINES, Engine, chosen_engines
 from benchmarks.extraction import Extraction, extraction, extraction_figures
 from benchmarks.fisher import fisher, fisher_figures
 from benchmarks.flops import round_flops, step_flops
+from benchmarks.hand import Hand
 from benchmarks.loop import Loop
 from benchmarks.pace import Pace
 from benchmarks.peak import matrix_product_flops
@@ -203,6 +204,26 @@ def recorded_round(loop: Loop) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return batches
 
 
+@pytest.mark.parametrize(
+    ("network", "options"), [("MLP", {"hidden": [7, 5], "dropout": 0.0}), ("AlexNet", {"dropout": 0.0})]
+)
+def test_the_hand_written_loop_is_the_loop(tmp_path: Path, network: str, options: dict[str, Any]) -> None:
+    """In whole batches, which have no order."""
+    shape, samples = ((3, 32, 32), 4) if network == "AlexNet" else (TINY.shape, TINY.samples)
+    sizes: dict[str, Any] = {"shape": shape, "samples": samples, "batch_size": samples}
+    work = replace(TINY, network=network, options={**options, "dropout": 0.0}, tasks=2, **sizes)
+    tensors = task_tensors(data_file(tmp_path, work), work)
+    loop, hand = Loop(work, *tensors), Hand(work, *tensors)
+    for made in (loop, hand):
+        torch.manual_seed(3)
+        made.round()
+    for weight, expected in zip(hand.weights, loop.weights, strict=True):
+        torch.testing.assert_close(weight, expected, rtol=1e-4, atol=1e-6)
+    drops = Hand(replace(work, options={**options, "dropout": 0.5}), *tensors)
+    drops.round()
+    assert all(weight.isfinite().all() for weight in drops.weights)
+
+
 @pytest.mark.parametrize("tasks", [1, 2])
 def test_the_loop_is_federated_averaging(tmp_path: Path, tasks: int) -> None:
     """Its new weights are the mean of the clients' own SGD runs, done again here by the formulas; twice in a row."""
@@ -350,7 +371,7 @@ def test_engines_are_chosen_by_name_or_given_as_options() -> None:
         ENGINES["loop"],
     ]
     for unknown in ("lop", "loop --schedule.batch_size 2"):
-        with pytest.raises(ConfigError, match=r"loop, cfl, cfl-k1.*cfl --some.option value") as caught:
+        with pytest.raises(ConfigError, match=r"loop, hand, cfl, cfl-k1.*cfl --some.option value") as caught:
             chosen_engines(f"cfl,{unknown}")
         assert (caught.value.key, caught.value.value) == ("ENGINES", unknown)
 
@@ -555,8 +576,12 @@ def test_a_dead_process_stops_nobody_else(dies_in: int) -> None:
 
 
 def test_pace_hides_no_fast_path() -> None:
-    """An engine leaves gradients where a callback looks at them, and is slower for it."""
-    hooks = ("on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
+    """Engines leave gradients where a callback looks at them, and Lightning runs single steps where one has a hook of
+    them: both are slower."""
+    hooks = (
+        *("on_after_backward", "on_before_optimizer_step", "on_before_zero_grad"),
+        *("on_train_batch_start", "on_train_batch_end", "on_before_backward"),
+    )
     assert not [hook for hook in hooks if is_overridden(hook, Pace(0), Callback)]
 
 

@@ -14,7 +14,7 @@ from cfl.runtime.errors import ConfigError, EngineCannot
 _log = logging.getLogger(__name__)
 
 TRAINER_SECONDS = 6e-4
-"""What Lightning's loop and the callbacks take per training step, whatever its size; measured, see
+"""What Lightning's loop and the callbacks take each time that they run local steps, whatever these are; measured, see
 docs/performance.md. It makes the difference between widths whose arithmetic is alike."""
 
 SHARE_OF_RUN = 0.02
@@ -56,6 +56,7 @@ def probe(
     trial_of: Callable[[EngineChoice], Trial],
     client_steps: int,
     clock: Callable[[], float] = time.perf_counter,
+    steps_in_one_go: int = 1,
 ) -> list[Measured]:
     """Try choices until the time set aside is used up; the best are tried again. What fails is no choice.
 
@@ -64,6 +65,7 @@ def probe(
         trial_of: builds the trial of a choice.
         client_steps: local steps of all clients in the whole run.
         clock: seconds.
+        steps_in_one_go: local steps of a cohort that Lightning runs at a time.
 
     Returns:
         What was tried, the fastest first.
@@ -78,7 +80,7 @@ def probe(
 
     def measure(choice: EngineChoice, steps: int) -> None:
         seconds = trials[choice](steps)
-        cost = (seconds + TRAINER_SECONDS) / choice.width
+        cost = (seconds + TRAINER_SECONDS / steps_in_one_go) / choice.width
         best[choice] = min(best.get(choice, float("inf")), cost)
 
     def budget() -> float:

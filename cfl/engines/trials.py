@@ -42,6 +42,10 @@ class Trials:
         optimizer_of: the clients' optimizer for a cohort's parameters.
         fused_sgd: see :class:`cfl.engines.base.StepContext`.
         by_hand: see :class:`cfl.engines.workers.WorkerEngine`.
+
+    Attributes:
+        client_steps_of_run: local steps of all clients that are still to come.
+        most_steps: local steps of the round's largest client.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class Trials:
         held = data.trained_in(plan)
         steps = sum(local_steps(len(held[client]), data.schedule) for client in plan.clients)
         self.client_steps_of_run = steps * (data.num_rounds - round)
+        self.most_steps = local_steps(max(sizes.values()), data.schedule)
 
     def of(self, choice: EngineChoice) -> Trial:
         """Steps of the round's largest clients, from the global model on."""

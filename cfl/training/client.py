@@ -159,6 +159,7 @@ class Client(LightningModule):
         """Allocate the stacked clients and give them one elementwise optimizer."""
         federation = self.require_federation()
         watched = partial(gradients_are_watched, self.trainer)
+        blocks = not steps_are_watched(self.trainer, self, Client)
         chosen = choose_engine(
             self.engine_options,
             federation,
@@ -168,11 +169,11 @@ class Client(LightningModule):
             self._optimizer_of,
             watched,
             self._resumed_choice,
+            blocks,
         )
         self.engine_choice, self.engine_trials = chosen.choice, chosen.trials
         engine = chosen_engine(chosen, self.engine_options, federation, self.input_shape, self._objective)
         precision, width = self.engine_options.matmul_precision, self.engine_choice.width
-        blocks = not steps_are_watched(self.trainer, self, Client)
         self.work = LocalWork(federation, engine, width, self._objective, self.seed, precision, watched, blocks)
         trials = chosen.trials
         seconds = trials[0].seconds_per_client_step * width if blocks and trials else math.inf

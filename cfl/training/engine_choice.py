@@ -40,6 +40,7 @@ def choose_engine(
     optimizer_of: Callable[[Iterable[nn.Parameter]], Optimizer],
     watched: Callable[[], bool],
     resumed: dict[str, Any] | None = None,
+    blocks: bool = False,
 ) -> Chosen:
     """What the settings say, the checkpoint's choice, or the fastest in a short trial on the next round's data.
 
@@ -52,6 +53,7 @@ def choose_engine(
         optimizer_of: the clients' optimizer for a cohort's parameters.
         watched: see :func:`step_at_once`.
         resumed: what a checkpoint says of its run's choice.
+        blocks: whether local steps are taken several in one go.
     """
     data, network = federation.data, federation.network
     by_hand = objective.of_logits
@@ -76,7 +78,8 @@ def choose_engine(
     next_round = min(federation.round, data.num_rounds - 1)
     fused_sgd = partial(step_at_once, methods=cast(Composition, federation.methods), engine=None, watched=watched)
     trials = Trials(data, next_round, network, input_shape, options, optimizer_of, fused_sgd, by_hand)
-    measured = probe(open_choices, trials.of, trials.client_steps_of_run)
+    in_one_go = trials.most_steps if blocks else 1
+    measured = probe(open_choices, trials.of, trials.client_steps_of_run, steps_in_one_go=in_one_go)
     return Chosen(distributed.from_first(measured[0].choice), measured)
 
 

@@ -47,7 +47,8 @@ def ops_of(network: Any) -> list[Op]:
     ops.append(("flat",))
     for layer in hidden:
         ops += [("linear", *weights(layer)), ("relu",), ("drop", next(rates))]
-    return [*ops, ("linear", *weights(network.head))]
+    ops.append(("linear", *weights(network.head)))
+    return [op for op in ops if op[0] != "drop" or op[1] > 0]
 
 
 class Worker:

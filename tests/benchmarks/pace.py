@@ -35,7 +35,7 @@ class Pace(Callback):
         self._report: Report = {}
         self._started: float | None = None
         self._ended: float | None = None
-        self._step_seconds = 0.0
+        self._step_seconds = self._collect_seconds = 0.0
         self._backward_started: float | None = None
         self._bytes = (0, 0)
         self._task_end = [0.0, 0.0]
@@ -101,21 +101,36 @@ class Pace(Callback):
         method.end_task = timed_end_task
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measure forward and backward passes and the optimizer's steps."""
+        """Measure forward and backward passes and the optimizer's steps.
+
+        A block of steps collects from clients that have finished, which is none of it.
+        """
         strategy: Any = trainer.strategy
-        training_step, backward = strategy.training_step, strategy.backward
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        work: Any = pl_module.work
+        training_step, backward, collect = strategy.training_step, strategy.backward, work.collect
 
         @wraps(training_step)
         def timed_training_step(*args: Any, **kwargs: Any) -> Any:
-            started = time.perf_counter()
+            started, collected = time.perf_counter(), self._collect_seconds
             result = training_step(*args, **kwargs)
-            self._step_seconds += time.perf_counter() - started
+            self._step_seconds += time.perf_counter() - started - (self._collect_seconds - collected)
             return result
 
         @wraps(backward)
         def timed_backward(*args: Any, **kwargs: Any) -> Any:
-            self._backward_started = time.perf_counter()
+            if data.steps_per_block == 1:  # else the block has seen to it
+                self._backward_started = time.perf_counter()
             return backward(*args, **kwargs)
+
+        @wraps(collect)
+        def timed_collect(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            result = collect(*args, **kwargs)
+            self._collect_seconds += time.perf_counter() - started
+            return result
+
+        work.collect = timed_collect
 
         def after_step(*_: Any) -> None:
             if self._backward_started is not None:  # the methods' work on gradients lies between the two
