@@ -159,9 +159,9 @@ def _worker_choices(
 
     def threads_for(jobs: int) -> list[int]:
         """One client at a time may be faster with several math threads, unless the user said how many workers."""
-        fused_sgd = min(threads, jobs)
+        at_once = min(threads, jobs)
         with_all = options.workers is None and torch.get_num_threads() > 1
-        return [1, 0] if fused_sgd == 1 and with_all else [fused_sgd]
+        return [1, 0] if at_once == 1 and with_all else [at_once]
 
     if options.stack in (None, 1):
         widths = [threads * n for n in (4, 8, 2, 1)] if width is None else [width]

@@ -145,8 +145,8 @@ class FileRows:
         """
         if count * self._row_bytes == 0:
             return torch.empty((count, self.width), dtype=self.dtype)
-        for start in range(0, count, fused_sgd := max(1, _CHECKED_BYTES // self._row_bytes)):
-            self.read(np.arange(start, min(start + fused_sgd, count)))  # not through the mapping, which stays in memory
+        for start in range(0, count, at_once := max(1, _CHECKED_BYTES // self._row_bytes)):
+            self.read(np.arange(start, min(start + at_once, count)))  # not through the mapping, which stays in memory
         mapped = mmap.mmap(self._file.fileno(), count * self._row_bytes)
         return torch.frombuffer(mapped, dtype=self.dtype).view(count, self.width)
 

@@ -14,8 +14,8 @@ def networks_for_threads(network: nn.Module, jobs: int) -> list[nn.Module]:
     Hooks and modes belong to a module, so threads that watch layers or give them other tensors must not share one. On
     a CPU there is a module per math thread, but not more than jobs; elsewhere, and for one thread, the network itself.
     """
-    fused_sgd = min(torch.get_num_threads(), jobs) if next(network.parameters()).device.type == "cpu" else 1
-    if fused_sgd <= 1:
+    at_once = min(torch.get_num_threads(), jobs) if next(network.parameters()).device.type == "cpu" else 1
+    if at_once <= 1:
         return [network]
     tensors = {id(t): t for t in (*network.parameters(), *network.buffers())}
-    return [copy.deepcopy(network, dict(tensors)) for _ in range(fused_sgd)]
+    return [copy.deepcopy(network, dict(tensors)) for _ in range(at_once)]

@@ -255,8 +255,9 @@ class Client(LightningModule):
             super().__setattr__(name, value)
 
     def on_fit_end(self) -> None:
-        """Give the engine's threads back."""
+        """Give the engine's threads back; the data's loaders yield single steps again."""
         self.require_work().engine.close()
+        self.require_federation().data.steps_per_block = 1
 
     # Evaluation: the global model, or every client's own.
 

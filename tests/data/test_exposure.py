@@ -193,11 +193,11 @@ def test_clocks_differ_more_where_all_classes_are_dealt_at_once() -> None:
         of = [(p, data.global_index.tasks(torch.tensor(data.trained_on(p)[c]))) for p in range(3) for c in range(4)]
         return sum(int((tasks != p).sum()) for p, tasks in of) / sum(len(tasks) for _, tasks in of)
 
-    apart, fused_sgd = [], []
+    apart, at_once = [], []
     for seed in range(4):
         apart.append(elsewhere(asynchronous(seed=seed)))
-        fused_sgd.append(elsewhere(asynchronous(seed=seed, repartition=False)))
-    assert sum(fused_sgd) > sum(apart)
+        at_once.append(elsewhere(asynchronous(seed=seed, repartition=False)))
+    assert sum(at_once) > sum(apart)
     stream, lacking = split(3, classes=6, train=120), Dirichlet(0.1, 10)
     data = tiny_data(stream, exposure="asynchronous", partition=lacking, repartition=False)
     assert min(len(data.indices[task][client]) for task in range(3) for client in range(4)) == 0

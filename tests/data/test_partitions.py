@@ -298,12 +298,12 @@ def test_exact_number_of_classes_evenly_spread(num_clients: int, n: int) -> None
         assert positive.max() - positive.min() <= 1
 
 
-@pytest.mark.parametrize("fused_sgd", [1, 70, 1 << 20])
+@pytest.mark.parametrize("at_once", [1, 70, 1 << 20])
 @pytest.mark.parametrize(("total", "n"), [(10, 2), (10, 3), (10, 4), (10, 10), (7, 3), (6, 4), (1, 1), (97, 2)])
 def test_clients_choose_as_if_one_after_another(
-    total: int, n: int, fused_sgd: int, monkeypatch: pytest.MonkeyPatch
+    total: int, n: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(classes_per_client, "_DRAWS_AT_ONCE", fused_sgd)
+    monkeypatch.setattr(classes_per_client, "_DRAWS_AT_ONCE", at_once)
     for clients in (1, 4, 5, 23, 100):
         generator, holders, expected = rng(clients), np.zeros(total), []
         for _ in range(clients):

@@ -73,9 +73,9 @@ class ClassesPerClient(Partition):
         # After a block of clients all classes have equally many holders again, whoever chose what: client i of every
         # block can choose at the same time.
         block = total // math.gcd(total, self.num_classes)
-        fused_sgd = block * max(1, _DRAWS_AT_ONCE // (block * total))
-        for first in range(0, num_clients, fused_sgd):
-            draws = rng.random((min(fused_sgd, num_clients - first), total))
+        at_once = block * max(1, _DRAWS_AT_ONCE // (block * total))
+        for first in range(0, num_clients, at_once):
+            draws = rng.random((min(at_once, num_clients - first), total))
             before = np.arange(first, first + len(draws), block) * self.num_classes // total
             num_holders = np.repeat(before[:, None].astype(float), total, axis=1)
             for i in range(min(block, len(draws))):

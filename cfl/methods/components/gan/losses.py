@@ -91,12 +91,12 @@ class Generation(nn.Module):
 
     Args:
         network: the architecture; its own generator is not used.
-        fused_sgd: images generated together, which bounds memory.
+        at_once: images generated together, which bounds memory.
     """
 
-    def __init__(self, network: ACGAN, fused_sgd: int = 512) -> None:
+    def __init__(self, network: ACGAN, at_once: int = 512) -> None:
         super().__init__()
-        self.network, self.fused_sgd = network, fused_sgd
+        self.network, self.at_once = network, at_once
 
     def forward(self, noise: Tensor, y: Tensor) -> Tensor:
         """``network.generate``, so that ``functional_call`` can put parameters in."""
@@ -112,7 +112,7 @@ class Generation(nn.Module):
             y: int64.
         """
         tensors = {f"network.{name}": tensor for name, tensor in parameters.items()}
-        parts = zip(noise.flatten(0, -2).split(self.fused_sgd), y.flatten().split(self.fused_sgd), strict=True)
+        parts = zip(noise.flatten(0, -2).split(self.at_once), y.flatten().split(self.at_once), strict=True)
         dtype = next(iter(parameters.values())).dtype
         with self.network.generating():
             made = [functional_call(self, tensors, (z.to(dtype), c)) for z, c in parts]

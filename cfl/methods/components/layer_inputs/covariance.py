@@ -125,8 +125,8 @@ def _image_lines(layer: nn.Conv2d, x: Tensor) -> list[Tensor]:
     images = F.pad(x.reshape(-1, *x.shape[-3:]), conv_padding(layer))
     extent = layer.dilation[1] * (layer.kernel_size[1] - 1) + 1
     windows = images.unfold(3, extent, layer.stride[1])[..., :: layer.dilation[1]].permute(2, 0, 3, 1, 4)
-    fused_sgd = max(1, _MAX_ROWS // (windows.shape[0] * windows.shape[2]))
-    return [part.double().flatten(3).flatten(1, 2) for part in windows.split(fused_sgd, 1)]
+    at_once = max(1, _MAX_ROWS // (windows.shape[0] * windows.shape[2]))
+    return [part.double().flatten(3).flatten(1, 2) for part in windows.split(at_once, 1)]
 
 
 def _strips(d: int) -> list[slice]:
