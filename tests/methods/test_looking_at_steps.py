@@ -371,7 +371,7 @@ def test_steps_recorded_with_methods_are_the_steps(
         ("sample_loss", lambda logits: logits.mean(-1), r"sample_loss has shape \[\d+\], not \[\]"),
         ("sample_loss", lambda logits: logits.mean().view(1), r"sample_loss has shape \[1\], not \[\]"),
         ("sample_loss", lambda logits: None, r"sample_loss is None, not a tensor of shape \[\]"),
-        ("sample_weights", lambda logits: logits.mean(), r"weigh has shape \[\], not \[\d+\]"),
+        ("sample_weights", lambda logits: logits.mean(), r"sample_weights has shape \[\], not \[\d+\]"),
     ],
 )
 def test_a_loss_of_another_shape_is_refused_by_its_methods_name(
