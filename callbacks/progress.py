@@ -26,6 +26,7 @@ def clock(seconds: float) -> str:
 class RoundProgress(Callback):
     """Task, round, clients done, loss, last ACC and time left: a live line on a terminal, plain lines elsewhere.
 
+    Tasks and rounds count from 0, as in the run folder's files: ``task 2/9`` is the third of ten.
     Evaluations that take longer than the time between two lines say how far they are. Of several processes the first
     shows the line. During a round, clients and loss are those of its own share.
 
@@ -113,8 +114,8 @@ class RoundProgress(Callback):
         self._evaluation_shown_at = time.perf_counter()  # apart from the rounds' lines, which are due nevertheless
         federation = federation_of(pl_module)
         done, rounds = federation.round, federation.schedule.num_rounds
-        when = f"after round {done}/{rounds}" if done else "before training"
-        self._print(f"evaluating task {dataloader_idx + 1}/{federation.data.stream.num_tasks}  {when}")
+        when = f"after {done} of {rounds} rounds" if done else "before training"
+        self._print(f"evaluating task {dataloader_idx}/{federation.data.stream.num_tasks - 1}  {when}")
 
     on_test_start = on_validation_start
     on_test_batch_end = on_validation_batch_end
@@ -135,7 +136,7 @@ class RoundProgress(Callback):
         name = federation.measure.mean_label
         acc = "-" if self._acc is None else f"{self._acc:.2f}"
         return (
-            f"task {plan.task + 1}/{federation.data.num_tasks}  round {plan.round_in_task + 1}/{rounds}  "
+            f"task {plan.task}/{federation.data.num_tasks - 1}  round {plan.round_in_task}/{rounds - 1}  "
             f"clients {self._done}/{self._clients}  loss {client.mean_loss:.4f}  last {name} {acc}  left {left}"
         )
 

@@ -22,7 +22,6 @@ def check_method(make: Callable[[], Method], *, skip: Collection[str] = (), proc
 
     - ``width``: how many clients are trained side by side changes no number;
     - ``engines``: ``vmap`` and ``workers`` agree;
-    - ``blocks``: local steps that are taken several in one go give the same bits as single ones;
     - ``resuming``: a run that goes on from a checkpoint ends bit for bit like one that was not interrupted;
     - ``state``: a fresh method that loads ``state_dict`` has the same state and report;
     - ``effect``: it ends elsewhere than federated averaging;

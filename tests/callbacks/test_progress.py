@@ -25,7 +25,7 @@ LINE = re.compile(
     r"task (\d+)/(\d+)  round (\d+)/(\d+)  clients (\d+)/(\d+)  loss (\d+\.\d{4})  last ACC (-|\d+\.\d\d)  left (\S+)"
 )
 
-EVALUATING = re.compile(r"evaluating task (\d+)/(\d+)  (?:before training|after round (\d+)/\d+)")
+EVALUATING = re.compile(r"evaluating task (\d+)/(\d+)  (?:before training|after (\d+) of \d+ rounds)")
 
 
 def progress_lines(text: str) -> list[tuple[str, ...]]:
@@ -39,7 +39,7 @@ def test_plain_lines_tell_what_the_table_tells(tmp_path: Path, capsys: pytest.Ca
     expected, acc = [], "-"
     for row in tiny_cli.rows(tmp_path / "rounds.csv"):
         acc = f"{float(row['acc']):.2f}" if row["acc"] else acc
-        place = (str(int(row["task"]) + 1), "2", str(int(row["round_in_task"]) + 1), "3")
+        place = (row["task"], "1", row["round_in_task"], "2")
         expected.append((*place, "2", "2", f"{float(row['loss']):.4f}", acc))
     assert [fields[:-1] for fields in progress_lines(capsys.readouterr().out)] == expected
 
@@ -48,7 +48,7 @@ def test_by_default_only_task_ends_are_shown_in_a_short_run(tmp_path: Path, caps
     """Plain lines come every ten seconds, so that a log file stays readable."""
     assert tiny_cli.fit(tmp_path) == 0
     lines = progress_lines(capsys.readouterr().out)
-    assert [(fields[0], fields[2]) for fields in lines] == [("1", "3"), ("2", "3")]
+    assert [(fields[0], fields[2]) for fields in lines] == [("0", "2"), ("1", "2")]
 
 
 def test_progress_can_be_turned_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,7 +76,7 @@ def test_time_left_is_rounds_left_times_mean_time_of_a_round(
     assert tiny_cli.run("fit", "--ckpt_path", str(tmp_path / "last.ckpt")) == 0
     lines = progress_lines(capsys.readouterr().out)
     assert [(fields[2], fields[-1]) for fields in lines] == [
-        (number, left) for number, left in (("3", "2:00"), ("1", "1:20"), ("2", "0:40"), ("3", "0:00"))
+        (number, left) for number, left in (("2", "2:00"), ("0", "1:20"), ("1", "0:40"), ("2", "0:00"))
     ]
 
 
@@ -96,18 +96,18 @@ def test_a_long_evaluation_says_how_far_it_is(
     assert tiny_cli.fit(tmp_path, "--data.eval_batch_size", "20", "--schedule.evaluate_every", "2") == 0
     out = capsys.readouterr().out
     found = [line for line in out.splitlines() if line.startswith("evaluating")]
-    places = ["before training", *(f"after round {round}/6" for round in (2, 3, 5, 6))]
-    assert found == [f"evaluating task {task}/2  {place}" for place in places for task in (1, 2)]
-    assert [fields[:4:2] for fields in progress_lines(out)] == [("1", "2"), ("1", "3"), ("2", "2"), ("2", "3")]
+    places = ["before training", *(f"after {rounds} of 6 rounds" for rounds in (2, 3, 5, 6))]
+    assert found == [f"evaluating task {task}/1  {place}" for place in places for task in (0, 1)]
+    assert [fields[:4:2] for fields in progress_lines(out)] == [("0", "1"), ("0", "2"), ("1", "1"), ("1", "2")]
     monkeypatch.setattr(Client, "test_step", slow)
     for command in ("validate", "test"):
         assert tiny_cli.run(command, "--ckpt_path", str(tmp_path / "last.ckpt")) == 0
         out = capsys.readouterr().out
-        assert out.splitlines()[:2] == [f"evaluating task {task}/2  after round 6/6" for task in (1, 2)]
+        assert out.splitlines()[:2] == [f"evaluating task {task}/1  after 6 of 6 rounds" for task in (0, 1)]
     of_four = ("--data.stream.num_tasks", "4", "--data.sequences", "RandomTasks", "--data.sequences.count", "2")
     assert tiny_cli.fit(tmp_path / "own", "--data.eval_batch_size", "20", *of_four) == 0
     out = capsys.readouterr().out
-    assert out.splitlines()[:4] == [f"evaluating task {task}/4  before training" for task in (1, 2, 3, 4)]
+    assert out.splitlines()[:4] == [f"evaluating task {task}/3  before training" for task in (0, 1, 2, 3)]
 
 
 @pytest.mark.parametrize(
@@ -203,11 +203,11 @@ def test_terminal_has_one_live_line(tmp_path: Path, terminal: Terminal) -> None:
     after = {int(EVALUATING.fullmatch(line)[3]) for line in every - shown}  # type: ignore[index]
     assert after == {3, 6}
     rounds = {LINE.fullmatch(line).groups()[:3:2] for line in shown}  # type: ignore[union-attr]
-    assert rounds == {(str(task), str(round)) for task in (1, 2) for round in (1, 2, 3)}
+    assert rounds == {(str(task), str(round)) for task in (0, 1) for round in (0, 1, 2)}
     partial = [LINE.fullmatch(line).groups()[4:6] for line in shown]  # type: ignore[union-attr]
     assert ("2", "2") in partial
     ends = terminal.seen[-1]
-    assert [LINE.fullmatch(line).groups()[:3:2] for line in ends] == [("1", "3"), ("2", "3")]  # type: ignore[union-attr]
+    assert [LINE.fullmatch(line).groups()[:3:2] for line in ends] == [("0", "2"), ("1", "2")]  # type: ignore[union-attr]
     assert terminal.cursor
 
 

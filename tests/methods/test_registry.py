@@ -34,7 +34,7 @@ from cfl.testing import PROPERTIES
 from cfl.testing.comparing import distance
 from cfl.testing.method_case import MethodCase
 from cfl.testing.method_declarations import scenario_is_as_declared
-from cfl.testing.method_numbers import devices_agree
+from cfl.testing.method_numbers import blocks_agree, devices_agree
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "methods"
 
@@ -184,6 +184,11 @@ def test_every_method_is_known_here_and_by_its_short_name() -> None:
 def test_what_holds_for_every_method(name: str, prop: str) -> None:
     """Width, engines, resuming, effect, reduction, declarations, reports, ...: :func:`cfl.testing.check_method`."""
     PROPERTIES[prop](CASES[name])
+
+
+@each_method
+def test_blocks_of_local_steps_change_no_bit(name: str) -> None:
+    blocks_agree(CASES[name])
 
 
 @each_method

@@ -315,9 +315,9 @@ WRONG: list[tuple[str, type[Method], dict[str, Any], str]] = [
         "reduction",
         NotQuiteNeutral,
         {"reduces_to_fedavg": partial(NotQuiteNeutral, 0.0)},
-        r"^reduction: NotQuiteNeutral .* is not federated averaging: after round 1 of 4, [\w.]+ differs by \d",
+        r"^reduction: NotQuiteNeutral .* is not federated averaging: after round 0 of 4, [\w.]+ differs by \d",
     ),
-    ("first task", Decays, {"fedavg_in_first_task": True}, r"^first task: Decays is said .* but after round 1 of 2, "),
+    ("first task", Decays, {"fedavg_in_first_task": True}, r"^first task: Decays is said .* but after round 0 of 2, "),
     (
         "first task",
         DoesNothing,
