@@ -17,8 +17,9 @@ if sys.argv[:1] == ["-m"] and sys.path[:1] == [os.getcwd()] != [os.path.dirname(
 # whose cores are also used by others, spinning made small networks several times slower. A value of the user's stands.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from cfl.runtime import torchvision_ops  # before anything that imports torchvision: see the module
+from cfl.runtime import quick_torchmetrics, torchvision_ops  # before anything that imports these two: see the modules
 
 torchvision_ops.declare_when_imported()
+quick_torchmetrics.serve_when_imported()
 
 __version__ = "0.1.0"
