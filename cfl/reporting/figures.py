@@ -416,7 +416,7 @@ def save(figure: Figure, path: Path) -> Path:
     """Write ``figure`` to ``path`` in the format of its suffix, 150 dots per inch; folders are made as needed."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150, bbox_inches="tight", pad_inches=0.1)
+    figure.savefig(path, dpi=150)
     return path
 
 
