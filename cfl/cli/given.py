@@ -13,7 +13,7 @@ class Given(NamedTuple):
     """One value that was given.
 
     Attributes:
-        key: dotted, without ``init_args`` and ``class_path``: that of a class's options, or the class itself.
+        key: dotted, without ``init_args`` and ``class_path``: of an option, or of a class, whose value is its name.
         value: as it was given.
         file: the configuration file that holds it; None where it was on the command line.
     """
@@ -27,10 +27,10 @@ def in_content(content: Any, file: str | None = None, key: str = "") -> Iterator
     """What a configuration or a part of it says, in order; of lists, what each of its items does, too."""
     if isinstance(content, Mapping):
         for name, inner in content.items():
-            plain = [part for part in str(name).split(".") if part not in ("init_args", "class_path")]
-            yield from in_content(inner, file, ".".join([*([key] if key else []), *plain]))
+            yield from in_content(inner, file, f"{key}.{name}")
         return
-    yield Given(key, content, file)
+    parts = [part for part in key.split(".") if part not in ("", "init_args", "class_path")]
+    yield Given(".".join(parts), content, file)
     for item in content if isinstance(content, list) else ():
         if isinstance(item, Mapping):
             yield from in_content(item, file, key)
@@ -43,7 +43,14 @@ def on_command_line(words: Sequence[str]) -> Iterator[Given]:
             content = yaml.safe_load(value)
         except yaml.YAMLError:
             content = value
-        yield from in_content({option: content if isinstance(content, Mapping) else value})
+        content = content if isinstance(content, Mapping) else value
+        yield from in_content(content, key="" if option in ("config", "c") else option)
+
+
+def value_of(key: str, given: Sequence[Given]) -> Given:
+    """What was given for a key last; of a mapping, all that was given for what is in it."""
+    below = {one.key.removeprefix(f"{key}."): one.value for one in given if one.key.startswith(f"{key}.")}
+    return next((one for one in reversed(given) if one.key == key), Given(key, below or None))
 
 
 def options_in(words: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -6,11 +6,11 @@ The parser would take such a value and drop it without a word.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import zip_longest
 from typing import Any
 
 import yaml
 
+from cfl.cli.given import options_in
 from cfl.runtime.errors import ConfigError
 
 FOLLOWING = {
@@ -53,11 +53,7 @@ def check_content(content: Mapping[str, Any], groups: Collection[str] = ()) -> N
 
 def check_words(words: Sequence[str]) -> None:
     """The same of a command line's options, ``--model.seed 3`` as ``--model '{"seed": 3}'``."""
-    for word, following in zip_longest(words, words[1:], fillvalue=""):
-        option, equals, value = word.partition("=")
-        if not option.startswith("--"):
-            continue
-        key, value = option.removeprefix("--"), value if equals else following
+    for key, value in options_in(words):
         _check(key, value)
         if any(target.startswith(f"{key}.") for target in _SOURCES):
             content = _mapping(value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -18,8 +18,9 @@ from jsonargparse import ArgumentParser
 from torch import Tensor
 from torch.optim import Optimizer
 
-from cfl.cli.given import Given
+from cfl.cli.given import Given, value_of
 from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING
+from cfl.runtime.class_paths import PACKAGE
 from cfl.runtime.command_line import ALLOW
 from cfl.training.client import ELEMENTWISE_OPTIMIZERS
 
@@ -27,7 +28,7 @@ _KEY = re.compile(r'Parser key "([^"]+)"')
 _UNKNOWN = re.compile(r"(?:Group '([\w.]+)')?.*?(?:[Oo]ption '|unrecognized arguments: --)([\w.]+)")
 _LACKING = re.compile(r"the following arguments are required: (\w+)(.*)")
 _DENIED = re.compile(r"Importing '\S+' is not allowed, denied by the '(\S+)' entry")
-_WORDS = {NoneType: "null", int: "an integer", float: "a number", bool: "true or false", str: "text", dict: "a mapping"}
+_WORDS = {NoneType: "null", int: "an integer", float: "a number", bool: "true or false", str: "text"}
 _LOGGER = "--trainer.logger CSVLogger --trainer.logger.save_dir . (the run folder)"
 _BY_HAND = {
     "methods": "names with classes, e.g. --methods.fot FOT",
@@ -91,13 +92,10 @@ def sentence(refused: Refusal, given: Sequence[Given]) -> str:
         refused: what the outermost parser refuses.
         given: all that was said to it.
     """
-    key, what, valid = refused.key, refused.what, refused.valid
+    key, what, valid = FOLLOWING.get(refused.key, refused.key), refused.what, refused.valid
     if key.startswith("methods"):
         key = _with_name(refused, given)
-    key = next(
-        (source + key.removeprefix(target) for target, source in FOLLOWING.items() if key.startswith(target)), key
-    )
-    said = next((one for one in reversed(given) if one.key == key), Given(key, None))
+    said = value_of(key, given)
     if refused.owner == "Method":
         said, what, valid = Given(key, NO_CLASS), "wrong", _BY_HAND["methods"]
     file = f" (in {said.file})" if said.file else ""
@@ -116,16 +114,18 @@ def _with_name(refused: Refusal, given: Sequence[Given]) -> str:
     if not said:
         return refused.key
     if refused.owner == "Method":  # options of a name for which no class was given
-        return "methods." + next(name for name in (key.partition(".")[0] for key in said) if name not in classes)
-    if not option:
+        names = [name for name in (key.partition(".")[0] for key in said) if name not in classes]
+        names, option = names or [name for name in classes if f"{name}.{option}" in said], ""
+    elif not option:
         names = [name for name in classes if said[name] in refused.text]
     elif refused.what == "missing":
         above, needing = option.rpartition(".")[0], refused.valid.partition(" ")[0]
         names = [name for name in classes if f"{name}.{option}" not in said]
         names = [name for name in names if said.get(f"{name}.{above}".strip("."), "").endswith(needing)]
     else:
-        names = [name for name, of in classes.items() if of == refused.owner and f"{name}.{option}" in said]
-        names = [name for name in names if said[f"{name}.{option}"] in refused.text] or names
+        values = {name: value_of(f"methods.{name}.{option}", given).value for name in classes}
+        names = [name for name, of in classes.items() if of == refused.owner and values[name] is not None]
+        names = [name for name in names if str(values[name]) in refused.text] or names
     return ".".join(filter(None, ("methods", names[0] if names else "<name>", option)))
 
 
@@ -157,16 +157,18 @@ def _in_words(kind: Any) -> Iterator[str]:
         yield _WORDS[origin]
     elif origin is Callable:
         yield from _in_words(arguments[-1])
-    elif inspect.isclass(origin) and issubclass(origin, Sequence):
-        yield "a list"
-    elif inspect.isclass(origin) and not issubclass(origin, Tensor) and (names := _class_names(origin)):
-        yield f"one of {', '.join(sorted(names))}"
+    elif inspect.isclass(origin) and issubclass(origin, Sequence | Mapping):
+        each = list(dict.fromkeys(_in_words(arguments[-1]))) if arguments else []
+        yield ("a mapping" if issubclass(origin, Mapping) else "a list") + f" (each {' or '.join(each)})" * bool(each)
+    elif origin is Optimizer:
+        yield f"one of {', '.join(sorted(ELEMENTWISE_OPTIMIZERS))}"
+    elif inspect.isclass(origin) and origin is not Tensor:  # whose place nobody's text can take
+        names = sorted(_class_names(origin)) if origin.__module__.startswith(f"{PACKAGE}.") else []
+        yield f"one of {', '.join(names)}" if names else f"a subclass of {origin.__name__}"
 
 
 def _class_names(kind: type) -> set[str]:
     """Short names of the classes of that kind, but for abstract, private and local ones, which nobody can name."""
-    if kind is Optimizer:
-        return set(ELEMENTWISE_OPTIMIZERS)
     children: list[type] = kind.__subclasses__()
     named = {one.__name__ for one in children if not inspect.isabstract(one) and one.__qualname__ == one.__name__}
     return {name for name in named if not name.startswith("_")}.union(*map(_class_names, children))

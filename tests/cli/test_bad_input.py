@@ -18,9 +18,9 @@ from support.tiny import fit, tiny_client, tiny_data, tiny_trainer
 
 from cfl.callbacks import FederatedOrchestrator, RoundCheckpoint, RoundProgress
 from cfl.callbacks.trainer_checks import _BREAKING, check_trainer
+from cfl.cli.given import on_command_line
 from cfl.cli.linked_defaults import check_words
 from cfl.cli.main import main
-from cfl.cli.given import on_command_line
 from cfl.data.sources import Arrays
 from cfl.data.streams import ClassSplit
 from cfl.engines import EngineOptions
@@ -139,7 +139,10 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     # Types.
     "text for a number": (("--data.num_clients", "many"), ("data.num_clients = 'many'", "an integer")),
-    "text for a list": (("--model.network.hidden", "wide"), ("model.network.hidden = 'wide'", "a list or null")),
+    "text for a list": (
+        ("--model.network.hidden", "wide"),
+        ("model.network.hidden = 'wide'", "a list (each an integer) or null"),
+    ),
     "text for an optimizer's number": (
         ("--model.optimizer.lr", "abc"),
         ("model.optimizer.lr = 'abc'", "a number"),
