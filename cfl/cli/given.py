@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+
+_FILES = (".yaml", ".yml", ".json")
 
 
 class Given(NamedTuple):
@@ -37,25 +40,30 @@ def in_content(content: Any, file: str | None = None, key: str = "") -> Iterator
 
 
 def on_command_line(words: Sequence[str]) -> Iterator[Given]:
-    """What the options of a command line say, in order."""
-    for option, value in options_in(words):
-        try:
-            content = yaml.safe_load(value)
-        except yaml.YAMLError:
-            content = value
-        content = content if isinstance(content, Mapping) else value
-        yield from in_content(content, key="" if option in ("config", "c") else option)
+    """What the options of a command line say, ``--key value`` or ``--key=value``, in order.
+
+    What the files of ``--config`` say is left out: others may have such names, too.
+    """
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
+        option, equals, value = word.partition("=")
+        if option.startswith("--"):
+            key, value = option.removeprefix("--"), value if equals else following
+            if key != "config":
+                yield from in_content(_mapping(value) or value, key=key)
+            elif not value.endswith(_FILES):
+                yield from in_content(_mapping(value) or {})
+
+
+def _mapping(text: str) -> Mapping[str, Any] | None:
+    """A mapping, or what the named file holds if it is one; None for anything else."""
+    try:
+        content = yaml.safe_load(Path(text).read_bytes() if text.endswith(_FILES) else text)
+    except (yaml.YAMLError, OSError, ValueError):  # the parser says it of the option
+        return None
+    return content if isinstance(content, Mapping) else None
 
 
 def value_of(key: str, given: Sequence[Given]) -> Given:
     """What was given for a key last; of a mapping, all that was given for what is in it."""
     below = {one.key.removeprefix(f"{key}."): one.value for one in given if one.key.startswith(f"{key}.")}
     return next((one for one in reversed(given) if one.key == key), Given(key, below or None))
-
-
-def options_in(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Options without their dashes, ``--key value`` or ``--key=value``."""
-    for word, following in zip_longest(words, words[1:], fillvalue=""):
-        option, equals, value = word.partition("=")
-        if option.startswith("--"):
-            yield option.removeprefix("--"), value if equals else following

@@ -18,7 +18,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from cfl.cli.given import in_content, on_command_line
 from cfl.cli.import_policy import require_classes
 from cfl.cli.installed_configs import find_config
-from cfl.cli.linked_defaults import FOLLOWING, check_content, check_words
+from cfl.cli.linked_defaults import FOLLOWING, check_given
 from cfl.cli.refusals import Refusal, refusal, sentence
 from cfl.reporting.experiment import with_moved_classes
 from cfl.runtime.errors import BadUpdate, ConfigError, DamagedFile, DataFilesMissing
@@ -44,7 +44,9 @@ class _ConfigFile(ActionConfigFile):
         if not _is_inline(value):
             value = str(find_config(dest, value))
         content = _content(dest, value)
-        check_content(content, {action.dest.partition(".")[0] for action in parser._actions if "." in action.dest})
+        check_given(
+            in_content(content), {action.dest.partition(".")[0] for action in parser._actions if "." in action.dest}
+        )
         trainer = content.get("trainer")
         more = loggers and isinstance(trainer, Mapping) and _named_classes(trainer.get("logger"))
         if more:
@@ -165,7 +167,7 @@ class Parser(LightningArgumentParser):
         _refused.clear()
         given = args[0] if args else kwargs.pop("args", None)
         _words[:] = map(str, sys.argv[1:] if given is None else given)
-        check_words(_words)
+        check_given(on_command_line(_words))
         found = super().parse_args([with_moved_classes(word) for word in _words], *args[1:], **kwargs)
         require_classes(found.get(found.get("subcommand"), found), copies=FOLLOWING)
         return found
