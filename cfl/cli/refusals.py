@@ -140,7 +140,7 @@ def _valid(parser: ArgumentParser, key: str, text: str, ex: Exception | None) ->
         return f"its options, as those that begin with --{key}. in --help"
     while ex is not None and ex.__cause__ is not None:
         ex = ex.__cause__  # type: ignore[assignment]
-    told = isinstance(ex, AttributeError | ModuleNotFoundError)
+    told = isinstance(ex, AttributeError | ModuleNotFoundError) or "is abstract" in str(ex)
     words = list(dict.fromkeys(_in_words(get_args(kind)[-1] if key == "methods" else kind)))
     return " or ".join(words or [" ".join(str(ex).split())]) + (f" ({ex})" if told and words else "")
 
