@@ -9,6 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from cfl.data.schedule import Schedule
 from cfl.reporting.run_folder import rounds_to
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_numbers
 from cfl.training.access import data_of, federation_of
 
 
@@ -31,8 +32,7 @@ class AccuracyTargets(Callback):
 
     def __init__(self, accuracies: Sequence[float] = (), stop: bool = True) -> None:
         for accuracy in accuracies:
-            if not 0 < accuracy <= 100:
-                raise ConfigError("targets.accuracies", accuracy, "numbers in (0, 100], in percent")
+            check_numbers("targets", "(0, 100]", accuracies=accuracy)
         if len(set(accuracies)) < len(accuracies):
             raise ConfigError("targets.accuracies", list(accuracies), "every accuracy once")
         self.accuracies = tuple(sorted(float(accuracy) for accuracy in accuracies))

@@ -18,7 +18,7 @@ from cfl.callbacks.federated_orchestrator import built_federation
 from cfl.callbacks.run_record import RunRecord
 from cfl.reporting.experiment import config_hash
 from cfl.runtime import distributed
-from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_numbers
 from cfl.runtime.run_files import CHECKPOINT
 from cfl.training.access import federation_of
 
@@ -38,8 +38,7 @@ class RoundCheckpoint(Checkpoint):
     """
 
     def __init__(self, share: float = 0.02, enabled: bool = True) -> None:
-        if not 0 < share <= 1:
-            raise ConfigError("checkpoint.share", share, "a number in (0, 1]")
+        check_numbers("checkpoint", "(0, 1]", share=share)
         self.share, self.enabled = share, enabled
         self._written_at: float | None = None
         self._write_seconds = 0.0

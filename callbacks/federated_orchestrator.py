@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -18,6 +17,7 @@ from cfl.federation.client_states import ClientStates
 from cfl.federation.federation import Federation, state_buffers
 from cfl.federation.server import Server
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_choices, check_numbers
 from cfl.training.access import client_of, data_of, federation_of
 from cfl.training.client import Client
 from cfl.training.local_work import LocalWork
@@ -57,20 +57,12 @@ class FederatedOrchestrator(Callback):
         on_bad_update: Literal["stop", "skip"] = "stop",
         client_state_memory_mb: float | None = 2048,
     ) -> None:
-        for key, value, valid in (
-            ("client_weighting", client_weighting, ("uniform", "samples")),
-            ("batchnorm", batchnorm, ("average", "local", "drop")),
-            ("on_bad_update", on_bad_update, ("stop", "skip")),
-        ):
-            if value not in valid:
-                raise ConfigError(f"federated.{key}", value, f"one of {list(valid)}")
-        if not 0 < server_lr < math.inf:
-            raise ConfigError("federated.server_lr", server_lr, "a number above 0")
-        if not 0 <= server_momentum < 1:
-            raise ConfigError("federated.server_momentum", server_momentum, "a number in [0, 1)")
-        if client_state_memory_mb is not None and not 0 <= client_state_memory_mb < math.inf:
-            allowed = "a number of at least 0, or null for no limit"
-            raise ConfigError("federated.client_state_memory_mb", client_state_memory_mb, allowed)
+        check_choices("federated", ("uniform", "samples"), client_weighting=client_weighting)
+        check_choices("federated", ("average", "local", "drop"), batchnorm=batchnorm)
+        check_choices("federated", ("stop", "skip"), on_bad_update=on_bad_update)
+        check_numbers("federated", "(0, inf)", server_lr=server_lr)
+        check_numbers("federated", "[0, 1)", server_momentum=server_momentum)
+        check_numbers("federated", "[0, inf)", or_null=True, client_state_memory_mb=client_state_memory_mb)
         self.client_weighting = client_weighting
         self.server_lr = server_lr
         self.server_momentum = server_momentum

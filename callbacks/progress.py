@@ -12,7 +12,7 @@ from rich.text import Text
 
 from cfl.data.cohorts import CohortBatch
 from cfl.data.schedule import RoundPlan
-from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_numbers
 from cfl.training.access import client_of, federation_of
 
 
@@ -40,9 +40,7 @@ class RoundProgress(Callback):
     """
 
     def __init__(self, enabled: bool = True, plain_seconds: float = 10.0, live_seconds: float = 0.25) -> None:
-        for key, seconds in (("plain_seconds", plain_seconds), ("live_seconds", live_seconds)):
-            if not seconds >= 0:
-                raise ConfigError(f"progress.{key}", seconds, "a number of at least 0")
+        check_numbers("progress", "[0, inf]", plain_seconds=plain_seconds, live_seconds=live_seconds)
         self.enabled, self.plain_seconds, self.live_seconds = enabled, plain_seconds, live_seconds
         self.console = Console()
         self._live: Live | None = None

@@ -41,6 +41,7 @@ from cfl.reporting.names import is_benchmark_name, is_method_name
 from cfl.runtime import distributed
 from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_integers
 from cfl.runtime.run_files import (
     CHECKPOINT,
     CLIENTS,
@@ -169,8 +170,7 @@ class RunRecord(Callback):
     def __init__(
         self, dir: str | None = None, benchmark: str | None = None, overwrite: bool = False, samples: int = 64
     ) -> None:
-        if samples < 0:
-            raise ConfigError("run.samples", samples, "0 (none) or more")
+        check_integers("run", 0, samples=samples)
         if dir is not None and not dir.strip():
             raise ConfigError("run.dir", dir, "a folder, or null for one of the run's own under runs/")
         if benchmark is not None and not is_benchmark_name(benchmark):

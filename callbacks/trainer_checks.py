@@ -21,6 +21,7 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_numbers
 from cfl.training.strategy import check_strategy
 
 NEVER = 10**9  # epochs between validations that no run reaches
@@ -61,8 +62,7 @@ def check_trainer(trainer: Trainer, data: FederatedDataModule) -> None:
         ("precision", trainer.precision in ("32-true", "bf16-mixed"), True, "32-true or bf16-mixed"),
     ]
     check_evaluation(trainer)
-    if trainer.gradient_clip_val is not None and not trainer.gradient_clip_val >= 0:
-        raise ConfigError("trainer.gradient_clip_val", trainer.gradient_clip_val, "a number of at least 0, or unset")
+    check_numbers("trainer", "[0, inf]", or_null=True, gradient_clip_val=trainer.gradient_clip_val)
     if getattr(trainer, "_val_check_time_interval", None) is not None:
         raise ConfigError("trainer.val_check_interval", "a time", "1.0: schedule.evaluate_every instead")
     for callback in trainer.callbacks:  # type: ignore[attr-defined]

@@ -61,7 +61,7 @@ _PLAIN = ("builtins", "datetime", "pathlib", "torch")
 
 
 def require_classes(config: Any, copies: Collection[str] = ()) -> None:
-    """Refuse a parsed configuration in which a class path leads to anything but a class.
+    """Refuse a parsed configuration in which a class path leads to anything but a class of which objects can be made.
 
     The parser accepts functions that return the right type, and objects that are of it. A function would be called in
     the place of the class, so that its mere name in a file is a call.
@@ -78,8 +78,11 @@ def require_classes(config: Any, copies: Collection[str] = ()) -> None:
             continue
         of = type(value)
         if isinstance(value, str) and key.endswith(".class_path"):
-            if named_class(value) is None:
+            if (found := named_class(value)) is None:
                 raise ConfigError(key.removesuffix(".class_path"), value, "a class; this is none")
+            if lacking := sorted(getattr(found, "__abstractmethods__", ())):
+                valid = f"a class with all it needs; this one lacks {', '.join(lacking)}"
+                raise ConfigError(key.removesuffix(".class_path"), value, valid)
         elif isinstance(value, os.PathLike | Enum):  # the parser's paths can be called
             continue
         elif callable(value) or of.__module__ not in _PLAIN:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -60,7 +59,6 @@ _RESUMED = {
     "validate": "the checkpoint to score, RUN/last.ckpt; last: the one in --run.dir.",
 }
 _RESUMED["test"] = _RESUMED["validate"]
-_ABSTRACT = re.compile(r"Can't instantiate abstract class (\w+) .*abstract methods? (.*)")
 FORMULAS_HELP = "With a[t, i] the accuracy on task i after task t, b[i] before training: " + "; ".join(
     f"{key.upper()}: {formula}" for key, formula in FORMULAS.items()
 )
@@ -155,15 +153,8 @@ class FederatedCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """As Lightning; errors about methods name them as they were typed."""
-        try:
-            with keys_as_typed(self.settled.methods):
-                super().instantiate_classes()
-        except TypeError as error:
-            unfinished = _ABSTRACT.search(str(error))
-            if unfinished is None:
-                raise
-            name, lacking = unfinished[1], unfinished[2].replace("'", "")
-            raise ConfigError("class_path", name, f"a class with all it needs: {name} lacks {lacking}") from error
+        with keys_as_typed(self.settled.methods):
+            super().instantiate_classes()
 
     def _run_subcommand(self, subcommand: str) -> None:
         with keys_as_typed(self.settled.methods):

@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 from cfl.randomness.counter_bits import random_words_at
 from cfl.randomness.generators import seed_for
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_integers
 
 _BITS = 24
 _OFFSET_MASK = (1 << _BITS) - 1
@@ -65,8 +66,7 @@ class CropFlip(Augmentation):
     """
 
     def __init__(self, padding: int = 4, flip: bool = True) -> None:
-        if padding < 0:
-            raise ConfigError("data.augmentation.padding", padding, "an integer of at least 0")
+        check_integers("data.augmentation", 0, padding=padding)
         if padding == 0 and not flip:
             raise ConfigError("data.augmentation.padding", 0, "at least 1 without flip, or data.augmentation null")
         self.padding, self.flip = padding, flip

@@ -20,6 +20,7 @@ from cfl.data.task_handles import TaskRef, unwrap_task
 from cfl.data.types import Task
 from cfl.data.validation import set_aside
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_choices, check_integers, check_numbers
 
 
 class ClientDataAssignment:
@@ -58,10 +59,8 @@ class ClientDataAssignment:
         root: Path,
         seed: int,
     ) -> None:
-        if num_clients < 1:
-            raise ConfigError("data.num_clients", num_clients, "an integer of at least 1")
-        if exposure not in EXPOSURES:
-            raise ConfigError("data.exposure", exposure, f"one of {list(EXPOSURES)}")
+        check_integers("data", 1, num_clients=num_clients)
+        check_choices("data", EXPOSURES, exposure=exposure)
         if portion is not None and (portion < 1 or exposure != "asynchronous"):
             raise ConfigError("data.portion", portion, "at least 1 with data.exposure: asynchronous, else null")
         if sequences is not None and exposure == "asynchronous":
@@ -70,8 +69,7 @@ class ClientDataAssignment:
             raise ConfigError("data.exposure", exposure, "sequential with schedule.clock_spread")
         if sequences is not None and not repartition:
             raise ConfigError("data.repartition", repartition, "true with data.sequences")
-        if not 0 <= validation < 1:
-            raise ConfigError("data.validation", validation, "a share in [0, 1)")
+        check_numbers("data", "[0, 1)", validation=validation)
         own_pace = bool(schedule.clock_spread) or exposure == "asynchronous"
         if own_pace and participation.min_samples:
             valid = "another one with schedule.clock_spread or data.exposure: asynchronous"

@@ -32,6 +32,7 @@ from cfl.data.task_handles import TaskHandles, TaskRef, unwrap_task, unwrap_task
 from cfl.data.types import Task
 from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_choices, check_integers
 
 
 class CountsRounds(Protocol):
@@ -119,18 +120,15 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
             data_root(root),
             seed,
         )
-        if eval_batch_size < 1:
-            raise ConfigError("data.eval_batch_size", eval_batch_size, "an integer of at least 1")
-        if class_loss not in ("all", "seen"):
-            raise ConfigError("data.class_loss", class_loss, "all or seen")
+        check_integers("data", 1, eval_batch_size=eval_batch_size)
+        check_choices("data", ("all", "seen"), class_loss=class_loss)
         if class_loss == "seen" and exposure == "asynchronous":
             valid = "all with data.exposure: asynchronous: which classes a client has seen would tell where tasks end"
             raise ConfigError("data.class_loss", class_loss, valid)
         if sequences is not None and class_loss == "seen":
             valid = "all with data.sequences: which classes a client has seen does not follow from the stream's order"
             raise ConfigError("data.class_loss", class_loss, valid)
-        if evaluate_on not in ("test", "validation"):
-            raise ConfigError("data.evaluate_on", evaluate_on, "test or validation")
+        check_choices("data", ("test", "validation"), evaluate_on=evaluate_on)
         if evaluate_on == "validation" and not validation:
             raise ConfigError("data.validation", validation, "above 0 with data.evaluate_on: validation")
         self.scenario: Scenario = scenario or ("domain" if stream.shared_labels else "task")

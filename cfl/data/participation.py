@@ -8,6 +8,7 @@ import numpy as np
 
 from cfl.randomness.generators import numpy_generator
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_integers, check_numbers
 
 
 class Participation(ABC):
@@ -43,7 +44,7 @@ class AllClients(Participation):
 
     def members(self, num_clients: int, num_tasks: int, seed: int) -> list[np.ndarray]:
         """See :meth:`Participation.members`."""
-        _require_clients(num_clients)
+        check_integers("data", 1, num_clients=num_clients)
         return [np.arange(num_clients)] * num_tasks
 
 
@@ -61,14 +62,13 @@ class RandomShare(Participation):
     """
 
     def __init__(self, share: float = 0.6) -> None:
-        if not 0 < share <= 1:
-            raise ConfigError("data.participation.share", share, "a number above 0, at most 1")
+        check_numbers("data.participation", "(0, 1]", share=share)
         self.share = share
         self.name = f"share-{share:g}"
 
     def members(self, num_clients: int, num_tasks: int, seed: int) -> list[np.ndarray]:
         """See :meth:`Participation.members`."""
-        _require_clients(num_clients)
+        check_integers("data", 1, num_clients=num_clients)
         count = max(1, round(self.share * num_clients))
         return [
             np.sort(numpy_generator(seed, "participation", t).choice(num_clients, size=count, replace=False))
@@ -90,10 +90,8 @@ class Joining(Participation):
     """
 
     def __init__(self, initial: int, per_task: int) -> None:
-        if initial < 1:
-            raise ConfigError("data.participation.initial", initial, "an integer of at least 1")
-        if per_task < 0:
-            raise ConfigError("data.participation.per_task", per_task, "an integer of at least 0")
+        check_integers("data.participation", 1, initial=initial)
+        check_integers("data.participation", 0, per_task=per_task)
         self.initial, self.per_task = initial, per_task
         self.name = f"joining-{initial}+{per_task}"
 
@@ -103,7 +101,7 @@ class Joining(Participation):
         Raises:
             ConfigError: also when ``data.participation.initial`` exceeds the number of clients.
         """
-        _require_clients(num_clients)
+        check_integers("data", 1, num_clients=num_clients)
         if self.initial > num_clients:
             raise ConfigError(
                 "data.participation.initial", self.initial, f"between 1 and data.num_clients = {num_clients}"
@@ -130,8 +128,7 @@ class Holders(Participation):
     """
 
     def __init__(self, of: Participation | None = None, min_samples: int = 1) -> None:
-        if min_samples < 1:
-            raise ConfigError("data.participation.min_samples", min_samples, "an integer of at least 1")
+        check_integers("data.participation", 1, min_samples=min_samples)
         self.of = AllClients() if of is None else of
         self.min_samples = min_samples
         self.name = f"holders-{self.of.name}" + (f"-{min_samples}" if min_samples > 1 else "")
@@ -139,8 +136,3 @@ class Holders(Participation):
     def members(self, num_clients: int, num_tasks: int, seed: int) -> list[np.ndarray]:
         """See :meth:`Participation.members`: who may take part."""
         return self.of.members(num_clients, num_tasks, seed)
-
-
-def _require_clients(num_clients: int) -> None:
-    if num_clients < 1:
-        raise ConfigError("data.num_clients", num_clients, "an integer of at least 1")

@@ -12,6 +12,7 @@ import numpy as np
 from cfl.data.client_clocks import can_differ, rounds_of_clients
 from cfl.randomness.generators import numpy_generator
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_integers, check_numbers
 
 
 @dataclass(frozen=True)
@@ -76,13 +77,8 @@ class Schedule:
         evaluate_every: int = 0,
         clock_spread: float = 0.0,
     ) -> None:
-        for key, value, least in (
-            ("local_epochs", local_epochs, 1),
-            ("batch_size", batch_size, 1),
-            ("evaluate_every", evaluate_every, 0),
-        ):
-            if value < least:
-                raise ConfigError(f"schedule.{key}", value, f"an integer of at least {least}")
+        check_integers("schedule", 1, local_epochs=local_epochs, batch_size=batch_size)
+        check_integers("schedule", 0, evaluate_every=evaluate_every)
         if cohort_width != "auto" and (not isinstance(cohort_width, int) or cohort_width < 1):
             raise ConfigError("schedule.cohort_width", cohort_width, "an integer of at least 1, or auto")
         rounds = rounds_per_task if isinstance(rounds_per_task, list) else [rounds_per_task]
@@ -92,8 +88,7 @@ class Schedule:
             raise ConfigError(
                 "schedule.clients_per_round", clients_per_round, "an integer of at least 1, or a fraction in (0, 1]"
             )
-        if not 0 <= clock_spread < 1:
-            raise ConfigError("schedule.clock_spread", clock_spread, "a number of at least 0 and below 1")
+        check_numbers("schedule", "[0, 1)", clock_spread=clock_spread)
         if clock_spread and evaluate_every:
             valid = "0 with schedule.clock_spread: a client is evaluated where its own tasks end"
             raise ConfigError("schedule.evaluate_every", evaluate_every, valid)

@@ -9,6 +9,7 @@ import numpy as np
 
 from cfl.randomness.generators import numpy_generator
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_choices, check_integers
 
 Split = Literal["clients", "holders"]
 
@@ -29,8 +30,7 @@ class TaskSequences(ABC):
     """
 
     def __init__(self, split: Split = "clients") -> None:
-        if split not in ("clients", "holders"):
-            raise ConfigError("data.sequences.split", split, "clients or holders")
+        check_choices("data.sequences", ("clients", "holders"), split=split)
         self.split = split
 
     @property
@@ -65,8 +65,7 @@ class RandomTasks(TaskSequences):
 
     def __init__(self, count: int = 10, split: Split = "clients") -> None:
         super().__init__(split)
-        if count < 1:
-            raise ConfigError("data.sequences.count", count, "an integer of at least 1")
+        check_integers("data.sequences", 1, count=count)
         self.count = count
 
     @property
@@ -96,8 +95,7 @@ class DisjointTasks(TaskSequences):
 
     def __init__(self, count: int = 10) -> None:
         super().__init__("holders")
-        if count < 1:
-            raise ConfigError("data.sequences.count", count, "an integer of at least 1")
+        check_integers("data.sequences", 1, count=count)
         self.count = count
 
     @property

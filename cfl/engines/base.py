@@ -19,6 +19,7 @@ from cfl.engines.right_factors import RightFactor
 from cfl.models.dropout import DropoutMasks
 from cfl.randomness.generators import seed_for
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_choices, check_integers
 
 EngineKind = Literal["vmap", "workers"]
 Compile = Literal["default", "reduce-overhead"]
@@ -59,17 +60,11 @@ class EngineOptions:
         matmul_precision: Literal["highest", "high", "medium"] = "highest",
         products: Library | None = None,
     ) -> None:
-        for key, value, valid in (
-            ("kind", kind, ("auto", "vmap", "workers")),
-            ("products", products, (None, "blas", "onednn")),
-            ("compile", compile, (None, "default", "reduce-overhead")),
-            ("matmul_precision", matmul_precision, ("highest", "high", "medium")),
-        ):
-            if value not in valid:
-                raise ConfigError(f"engine.{key}", value, f"one of {list(valid)}")
-        for key, number in (("workers", workers), ("stack", stack)):
-            if number is not None and number < 1:
-                raise ConfigError(f"engine.{key}", number, "an integer of at least 1, or null")
+        check_choices("engine", ("auto", "vmap", "workers"), kind=kind)
+        check_choices("engine", ("blas", "onednn"), or_null=True, products=products)
+        check_choices("engine", ("default", "reduce-overhead"), or_null=True, compile=compile)
+        check_choices("engine", ("highest", "high", "medium"), matmul_precision=matmul_precision)
+        check_integers("engine", 1, or_null=True, workers=workers, stack=stack)
         if workers is not None and kind == "vmap":
             raise ConfigError("engine.workers", workers, "null with engine.kind vmap")
         if stack is not None and kind != "workers":

@@ -17,7 +17,7 @@ from cfl.engines.cohort import Cohort
 from cfl.federation.client_states import ClientStates
 from cfl.federation.replay_memory import RULES, Rule, chosen, slots, winners
 from cfl.randomness.generators import seed_for
-from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_choices, check_integers
 
 TOPIC = "buffer"
 BETWEEN_ROUNDS = -1
@@ -90,15 +90,10 @@ class ReplayBuffer:
         offered: Literal["once", "every_step"] = "once",
         keeps: Literal["augmented", "raw"] = "augmented",
     ) -> None:
-        if size < 1:
-            raise ConfigError("buffer.size", size, "an integer of at least 1")
-        for key, value, valid in (
-            ("rule", rule, RULES),
-            ("offered", offered, ("once", "every_step")),
-            ("keeps", keeps, ("augmented", "raw")),
-        ):
-            if value not in valid:
-                raise ConfigError(f"buffer.{key}", value, f"one of {list(valid)}")
+        check_integers("buffer", 1, size=size)
+        check_choices("buffer", RULES, rule=rule)
+        check_choices("buffer", ("once", "every_step"), offered=offered)
+        check_choices("buffer", ("augmented", "raw"), keeps=keeps)
         self.size, self.offered, self.keeps = size, offered, keeps
         self.rule: Rule = rule
         self._table: dict[str, Tensor] = {}

@@ -13,7 +13,7 @@ from cfl.engines.cohort import Cohort
 from cfl.methods.base import Method
 from cfl.methods.components.gradient_projection import conflicts, inner, refine
 from cfl.methods.context import Context
-from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_integers
 
 
 class AGEM(Method):
@@ -49,8 +49,7 @@ class AGEM(Method):
     kind: ClassVar[Literal["add", "project", "look"]] = "project"
 
     def __init__(self, batch_size: int = 32) -> None:
-        if batch_size < 1:
-            raise ConfigError("methods.agem.batch_size", batch_size, "an integer of at least 1")
+        check_integers("methods.agem", 1, batch_size=batch_size)
         self.batch_size = batch_size
         self._reference: dict[str, Tensor] = {}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -26,6 +25,7 @@ from cfl.models.decomposition import (
 from cfl.models.initial_weights import variance_scaled
 from cfl.randomness.generators import torch_generator
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_choices, check_numbers
 
 Tensors = dict[str, Tensor]
 
@@ -102,19 +102,11 @@ class APD(Method):
         threshold: float | None = None,
         draws: Literal["common", "own"] = "common",
     ) -> None:
-        for option, value in (
-            ("sparsity", sparsity),
-            ("mask_sparsity", mask_sparsity),
-            ("consolidation", consolidation),
-            ("weight_decay", weight_decay),
-            ("threshold", 0.0 if threshold is None else threshold),
-        ):
-            if not 0 <= value < math.inf:
-                raise ConfigError(f"{self._key}.{option}", value, "a number of at least 0")
-        if adaptive_from not in ("initial", "current"):
-            raise ConfigError(f"{self._key}.adaptive_from", adaptive_from, "initial or current")
-        if draws not in ("common", "own"):
-            raise ConfigError(f"{self._key}.draws", draws, "common or own")
+        check_numbers(self._key, "[0, inf)", sparsity=sparsity, mask_sparsity=mask_sparsity)
+        check_numbers(self._key, "[0, inf)", consolidation=consolidation, weight_decay=weight_decay)
+        check_numbers(self._key, "[0, inf)", or_null=True, threshold=threshold)
+        check_choices(self._key, ("initial", "current"), adaptive_from=adaptive_from)
+        check_choices(self._key, ("common", "own"), draws=draws)
         self.sparsity, self.mask_sparsity = sparsity, mask_sparsity
         self.consolidation, self.weight_decay = consolidation, weight_decay
         self.retroactive = retroactive

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -29,6 +28,7 @@ from cfl.methods.components.surrogate_data import normalised_as, passes, read_su
 from cfl.methods.context import Context
 from cfl.randomness.generators import numpy_generator
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_integers, check_numbers
 from cfl.runtime.tensor_digest import tensors_digest
 
 Gather = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -102,15 +102,10 @@ class CFeD(Method):
         server_distillation: int = 0,
         server_lr: float = 0.01,
     ) -> None:
-        if not 0 <= share < 1:
-            raise ConfigError("methods.cfed.share", share, "a number in [0, 1)")
-        for key, value in (("temperature", temperature), ("server_lr", server_lr)):
-            if not 0 < value < math.inf:
-                raise ConfigError(f"methods.cfed.{key}", value, "a number above 0")
-        if not 0 <= weight < math.inf:
-            raise ConfigError("methods.cfed.weight", weight, "a number of at least 0")
-        if server_distillation < 0:
-            raise ConfigError("methods.cfed.server_distillation", server_distillation, "an integer of at least 0")
+        check_numbers("methods.cfed", "[0, 1)", share=share)
+        check_numbers("methods.cfed", "(0, inf)", temperature=temperature, server_lr=server_lr)
+        check_numbers("methods.cfed", "[0, inf)", weight=weight)
+        check_integers("methods.cfed", 0, server_distillation=server_distillation)
         self.surrogate, self.share, self.temperature, self.weight = surrogate, share, temperature, weight
         self.server_distillation, self.server_lr = server_distillation, server_lr
         self.individual_uplinks = server_distillation > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -18,6 +17,7 @@ from cfl.methods.fedweit import FedWeIT
 from cfl.models import MADE
 from cfl.models.decomposition import DecomposedLayer
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_choices, check_numbers
 
 
 class CONFEDMADE(FedWeIT):
@@ -102,13 +102,9 @@ class CONFEDMADE(FedWeIT):
             top_kappa=top_kappa,
             attention=attention,
         )
-        if not 0 < lambda_3 < math.inf:
-            raise ConfigError(f"{self._key}.lambda_3", lambda_3, "a number above 0")
-        if cut_off_by not in ("rank", "value"):
-            raise ConfigError(f"{self._key}.cut_off_by", cut_off_by, "rank or value")
-        if not 0 <= cut_off < (1 if cut_off_by == "rank" else math.inf):
-            valid = "a number of at least 0" + (" and below 1 with cut_off_by: rank" if cut_off_by == "rank" else "")
-            raise ConfigError(f"{self._key}.cut_off", cut_off, valid)
+        check_numbers(self._key, "(0, inf)", lambda_3=lambda_3)
+        check_choices(self._key, ("rank", "value"), cut_off_by=cut_off_by)
+        check_numbers(self._key, "[0, 1)" if cut_off_by == "rank" else "[0, inf)", cut_off=cut_off)
         self.adaptive_divisor = lambda_3
         self.cut_off, self.cut_off_by, self.send_masked = cut_off, cut_off_by, send_masked
         if cut_off_by == "rank":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -11,7 +9,7 @@ from cfl.data.cohorts import CohortBatch
 from cfl.data.samples import ExtraSamples, Samples
 from cfl.engines.cohort import Cohort
 from cfl.methods.base import Method
-from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_integers, check_numbers
 
 
 class DER(Method):
@@ -47,11 +45,8 @@ class DER(Method):
     reweighs_added_only = True
 
     def __init__(self, alpha: float = 1.0, beta: float = 0.0, batch_size: int = 32) -> None:
-        for key, value in (("alpha", alpha), ("beta", beta)):
-            if not 0 <= value < math.inf:
-                raise ConfigError(f"methods.der.{key}", value, "a number of at least 0")
-        if batch_size < 1:
-            raise ConfigError("methods.der.batch_size", batch_size, "an integer of at least 1")
+        check_numbers("methods.der", "[0, inf)", alpha=alpha, beta=beta)
+        check_integers("methods.der", 1, batch_size=batch_size)
         self.alpha, self.beta, self.batch_size = alpha, beta, batch_size
         self.replays_logits = alpha > 0
 

@@ -18,6 +18,7 @@ from cfl.methods.capabilities import SampleWeights, has
 from cfl.methods.context import Context
 from cfl.randomness.generators import numpy_generator, seed_for
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_choices, check_integers, check_numbers
 
 Weighting = Literal["equal", "mean", "count", "appended"]
 
@@ -69,17 +70,13 @@ class ER(Method):
         weighting: Weighting = "equal",
     ) -> None:
         key = self.key
-        for name, number in (("size", size), ("batch_size", batch_size)):
-            if number is not None and number < 1:
-                raise ConfigError(f"{key}.{name}", number, "an integer of at least 1")
-        if update not in ("task", "step"):
-            raise ConfigError(f"{key}.update", update, "task or step")
+        check_integers(key, 1, size=size)
+        check_integers(key, 1, or_null=True, batch_size=batch_size)
+        check_choices(key, ("task", "step"), update=update)
         if update == "step" and per_task:
             raise ConfigError(f"{key}.per_task", True, "false with update: step, which does not wait for a task's end")
-        if not weight >= 0:
-            raise ConfigError(f"{key}.weight", weight, "a number of at least 0")
-        if weighting not in get_args(Weighting):
-            raise ConfigError(f"{key}.weighting", weighting, f"one of {', '.join(get_args(Weighting))}")
+        check_numbers(key, "[0, inf]", weight=weight)
+        check_choices(key, get_args(Weighting), weighting=weighting)
         self.size, self.per_task, self.update = size, per_task, update
         self.batch_size, self.weight, self.weighting = batch_size, weight, weighting
         self._table: Table = {}

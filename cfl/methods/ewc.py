@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -21,6 +20,7 @@ from cfl.methods.components.curvature.fisher import FISHER_KINDS, FisherKind, ch
 from cfl.methods.context import Context
 from cfl.randomness.generators import torch_generator
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_choices, check_integers, check_numbers
 
 Tensors = dict[str, Tensor]
 
@@ -92,24 +92,16 @@ class EWC(Method):
         fisher_batch_size: int = 250,
         limit: float | None = None,
     ) -> None:
-        if not 0 <= strength < math.inf:
-            raise ConfigError("methods.ewc.strength", strength, "a number of at least 0")
-        if not 0 <= gamma <= 1:
-            raise ConfigError("methods.ewc.gamma", gamma, "a number in [0, 1]")
-        for key, value, valid in (
-            ("consolidation", consolidation, ("separate", "online")),
-            ("fisher", fisher, FISHER_KINDS),
-            ("scope", scope, ("client", "server")),
-            ("fisher_clients", fisher_clients, ("all", "sampled")),
-        ):
-            if value not in valid:
-                raise ConfigError(f"methods.ewc.{key}", value, " or ".join(valid))
+        check_numbers("methods.ewc", "[0, inf)", strength=strength)
+        check_numbers("methods.ewc", "[0, 1]", gamma=gamma)
+        check_choices("methods.ewc", ("separate", "online"), consolidation=consolidation)
+        check_choices("methods.ewc", FISHER_KINDS, fisher=fisher)
+        check_choices("methods.ewc", ("client", "server"), scope=scope)
+        check_choices("methods.ewc", ("all", "sampled"), fisher_clients=fisher_clients)
         if consolidation == "separate" and gamma != 1:
             raise ConfigError("methods.ewc.gamma", gamma, "1, or consolidation=online, which alone forgets")
-        if limit is not None and not 0 < limit < 2:
-            raise ConfigError("methods.ewc.limit", limit, "a number between 0 and 2, or null")
-        if fisher_batch_size < 1:
-            raise ConfigError("methods.ewc.fisher_batch_size", fisher_batch_size, "an integer of at least 1")
+        check_numbers("methods.ewc", "(0, 2)", or_null=True, limit=limit)
+        check_integers("methods.ewc", 1, fisher_batch_size=fisher_batch_size)
         self.strength, self.half = strength, half
         self.consolidation, self.gamma = consolidation, gamma
         self.fisher: FisherKind = fisher

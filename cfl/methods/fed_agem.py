@@ -25,6 +25,7 @@ from cfl.models.dropout import DropoutMasks
 from cfl.randomness.counter_bits import random_words_at
 from cfl.randomness.generators import seed_for
 from cfl.runtime.errors import BadUpdate, ConfigError
+from cfl.runtime.option_checks import check_choices, check_integers, check_numbers
 
 
 class FedAGEM(Method):
@@ -99,19 +100,12 @@ class FedAGEM(Method):
         clients: Literal["sampled", "all", "holders"] = "sampled",
         mode: Literal["train", "eval"] = "train",
     ) -> None:
-        for key, number in (("samples", samples), ("every", every)):
-            if number < 1:
-                raise ConfigError(f"methods.fed_agem.{key}", number, "an integer of at least 1")
-        for key, value, valid in (
-            ("refinement", refinement, REFINEMENTS),
-            ("when", when, ("conflict", "always")),
-            ("clients", clients, ("sampled", "all", "holders")),
-            ("mode", mode, ("train", "eval")),
-        ):
-            if value not in valid:
-                raise ConfigError(f"methods.fed_agem.{key}", value, f"one of {list(valid)}")
-        if not 0 < share <= 1:
-            raise ConfigError("methods.fed_agem.share", share, "a number in (0, 1]")
+        check_integers("methods.fed_agem", 1, samples=samples, every=every)
+        check_choices("methods.fed_agem", REFINEMENTS, refinement=refinement)
+        check_choices("methods.fed_agem", ("conflict", "always"), when=when)
+        check_choices("methods.fed_agem", ("sampled", "all", "holders"), clients=clients)
+        check_choices("methods.fed_agem", ("train", "eval"), mode=mode)
+        check_numbers("methods.fed_agem", "(0, 1]", share=share)
         self.samples, self.every = samples, every
         self.refinement: Refinement = refinement
         self.when, self.share, self.clients, self.mode = when, share, clients, mode

@@ -22,6 +22,7 @@ from cfl.models.dropout import DropoutMasks
 from cfl.randomness.counter_normals import choices, normals
 from cfl.randomness.generators import seed_for, torch_generator
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_choices, check_integers, check_numbers
 
 
 class FedCIL(Method):
@@ -92,23 +93,13 @@ class FedCIL(Method):
         consolidation_batch_size: int = 32,
         consolidation_lr: float = 1e-4,
     ) -> None:
-        if not 0 <= replay_share < 1:
-            raise ConfigError("methods.fedcil.replay_share", replay_share, "a number in [0, 1)")
-        if replay_batch_size is not None and replay_batch_size < 1:
-            raise ConfigError(
-                "methods.fedcil.replay_batch_size", replay_batch_size, "an integer of at least 1, or null"
-            )
-        if not consistency >= 0:
-            raise ConfigError("methods.fedcil.consistency", consistency, "a number of at least 0")
-        if consolidation_steps < 0:
-            raise ConfigError("methods.fedcil.consolidation_steps", consolidation_steps, "an integer of at least 0")
-        if consolidation_source not in ("clients", "average"):
-            raise ConfigError("methods.fedcil.consolidation_source", consolidation_source, "clients or average")
-        if consolidation_batch_size < 1:
-            key = "methods.fedcil.consolidation_batch_size"
-            raise ConfigError(key, consolidation_batch_size, "an integer of at least 1")
-        if not consolidation_lr > 0:
-            raise ConfigError("methods.fedcil.consolidation_lr", consolidation_lr, "a number above 0")
+        check_numbers("methods.fedcil", "[0, 1)", replay_share=replay_share)
+        check_integers("methods.fedcil", 1, or_null=True, replay_batch_size=replay_batch_size)
+        check_numbers("methods.fedcil", "[0, inf]", consistency=consistency)
+        check_integers("methods.fedcil", 0, consolidation_steps=consolidation_steps)
+        check_choices("methods.fedcil", ("clients", "average"), consolidation_source=consolidation_source)
+        check_integers("methods.fedcil", 1, consolidation_batch_size=consolidation_batch_size)
+        check_numbers("methods.fedcil", "(0, inf]", consolidation_lr=consolidation_lr)
         self.replay_share, self.replay_batch_size = replay_share, replay_batch_size
         self.consistency = consistency
         self.consolidation_steps, self.consolidation_source = consolidation_steps, consolidation_source

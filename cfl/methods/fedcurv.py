@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -25,6 +24,7 @@ from cfl.methods.context import Context
 from cfl.models.copies import networks_for_threads
 from cfl.randomness.generators import torch_generator
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_choices, check_integers, check_numbers
 from cfl.runtime.ordered_threads import in_order
 
 Tensors = dict[str, Tensor]
@@ -108,19 +108,12 @@ class FedCurv(Method):
         keep: float = 1.0,
         on_unstable: Literal["warn", "stop", "clip"] = "warn",
     ) -> None:
-        if not 0 <= strength < math.inf:
-            raise ConfigError("methods.fedcurv.strength", strength, "a number of at least 0")
-        if not 0 < keep <= 1:
-            raise ConfigError("methods.fedcurv.keep", keep, "a number above 0 and at most 1")
-        for key, value, valid in (
-            ("fisher", fisher, FISHER_KINDS),
-            ("reduction", reduction, ("mean", "sum")),
-            ("on_unstable", on_unstable, ("warn", "stop", "clip")),
-        ):
-            if value not in valid:
-                raise ConfigError(f"methods.fedcurv.{key}", value, " or ".join(valid))
-        if fisher_batch_size < 1:
-            raise ConfigError("methods.fedcurv.fisher_batch_size", fisher_batch_size, "an integer of at least 1")
+        check_numbers("methods.fedcurv", "[0, inf)", strength=strength)
+        check_numbers("methods.fedcurv", "(0, 1]", keep=keep)
+        check_choices("methods.fedcurv", FISHER_KINDS, fisher=fisher)
+        check_choices("methods.fedcurv", ("mean", "sum"), reduction=reduction)
+        check_choices("methods.fedcurv", ("warn", "stop", "clip"), on_unstable=on_unstable)
+        check_integers("methods.fedcurv", 1, fisher_batch_size=fisher_batch_size)
         self.strength = strength
         self.fisher: FisherKind = fisher
         self.reduction: Literal["mean", "sum"] = reduction

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
 from cfl.data.scenarios import Scenario
@@ -11,6 +10,7 @@ from cfl.engines.quadratic_pull import Pull
 from cfl.methods.base import Method
 from cfl.methods.context import Context
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_numbers
 
 
 class FedProx(Method):
@@ -45,8 +45,7 @@ class FedProx(Method):
     client_clocks = True
 
     def __init__(self, mu: float = 0.01) -> None:
-        if not 0 <= mu < math.inf:
-            raise ConfigError("methods.fedprox.mu", mu, "a number of at least 0")
+        check_numbers("methods.fedprox", "[0, inf)", mu=mu)
         self.mu = mu
 
     def setup(self, context: Context) -> None:

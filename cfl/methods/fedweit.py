@@ -15,7 +15,7 @@ from cfl.methods.base import Report
 from cfl.methods.components.sparse import SparseRows, largest, message_bytes
 from cfl.methods.context import Context
 from cfl.models.decomposition import DecomposedLayer, per_unit
-from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_choices, check_numbers
 
 
 class FedWeIT(APD):
@@ -96,11 +96,8 @@ class FedWeIT(APD):
             threshold,
             draws,
         )
-        for option, value in (("keep", keep), ("top_kappa", top_kappa)):
-            if not 0 < value <= 1:
-                raise ConfigError(f"{self._key}.{option}", value, "a number above 0 and at most 1")
-        if attention not in ("random", "uniform", "zeros"):
-            raise ConfigError(f"{self._key}.attention", attention, "random, uniform or zeros")
+        check_numbers(self._key, "(0, 1]", keep=keep, top_kappa=top_kappa)
+        check_choices(self._key, ("random", "uniform", "zeros"), attention=attention)
         self.keep, self.top_kappa = keep if use_mask else 1.0, top_kappa
         self.send_base = send_base
         self.borrows = self.individual_uplinks = send_adaptive and use_adaptive

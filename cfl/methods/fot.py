@@ -31,6 +31,7 @@ from cfl.methods.components.subspace import (
 )
 from cfl.methods.context import Context
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_choices, check_integers, check_numbers
 
 
 class FOT(Method):
@@ -114,29 +115,19 @@ class FOT(Method):
         freeze_first_layer: bool = False,
         mechanism: GaussianMechanism | None = None,
     ) -> None:
-        if not 0 < threshold <= 1:
-            raise ConfigError("methods.fot.threshold", threshold, "a number in (0, 1]")
-        if not 0 <= threshold_increment < 1:
-            raise ConfigError("methods.fot.threshold_increment", threshold_increment, "a number in [0, 1)")
+        check_numbers("methods.fot", "(0, 1]", threshold=threshold)
+        check_numbers("methods.fot", "[0, 1)", threshold_increment=threshold_increment)
         sizes = sketch_size if isinstance(sketch_size, dict) else {"conv": sketch_size, "linear": sketch_size}
         if set(sizes) != {"conv", "linear"} or not all(0 < size < math.inf for size in sizes.values()):
             raise ConfigError(
                 "methods.fot.sketch_size", sketch_size, "a number above 0, or {conv: number, linear: number}"
             )
-        for key, value, valid in (
-            ("rank_rule", rank_rule, ("code", "gpm")),
-            ("residual_share", residual_share, ("energy", "client_mean")),
-            ("gpse_model", gpse_model, ("global", "local")),
-            ("gpse_clients", gpse_clients, ("sampled", "all")),
-        ):
-            if value not in valid:
-                raise ConfigError(f"methods.fot.{key}", value, " or ".join(valid))
-        if minimum_rank not in (0, 1):
-            raise ConfigError("methods.fot.minimum_rank", minimum_rank, "0 or 1")
-        if gpse_batch_size < 1:
-            raise ConfigError("methods.fot.gpse_batch_size", gpse_batch_size, "an integer of at least 1")
-        if sketch_sharing < 1:
-            raise ConfigError("methods.fot.sketch_sharing", sketch_sharing, "an integer of at least 1")
+        check_choices("methods.fot", ("code", "gpm"), rank_rule=rank_rule)
+        check_choices("methods.fot", ("energy", "client_mean"), residual_share=residual_share)
+        check_choices("methods.fot", ("global", "local"), gpse_model=gpse_model)
+        check_choices("methods.fot", ("sampled", "all"), gpse_clients=gpse_clients)
+        check_choices("methods.fot", (0, 1), minimum_rank=minimum_rank)
+        check_integers("methods.fot", 1, gpse_batch_size=gpse_batch_size, sketch_sharing=sketch_sharing)
         if gpse_dropout == "shared" and sketch_sharing == 1:
             instead = "true or false, or methods.fot.sketch_sharing of at least 2: it says who shares masks"
             raise ConfigError("methods.fot.gpse_dropout", gpse_dropout, instead)

@@ -12,7 +12,7 @@ from torch import Tensor
 from cfl.data.samples import Samples
 from cfl.methods.components.binary_cross_entropy import mean_bce
 from cfl.methods.er import ER, Weighting
-from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_choices
 
 
 class GradientCompensation(ER):
@@ -52,8 +52,7 @@ class GradientCompensation(ER):
         weight: float = 1.0,
         weighting: Weighting = "appended",
     ) -> None:
-        if loss not in ("ce", "bce"):
-            raise ConfigError(f"{self.key}.loss", loss, "ce or bce")
+        check_choices(self.key, ("ce", "bce"), loss=loss)
         super().__init__(size, per_task, update, batch_size, weight, weighting)
         self.loss = loss
         self.reweighs_added_only = loss == "ce"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, cast
@@ -38,6 +37,7 @@ from cfl.models.base import Network
 from cfl.models.features import unit_features
 from cfl.randomness.generators import torch_generator
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_integers, check_numbers
 
 
 class GLFC(OwnLoss):
@@ -120,17 +120,10 @@ class GLFC(OwnLoss):
         inversion_steps: int = 250,
         images: int = 20,
     ) -> None:
-        for key, number, least in (
-            ("size", size, 1),
-            ("batch_size", batch_size, 1),
-            ("perturbation_steps", perturbation_steps, 0),
-            ("inversion_steps", inversion_steps, 1),
-            ("images", images, 1),
-        ):
-            if number is not None and number < least:
-                raise ConfigError(f"methods.glfc.{key}", number, f"an integer of at least {least}")
-        if not 0 <= threshold < math.inf:
-            raise ConfigError("methods.glfc.threshold", threshold, "a number of at least 0")
+        check_integers("methods.glfc", 1, size=size, inversion_steps=inversion_steps, images=images)
+        check_integers("methods.glfc", 1, or_null=True, batch_size=batch_size)
+        check_integers("methods.glfc", 0, perturbation_steps=perturbation_steps)
+        check_numbers("methods.glfc", "[0, inf)", threshold=threshold)
         self.size, self.batch_size, self.threshold = size, batch_size, threshold
         self.perturbation_steps, self.inversion_steps, self.images = perturbation_steps, inversion_steps, images
         self.seconds = 0.0

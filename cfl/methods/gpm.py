@@ -27,6 +27,7 @@ from cfl.methods.components.layer_inputs.weighted_layers import choose_layers, i
 from cfl.methods.components.subspace import choose_rank, grow_basis
 from cfl.methods.context import Context
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_choices, check_integers, check_numbers
 
 BLOCK = 32  # directions that are kept together, so that short memories take little room
 
@@ -87,17 +88,10 @@ class GPM(Method):
         numbers = threshold.values() if isinstance(threshold, dict) else [threshold]
         if not numbers or not all(0 < number <= 1 for number in numbers):
             raise ConfigError("methods.gpm.threshold", threshold, "a number in (0, 1], or {layer pattern: number}")
-        if not 0 <= threshold_increment < 1:
-            raise ConfigError("methods.gpm.threshold_increment", threshold_increment, "a number in [0, 1)")
-        for key, count in (("samples", samples), ("batch_size", batch_size)):
-            if count < 1:
-                raise ConfigError(f"methods.gpm.{key}", count, "an integer of at least 1")
-        for key, choice, valid in (
-            ("rank_rule", rank_rule, ("exact", "code")),
-            ("memory_clients", memory_clients, ("all", "sampled")),
-        ):
-            if choice not in valid:
-                raise ConfigError(f"methods.gpm.{key}", choice, " or ".join(valid))
+        check_numbers("methods.gpm", "[0, 1)", threshold_increment=threshold_increment)
+        check_integers("methods.gpm", 1, samples=samples, batch_size=batch_size)
+        check_choices("methods.gpm", ("exact", "code"), rank_rule=rank_rule)
+        check_choices("methods.gpm", ("all", "sampled"), memory_clients=memory_clients)
         self.threshold = threshold
         self.threshold_increment = threshold_increment
         self.samples = samples

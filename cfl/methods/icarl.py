@@ -26,6 +26,7 @@ from cfl.methods.context import Context
 from cfl.models.base import Network
 from cfl.models.features import unit_features
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_choices, check_integers
 
 
 class ICaRL(OwnLoss):
@@ -86,11 +87,9 @@ class ICaRL(OwnLoss):
         classifier: Literal["nearest_mean", "network"] = "nearest_mean",
         mirrored: bool = False,
     ) -> None:
-        for key, number in (("size", size), ("batch_size", batch_size)):
-            if number is not None and number < 1:
-                raise ConfigError(f"methods.icarl.{key}", number, "an integer of at least 1")
-        if classifier not in ("nearest_mean", "network"):
-            raise ConfigError("methods.icarl.classifier", classifier, "nearest_mean or network")
+        check_integers("methods.icarl", 1, size=size)
+        check_integers("methods.icarl", 1, or_null=True, batch_size=batch_size)
+        check_choices("methods.icarl", ("nearest_mean", "network"), classifier=classifier)
         self.size, self.batch_size = size, batch_size
         self.classifier, self.mirrored = classifier, mirrored
         self.means: Tensor | None = None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from torch import Tensor, nn
 
 from cfl.data.samples import Samples
@@ -11,6 +9,7 @@ from cfl.methods.base import Method
 from cfl.methods.context import Context
 from cfl.models.vit import PromptedViT
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_numbers
 
 
 class L2P(Method):
@@ -47,8 +46,7 @@ class L2P(Method):
     """
 
     def __init__(self, strength: float = 0.1, mask_logits: bool = True) -> None:
-        if not 0 <= strength < math.inf:
-            raise ConfigError("methods.l2p.strength", strength, "a number of at least 0")
+        check_numbers("methods.l2p", "[0, inf)", strength=strength)
         self.strength, self.mask_logits = strength, mask_logits
         self.passes_forward = strength > 0
         self.task_free = not mask_logits

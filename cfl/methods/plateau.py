@@ -22,6 +22,7 @@ from cfl.methods.context import Context
 from cfl.methods.scaffold import SCAFFOLD
 from cfl.models.evaluation import evaluation_mode
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_integers, check_numbers
 
 TOPIC = "learning rate"
 BEGINNING = {
@@ -88,16 +89,11 @@ class LearningRateDecay(Method):
         batch_size: int = 250,
     ) -> None:
         key = self.key
-        if not 1 <= factor < math.inf:
-            raise ConfigError(f"{key}.factor", factor, "a number of at least 1")
-        if patience < 1:
-            raise ConfigError(f"{key}.patience", patience, "an integer of at least 1")
-        if not 0 <= floor < math.inf:
-            raise ConfigError(f"{key}.floor", floor, "a number of at least 0")
-        if not 0 <= threshold < 1:
-            raise ConfigError(f"{key}.threshold", threshold, "a number in [0, 1)")
-        if batch_size < 1:
-            raise ConfigError(f"{key}.batch_size", batch_size, "an integer of at least 1")
+        check_numbers(key, "[1, inf)", factor=factor)
+        check_integers(key, 1, patience=patience)
+        check_numbers(key, "[0, inf)", floor=floor)
+        check_numbers(key, "[0, 1)", threshold=threshold)
+        check_integers(key, 1, batch_size=batch_size)
         self.factor, self.patience, self.floor = factor, patience, floor
         self.threshold, self.batch_size = threshold, batch_size
         self._states: dict[str, Tensor] = {}

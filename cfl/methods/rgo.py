@@ -30,6 +30,7 @@ from cfl.methods.context import Context
 from cfl.methods.declared_state import declared_state
 from cfl.randomness.generators import numpy_generator, torch_generator
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_choices, check_integers, check_numbers
 
 
 class RGO(Method):
@@ -95,20 +96,12 @@ class RGO(Method):
         batch_size: int = 500,
         drawn: Literal["once", "per_task"] = "once",
     ) -> None:
-        if not 0 <= share <= 1:
-            raise ConfigError("methods.rgo.share", share, "a number in [0, 1]")
-        if not 0 < damping < float("inf"):
-            raise ConfigError("methods.rgo.damping", damping, "a number above 0")
-        for key, count in (("samples", samples), ("batch_size", batch_size)):
-            if count < 1:
-                raise ConfigError(f"methods.rgo.{key}", count, "an integer of at least 1")
-        for key, choice, valid in (
-            ("curvature", curvature, ("gauss_newton", "inputs")),
-            ("memory_clients", memory_clients, ("all", "sampled")),
-            ("drawn", drawn, ("once", "per_task")),
-        ):
-            if choice not in valid:
-                raise ConfigError(f"methods.rgo.{key}", choice, " or ".join(valid))
+        check_numbers("methods.rgo", "[0, 1]", share=share)
+        check_numbers("methods.rgo", "(0, inf)", damping=damping)
+        check_integers("methods.rgo", 1, samples=samples, batch_size=batch_size)
+        check_choices("methods.rgo", ("gauss_newton", "inputs"), curvature=curvature)
+        check_choices("methods.rgo", ("all", "sampled"), memory_clients=memory_clients)
+        check_choices("methods.rgo", ("once", "per_task"), drawn=drawn)
         self.share = share
         self.damping = damping
         self.curvature = curvature

@@ -21,6 +21,7 @@ from cfl.methods.context import Context
 from cfl.models.dropout import DropoutMasks
 from cfl.randomness.generators import seed_for
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_choices
 
 Tensors = dict[str, Tensor]
 
@@ -90,12 +91,8 @@ class SCAFFOLD(Method):
         at_task_switch: Literal["keep", "reset"] = "keep",
         any_optimizer: bool = False,
     ) -> None:
-        for key, value, valid in (
-            ("variant", variant, ("II", "I")),
-            ("at_task_switch", at_task_switch, ("keep", "reset")),
-        ):
-            if value not in valid:
-                raise ConfigError(f"methods.scaffold.{key}", value, " or ".join(valid))
+        check_choices("methods.scaffold", ("II", "I"), variant=variant)
+        check_choices("methods.scaffold", ("keep", "reset"), at_task_switch=at_task_switch)
         self.task_free = at_task_switch == "keep"
         self.variant, self.at_task_switch, self.any_optimizer = variant, at_task_switch, any_optimizer
         self.variate: Tensors = {}

@@ -11,11 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cfl.models.base import Network, at_least_one
+from cfl.models.base import Network
 from cfl.models.batchnorm import MaskedBatchNorm1d, MaskedBatchNorm2d
 from cfl.models.evaluation import evaluation_mode
 from cfl.models.mlp import MLP
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_choices, check_integers, check_numbers
 
 
 class ACGAN(Network):
@@ -62,17 +63,14 @@ class ACGAN(Network):
         bound: float = 3.0,
     ) -> None:
         super().__init__(input_shape, num_outputs)
-        if generator_kind not in ("mlp", "conv"):
-            raise ConfigError("model.network.generator_kind", generator_kind, "mlp or conv")
-        if generator_norm not in ("batch", "none"):
-            raise ConfigError("model.network.generator_norm", generator_norm, "batch or none")
-        at_least_one("noise_dim", noise_dim)
-        if not bound > 0:
-            raise ConfigError("model.network.bound", bound, "a number above 0")
+        check_choices("model.network", ("mlp", "conv"), generator_kind=generator_kind)
+        check_choices("model.network", ("batch", "none"), generator_norm=generator_norm)
+        check_integers("model.network", 1, noise_dim=noise_dim)
+        check_numbers("model.network", "(0, inf]", bound=bound)
         default = [256, 512] if generator_kind == "mlp" else [256, 128, 64]
         self.widths = default if widths is None else list(widths)
         for width in self.widths:
-            at_least_one("widths", width)
+            check_integers("model.network", 1, widths=width)
         if generator_kind == "conv" and not self.widths:
             raise ConfigError(
                 "model.network.widths", self.widths, "at least one number of maps with generator_kind: conv"

@@ -9,6 +9,7 @@ from itertools import chain, count
 from torch import Tensor, nn
 
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_integers
 
 
 class Network(nn.Module, ABC):
@@ -40,7 +41,7 @@ class Network(nn.Module, ABC):
         super().__init__()
         if len(input_shape) != 3 or min(input_shape) < 1:
             raise ConfigError("model.network.input_shape", input_shape, "three positive integers (C, H, W)")
-        at_least_one("num_outputs", num_outputs)
+        check_integers("model.network", 1, num_outputs=num_outputs)
         channels, height, width = input_shape
         self.input_shape = (channels, height, width)
         self.num_outputs = num_outputs
@@ -87,16 +88,6 @@ def require_one_name_each(network: nn.Module) -> None:
 def num_parameters(network: nn.Module) -> int:
     """Number of scalars in the parameters (what clients train); buffers are not counted."""
     return sum(parameter.numel() for parameter in network.parameters())
-
-
-def at_least_one(option: str, value: int) -> None:
-    """Refuse a count or a size below one.
-
-    Raises:
-        ConfigError: naming ``model.network.<option>``.
-    """
-    if value < 1:
-        raise ConfigError(f"model.network.{option}", value, "an integer >= 1")
 
 
 def final_map(network: Network, final_size: Callable[[int], int]) -> tuple[int, int]:

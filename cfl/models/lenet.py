@@ -10,7 +10,7 @@ from torch.nn.functional import max_pool2d, relu
 
 from cfl.models.base import Network
 from cfl.models.initial_weights import variance_scaled
-from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_choices
 
 
 class LocalResponseNorm(nn.Module):
@@ -78,8 +78,7 @@ class LeNet(Network):
         initial: Literal["torch", "variance_scaling"] = "torch",
     ) -> None:
         super().__init__(input_shape, num_outputs)
-        if initial not in ("torch", "variance_scaling"):
-            raise ConfigError("model.network.initial", initial, "torch or variance_scaling")
+        check_choices("model.network", ("torch", "variance_scaling"), initial=initial)
         self.initial = initial
         channels, height, width = self.input_shape
         self.conv1 = nn.Conv2d(channels, 20, 5, padding=2)

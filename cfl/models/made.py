@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cfl.models.base import at_least_one
 from cfl.models.density import DensityNetwork, negative_log_likelihoods
 from cfl.models.made_masks import (
     Degrees,
@@ -25,6 +24,7 @@ from cfl.models.made_masks import (
 from cfl.models.step_draws import DrawsEachStep
 from cfl.randomness.generators import seed_for
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_choices, check_integers
 
 
 class MaskedLinear(nn.Linear):
@@ -100,12 +100,10 @@ class MADE(DrawsEachStep, DensityNetwork):
         super().__init__(input_shape, num_outputs)
         self.hidden = [500] if hidden is None else list(hidden)
         for width in self.hidden:
-            at_least_one("hidden", width)
-        at_least_one("num_masks", num_masks)
-        at_least_one("eval_orders", eval_orders)
+            check_integers("model.network", 1, hidden=width)
+        check_integers("model.network", 1, num_masks=num_masks, eval_orders=eval_orders)
         key = "model.network"
-        if order not in ("random", "natural"):
-            raise ConfigError(f"{key}.order", order, "random or natural")
+        check_choices(key, ("random", "natural"), order=order)
         if not self.hidden and direct:
             raise ConfigError(f"{key}.direct", direct, "false without hidden layers: all connections are direct")
         if not self.hidden and num_masks > 1:

@@ -7,7 +7,8 @@ from itertools import pairwise
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from cfl.models.base import Network, at_least_one, dropout_rates
+from cfl.models.base import Network, dropout_rates
+from cfl.runtime.option_checks import check_integers
 
 
 class MLP(Network):
@@ -35,7 +36,7 @@ class MLP(Network):
         super().__init__(input_shape, num_outputs)
         self.hidden = [400, 400, 400] if hidden is None else list(hidden)
         for width in self.hidden:
-            at_least_one("hidden", width)
+            check_integers("model.network", 1, hidden=width)
         self.dropout = dropout_rates(dropout, default=[0.2, *[0.5] * (len(self.hidden) - 1)][: len(self.hidden)])
 
         channels, height, width = self.input_shape

@@ -7,10 +7,11 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, relu
 
-from cfl.models.base import Network, at_least_one, final_map
+from cfl.models.base import Network, final_map
 from cfl.models.batchnorm import MaskedBatchNorm2d
 from cfl.models.weights_file import take_weights
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_choices, check_integers
 
 Norm = Literal["none", "batch", "batch_no_stats"]
 
@@ -101,10 +102,8 @@ class ResNet18(Network):
         weights: str | None = None,
     ) -> None:
         super().__init__(input_shape, num_outputs)
-        for option, value in (("width", width), ("stem_stride", stem_stride), ("pool", pool)):
-            at_least_one(option, value)
-        if norm not in ("none", "batch", "batch_no_stats"):
-            raise ConfigError("model.network.norm", norm, "none, batch or batch_no_stats")
+        check_integers("model.network", 1, width=width, stem_stride=stem_stride, pool=pool)
+        check_choices("model.network", ("none", "batch", "batch_no_stats"), norm=norm)
         self.width, self.norm, self.stem_stride, self.pool, self.head_bias = width, norm, stem_stride, pool, head_bias
         self.weights = weights
         # Rounding up after each of the three halvings is rounding up after a division by eight.

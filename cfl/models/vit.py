@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from cfl.models.base import Network, at_least_one
+from cfl.models.base import Network
 from cfl.models.frozen_vit import FrozenViT
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_integers
 
 
 class PromptPool(nn.Module):
@@ -104,9 +105,9 @@ class PromptedViT(Network):
         self.weights, self.pool_size, self.prompt_length, self.top_k = weights, pool_size, prompt_length, top_k
         self.image_size, self.patch_size, self.num_layers = image_size, patch_size, num_layers
         self.num_heads, self.hidden_dim, self.mlp_dim = num_heads, hidden_dim, mlp_dim
-        positive = ("pool_size", "prompt_length", "top_k", "image_size", "patch_size")
-        for option in (*positive, "num_layers", "num_heads", "hidden_dim", "mlp_dim"):
-            at_least_one(option, getattr(self, option))
+        check_integers("model.network", 1, pool_size=pool_size, prompt_length=prompt_length, top_k=top_k)
+        check_integers("model.network", 1, image_size=image_size, patch_size=patch_size, num_layers=num_layers)
+        check_integers("model.network", 1, num_heads=num_heads, hidden_dim=hidden_dim, mlp_dim=mlp_dim)
         if top_k > pool_size:
             raise ConfigError("model.network.top_k", top_k, f"at most pool_size, {pool_size}")
         if self.input_shape[0] not in (1, 3):

@@ -20,7 +20,7 @@ def test_methods_call_themselves_by_their_class(kind: type[Method]) -> None:
     """What stands in a class's text as ``methods.<word>.`` is found to be that class, whatever it is called."""
     if kind is Method:
         return
-    for own in re.findall(r'f?"methods\.(\w+)\.', inspect.getsource(kind)):
+    for own in re.findall(r'f?"methods\.(\w+)[."]', inspect.getsource(kind)):
         assert typed_key(f"methods.{own}.option", {"mine": f"cfl.methods.x.{kind.__name__}"}) == "methods.mine.option"
 
 

@@ -77,7 +77,7 @@ def test_names_tell_settings_apart() -> None:
 
 def test_bad_settings_are_refused() -> None:
     for share in (0.0, -0.1, 1.01, float("nan")):
-        with pytest.raises(ConfigError, match=r"data\.participation\.share = .*above 0, at most 1"):
+        with pytest.raises(ConfigError, match=r"data\.participation\.share = .*in \(0, 1\]"):
             RandomShare(share)
     with pytest.raises(ConfigError, match=r"data\.participation\.initial = 0 .*at least 1"):
         Joining(0, 1)

@@ -212,7 +212,7 @@ def test_angles_are_keyed_and_uniform() -> None:
 
 @pytest.mark.parametrize("degrees", [0.0, -5.0, 361.0, float("nan")])
 def test_bad_angles_are_refused(degrees: float) -> None:
-    with pytest.raises(ConfigError, match=r"data\.stream\.max_degrees = .* above 0, at most 360"):
+    with pytest.raises(ConfigError, match=r"data\.stream\.max_degrees = .*in \(0, 360\]"):
         Rotated(Noise(), 2, degrees)
 
 

@@ -56,8 +56,8 @@ def test_a_network_that_lacks_what_every_network_has(
     (tmp_path / "featureless.py").write_text("from cfl.models.base import Network\n\nclass Net(Network):\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert tiny_cli.fit(tmp_path / "run", "--model.network", "featureless.Net") == 2
-    said = "error: class_path = 'Net' cannot work; valid: a class with all it needs: Net lacks features\n"
-    assert capsys.readouterr().err == said
+    said = "model.network = 'featureless.Net' cannot work; valid: a class with all it needs; this one lacks features"
+    assert capsys.readouterr().err == f"error: {said}\n"
 
 
 SHARING = """

@@ -9,6 +9,7 @@ import numpy as np
 from cfl.data.partitions.base import Partition, group_by_owner, shuffled_by_class
 from cfl.data.partitions.client_shares import Shares
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_integers
 
 _DRAWS_AT_ONCE = 1 << 20
 
@@ -28,8 +29,7 @@ class ClassesPerClient(Partition):
     """
 
     def __init__(self, num_classes: int = 2) -> None:
-        if num_classes < 1:
-            raise ConfigError("data.partition.num_classes", num_classes, "an integer of at least 1")
+        check_integers("data.partition", 1, num_classes=num_classes)
         self.num_classes = num_classes
         self.name = f"classes-{num_classes}"
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from cfl.data.partitions.base import Partition, group_by_owner, shuffled_by_class
 from cfl.data.partitions.client_shares import Shares
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_integers, check_numbers
 
 _HOPELESS = 200
 """Clients left short by one draw at which no redraw is worth its time.
@@ -42,12 +41,9 @@ class Dirichlet(Partition):
     """
 
     def __init__(self, alpha: float = 0.3, min_samples: int = 10, max_retries: int = 100, balance: bool = True) -> None:
-        if not (alpha > 0 and math.isfinite(alpha)):
-            raise ConfigError("data.partition.alpha", alpha, "a finite number above 0")
-        if min_samples < 0:
-            raise ConfigError("data.partition.min_samples", min_samples, "an integer of at least 0")
-        if max_retries < 1:
-            raise ConfigError("data.partition.max_retries", max_retries, "an integer of at least 1")
+        check_numbers("data.partition", "(0, inf)", alpha=alpha)
+        check_integers("data.partition", 0, min_samples=min_samples)
+        check_integers("data.partition", 1, max_retries=max_retries)
         self.alpha, self.min_samples, self.max_retries, self.balance = alpha, min_samples, max_retries, balance
         self.name = f"dirichlet-{alpha:g}"
 

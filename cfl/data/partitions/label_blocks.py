@@ -9,6 +9,7 @@ import numpy as np
 from cfl.data.partitions.base import Partition, group_by_owner, shuffled_by_class
 from cfl.data.partitions.client_shares import Shares
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_integers
 
 
 class LabelBlocks(Partition):
@@ -32,12 +33,8 @@ class LabelBlocks(Partition):
     """
 
     def __init__(self, blocks_per_client: int = 2, block_size: int | None = None) -> None:
-        if blocks_per_client < 1:
-            raise ConfigError("data.partition.blocks_per_client", blocks_per_client, "an integer of at least 1")
-        if block_size is not None and block_size < 1:
-            raise ConfigError(
-                "data.partition.block_size", block_size, "an integer of at least 1, or null for the greatest possible"
-            )
+        check_integers("data.partition", 1, blocks_per_client=blocks_per_client)
+        check_integers("data.partition", 1, or_null=True, block_size=block_size)
         self.blocks_per_client, self.block_size = blocks_per_client, block_size
         self.name = f"label-blocks-{blocks_per_client}"
 

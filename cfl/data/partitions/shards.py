@@ -7,6 +7,7 @@ import numpy as np
 from cfl.data.partitions.base import Partition, group_by_owner, shuffled_by_class
 from cfl.data.partitions.client_shares import Shares
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_integers
 
 
 class Shards(Partition):
@@ -28,8 +29,7 @@ class Shards(Partition):
     """
 
     def __init__(self, per_client: int = 2) -> None:
-        if per_client < 1:
-            raise ConfigError("data.partition.per_client", per_client, "an integer of at least 1")
+        check_integers("data.partition", 1, per_client=per_client)
         self.per_client = per_client
         self.name = f"shards-{per_client}"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import zipfile
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -16,6 +15,7 @@ from cfl.data.sources.root import data_root
 from cfl.data.sources.standard import KEY, StandardSource, check_shape
 from cfl.data.types import ImageSet
 from cfl.runtime.errors import ConfigError, DataFilesMissing
+from cfl.runtime.option_checks import check_integers, check_numbers
 
 _Channels = Literal["last", "first"]
 _PARTS = ("train", "test")
@@ -139,10 +139,8 @@ class Arrays(StandardSource):
     ) -> None:
         if not path:
             raise ConfigError(f"{KEY}.path", path, _LAYOUT)
-        if num_classes is not None and num_classes < 1:
-            raise ConfigError(f"{KEY}.num_classes", num_classes, "a positive integer, or null to read it")
-        if not (math.isfinite(scale) and scale > 0):
-            raise ConfigError(f"{KEY}.scale", scale, "a positive number")
+        check_integers(KEY, 1, or_null=True, num_classes=num_classes)
+        check_numbers(KEY, "(0, inf)", scale=scale)
         self.path, self.channels, self.scale = path, channels, scale
         self.name = Path(path).stem
         self._given = shape is not None and num_classes is not None

@@ -14,6 +14,7 @@ from cfl.data.sources.standard import KEY
 from cfl.data.types import ImageSet
 from cfl.randomness.generators import torch_generator
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_choices
 
 
 class Binarised(Source):
@@ -46,8 +47,7 @@ class Binarised(Source):
             raise ConfigError(f"{KEY}.threshold", threshold, "null with drawn")
         if threshold is not None and not 0 <= threshold < source.scale:
             raise ConfigError(f"{KEY}.threshold", threshold, f"at least 0 and below {source.scale:g}, or null")
-        if split not in ("source", "merged"):
-            raise ConfigError(f"{KEY}.split", split, "source or merged")
+        check_choices(KEY, ("source", "merged"), split=split)
         self.source, self.split, self.drawn = source, split, drawn
         self.threshold = source.scale / 2 if threshold is None else threshold
         self.name = f"{'drawn' if drawn else 'binary'}-{source.name}"

@@ -15,6 +15,7 @@ from cfl.data.sources.split import merged_split
 from cfl.data.sources.standard import KEY, StandardSource
 from cfl.data.types import ImageSet
 from cfl.runtime.errors import ConfigError, DataFilesMissing
+from cfl.runtime.option_checks import check_choices
 
 VARIABLES = {
     "accidents": 111,
@@ -101,8 +102,7 @@ class BinarySet(StandardSource):
             valid = "an integer of at least 1" if known is None else f"{known}, or null"
             raise ConfigError(f"{KEY}.variables", variables, valid)
         self.variables = variables or known or 0
-        if split not in ("published", "merged"):
-            raise ConfigError(f"{KEY}.split", split, "published or merged")
+        check_choices(KEY, ("published", "merged"), split=split)
         if max_rows is not None and (max_rows < 7 or split != "merged"):
             raise ConfigError(f"{KEY}.max_rows", max_rows, "at least 7 with split: merged, else null")
         if pad_to is not None and pad_to < self.variables:

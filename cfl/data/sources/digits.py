@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cfl.data.sources.split import check_test_share, stratified_split
-from cfl.data.sources.standard import StandardSource
+from cfl.data.sources.split import SHARES, stratified_split
+from cfl.data.sources.standard import KEY, StandardSource
 from cfl.data.types import ImageSet
+from cfl.runtime.option_checks import check_numbers
 
 
 class Digits(StandardSource):
@@ -43,7 +44,7 @@ class Digits(StandardSource):
         max_train: int | None = None,
         max_test: int | None = None,
     ) -> None:
-        check_test_share(test_share)
+        check_numbers(KEY, SHARES, test_share=test_share)
         self.test_share = test_share
         super().__init__(mean, std, max_train, max_test)
 

@@ -14,6 +14,7 @@ from cfl.data.sources.root import data_root
 from cfl.data.sources.standard import KEY, StandardSource, check_shape
 from cfl.data.types import ImageSet
 from cfl.runtime.errors import ConfigError, DataFilesMissing
+from cfl.runtime.option_checks import check_integers
 
 _log = logging.getLogger(__name__)
 _MODES = {1: "L", 3: "RGB"}
@@ -98,8 +99,7 @@ class ImageFolder(StandardSource):
         self.shape = check_shape(shape)
         if self.shape[0] not in _MODES:
             raise ConfigError(f"{KEY}.shape", shape, "[1, H, W] for grey or [3, H, W] for RGB images")
-        if num_classes is not None and num_classes < 1:
-            raise ConfigError(f"{KEY}.num_classes", num_classes, "a positive integer, or null to count the folders")
+        check_integers(KEY, 1, or_null=True, num_classes=num_classes)
         self.folder = folder
         self.name = Path(folder).name
         self.mean, self.std = (0.0,) * self.shape[0], (1.0,) * self.shape[0]

@@ -13,10 +13,11 @@ import torch
 from cfl.data.sources.files import WHERE_ELSE
 from cfl.data.sources.folder import read_class_folders
 from cfl.data.sources.idx import read_idx
-from cfl.data.sources.split import check_test_share, stratified_split
-from cfl.data.sources.standard import StandardSource
+from cfl.data.sources.split import SHARES, stratified_split
+from cfl.data.sources.standard import KEY, StandardSource
 from cfl.data.types import ImageSet
 from cfl.runtime.errors import DataFilesMissing
+from cfl.runtime.option_checks import check_numbers
 
 _PUBLISHED = (18_724, 18_726)
 """Samples of the archive: images that can be read, and the two more that FOT counts."""
@@ -103,7 +104,7 @@ class NotMNIST(StandardSource):
         max_train: int | None = None,
         max_test: int | None = None,
     ) -> None:
-        check_test_share(test_share)
+        check_numbers(KEY, SHARES, test_share=test_share)
         self.test_share = test_share
         super().__init__(mean, std, max_train, max_test)
 

@@ -10,21 +10,9 @@ from torch import Tensor
 
 from cfl.data.types import ImageSet
 from cfl.randomness.generators import numpy_generator
-from cfl.runtime.errors import ConfigError
 
-SMALLEST_SHARE, LARGEST_SHARE = 0.01, 0.99
-
-
-def check_test_share(share: float) -> None:
-    """Refuse a test share that would leave a part empty.
-
-    Raises:
-        ConfigError: for ``data.stream.source.test_share``.
-    """
-    if not SMALLEST_SHARE <= share <= LARGEST_SHARE:
-        raise ConfigError(
-            "data.stream.source.test_share", share, f"a number between {SMALLEST_SHARE} and {LARGEST_SHARE}"
-        )
+SHARES = "[0.01, 0.99]"
+"""Of samples that may go to the test set: neither part is empty."""
 
 
 def stratified_split(whole: ImageSet, test_share: float) -> tuple[ImageSet, ImageSet]:
@@ -34,7 +22,7 @@ def stratified_split(whole: ImageSet, test_share: float) -> tuple[ImageSet, Imag
 
     Args:
         whole: ``[N, C, H, W]`` images with labels.
-        test_share: share of the samples that goes to the test set, see :func:`check_test_share`.
+        test_share: share of the samples that goes to the test set, one of :data:`SHARES`.
     """
     from sklearn.model_selection import train_test_split  # slow to import
 

@@ -11,6 +11,7 @@ from cfl.data.sources.base import Source
 from cfl.data.sources.split import balanced_subset
 from cfl.data.types import ImageSet
 from cfl.runtime.errors import ConfigError, DataFilesMissing
+from cfl.runtime.option_checks import check_integers
 
 KEY = "data.stream.source"
 _log = logging.getLogger(__name__)
@@ -59,9 +60,7 @@ class StandardSource(Source):
             raise ConfigError(f"{KEY}.mean", mean, "finite numbers, one per channel")
         if std is not None and not all(math.isfinite(value) and value > 0 for value in std):
             raise ConfigError(f"{KEY}.std", std, "positive finite numbers, one per channel")
-        for name, limit in (("max_train", max_train), ("max_test", max_test)):
-            if limit is not None and limit < 1:
-                raise ConfigError(f"{KEY}.{name}", limit, "a positive integer, or null for all samples")
+        check_integers(KEY, 1, or_null=True, max_train=max_train, max_test=max_test)
         if self.sizes_known():
             self._check_options_against_sizes()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ from cfl.data.sources.standard import KEY, StandardSource, check_shape
 from cfl.data.types import ImageSet
 from cfl.randomness.generators import numpy_generator
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_integers, check_numbers
 
 _DARKEST, _BRIGHTEST = 64, 191  # prototypes keep away from 0 and 255, where noise would be cut off
 
@@ -53,13 +53,11 @@ class Synthetic(StandardSource):
         max_train: int | None = None,
         max_test: int | None = None,
     ) -> None:
-        if num_classes < 1:
-            raise ConfigError(f"{KEY}.num_classes", num_classes, "a positive integer")
+        check_integers(KEY, 1, num_classes=num_classes)
         for key, size in (("train_size", train_size), ("test_size", test_size)):
             if size < num_classes:
                 raise ConfigError(f"{KEY}.{key}", size, f"at least {num_classes}, one sample of each class")
-        if not (math.isfinite(noise) and noise >= 0):
-            raise ConfigError(f"{KEY}.noise", noise, "a finite number, 0 or more")
+        check_numbers(KEY, "[0, inf)", noise=noise)
         self.shape = (1, 8, 8) if shape is None else check_shape(shape)
         self.num_classes = num_classes
         self.train_size, self.test_size, self.noise, self.seed = train_size, test_size, noise, seed

@@ -15,6 +15,7 @@ from cfl.data.sources.standard import KEY, StandardSource
 from cfl.data.types import ImageSet
 from cfl.data.yahoo_csv import ADDRESS, FOLDER, PUBLISHED, TOPICS, features_file
 from cfl.runtime.errors import ConfigError, DataFilesMissing
+from cfl.runtime.option_checks import check_integers
 
 _CENTRE, _PER_DEVIATION = 127, 127 / 4  # the stored integer that means 0, and integers per standard deviation
 _CHUNK = 65_536  # rows converted at a time
@@ -60,8 +61,7 @@ class YahooAnswers(StandardSource):
     ) -> None:
         if not encoder or "/" in encoder:
             raise ConfigError(f"{KEY}.encoder", encoder, "the name of an encoder, as in the names of its files")
-        if dimensions < 1:
-            raise ConfigError(f"{KEY}.dimensions", dimensions, "a positive integer")
+        check_integers(KEY, 1, dimensions=dimensions)
         self.encoder, self.dimensions = encoder, dimensions
         self.shape = (1, 1, dimensions)
         super().__init__(mean, std, max_train, max_test)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from cfl.data.sources.base import Source
 from cfl.data.types import Task
-from cfl.runtime.errors import ConfigError
 
 
 class Stream(ABC):
@@ -45,9 +44,3 @@ class Stream(ABC):
         held = [part for value in vars(self).values() for part in (value if isinstance(value, list) else [value])]
         said = dict.fromkeys(part.unlike_published for part in held if isinstance(part, Source))
         return [line for line in said if line]
-
-
-def require_positive_num_tasks(num_tasks: int) -> None:
-    """Raise ConfigError naming ``data.stream.num_tasks`` unless there is at least one task."""
-    if num_tasks < 1:
-        raise ConfigError("data.stream.num_tasks", num_tasks, "an integer of at least 1")

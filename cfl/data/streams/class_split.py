@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from cfl.data.sources.base import Source
-from cfl.data.streams.base import Stream, require_positive_num_tasks
+from cfl.data.streams.base import Stream
 from cfl.data.types import ImageSet, Task
 from cfl.randomness.generators import numpy_generator
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_choices, check_integers
 
 
 class ClassSplit(Stream):
@@ -47,9 +48,8 @@ class ClassSplit(Stream):
         class_order: Literal["natural", "seeded", "superclass"] = "natural",
         task_order: Literal["given", "seeded"] | list[int] = "given",
     ) -> None:
-        require_positive_num_tasks(num_tasks)
-        if class_order not in ("natural", "seeded", "superclass"):
-            raise ConfigError("data.stream.class_order", class_order, "natural, seeded or superclass")
+        check_integers("data.stream", 1, num_tasks=num_tasks)
+        check_choices("data.stream", ("natural", "seeded", "superclass"), class_order=class_order)
         if task_order not in ("given", "seeded") and (
             isinstance(task_order, str) or sorted(task_order) != list(range(num_tasks))
         ):

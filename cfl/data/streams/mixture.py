@@ -14,6 +14,7 @@ from cfl.data.streams.sequence import common_shape, enlarge, repeat_channels
 from cfl.data.types import Task
 from cfl.randomness.generators import numpy_generator
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_integers
 
 
 class Mixture(Stream):
@@ -48,8 +49,7 @@ class Mixture(Stream):
         max_train: int | None = None,
     ) -> None:
         self.shape = common_shape(sources)
-        if classes_per_task < 1:
-            raise ConfigError("data.stream.classes_per_task", classes_per_task, "an integer of at least 1")
+        check_integers("data.stream", 1, classes_per_task=classes_per_task)
         if max_train is not None and max_train < classes_per_task:
             valid = f"at least {classes_per_task}, one sample of each class of a task, or null"
             raise ConfigError("data.stream.max_train", max_train, valid)

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_choices, check_numbers
 
 SigmaRule = Literal["paper", "standard"]
 
@@ -44,14 +44,10 @@ class GaussianMechanism:
 
     def __init__(self, epsilon: float, delta: float, clip: float = 1.0, sigma_rule: SigmaRule = "standard") -> None:
         key = "methods.fot.mechanism"
-        if not 0 < epsilon < math.inf:
-            raise ConfigError(f"{key}.epsilon", epsilon, "a number above 0")
-        if not 0 < delta < 1:
-            raise ConfigError(f"{key}.delta", delta, "a number above 0 and below 1")
-        if not 0 < clip < math.inf:
-            raise ConfigError(f"{key}.clip", clip, "a number above 0")
-        if sigma_rule not in get_args(SigmaRule):
-            raise ConfigError(f"{key}.sigma_rule", sigma_rule, " or ".join(get_args(SigmaRule)))
+        check_numbers(key, "(0, inf)", epsilon=epsilon)
+        check_numbers(key, "(0, 1)", delta=delta)
+        check_numbers(key, "(0, inf)", clip=clip)
+        check_choices(key, get_args(SigmaRule), sigma_rule=sigma_rule)
         if epsilon > 1:
             _log.warning("%s.epsilon = %g: the noise bound is proved for epsilon <= 1 only", key, epsilon)
         self.epsilon, self.delta, self.clip = epsilon, delta, clip

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_choices, check_integers, check_numbers
 
 RankRule = Literal["code", "gpm"]
 
@@ -252,12 +253,9 @@ def choose_rank(
     Raises:
         ConfigError: threshold, rule or minimum_rank outside what is valid.
     """
-    if not 0 <= threshold <= 1:
-        raise ConfigError("methods.fot.threshold", threshold, "a number between 0 and 1")
-    if rule not in get_args(RankRule):
-        raise ConfigError("methods.fot.rank_rule", rule, " or ".join(get_args(RankRule)))
-    if minimum_rank < 0:
-        raise ConfigError("methods.fot.minimum_rank", minimum_rank, "an integer, 0 or more")
+    check_numbers("methods.fot", "[0, 1]", threshold=threshold)
+    check_choices("methods.fot", get_args(RankRule), rank_rule=rule)
+    check_integers("methods.fot", 0, minimum_rank=minimum_rank)
     values = singular_values.detach().double().cpu()
     nonzero = int((values > _ROUNDING * values.max()).sum()) if values.numel() else 0
     if nonzero == 0:

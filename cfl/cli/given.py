@@ -1,0 +1,69 @@
+"""What was said on a command line and in its files: the parser's errors tell neither which method nor which value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+_FILES = (".yaml", ".yml", ".json")
+
+
+class Given(NamedTuple):
+    """One value that was given.
+
+    Attributes:
+        key: dotted, without ``init_args`` and ``class_path``: of an option, or of a class, whose value is its name.
+        value: as it was given.
+        file: the configuration file that holds it; None where it was on the command line.
+    """
+
+    key: str
+    value: Any
+    file: str | None = None
+
+
+def in_content(content: Any, file: str | None = None, key: str = "") -> Iterator[Given]:
+    """What a configuration or a part of it says, in order; of lists, what each of its items does, too."""
+    if isinstance(content, Mapping):
+        for name, inner in content.items():
+            yield from in_content(inner, file, f"{key}.{name}")
+        return
+    parts = [part for part in key.split(".") if part not in ("", "init_args", "class_path")]
+    yield Given(".".join(parts), content, file)
+    for item in content if isinstance(content, list) else ():
+        if isinstance(item, Mapping):
+            yield from in_content(item, file, key)
+
+
+def on_command_line(words: Sequence[str]) -> Iterator[Given]:
+    """What the options of a command line say, ``--key value`` or ``--key=value``, in order.
+
+    What the files of ``--config`` say is left out: others may have such names, too.
+    """
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
+        option, equals, value = word.partition("=")
+        if option.startswith("--"):
+            key, value = option.removeprefix("--"), value if equals else following
+            if key != "config":
+                yield from in_content(_mapping(value) or value, key=key)
+            elif not value.endswith(_FILES):
+                yield from in_content(_mapping(value) or {})
+
+
+def _mapping(text: str) -> Mapping[str, Any] | None:
+    """A mapping, or what the named file holds if it is one; None for anything else."""
+    try:
+        content = yaml.safe_load(Path(text).read_bytes() if text.endswith(_FILES) else text)
+    except (yaml.YAMLError, OSError, ValueError):  # the parser says it of the option
+        return None
+    return content if isinstance(content, Mapping) else None
+
+
+def value_of(key: str, given: Sequence[Given]) -> Given:
+    """What was given for a key last; of a mapping, all that was given for what is in it."""
+    below = {one.key.removeprefix(f"{key}."): one.value for one in given if one.key.startswith(f"{key}.")}
+    return next((one for one in reversed(given) if one.key == key), Given(key, below or None))

@@ -1,0 +1,188 @@
+"""One sentence about an option that the parser does not accept: its key, its value, and what would be valid.
+
+jsonargparse makes a parser for the options of every class, and hands an error on as text. Each parser of ours raises a
+:class:`Refusal` instead, which the parser around it finds in that text, and puts its own key before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from jsonargparse import ArgumentParser
+from torch import Tensor
+from torch.optim import Optimizer
+
+from cfl.cli.given import Given, value_of
+from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING
+from cfl.runtime.class_paths import PACKAGE
+from cfl.runtime.command_line import ALLOW
+from cfl.training.client import ELEMENTWISE_OPTIMIZERS
+
+_KEY = re.compile(r'Parser key "([^"]+)"')
+_UNKNOWN = re.compile(r"(?:Group '([\w.]+)')?.*?(?:[Oo]ption '|unrecognized arguments: --)([\w.]+)")
+_LACKING = re.compile(r"the following arguments are required: (\w+)(.*)")
+_DENIED = re.compile(r"Importing '\S+' is not allowed, denied by the '(\S+)' entry")
+_WORDS = {NoneType: "null", int: "an integer", float: "a number", bool: "true or false", str: "text"}
+_LOGGER = "--trainer.logger CSVLogger --trainer.logger.save_dir . (the run folder)"
+_BY_HAND = {
+    "methods": "names with classes, e.g. --methods.fot FOT",
+    "seed_everything": "an integer from 0 to 4294967295",  # Lightning's type allows true, for a seed that nobody knows
+    "trainer.logger": f"false, or a logger's class, e.g. {_LOGGER}",
+}
+_WITH_ALLOW = (
+    "a class of cfl, torch.optim or Lightning's loggers, as nobody has named this configuration; "
+    f"{ALLOW} PACKAGE, if you trust it, adds another package"
+)
+_OF_A_RUN = "a class that builds a part of a run"
+NO_CLASS = "options without a class"
+"""What stands for the value of a method whose class nobody has named."""
+
+
+class Refusal(argparse.ArgumentError):
+    """An option that a parser does not accept.
+
+    Attributes:
+        key: dotted, from the parser's options on.
+        owner: short name of the class whose options the parser has.
+        what: ``unknown``, ``missing``, or ``wrong`` where the value is.
+        valid: what would be valid, or what is missing.
+        text: the message of the parser that was the first to refuse it.
+    """
+
+    def __init__(
+        self, key: str, owner: str, what: Literal["unknown", "missing", "wrong"], valid: str, text: str
+    ) -> None:
+        super().__init__(None, f"{key} of {owner} is {what}")
+        self.key, self.owner, self.what, self.valid, self.text = key, owner, what, valid, text
+
+
+def refusal(parser: ArgumentParser, text: str, ex: Exception | None, inner: Sequence[Refusal]) -> Refusal | None:
+    """What a parser's error is about; None if it is about no option.
+
+    Args:
+        parser: the one whose error it is.
+        text: its message.
+        ex: its cause.
+        inner: what parsers of classes have refused before, the last one last.
+    """
+    owner = getattr(parser, "owner", "")
+    if under := _KEY.match(text):
+        key = under[1]
+        if found := next((one for one in reversed(inner) if str(one) in text), None):
+            return Refusal(f"{key}.{found.key}", owner or found.owner, found.what, found.valid, found.text)
+        return Refusal(key, owner, "wrong", _valid(parser, key, text, ex), text)
+    if lacking := _LACKING.match(text):
+        return Refusal(lacking[1], owner, "missing", f"{owner} needs a value for {lacking[1]}{lacking[2]}", text)
+    if unknown := _UNKNOWN.match(text):
+        key = ".".join(filter(None, unknown.groups()))
+        return Refusal(key, owner, "unknown", ", ".join(_like(key, [action.dest for action in parser._actions])), text)
+    return None
+
+
+def sentence(refused: Refusal, given: Sequence[Given]) -> str:
+    """What is told to the user.
+
+    Args:
+        refused: what the outermost parser refuses.
+        given: all that was said to it.
+    """
+    key, what, valid = FOLLOWING.get(refused.key, refused.key), refused.what, refused.valid
+    if key.startswith("methods"):
+        key = _with_name(refused, given)
+    said = value_of(key, given)
+    if refused.owner == "Method":
+        said, what, valid = Given(key, NO_CLASS), "wrong", _BY_HAND["methods"]
+    file = f" (in {said.file})" if said.file else ""
+    if what == "unknown":
+        return f"{key} is no option; valid: {valid}{file}"
+    if what == "missing":
+        return f"{key} is missing; {valid}{f', e.g. {_LOGGER}' if key.startswith('trainer.logger.') else ''}"
+    return f"{key} = {said.value!r} cannot work; valid: {valid}{file}"
+
+
+def _with_name(refused: Refusal, given: Sequence[Given]) -> str:
+    """A key below ``methods`` with the method's name, which the parser does not tell, where what was given does."""
+    option = refused.key.removeprefix("methods").removeprefix(".")
+    said = {one.key.removeprefix("methods."): str(one.value) for one in given if one.key.startswith("methods.")}
+    classes = {name: of.rpartition(".")[2] for name, of in said.items() if "." not in name}
+    if not said:
+        return refused.key
+    if refused.owner == "Method":  # options of a name for which no class was given
+        names = [name for name in (key.partition(".")[0] for key in said) if name not in classes]
+        names, option = names or [name for name in classes if f"{name}.{option}" in said], ""
+    elif not option:
+        names = [name for name in classes if said[name] in refused.text]
+    elif refused.what == "missing":
+        above, needing = option.rpartition(".")[0], refused.valid.partition(" ")[0]
+        names = [name for name in classes if f"{name}.{option}" not in said]
+        names = [name for name in names if said.get(f"{name}.{above}".strip("."), "").endswith(needing)]
+    else:
+        values = {name: value_of(f"methods.{name}.{option}", given).value for name in classes}
+        names = [name for name, of in classes.items() if of == refused.owner and values[name] is not None]
+        names = [name for name in names if str(values[name]) in refused.text] or names
+    return ".".join(filter(None, ("methods", names[0] if names else "<name>", option)))
+
+
+def _valid(parser: ArgumentParser, key: str, text: str, ex: Exception | None) -> str:
+    """What would be a valid value of an option."""
+    if denied := _DENIED.search(text):
+        return _WITH_ALLOW if denied[1] == "*" else _OF_A_RUN
+    if (key := FOLLOWING.get(key, key)) in _BY_HAND and not (key == "methods" and "class 'dict'" not in text):
+        return _BY_HAND[key]
+    kind = next((getattr(action, "_typehint", None) for action in parser._actions if action.dest == key), None)
+    if kind is None:
+        return f"its options, as those that begin with --{key}. in --help"
+    while ex is not None and ex.__cause__ is not None:
+        ex = ex.__cause__  # type: ignore[assignment]
+    told = isinstance(ex, AttributeError | ModuleNotFoundError) or "is abstract" in str(ex)
+    words = list(dict.fromkeys(_in_words(get_args(kind)[-1] if key == "methods" else kind)))
+    return " or ".join(words or [" ".join(str(ex).split())]) + (f" ({ex})" if told and words else "")
+
+
+def _in_words(kind: Any) -> Iterator[str]:
+    """The types that a type hint allows, each in words."""
+    origin, arguments = get_origin(kind) or kind, get_args(kind)
+    if origin in (Union, UnionType):
+        for argument in arguments:
+            yield from _in_words(argument)
+    elif origin is Literal:
+        yield ", ".join(map(repr, arguments))
+    elif origin in _WORDS:
+        yield _WORDS[origin]
+    elif origin is Callable:
+        yield from _in_words(arguments[-1])
+    elif inspect.isclass(origin) and issubclass(origin, Sequence | Mapping):
+        each = list(dict.fromkeys(_in_words(arguments[-1]))) if arguments else []
+        yield ("a mapping" if issubclass(origin, Mapping) else "a list") + f" (each {' or '.join(each)})" * bool(each)
+    elif origin is Optimizer:
+        yield f"one of {', '.join(sorted(ELEMENTWISE_OPTIMIZERS))}"
+    elif inspect.isclass(origin) and origin is not Tensor:  # whose place nobody's text can take
+        names = sorted(_class_names(origin)) if origin.__module__.startswith(f"{PACKAGE}.") else []
+        yield f"one of {', '.join(names)}" if names else f"a subclass of {origin.__name__}"
+
+
+def _class_names(kind: type) -> set[str]:
+    """Short names of the classes of that kind, but for abstract, private and local ones, which nobody can name."""
+    children: list[type] = kind.__subclasses__()
+    named = {one.__name__ for one in children if not inspect.isabstract(one) and one.__qualname__ == one.__name__}
+    return {name for name in named if not name.startswith("_")}.union(*map(_class_names, children))
+
+
+def _like(name: str, options: Sequence[str]) -> list[str]:
+    """The options that begin with a name or look like it, else those of the same group, else the groups."""
+    group = name.rpartition(".")[0]
+    following = {**FOLLOWING, **BUILT_FROM}
+    options = [option for option in options if option not in following and not option.endswith("help")]
+    options = [option for option in options if not any(other.startswith(f"{option}.") for other in options)]
+    return (
+        [option for option in options if option.startswith(name)]
+        or get_close_matches(name, options)
+        or [option for option in options if group and option.startswith(f"{group}.")]
+        or sorted({option.partition(".")[0] for option in options} - {"print_config"})
+    )

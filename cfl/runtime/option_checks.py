@@ -1,0 +1,46 @@
+"""Checks of a class's options that name key, value and what would be valid, when it is built from Python, too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from typing import Any
+
+from cfl.runtime.errors import ConfigError
+
+
+def check_integers(section: str, at_least: int, *, or_null: bool = False, **options: int | None) -> None:
+    """Refuse integers below a bound.
+
+    Args:
+        section: the key that the options stand below, e.g. ``methods.gpm``.
+        at_least: the smallest valid one.
+        or_null: whether None is valid, too.
+        options: values by the options' names.
+
+    Raises:
+        ConfigError: for the first option that is refused.
+    """
+    _check(section, f"an integer of at least {at_least}", lambda value: value >= at_least, or_null, options)
+
+
+def check_numbers(section: str, interval: str, *, or_null: bool = False, **options: float | None) -> None:
+    """As :func:`check_integers`, for numbers outside an interval, e.g. ``(0, 1]`` or ``[0, inf)``; NaN is in none."""
+    low, high = (float(end) for end in interval[1:-1].split(","))
+    valid = f"a number in {interval}"
+    if math.isinf(high):
+        valid = f"a number {'of at least' if interval[0] == '[' else 'above'} {low:g}"
+    ends = {end for end, bracket in ((low, interval[0]), (high, interval[-1])) if bracket in "[]"}
+    _check(section, valid, lambda value: low < value < high or value in ends, or_null, options)
+
+
+def check_choices(section: str, choices: Collection[Any], *, or_null: bool = False, **options: Any) -> None:
+    """As :func:`check_integers`, for values that are none of the choices."""
+    *most, last = map(str, choices)
+    _check(section, f"{', '.join(most)} or {last}", lambda value: value in choices, or_null, options)
+
+
+def _check(section: str, valid: str, holds: Callable[[Any], bool], or_null: bool, options: dict[str, Any]) -> None:
+    for name, value in options.items():
+        if not (or_null if value is None else holds(value)):
+            raise ConfigError(f"{section}.{name}", value, valid + ", or null" * or_null)
