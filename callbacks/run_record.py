@@ -32,12 +32,12 @@ from cfl.metrics.measure import ACCURACY, NLL
 from cfl.metrics.task_matrix import TaskMatrix
 from cfl.reporting import folder_lock
 from cfl.reporting.compare.matrix_table import matrix_table
-from cfl.reporting.compare.printing import print_table
 from cfl.reporting.experiment import method_name
 from cfl.reporting.figures import accuracy_curve, accuracy_heatmap, learning_curves, sample_grid
 from cfl.reporting.figures import save as save_figure
 from cfl.reporting.matrix_file import write_matrix_csv
 from cfl.reporting.names import is_benchmark_name, is_method_name
+from cfl.reporting.text_table import print_table
 from cfl.runtime import distributed
 from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.errors import ConfigError

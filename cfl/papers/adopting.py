@@ -16,7 +16,7 @@ from cfl.papers.results import read_result
 from cfl.papers.rough import rough
 from cfl.papers.run_log import LOG
 from cfl.papers.running import LOCK
-from cfl.reporting.matrix_file import RunFolderError
+from cfl.reporting.csv_file import RunFolderError
 from cfl.runtime.run_files import CHECKPOINT, SUMMARY
 
 

@@ -20,6 +20,7 @@ from cfl.papers.rough import rough
 from cfl.papers.running import Job
 from cfl.reporting.compare.statistics import Spread
 from cfl.reporting.experiment import config_hash
+from cfl.reporting.rounding import rounded
 from cfl.runtime.errors import ConfigError
 
 DIVERGED = "values left the finite numbers"
@@ -134,7 +135,7 @@ class Cell:
         allowed = max((self.published.std or 0.0) + (self.ours.std or 0.0), self.definition.tolerance)
         # One part in 10^9 for the rounding of decimal fractions: 0.5 is within 0.5.
         within = abs(self.difference) <= allowed * (1 + 1e-9)
-        return "matched" if within else f"off by {self.difference:+.{self.definition.decimals}f}"
+        return "matched" if within else f"off by {rounded(self.difference, self.definition.decimals, '+')}"
 
 
 @dataclass

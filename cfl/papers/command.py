@@ -26,8 +26,8 @@ from cfl.papers.results import read_results
 from cfl.papers.run_log import has_diverged
 from cfl.papers.running import Job, Runner, exit_status
 from cfl.papers.sweeps import SweepState, read_sweep
+from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.experiment import config_hash
-from cfl.reporting.matrix_file import RunFolderError
 from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import on_one_line, printable

@@ -14,7 +14,7 @@ from cfl.papers.missing_data import MissingData
 from cfl.papers.results import Result, read_result
 from cfl.papers.rough import rough
 from cfl.reporting.attention import Attention
-from cfl.reporting.matrix_file import RunFolderError
+from cfl.reporting.csv_file import RunFolderError
 from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.run_files import SUMMARY

@@ -150,9 +150,9 @@ def _curves(axes: Axes, table: Table, group: Sequence[Cell]) -> None:
 
 def _numbers(axes: Axes, table: Table, group: Sequence[Cell], across: str) -> None:
     for y, cell in enumerate(group):
-        paper = Spread(cell.published.mean, cell.published.std, 1) if cell.published else None
+        published = cell.published.spread if cell.published else None
         looks: list[tuple[Spread | None, float, dict[str, Any]]] = [
-            (paper, -0.12, {"color": _PALETTE[1], "markerfacecolor": "white"}),
+            (published, -0.12, {"color": _PALETTE[1], "markerfacecolor": "white"}),
             (cell.ours, 0.12, {"color": _PALETTE[0]}),
         ]
         for spread, shift, look in looks:

@@ -24,7 +24,7 @@ from cfl.papers.missing_data import MissingData, find_missing, needs_of
 from cfl.papers.resolving import num_rounds
 from cfl.papers.results import read_result
 from cfl.papers.run_log import LOG, has_diverged, last_lines
-from cfl.reporting.matrix_file import RunFolderError
+from cfl.reporting.csv_file import RunFolderError
 from cfl.runtime.cpu_cores import usable_cores
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.run_files import CHECKPOINT, ROUNDS, SUMMARY

@@ -17,12 +17,12 @@ from cfl.papers.definition import SCALE, Paper, papers
 from cfl.papers.expressions import Undefined, Unrecorded
 from cfl.papers.folders import begun
 from cfl.papers.recipes import CHOSEN, Recipe, Rule, recipe, setting
-from cfl.papers.report import shown
 from cfl.papers.resolving import Resolver
 from cfl.papers.results import Result, Results
 from cfl.papers.running import Job
 from cfl.reporting.compare.statistics import Spread
 from cfl.reporting.experiment import config_hash
+from cfl.reporting.text_table import TextTable
 from cfl.runtime.errors import ConfigError
 
 Values = tuple[tuple[str, Any], ...]
@@ -384,10 +384,9 @@ class SweepState:
     def markdown(self) -> str:
         """The table of candidates, and the line that belongs into the method's config once a value is chosen."""
         sweep = self.sweep
-        lines = [f"# Sweep {sweep.name}", "", f"| setting | {sweep.value} | seeds |", "|---|---:|---:|"]
-        for values in self.candidates:
-            mark = " **chosen**" if values == self.chosen else ""
-            lines.append(f"| {named(values)}{mark} | {self._score(values)} | {len(self.values(values))} |")
+        marks = {values: " **chosen**" if values == self.chosen else "" for values in self.candidates}
+        rows = [[named(v) + mark, self._score(v), str(len(self.values(v)))] for v, mark in marks.items()]
+        lines = [f"# Sweep {sweep.name}", "", *TextTable(["setting", sweep.value, "seeds"], rows).markdown()]
         if self.chosen is None:
             finished = all(len(self.values(values)) == sweep.seeds for values in self.candidates)
             why = "No candidate has a value: nothing is chosen." if finished else "Not finished: nothing is chosen yet."
@@ -415,7 +414,7 @@ class SweepState:
         found = self.values(candidate).values()
         reasons = dict.fromkeys(value for value in found if isinstance(value, str))
         spread = Spread.of([value for value in found if not isinstance(value, str)])
-        return "; ".join([*([shown(spread, 2)] if spread or not reasons else []), *reasons])
+        return "; ".join([*([spread.shown(2) if spread else "-"] if spread or not reasons else []), *reasons])
 
     @property
     def at_the_end(self) -> bool:

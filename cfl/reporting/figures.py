@@ -29,6 +29,7 @@ from torch import Tensor
 from cfl.metrics.accuracy import average_accuracy
 from cfl.metrics.measure import ACCURACY, Measure
 from cfl.reporting.attention import read_attention
+from cfl.reporting.rounding import rounded, significant
 
 NUMBERS_UP_TO = 12
 """Largest number of tasks for which a heatmap prints the accuracies into its cells."""
@@ -166,7 +167,7 @@ def _draw_heatmap(
             if i > t:
                 unseen.append(cells[-1])
             if tasks <= NUMBERS_UP_TO:
-                axes.text(i, t, f"{accuracy:.1f}", ha="center", va="center", color=ink, fontsize=size)
+                axes.text(i, t, rounded(accuracy, 1), ha="center", va="center", color=ink, fontsize=size)
     axes.add_collection(PatchCollection(cells, facecolor=colours, edgecolor="white", linewidth=0.8))
     axes.add_collection(PatchCollection(unseen, **_UNSEEN_HATCH))
     axes.set(xlim=(-0.5, tasks - 0.5), ylim=(tasks - 0.5, -0.5), aspect="equal", ylabel="after learning task")
@@ -231,7 +232,7 @@ def accuracy_curve(
 def learning_curves(
     curves: Mapping[str, Sequence[float | None]], targets: Sequence[float] = (), measure: Measure = ACCURACY
 ) -> Figure:
-    """ACC over the communication rounds done, one line per run, with target accuracies as thin horizontal lines.
+    """ACC after each communication round, from round 0, one line per run, with targets as thin horizontal lines.
 
     Points are drawn where the model was evaluated, and nowhere else; runs may be of different length.
 
@@ -251,7 +252,7 @@ def learning_curves(
     for target in targets:
         axes.axhline(target, color="#555555", linewidth=0.9, linestyle=(0, (4, 2)))
     for k, (name, curve) in enumerate(curves.items()):
-        points = [(r, acc) for r, acc in enumerate(curve, start=1) if acc is not None]
+        points = [(r, acc) for r, acc in enumerate(curve) if acc is not None]
         if not points:
             raise ValueError(f"{name}: a learning curve to draw has at least one evaluation")
         style = _line_style(k)
@@ -264,7 +265,7 @@ def learning_curves(
     shown = ", ".join(f"{target:.10g}" for target in targets)
     _name_lines(figure, handles, [*curves, *(["", f"targets: {shown} %"] if targets else [])])
     unit = measure.label[measure.label.index("(") :]
-    axes.set(xlabel="communication rounds", ylabel=f"{measure.mean_label} {unit}")
+    axes.set(xlabel="communication round", ylabel=f"{measure.mean_label} {unit}")
     _set_view(axes, measure)
     return figure
 
@@ -338,7 +339,7 @@ def draw_attention(
         for line, column in (~shown.isnan()).nonzero().tolist():
             value = shown[line, column].item()
             ink = "#ffffff" if abs(value) > 0.7 * most else "#000000"
-            axes.text(column, line, f"{value:.2g}", ha="center", va="center", color=ink, fontsize=8)
+            axes.text(column, line, significant(value, 2), ha="center", va="center", color=ink, fontsize=8)
     axes.set_xticks(range(len(lenders)), list(lenders), rotation=40, ha="right", rotation_mode="anchor", fontsize=8)
     axes.set_yticks(range(len(borrowers)), list(borrowers), fontsize=8)
     axes.set_xlabel("knowledge of", fontsize=8)

@@ -21,8 +21,8 @@ from cfl.papers.reproducibility import page
 from cfl.papers.resolving import Resolver, same_experiment
 from cfl.papers.results import read_result, read_results
 from cfl.papers.rough import rough
+from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.experiment import config_hash
-from cfl.reporting.matrix_file import RunFolderError
 from cfl.runtime.errors import ConfigError
 
 ROOT = PAPERS.parent.parent

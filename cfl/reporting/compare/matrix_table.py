@@ -12,6 +12,7 @@ from torch import Tensor
 from cfl.metrics.accuracy import average_accuracy
 from cfl.metrics.measure import ACCURACY, Measure
 from cfl.reporting.figures import cell_colours, colour_scale
+from cfl.reporting.rounding import rounded
 
 
 def matrix_table(matrix: Tensor, measure: Measure = ACCURACY, means: Sequence[float] | None = None) -> Table:
@@ -43,7 +44,7 @@ def matrix_table(matrix: Tensor, measure: Measure = ACCURACY, means: Sequence[fl
         cells = []
         for i, accuracy in enumerate(row):
             background, ink = cell_colours(accuracy, i <= t, scale) if not math.isnan(accuracy) else ("", "")
-            cells.append(Text(f"{accuracy:.{decimals}f}", f"{ink} on {background}") if background else Text(""))
+            cells.append(Text(rounded(accuracy, decimals), f"{ink} on {background}") if background else Text(""))
         average = average_accuracy(matrix, after=t).item() if means is None else means[t]
-        table.add_row(str(t), *cells, "" if math.isnan(average) else f"{average:.2f}")
+        table.add_row(str(t), *cells, "" if math.isnan(average) else rounded(average, 2))
     return table

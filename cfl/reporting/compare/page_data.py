@@ -15,7 +15,7 @@ from cfl.reporting.compare.reading import LeftOut
 from cfl.reporting.compare.settings import differing, shown
 from cfl.reporting.compare.statistics import LEVEL, Spread, paired_difference
 from cfl.reporting.compare.tables import figures_of, ranks
-from cfl.reporting.matrix_file import RunFolderError
+from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.measures import CURVES, FIGURES, MEASURES, Measure
 from cfl.runtime.run_files import PARTITION
 
@@ -98,13 +98,12 @@ def page_data(
 
 
 def _exact(value: float | None) -> float | None:
-    """Six digits behind the first: more than anybody reads, less than a float has."""
-    return None if value is None or not math.isfinite(value) else float(f"{value:.7g}")
+    """The digits that :func:`cfl.reporting.rounding.rounded` looks at: fewer would be rounded twice."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.12g}")
 
 
-def _short(values: Iterable[float]) -> list[float | None]:
-    """For pictures."""
-    return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
+def _all(values: Iterable[float]) -> list[float | None]:
+    return [_exact(value) for value in values]
 
 
 def _evenly(count: int, most: int) -> list[int]:
@@ -115,7 +114,7 @@ def _evenly(count: int, most: int) -> list[int]:
 
 
 def _thinned(values: Sequence[float], most: int) -> list[float | None]:
-    return _short(values[k] for k in _evenly(len(values), most))
+    return _all(values[k] for k in _evenly(len(values), most))
 
 
 def _figures(comparison: Comparison, baseline: Row | None) -> list[dict[str, dict[str, list[float | int | None]]]]:
@@ -157,7 +156,7 @@ def _runs(comparison: Comparison) -> list[dict[str, Any]]:
 
 def _mean_and_std(values: np.ndarray) -> tuple[list[float | None], list[float | None] | None]:
     """Over the first axis; no deviation for a single value."""
-    return _short(values.mean(0)), _short(values.std(0, ddof=1)) if len(values) > 1 else None
+    return _all(values.mean(0)), _all(values.std(0, ddof=1)) if len(values) > 1 else None
 
 
 def _measured(row: Row, measure: Measure, side: int, points: int) -> dict[str, Any] | None:
@@ -178,7 +177,7 @@ def _measured(row: Row, measure: Measure, side: int, points: int) -> dict[str, A
         "first": first,
         "first_std": first_std,
         "places": places,
-        "matrix": [_short(mean[t, places]) for t in places],
+        "matrix": [_all(mean[t, places]) for t in places],
     }
 
 
@@ -199,11 +198,11 @@ def _rounds(row: Row, points: int) -> dict[str, Any] | None:
     at = [at[k] for k in _evenly(len(at), points)]
     curves = np.array([np.mean([[run.curve[r] for r in at] for run in several], axis=0) for several in found.values()])
     mean, std = _mean_and_std(curves)
-    shown: dict[str, Any] = {"round": [r + 1 for r in at], CURVES[measure]: mean, "std": std}
+    shown: dict[str, Any] = {"round": at, CURVES[measure]: mean, "std": std}
     for name in ("uplink_bytes", "seconds"):
         columns = [run.progress.get(name, ()) for run in runs]
         if all(len(column) >= shortest and all(column[r] is not None for r in at) for column in columns):
-            shown[name] = _short(np.mean([[column[r] for r in at] for column in columns], axis=0))
+            shown[name] = _all(np.mean([[column[r] for r in at] for column in columns], axis=0))
     return shown
 
 
@@ -218,7 +217,7 @@ def _space(row: Row, points: int) -> dict[str, dict[str, Any]]:
     for layer, percents in found.items():
         tasks = sorted(percents)
         tasks = [tasks[k] for k in _evenly(len(tasks), points)]
-        thinned[layer] = {"task": tasks, "used": _short(sum(percents[t]) / len(percents[t]) for t in tasks)}
+        thinned[layer] = {"task": tasks, "used": _all(sum(percents[t]) / len(percents[t]) for t in tasks)}
     return thinned
 
 

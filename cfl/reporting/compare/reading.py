@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +13,8 @@ import numpy as np
 import yaml
 
 from cfl.reporting.compare.settings import settings_of
-from cfl.reporting.matrix_file import RunFolderError, number_in, open_file, read_matrix_csv
+from cfl.reporting.csv_file import RunFolderError, index_in, number_in, open_file, read_csv
+from cfl.reporting.matrix_file import read_matrix_csv
 from cfl.reporting.measures import MEASURES
 from cfl.reporting.names import is_method_name
 from cfl.reporting.run_folder import Run, read_rounds, read_run
@@ -216,18 +216,13 @@ def read_space(path: Path) -> dict[str, dict[int, float]]:
         RunFolderError: a value that cannot be; the message names the file and the line.
     """
     found: dict[str, dict[int, float]] = {}
-    with open_file(path) as file:
-        try:
-            for number, row in enumerate(csv.DictReader(file), start=2):
-                task, layer, used = row.get("task"), row.get("layer"), row.get("used_space")
-                if task is None or layer is None or used is None:
-                    continue
-                if not task.isdecimal():
-                    raise RunFolderError(f"{path}, line {number}: {task!r} is no task")
-                if used:
-                    found.setdefault(layer, {})[int(task)] = number_in(used, path, number)
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise RunFolderError(f"{path}: not a CSV file: {error}") from None
+    header, lines = read_csv(path)
+    if {"task", "layer", "used_space"} <= set(header):
+        for line, row in lines:
+            cells = dict(zip(header, row, strict=True))
+            task = index_in(cells["task"], "task", path, line)
+            if cells["used_space"]:
+                found.setdefault(cells["layer"], {})[task] = number_in(cells["used_space"], path, line)
     return found
 
 
