@@ -13,7 +13,6 @@ from cfl.papers.definition import Paper
 from cfl.papers.folders import run_folder
 from cfl.papers.resolving import Resolver, same_experiment
 from cfl.papers.results import read_result
-from cfl.papers.rough import rough
 from cfl.papers.run_log import LOG
 from cfl.papers.running import LOCK
 from cfl.reporting.csv_file import RunFolderError
@@ -40,8 +39,6 @@ def adopt(folder: Path, papers: list[Paper], runs: Path, resolver: Resolver) -> 
         for scale in paper.scales:
             for table in paper.tables():
                 for point, recipe in each_recipe(table, scale):
-                    if not rough(recipe.arguments).may_be(result.experiment):
-                        continue
                     if same_experiment(resolver.experiment(recipe.arguments), result.experiment):
                         target = runs / run_folder(table, point, result.seed, result.experiment)
                         if target.resolve() != folder.resolve():

@@ -11,12 +11,11 @@ from cfl.papers.definition import SCALE, Figure, Table
 from cfl.papers.expressions import Undefined, Unrecorded
 from cfl.papers.folders import begun, run_folder
 from cfl.papers.grids import Grid, mean_grid
-from cfl.papers.missing_data import MissingData
+from cfl.papers.missing_data import MissingData, needs_of
 from cfl.papers.published import Published
 from cfl.papers.recipes import NotAvailable, Recipe
 from cfl.papers.resolving import Resolver
 from cfl.papers.results import Result, Results
-from cfl.papers.rough import rough
 from cfl.papers.running import Job
 from cfl.reporting.compare.statistics import Spread
 from cfl.reporting.experiment import config_hash
@@ -255,15 +254,12 @@ class Experiments:
     def _runs(self, arguments: tuple[str, ...]) -> _Found:
         """The runs of a recipe."""
         if arguments not in self._found:
-            look = rough(arguments)
-            # Resolving takes a tenth of a second, and a page has hundreds of cells that were never run.
-            made = (*(result.experiment for result in self.results.all), *self.results.diverged.values())
-            found = _Found({}, {}, self.missing.reason(look.words))
-            if any(look.may_be(experiment) for experiment in made):
+            found = _Found({}, {}, None)
+            if self.results.all or self.results.diverged or self.missing.known:  # resolving takes its time
                 try:
                     experiment = self.resolver.experiment(arguments)
                     of_it, diverged = self.results.of(experiment), self.results.diverged_seeds(experiment)
-                    found = found._replace(runs=of_it, diverged=diverged)
+                    found = _Found(of_it, diverged, self.missing.reason(needs_of(experiment)))
                 except ConfigError as error:  # what runs were made with once may be refused by now
                     found = _Found({}, {}, f"its configuration is refused: {' '.join(str(error).split())}")
             self._found[arguments] = found

@@ -122,11 +122,7 @@ class MissingData:
         finally:
             os.close(folder)
 
-    def reason(self, words: Collection[str]) -> str | None:
-        """Why an experiment cannot run here, e.g. ``needs SVHN``; None where nothing it needs is known to be missing.
-
-        Args:
-            words: names, among them those of what it reads (:func:`needs_of`).
-        """
-        names = sorted(set(words) & set(self.known))
+    def reason(self, needs: Collection[str]) -> str | None:
+        """Why an experiment with these needs (:func:`needs_of`) cannot run here, e.g. ``needs SVHN``; None: it can."""
+        names = sorted(set(needs) & set(self.known))
         return f"needs {', '.join(names)}" if names else None

@@ -39,7 +39,8 @@ def page(papers: Sequence[Paper], resolver: Resolver, folders: Mapping[str, Path
         folder = (folders or {}).get(paper.name, paper.folder / RESULTS)
         kept = read_kept(paper, folder)
         missing = MissingData(folder / MISSING)
-        known = {scale: Experiments(resolver, Results(results), missing) for scale, results in kept.items()}
+        asked = {scale: results for scale, results in kept.items() if results or scale == paper.published_scale}
+        known = {scale: Experiments(resolver, Results(results), missing) for scale, results in asked.items()}
         lines += [f"## {paper.title}", ""]
         tables = [(t, {scale: known[scale].cells(t, scale) for scale in known}) for t in paper.tables()]
         cells = {table.full_name: _cells(table, by_scale) for table, by_scale in tables}
@@ -55,7 +56,7 @@ def page(papers: Sequence[Paper], resolver: Resolver, folders: Mapping[str, Path
 
 
 def _counted(what: str, rows: Sequence[Sequence[str]]) -> list[str]:
-    return TextTable([what, "cells", ""], rows, "lrl").markdown()
+    return TextTable([what, "cells", "status"], rows, "lrl").markdown()
 
 
 def _cells(table: Table, by_scale: Mapping[str, Sequence[Cell]]) -> list[Cell]:

@@ -76,6 +76,16 @@ class Row:
         """The runs that have a learning curve of a measure."""
         return [reading.run for reading in self.readings if reading.run.curve and reading.run.measure == measure]
 
+    def curves(self, measure: str) -> np.ndarray:
+        """Learning curves ``[seeds, rounds]`` to the end of the shortest, NaN without an evaluation; of a seed with
+        several runs their mean."""
+        found: dict[int, list[Sequence[float | None]]] = {}
+        for run in self.with_curves(measure):
+            found.setdefault(run.seed, []).append(run.curve)
+        shortest = min((len(curve) for several in found.values() for curve in several), default=0)
+        means = [np.mean([np.array(c[:shortest], dtype=float) for c in several], axis=0) for several in found.values()]
+        return np.array(means).reshape(len(means), shortest)
+
     @property
     def seeds(self) -> list[int]:
         """The seeds, ascending."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from cfl.reporting.compare.groups import Comparison, Row
 from cfl.reporting.compare.statistics import LEVEL, Difference, Spread, mean_ranks, paired_difference
@@ -19,6 +20,38 @@ def caption(tables: Sequence[TextTable] | None = None) -> str:
     figures = [figure for figure in PRINTED if shown is None or figure.heading in shown]
     said = "; ".join(f"{figure.heading}: {figure.meaning}" for figure in figures)
     return f"Mean over seeds, ± sample standard deviation. {said}."
+
+
+class Numbers(NamedTuple):
+    """What the seeds of one row say of one figure.
+
+    Attributes:
+        row: the row's place.
+        figure: the figure.
+        spread: mean and deviation.
+        rank: mean rank among the rows; None where there is nothing to rank by.
+        difference: to the baseline, seed by seed; None for the baseline itself, and without common seeds.
+    """
+
+    row: int
+    figure: Figure
+    spread: Spread
+    rank: float | None
+    difference: Difference | None
+
+
+def numbers_of(comparison: Comparison, baseline: Row | None = None) -> list[Numbers]:
+    """All numbers of a table, figure by figure."""
+    found = []
+    for figure in figures_of(comparison):
+        places = ranks(comparison, figure)
+        theirs = baseline.figure(figure) if baseline is not None else {}
+        for k, row in enumerate(comparison.rows):
+            values = row.figure(figure)
+            if (spread := Spread.of([*values.values()])) is not None:
+                difference = paired_difference(values, theirs) if row is not baseline else None
+                found.append(Numbers(k, figure, spread, places[k] if places else None, difference))
+    return found
 
 
 def figures_of(comparison: Comparison, among: Sequence[Figure] = FIGURES) -> list[Figure]:

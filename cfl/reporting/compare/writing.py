@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from cfl.reporting.compare.groups import Comparison, Row, figure_of
 from cfl.reporting.compare.reading import LeftOut
-from cfl.reporting.compare.statistics import Spread, paired_difference
-from cfl.reporting.compare.tables import caption, figures_of, ranks, targets
+from cfl.reporting.compare.tables import caption, numbers_of, targets
 from cfl.reporting.csv_file import csv_text
 from cfl.reporting.measures import FIGURES
 from cfl.reporting.run_folder import SUMMARY_KEYS
@@ -50,41 +49,28 @@ def write_runs_csv(path: Path, comparisons: Sequence[Comparison]) -> None:
                 values |= {f"rounds_to_{name}": run.rounds_to(name) for name in aims}
                 rows.append(values | {"folder": run.folder})
     header = ["table", "row", *keys, *(f"rounds_to_{name}" for name in aims), "folder"]
-    _write(path, header, rows)
+    write_whole(path, csv_text(header, [[row[key] for key in header] for row in rows]))
 
 
 def write_means_csv(path: Path, comparisons: Sequence[Comparison]) -> None:
     """A line per table, row and figure: mean, sample standard deviation, number of seeds, mean rank."""
-    rows: list[dict[str, Any]] = []
-    for comparison in comparisons:
-        for figure in figures_of(comparison):
-            places = ranks(comparison, figure)
-            for k, row in enumerate(comparison.rows):
-                spread = Spread.of(list(row.figure(figure).values()))
-                if spread is not None:
-                    rows.append(
-                        {"table": comparison.title, "row": row.label, "figure": figure.key}
-                        | {"mean": spread.mean, "std": spread.std, "seeds": spread.count}
-                        | {"rank": places[k] if places else None}
-                    )
-    _write(path, ["table", "row", "figure", "mean", "std", "seeds", "rank"], rows)
+    header = ["table", "row", "figure", "mean", "std", "seeds", "rank"]
+    rows = [
+        [table.title, table.rows[k].label, figure.key, spread.mean, spread.std, spread.count, rank]
+        for table in comparisons
+        for k, figure, spread, rank, _ in numbers_of(table)
+    ]
+    write_whole(path, csv_text(header, rows))
 
 
 def write_differences_csv(path: Path, comparisons: Sequence[tuple[Comparison, Row | None]]) -> None:
     """A line per table, row and figure: mean paired difference to the baseline, its interval, number of seeds."""
-    rows: list[dict[str, Any]] = []
-    for comparison, baseline in comparisons:
-        figures = figures_of(comparison)
-        for row in comparison.rows:
-            for figure in figures:
-                found = paired_difference(row.figure(figure), baseline.figure(figure)) if baseline else None
-                if baseline is not None and row is not baseline and found is not None:
-                    rows.append(
-                        {"table": comparison.title, "row": row.label, "baseline": baseline.label, "figure": figure.key}
-                        | {"difference": found.mean, "low": found.low, "high": found.high, "seeds": found.count}
-                    )
-    _write(path, ["table", "row", "baseline", "figure", "difference", "low", "high", "seeds"], rows)
-
-
-def _write(path: Path, header: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    write_whole(path, csv_text(header, [[row[key] for key in header] for row in rows]))
+    header = ["table", "row", "baseline", "figure", "difference", "low", "high", "seeds"]
+    rows = [
+        [table.title, table.rows[k].label, baseline.label, figure.key, found.mean, found.low, found.high, found.count]
+        for table, baseline in comparisons
+        if baseline is not None
+        for k, figure, _, _, found in sorted(numbers_of(table, baseline), key=lambda numbers: numbers.row)
+        if found is not None
+    ]
+    write_whole(path, csv_text(header, rows))
