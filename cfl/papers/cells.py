@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from cfl.papers.definition import SCALE, Figure, Table
 from cfl.papers.expressions import Undefined, Unrecorded
-from cfl.papers.folders import begun, run_folder
+from cfl.papers.folders import job_of, table_folder
 from cfl.papers.grids import Grid, mean_grid
 from cfl.papers.missing_data import MissingData, needs_of
 from cfl.papers.published import Published
@@ -309,26 +309,9 @@ class Experiments:
                 elif seed in ended[key]:
                     diverged.append((_named(described, seed), ended[key][seed]))
                 else:
-                    own = {**experiment, "seed_everything": seed}
-                    jobs.append(self._job(table, described, recipe, own, seed, root))
+                    name, above = _named(described, seed), root / table_folder(table, described)
+                    jobs.append(job_of(self.resolver, name, recipe.arguments, seed, above, described[SCALE]))
         return Missing(jobs, finished, diverged, list(cannot.items()), list(refused.items()))
-
-    def _job(
-        self,
-        table: Table,
-        point: Mapping[str, str],
-        recipe: Recipe,
-        experiment: dict[str, Any],
-        seed: int,
-        root: Path,
-    ) -> Job:
-        return Job(
-            name=_named(point, seed),
-            arguments=[*recipe.arguments, f"--seed_everything={seed}"],
-            folder=begun(root / run_folder(table, point, seed, experiment), experiment),
-            config=self.resolver.config(recipe.arguments),
-            experiment=experiment,
-        )
 
 
 def _named(point: Mapping[str, str], seed: int) -> str:

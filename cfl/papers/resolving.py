@@ -21,7 +21,7 @@ from cfl.data.sequences import TaskSequences
 from cfl.engines import EngineOptions
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import Method
-from cfl.reporting.experiment import completed, config_hash, experiment_of
+from cfl.reporting.experiment import completed, experiment_of
 from cfl.runtime.errors import ConfigError
 from cfl.training.client import Client
 
@@ -138,11 +138,6 @@ def same_experiment(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> bool
         return False
     ours, theirs = without_seed(wanted), without_seed(found)
     return ours == theirs or ours == completed(theirs, ours, cli.SECTIONS)
-
-
-def seedless_hash(experiment: Mapping[str, Any]) -> str:
-    """The hash that all seeds of an experiment share."""
-    return config_hash(without_seed(experiment))
 
 
 def num_rounds(config: Mapping[str, Any]) -> int | None:

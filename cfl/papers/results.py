@@ -16,11 +16,11 @@ import yaml
 from cfl.metrics.accuracy import forgetting_max
 from cfl.papers.expressions import Undefined, evaluate
 from cfl.papers.grids import Grid, attention_grid
-from cfl.papers.resolving import same_experiment, seedless_hash
+from cfl.papers.resolving import same_experiment
 from cfl.papers.run_log import LOG, has_diverged
 from cfl.reporting.attention import Attention, read_attention
 from cfl.reporting.csv_file import RunFolderError, read_csv
-from cfl.reporting.experiment import config_hash, experiment_of
+from cfl.reporting.experiment import config_hash, experiment_of, setting_hash
 from cfl.reporting.matrix_file import read_matrix_csv
 from cfl.reporting.names import is_method_name
 from cfl.reporting.run_folder import read_curve, read_run, rounds_to
@@ -234,12 +234,12 @@ class Results:
         self.all, self.left_out, self.diverged = list(results), list(left_out), dict(diverged or {})
         self._by_hash: dict[str, list[Result]] = {}
         for result in self.all:
-            self._by_hash.setdefault(seedless_hash(result.experiment), []).append(result)
+            self._by_hash.setdefault(setting_hash(result.experiment), []).append(result)
 
     def of(self, experiment: Mapping[str, Any]) -> dict[int, Result]:
         """Seed -> run, for all seeds of an experiment; seeds ascend."""
         found: dict[int, Result] = {}
-        for result in self._by_hash.get(seedless_hash(experiment), []):
+        for result in self._by_hash.get(setting_hash(experiment), []):
             found.setdefault(result.seed, result)
         for group in self._by_hash.values():
             if same_experiment(experiment, group[0].experiment):

@@ -35,8 +35,8 @@ NUMBERS_UP_TO = 12
 """Largest number of tasks for which a heatmap prints the accuracies into its cells."""
 
 # Yellow, too light for a line on white, is replaced by brown.
-_PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8C6D00")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8C6D00")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _ATTENTION = "PuOr"
 _LIGHTER = 0.4  # share of the colour that cells of tasks not yet learned keep; the rest is white
 _UNSEEN_HATCH: dict[str, Any] = {
@@ -386,9 +386,9 @@ def sample_grid(images: Tensor, title: str, row_names: Sequence[str] | None = No
 
 def _line_style(k: int) -> dict[str, Any]:
     """Of the k-th line; beyond eight, colours return with hollow markers."""
-    colour = _PALETTE[k % len(_PALETTE)]
-    face = colour if k // len(_PALETTE) % 2 == 0 else "white"
-    return {"color": colour, "linewidth": 2.0, "marker": _MARKERS[k % len(_MARKERS)], "markerfacecolor": face}
+    colour = PALETTE[k % len(PALETTE)]
+    face = colour if k // len(PALETTE) % 2 == 0 else "white"
+    return {"color": colour, "linewidth": 2.0, "marker": MARKERS[k % len(MARKERS)], "markerfacecolor": face}
 
 
 def _name_lines(figure: Figure, handles: Sequence[Line2D], names: Sequence[str]) -> None:
