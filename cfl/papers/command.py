@@ -60,12 +60,12 @@ def _parts(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")]
 
 
-def experiments_in(runs: Path) -> Experiments:
+def experiments_in(runs: Path, resolver: Resolver | None = None) -> Experiments:
     """What is known of the finished runs below a folder; what is left out of them is said on stderr."""
     results = read_results(runs)
     for reason in results.left_out:
         print(on_one_line(f"left out: {reason}"), file=sys.stderr)
-    return Experiments(Resolver(), results, MissingData(runs / MISSING))
+    return Experiments(resolver or Resolver(), results, MissingData(runs / MISSING))
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
@@ -91,7 +91,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
         return status
     console.print(f"{table.full_name}, {options.scale}: {counted}")
     outcomes = runner.run(lacks.jobs)
-    written = write_report(experiments_in(options.runs), table, options.scale, chosen, options.runs, seeds)
+    known = experiments_in(options.runs, known.resolver)
+    written = write_report(known, table, options.scale, chosen, options.runs, seeds)
     _show(written, console)
     return max(status, exit_status(outcomes, runner.interrupted_by))
 

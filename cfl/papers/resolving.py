@@ -13,17 +13,14 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.cli import instantiate_class
 
 from cfl.cli import main as cli
-from cfl.cli.installed_configs import DEFAULT_CONFIG
-from cfl.cli.parsing import Parser
-from cfl.data.datamodule import FederatedDataModule
 from cfl.data.schedule import Schedule
 from cfl.data.sequences import TaskSequences
 from cfl.engines import EngineOptions
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import Method
 from cfl.reporting.experiment import completed, experiment_of
+from cfl.runtime.command_line import read_command_line
 from cfl.runtime.errors import ConfigError
-from cfl.training.client import Client
 
 _BUILT_ALONE = {"schedule": Schedule, "engine": EngineOptions, "buffer": ReplayBuffer}
 """Section -> its class, where that needs nothing else."""
@@ -35,10 +32,6 @@ class _Ready(Exception):
 
 class _ParsersOnly(cli.FederatedCLI):
     """The command line's parsers, and nothing is run."""
-
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
-        return {"fit": cli.FederatedCLI.subcommands()["fit"]}
 
     def parse_arguments(self, parser: Any, args: Any) -> None:
         raise _Ready(self)
@@ -59,17 +52,7 @@ class Resolver:
     @cached_property
     def _parsers(self) -> _ParsersOnly:
         try:
-            _ParsersOnly(
-                Client,
-                FederatedDataModule,
-                args=[],
-                seed_everything_default=0,
-                auto_configure_optimizers=False,
-                load_from_checkpoint_support=False,
-                save_config_callback=None,
-                parser_class=Parser,
-                parser_kwargs={"fit": {"default_config_files": [str(DEFAULT_CONFIG)]}},
-            )
+            cli._build(_ParsersOnly, read_command_line(["fit"]))
         except _Ready as ready:
             parsers: _ParsersOnly = ready.args[0]
         parser = parsers._parser("fit")
