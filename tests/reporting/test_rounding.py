@@ -55,11 +55,11 @@ def test_elsewhere_it_is_pythons_rounding() -> None:
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="there is no Node.js on this machine")
 def test_the_page_rounds_likewise() -> None:
-    found = re.search(r"function rounded\(.*?\n  }", PROGRAM.read_text(encoding="utf-8"), re.S)
+    found = re.search(r"const formats = .*?function rounded\(.*?\n  }", PROGRAM.read_text(encoding="utf-8"), re.S)
     assert found is not None
     noise = np.random.default_rng(1).normal(0, 1000, 200).tolist()
     values = [0.125, -0.125, 1.005, 2.675, 0.12499999999999999, -0.001, 0.0, 99.995, 1234567.125, *noise]
     values += [k / 1000 for k in range(0, 3000, 5)]
-    asked = f"{found[0]} console.log(JSON.stringify({json.dumps(values)}.map((value) => rounded(value, 2, true))))"
+    asked = f"{found[0]}\nconsole.log(JSON.stringify({json.dumps(values)}.map((value) => rounded(value, 2, true))))"
     said = subprocess.run(["node", "-e", asked], capture_output=True, text=True, check=True).stdout
     assert [text.replace("−", "-") for text in json.loads(said)] == [rounded(value, 2, "+,") for value in values]

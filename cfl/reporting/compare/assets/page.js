@@ -42,8 +42,10 @@
     return svg;
   }
   // The rule of cfl/reporting/rounding.py, and so of all tables and pictures: half away from zero, after rounding errors.
+  const formats = new Map(); // making one takes longer than using it a dozen times
   function rounded(value, decimals, signed = false) {
-    const text = Math.abs(Number(value.toPrecision(12))).toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
+    if (!formats.has(decimals)) formats.set(decimals, new Intl.NumberFormat("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals }));
+    const text = formats.get(decimals).format(Math.abs(Number(value.toPrecision(12))));
     return (value < 0 && /[1-9]/.test(text) ? "−" : signed ? "+" : "") + text;
   }
   function number(value, figure, signed = figure.signed) {
@@ -253,7 +255,7 @@
       return {
         traces: [{
           type: "heatmap", z: found.matrix, zmin: range[0], zmax: range[1], colorscale: matrixScale(),
-          showscale: false, xgap: n <= 25 ? 1 : 0, ygap: n <= 25 ? 1 : 0, text: texts(percent ? 1 : 3), customdata: texts(percent ? 2 : 4).map((line, t) => line.map((text, i) => [found.places[t], found.places[i], text])),
+          showscale: false, xgap: n <= 25 ? 1 : 0, ygap: n <= 25 ? 1 : 0, text: few ? texts(percent ? 1 : 3) : null, customdata: texts(percent ? 2 : 4).map((line, t) => line.map((text, i) => [found.places[t], found.places[i], text])),
           texttemplate: few ? "%{text}" : "", textfont: { size: n <= 6 ? 12 : 9.5 }, hoverongaps: false,
           hovertemplate: `after task %{customdata[0]}, on task %{customdata[1]}: %{customdata[2]} ${measure().unit}<extra>${literal(nameOf(row))}</extra>`,
         }],
