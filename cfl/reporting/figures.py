@@ -119,7 +119,7 @@ def accuracy_heatmaps(
     if not matrices:
         raise ValueError("there is no accuracy matrix to draw")
     for title, matrix in matrices.items():
-        _require_square(matrix, title)
+        require_square(matrix, title)
         if task_names is not None and len(task_names) != len(matrix):
             raise ValueError(f"{title}: {len(task_names)} task names for {len(matrix)} tasks")
     columns = min(3, len(matrices))
@@ -209,7 +209,7 @@ def accuracy_curve(
     axes = figure.subplots()
     handles = []
     for k, (name, matrix) in enumerate(matrices.items()):
-        _require_square(matrix, name)
+        require_square(matrix, name)
         style = _line_style(k)
         average = means.get(name) or [average_accuracy(matrix, after=t).item() for t in range(len(matrix))]
         first_task = matrix[:, 0].tolist()
@@ -426,6 +426,7 @@ def _evaluated(values: Sequence[float]) -> tuple[list[int], list[float]]:
     return [t for t, _ in kept], [value for _, value in kept]
 
 
-def _require_square(matrix: Tensor, title: str) -> None:
+def require_square(matrix: Tensor, title: str) -> None:
+    """Refuse what is no accuracy matrix."""
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
         raise ValueError(f"{title}: an accuracy matrix to draw is [T, T], got {list(matrix.shape)}")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cfl.metrics.accuracy import average_accuracy
 from cfl.metrics.measure import ACCURACY, Measure
-from cfl.reporting.figures import cell_colours, colour_scale
+from cfl.reporting.figures import cell_colours, colour_scale, require_square
 from cfl.reporting.rounding import rounded
 
 
@@ -30,9 +30,8 @@ def matrix_table(matrix: Tensor, measure: Measure = ACCURACY, means: Sequence[fl
     Raises:
         ValueError: ``matrix`` is not ``[T, T]``.
     """
+    require_square(matrix, f"{measure.label} on each task")
     tasks = len(matrix)
-    if matrix.shape != (tasks, tasks) or not tasks:
-        raise ValueError(f"an accuracy matrix to show is [T, T], got {list(matrix.shape)}")
     decimals = 1 if tasks <= 10 else 0
     scale = colour_scale(measure, [matrix])
     table = Table(title=f"{measure.label} on each task", title_justify="left", pad_edge=False, collapse_padding=True)

@@ -120,6 +120,8 @@ def test_markdown_has_the_cells_and_escapes_bars(table: Comparison) -> None:
     assert set(lines[1]) == set("|-:")
     assert lines[1].count("|") == len(text.headings) + 1
     assert "| a\\|b | 1 |" in TextTable(["x", "y"], [["a|b", "1"]]).markdown()
+    (shown,) = TextTable(["x", "y"], [["a & b <i> &lt;", "1"]]).markdown()[2:]
+    assert shown == "| a & b &lt;i> &amp;lt; | 1 |"  # a sign that begins no entity stands for itself
     assert TextTable(["x", "y", "z"], [], "lrl", "t", ["a note"]).markdown() == [
         "## t", "", "> NOTE: a note", "", "| x | y | z |", "|---|---:|---|",
     ]  # fmt: skip
