@@ -36,10 +36,10 @@ class _ParsersOnly(cli.FederatedCLI):
     def parse_arguments(self, parser: Any, args: Any) -> None:
         raise _Ready(self)
 
-    def resolve(self, arguments: Sequence[str]) -> dict[str, Any]:
+    def resolve(self, arguments: Sequence[str], validate: bool) -> dict[str, Any]:
         # By the subcommand's own parser: the one around it would parse and check everything once more.
         self.subcommand = "fit"
-        self.config = Namespace(fit=self._parser("fit").parse_args([*arguments]))
+        self.config = Namespace(fit=self._parser("fit").parse_args([*arguments], _skip_validation=not validate))
         return self._plain_config()
 
 
@@ -60,18 +60,22 @@ class Resolver:
         parser.get_defaults = lambda *_, **__: defaults.clone()  # type: ignore[method-assign]
         return parsers
 
-    def config(self, arguments: Sequence[str]) -> dict[str, Any]:
+    def config(self, arguments: Sequence[str], validate: bool = False) -> dict[str, Any]:
         """The configuration that ``cfl fit`` with these arguments would resolve to.
+
+        Args:
+            arguments: of ``cfl fit``.
+            validate: also look at the whole once more, which takes as long as the rest: for what is to be run.
 
         Raises:
             ConfigError: it would refuse them.
         """
         key = tuple(arguments)
-        if key not in self._known:
+        if validate or key not in self._known:
             said = io.StringIO()
             try:
                 with contextlib.redirect_stderr(said):
-                    self._known[key] = self._parsers.resolve(key)
+                    self._known[key] = self._parsers.resolve(key, validate)
             except SystemExit:
                 lines = [line for line in said.getvalue().splitlines() if line.startswith("error: ")]
                 reason = lines[-1].removeprefix("error: ") if lines else said.getvalue().strip()
@@ -93,7 +97,7 @@ class Resolver:
         Raises:
             ConfigError: the parser or a constructor refuses a value.
         """
-        config = self.config(arguments)
+        config = self.config(arguments, validate=True)
         # A copy: the parser writes into what it is given.
         plain = copy.deepcopy({key: config[key] for key in ("methods", *_BUILT_ALONE)})
         self._constructors.instantiate_classes(self._constructors.parse_object(plain))
