@@ -12,6 +12,7 @@ from rich.text import Text
 
 from cfl.data.cohorts import CohortBatch
 from cfl.data.schedule import RoundPlan
+from cfl.reporting.rounding import rounded
 from cfl.runtime.option_checks import check_numbers
 from cfl.training.access import client_of, federation_of
 
@@ -132,7 +133,7 @@ class RoundProgress(Callback):
             rounds_left = 0 if federation.stopped else federation.schedule.num_rounds - self._rounds
             left = clock(per_round * rounds_left)
         name = federation.measure.mean_label
-        acc = "-" if self._acc is None else f"{self._acc:.2f}"
+        acc = "-" if self._acc is None else rounded(self._acc, 2)
         return (
             f"task {plan.task}/{federation.data.num_tasks - 1}  round {plan.round_in_task}/{rounds - 1}  "
             f"clients {self._done}/{self._clients}  loss {client.mean_loss:.4f}  last {name} {acc}  left {left}"

@@ -32,12 +32,13 @@ from cfl.metrics.measure import ACCURACY, NLL
 from cfl.metrics.task_matrix import TaskMatrix
 from cfl.reporting import folder_lock
 from cfl.reporting.compare.matrix_table import matrix_table
-from cfl.reporting.compare.printing import print_table
 from cfl.reporting.experiment import method_name
 from cfl.reporting.figures import accuracy_curve, accuracy_heatmap, learning_curves, sample_grid
 from cfl.reporting.figures import save as save_figure
 from cfl.reporting.matrix_file import write_matrix_csv
 from cfl.reporting.names import is_benchmark_name, is_method_name
+from cfl.reporting.rounding import rounded
+from cfl.reporting.text_table import print_table
 from cfl.runtime import distributed
 from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.errors import ConfigError
@@ -523,11 +524,13 @@ class RunRecord(Callback):
         ]
         width = max(len(name) for name, _, _ in shown)
         for name, value, formula in shown:
-            print(f"{name:<{width}} {'undefined' if value is None else format(value, '9.3f')}   {formula}")
+            print(f"{name:<{width}} {'undefined' if value is None else rounded(value, 3).rjust(9)}   {formula}")
         for line in rounds_in_words(self.targets.rounds(federation.curve), federation.round):
             print(line)
-        up, down = federation.channel.total_uplink_bytes / 1e6, federation.channel.total_downlink_bytes / 1e6
-        print(f"{federation.round:,} rounds, uplink {up:,.2f} MB, downlink {down:,.2f} MB, {federation.seconds:,.1f} s")
+        sent = (federation.channel.total_uplink_bytes, federation.channel.total_downlink_bytes)
+        up, down = (rounded(number / 1e6, 2, ",") for number in sent)
+        seconds = rounded(federation.seconds, 1, ",")
+        print(f"{federation.round:,} rounds, uplink {up} MB, downlink {down} MB, {seconds} s")
 
 
 def methods_figures(methods: Mapping[str, Any]) -> dict[str, Any]:

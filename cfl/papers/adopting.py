@@ -10,13 +10,12 @@ from pathlib import Path
 
 from cfl.papers.cells import each_recipe
 from cfl.papers.definition import Paper
-from cfl.papers.folders import run_folder
+from cfl.papers.folders import run_name, table_folder
 from cfl.papers.resolving import Resolver, same_experiment
 from cfl.papers.results import read_result
-from cfl.papers.rough import rough
 from cfl.papers.run_log import LOG
 from cfl.papers.running import LOCK
-from cfl.reporting.matrix_file import RunFolderError
+from cfl.reporting.csv_file import RunFolderError
 from cfl.runtime.run_files import CHECKPOINT, SUMMARY
 
 
@@ -40,10 +39,8 @@ def adopt(folder: Path, papers: list[Paper], runs: Path, resolver: Resolver) -> 
         for scale in paper.scales:
             for table in paper.tables():
                 for point, recipe in each_recipe(table, scale):
-                    if not rough(recipe.arguments).may_be(result.experiment):
-                        continue
                     if same_experiment(resolver.experiment(recipe.arguments), result.experiment):
-                        target = runs / run_folder(table, point, result.seed, result.experiment)
+                        target = runs / table_folder(table, point) / run_name(scale, result.experiment)
                         if target.resolve() != folder.resolve():
                             target.mkdir(parents=True, exist_ok=True)
                             with _alone_in(target):

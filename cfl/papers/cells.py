@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 
 from cfl.papers.definition import SCALE, Figure, Table
 from cfl.papers.expressions import Undefined, Unrecorded
-from cfl.papers.folders import begun, run_folder
+from cfl.papers.folders import job_of, table_folder
 from cfl.papers.grids import Grid, mean_grid
-from cfl.papers.missing_data import MissingData
+from cfl.papers.missing_data import MissingData, needs_of
 from cfl.papers.published import Published
 from cfl.papers.recipes import NotAvailable, Recipe
 from cfl.papers.resolving import Resolver
 from cfl.papers.results import Result, Results
-from cfl.papers.rough import rough
 from cfl.papers.running import Job
 from cfl.reporting.compare.statistics import Spread
 from cfl.reporting.experiment import config_hash
+from cfl.reporting.rounding import rounded
 from cfl.runtime.errors import ConfigError
 
 DIVERGED = "values left the finite numbers"
@@ -134,7 +134,7 @@ class Cell:
         allowed = max((self.published.std or 0.0) + (self.ours.std or 0.0), self.definition.tolerance)
         # One part in 10^9 for the rounding of decimal fractions: 0.5 is within 0.5.
         within = abs(self.difference) <= allowed * (1 + 1e-9)
-        return "matched" if within else f"off by {self.difference:+.{self.definition.decimals}f}"
+        return "matched" if within else f"off by {rounded(self.difference, self.definition.decimals, '+')}"
 
 
 @dataclass
@@ -254,15 +254,12 @@ class Experiments:
     def _runs(self, arguments: tuple[str, ...]) -> _Found:
         """The runs of a recipe."""
         if arguments not in self._found:
-            look = rough(arguments)
-            # Resolving takes a tenth of a second, and a page has hundreds of cells that were never run.
-            made = (*(result.experiment for result in self.results.all), *self.results.diverged.values())
-            found = _Found({}, {}, self.missing.reason(look.words))
-            if any(look.may_be(experiment) for experiment in made):
+            found = _Found({}, {}, None)
+            if self.results.all or self.results.diverged or self.missing.known:  # resolving takes its time
                 try:
                     experiment = self.resolver.experiment(arguments)
                     of_it, diverged = self.results.of(experiment), self.results.diverged_seeds(experiment)
-                    found = found._replace(runs=of_it, diverged=diverged)
+                    found = _Found(of_it, diverged, self.missing.reason(needs_of(experiment)))
                 except ConfigError as error:  # what runs were made with once may be refused by now
                     found = _Found({}, {}, f"its configuration is refused: {' '.join(str(error).split())}")
             self._found[arguments] = found
@@ -312,26 +309,9 @@ class Experiments:
                 elif seed in ended[key]:
                     diverged.append((_named(described, seed), ended[key][seed]))
                 else:
-                    own = {**experiment, "seed_everything": seed}
-                    jobs.append(self._job(table, described, recipe, own, seed, root))
+                    name, above = _named(described, seed), root / table_folder(table, described)
+                    jobs.append(job_of(self.resolver, name, recipe.arguments, seed, above, described[SCALE]))
         return Missing(jobs, finished, diverged, list(cannot.items()), list(refused.items()))
-
-    def _job(
-        self,
-        table: Table,
-        point: Mapping[str, str],
-        recipe: Recipe,
-        experiment: dict[str, Any],
-        seed: int,
-        root: Path,
-    ) -> Job:
-        return Job(
-            name=_named(point, seed),
-            arguments=[*recipe.arguments, f"--seed_everything={seed}"],
-            folder=begun(root / run_folder(table, point, seed, experiment), experiment),
-            config=self.resolver.config(recipe.arguments),
-            experiment=experiment,
-        )
 
 
 def _named(point: Mapping[str, str], seed: int) -> str:

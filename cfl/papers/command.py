@@ -26,8 +26,8 @@ from cfl.papers.results import read_results
 from cfl.papers.run_log import has_diverged
 from cfl.papers.running import Job, Runner, exit_status
 from cfl.papers.sweeps import SweepState, read_sweep
+from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.experiment import config_hash
-from cfl.reporting.matrix_file import RunFolderError
 from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import on_one_line, printable
@@ -60,38 +60,39 @@ def _parts(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")]
 
 
-def experiments_in(runs: Path) -> Experiments:
+def experiments_in(runs: Path, resolver: Resolver | None = None) -> Experiments:
     """What is known of the finished runs below a folder; what is left out of them is said on stderr."""
     results = read_results(runs)
     for reason in results.left_out:
         print(on_one_line(f"left out: {reason}"), file=sys.stderr)
-    return Experiments(Resolver(), results, MissingData(runs / MISSING))
+    return Experiments(resolver or Resolver(), results, MissingData(runs / MISSING))
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Run what a table lacks, then report."""
     table, chosen = table_named(options.table), chosen_values(options)
     seeds = chosen_seeds(options) or range(table.seeds)
-    runner = Runner(options.jobs, MissingData(options.runs / MISSING), console)
+    runner = Runner(options.jobs, MissingData(options.runs / MISSING))
     known = experiments_in(options.runs)
     lacks = known.jobs(table, options.scale, chosen, seeds, options.runs)
     for name, reason in lacks.cannot:
-        console.print(f"cannot run here ({reason}): {name}", highlight=False, soft_wrap=True)
+        console.print(f"cannot run here ({reason}): {name}")
     for name, reason in lacks.refused:
-        console.print(f"failed   {name}: {reason}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"failed   {name}: {reason}")
     for name, folder in lacks.diverged:
-        console.print(f"diverged; remove {folder} to run again: {name}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"diverged; remove {folder} to run again: {name}")
     status = 1 if lacks.refused else 0
     counted = f"{_runs(len(lacks.jobs))} to make, {lacks.finished} finished"
     counted += f", {len(lacks.diverged)} diverged" if lacks.diverged else ""
     if options.dry_run:
         for job in lacks.jobs:
-            console.print(shown_command(job), highlight=False, markup=False, soft_wrap=True)
+            console.print(shown_command(job))
         console.print(counted)
         return status
     console.print(f"{table.full_name}, {options.scale}: {counted}")
     outcomes = runner.run(lacks.jobs)
-    written = write_report(experiments_in(options.runs), table, options.scale, chosen, options.runs, seeds)
+    known = experiments_in(options.runs, known.resolver)
+    written = write_report(known, table, options.scale, chosen, options.runs, seeds)
     _show(written, console)
     return max(status, exit_status(outcomes, runner.interrupted_by))
 
@@ -139,9 +140,9 @@ def report(options: argparse.Namespace, console: Console) -> int:
 
 def _show(written: Report, console: Console) -> None:
     """Print the part of a table that was asked for, and where all of it is."""
-    console.print(written.text, highlight=False, markup=False, soft_wrap=True)
+    console.print(written.text)
     for path in written.files:
-        console.print(str(path), highlight=False, soft_wrap=True)
+        console.print(str(path))
 
 
 def list_tables(options: argparse.Namespace, console: Console) -> int:
@@ -153,7 +154,7 @@ def list_tables(options: argparse.Namespace, console: Console) -> int:
             lines.append(f"  {table.full_name:<{width}} {table.title}")
             lines += [f"  {'':<{width}}   {axis}: {', '.join(values)}" for axis, values in table.axes.items()]
         lines += [f"  scale {scale}: {meaning}" for scale, meaning in paper.scales.items()]
-        console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+        console.print("\n".join(lines))
     return 0
 
 
@@ -163,7 +164,7 @@ def keep_runs(options: argparse.Namespace, console: Console) -> int:
     for paper in papers():
         kept = keep(paper, options.runs, _parts(options.scale))
         for path in kept.written:
-            console.print(str(path), highlight=False, soft_wrap=True)
+            console.print(str(path))
         for reason in kept.left_out:
             print(on_one_line(f"left out: {reason}"), file=sys.stderr)
     return 0
@@ -173,7 +174,7 @@ def write_page(options: argparse.Namespace, console: Console) -> int:
     """Write the reproducibility page from the kept runs."""
     options.out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(options.out, page(papers(), Resolver()))
-    console.print(str(options.out), highlight=False, soft_wrap=True)
+    console.print(str(options.out))
     return 0
 
 
@@ -181,7 +182,7 @@ def adopt_runs(options: argparse.Namespace, console: Console) -> int:
     """Copy finished runs that were made elsewhere."""
     resolver = Resolver()
     for folder in options.folders:
-        console.print(f"{folder} -> {adopt(folder, papers(), options.runs, resolver)}", highlight=False, soft_wrap=True)
+        console.print(f"{folder} -> {adopt(folder, papers(), options.runs, resolver)}")
     return 0
 
 
@@ -189,7 +190,7 @@ def run_sweep(options: argparse.Namespace, console: Console) -> int:
     """Run what a sweep lacks, as long as it asks for more, and write what came out."""
     sweep, resolver = read_sweep(options.file), Resolver()
     sweep.check(resolver)
-    runner = Runner(options.jobs, MissingData(options.runs / MISSING), console)
+    runner = Runner(options.jobs, MissingData(options.runs / MISSING))
     diverged: set[str] = set()
     broken: list[str] = []
     status = 0
@@ -212,14 +213,14 @@ def run_sweep(options: argparse.Namespace, console: Console) -> int:
         broken = [outcome.job.name for outcome in failed if outcome.state != "finished"]
     if options.dry_run:
         for job in jobs:
-            console.print(shown_command(job), highlight=False, markup=False, soft_wrap=True)
+            console.print(shown_command(job))
         return 0
     status = status or (1 if broken else 0)
     path = options.runs / sweep.paper / REPORTS / f"sweep-{sweep.name}.md"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, state.markdown())
-    console.print(state.markdown(), highlight=False, markup=False, soft_wrap=True)
-    console.print(str(path), highlight=False, soft_wrap=True)
+    console.print(state.markdown())
+    console.print(str(path))
     return status
 
 
@@ -274,7 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     options = _parser().parse_args(arguments)
     try:
-        status: int = options.handler(options, Console())
+        status: int = options.handler(options, Console(highlight=False, markup=False, soft_wrap=True))
     except (ConfigError, NotAvailable, RunFolderError, OSError) as error:
         print(printable(f"error: {error}"), file=sys.stderr)
         return 2

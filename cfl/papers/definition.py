@@ -10,11 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import yaml
-
-from cfl.papers import expressions
+from cfl.papers.entries import count, expression, load, one_of, refuse_unknown
 from cfl.papers.published import Published, read_published
-from cfl.papers.recipes import NotAvailable, Point, Recipe, Rule, matches, recipe, refuse_unknown, texts
+from cfl.papers.recipes import NotAvailable, Point, Recipe, Rule, matches, recipe, texts
 from cfl.runtime.errors import ConfigError
 
 PAPERS = Path(__file__).resolve().parent
@@ -84,8 +82,7 @@ class NoTarget:
         if not isinstance(entry.get("why"), str):
             raise ConfigError(f"{where}, no_targets.why", entry.get("why"), "a text that says why")
         for name in entry.get("figures", ()):
-            if name not in figures:
-                raise ConfigError(f"{where}, no_targets.figures", name, f"one of {', '.join(figures)}")
+            one_of(name, figures, f"{where}, no_targets.figures")
         return cls(**entry)
 
     def holds(self, point: Point, figure: str) -> bool:
@@ -135,8 +132,7 @@ class Order:
         for key in needed:
             if key not in entry:
                 raise ConfigError(f"{where}, order.{key}", None, f"given, as {', '.join(needed)} are")
-        if entry["axis"] not in axes:
-            raise ConfigError(f"{where}, order.axis", entry["axis"], f"one of the axes {', '.join(axes)}")
+        axis = one_of(entry["axis"], axes, f"{where}, order.axis", "the axes ")
         named = entry["figure"] if isinstance(entry["figure"], list) else [entry["figure"]]
         if not named or not all(named.count(name) == 1 and name in list(figures) for name in named):
             valid = f"one or more of the figures {', '.join(figures)}, each once"
@@ -148,13 +144,12 @@ class Order:
             raise ConfigError(f"{where}, order.best", best, valid)
         bounds = tuple(entry.get("bounds", ()))
         for value in (entry["leader"], entry["reference"], *bounds):
-            if value not in axes[entry["axis"]]:
-                raise ConfigError(f"{where}, order", value, f"one of the axis values {', '.join(axes[entry['axis']])}")
+            one_of(value, axes[axis], f"{where}, order", "the axis values ")
         against = entry.get("against")
         if against is not None:
             refuse_unknown(against, ("table", "at"), f"{where}, order.against")
             against = (against["table"], against.get("at", {}))
-        return cls(entry["axis"], tuple(named), entry["leader"], entry["reference"], best, bounds, against)
+        return cls(axis, tuple(named), entry["leader"], entry["reference"], best, bounds, against)
 
     def lowest_leads(self, figure: str) -> bool:
         """Whether the lowest value of a column is the best."""
@@ -217,8 +212,7 @@ class Table:
         Raises:
             ConfigError: an axis, value or scale that the table does not have, or no column for any that was chosen.
         """
-        if scale not in self.paper.scales:
-            raise ConfigError("--scale", scale, f"one of {', '.join(self.paper.scales)}")
+        one_of(scale, self.paper.scales, "--scale")
         axes = self.select(chosen or {})
         found = []
         for values in itertools.product(*axes.values()):
@@ -365,9 +359,7 @@ def table_named(name: str, folder: Path = PAPERS) -> Table:
         ConfigError: there is none; the message lists those that are.
     """
     tables = {table.full_name: table for paper in papers(folder) for table in paper.tables()}
-    if name not in tables:
-        raise ConfigError("table", name, f"one of {', '.join(tables)}")
-    return tables[name]
+    return tables[one_of(name, tables, "table")]
 
 
 def read_paper(folder: Path) -> Paper:
@@ -377,17 +369,17 @@ def read_paper(folder: Path) -> Paper:
         ConfigError: a key is unknown or missing.
     """
     path = folder / "paper.yaml"
-    entry = _load(path)
-    refuse_unknown(entry, ("title", "scales", "run_folder", "seeds", "labels", "rules", "notes"), str(path))
+    entry = load(path, "paper")
+    refuse_unknown(entry, [key for key in Paper.__dataclass_fields__ if key not in ("name", "folder")], str(path))
     return Paper(
         name=folder.name,
         folder=folder,
         title=entry["title"],
         scales=entry["scales"],
         run_folder=tuple(entry["run_folder"]),
-        labels={axis: {str(k): v for k, v in names.items()} for axis, names in entry.get("labels", {}).items()},
+        labels=_labels(entry),
         rules=[Rule.read(rule, str(path)) for rule in entry["rules"]],
-        seeds=_count(entry.get("seeds"), f"{path}, seeds"),
+        seeds=count(entry.get("seeds"), f"{path}, seeds"),
         notes=entry.get("notes", []),
     )
 
@@ -398,55 +390,31 @@ def read_table(paper: Paper, path: Path) -> Table:
     Raises:
         ConfigError: a key is unknown, an expression is none, or an axis is named that the table does not have.
     """
-    entry, where = _load(path), str(path)
-    keys = (
-        "title",
-        "axes",
-        "fixed",
-        "implied",
-        "figures",
-        "rules",
-        "order",
-        "lines",
-        "over",
-        "cannot",
-        "notes",
-        "seeds",
-        "no_targets",
-        "dotted",
-        "labels",
-    )
-    refuse_unknown(entry, keys, where)
+    entry, where = load(path, "table"), str(path)
+    refuse_unknown(entry, [key for key in Table.__dataclass_fields__ if key not in ("paper", "name")], where)
     axes = {axis: texts(values) for axis, values in entry["axes"].items()}
     figures = {}
     for name, given in entry["figures"].items():
         options = {"value": given} if isinstance(given, str) else given
         refuse_unknown(options, Figure.__dataclass_fields__, f"{where}, figures.{name}")
-        try:
-            expressions.check(options["value"])
-        except SyntaxError as error:
-            raise ConfigError(f"{where}, figures.{name}", options["value"], f"an expression ({error.msg})") from None
+        expression(options["value"], f"{where}, figures.{name}")
         figures[name] = Figure(**options)
     order = Order.read(entry["order"], axes, figures, where) if entry.get("order") else None
-    if entry.get("lines") is not None and entry["lines"] not in axes:
-        raise ConfigError(f"{where}, lines", entry["lines"], f"one of the axes {', '.join(axes)}")
+    lines = one_of(entry["lines"], axes, f"{where}, lines", "the axes ") if entry.get("lines") is not None else None
     dotted = {axis: str(value) for axis, value in entry.get("dotted", {}).items()}
-    if dotted and not (entry.get("lines") and len(dotted) == 1):
+    if dotted and not (lines and len(dotted) == 1):
         raise ConfigError(f"{where}, dotted", dotted, "one axis and its value, where there are lines")
     for axis, value in dotted.items():
-        if axis == entry["lines"] or value not in axes.get(axis, ()):
-            raise ConfigError(
-                f"{where}, dotted", f"{axis}: {value}", "an axis other than that of the lines, and its value"
-            )
-    labels = {axis: {str(k): v for k, v in names.items()} for axis, names in entry.get("labels", {}).items()}
+        if axis == lines or value not in axes.get(axis, ()):
+            valid = "an axis other than that of the lines, and its value"
+            raise ConfigError(f"{where}, dotted", f"{axis}: {value}", valid)
+    labels = _labels(entry)
     for axis, names in labels.items():
         for value in names:
             if value not in axes.get(axis, ()):
                 raise ConfigError(f"{where}, labels", f"{axis}: {value}", "an axis of the table, and its value")
-    over = entry.get("over", "tasks")
-    if over not in get_args(Over):
-        raise ConfigError(f"{where}, over", over, f"one of {', '.join(get_args(Over))}")
-    if "over" in entry and not entry.get("lines"):
+    over: Any = one_of(entry.get("over", "tasks"), get_args(Over), f"{where}, over")
+    if "over" in entry and not lines:
         raise ConfigError(f"{where}, over", over, "unset where there are no lines: it says what curves run over")
     return Table(
         paper=paper,
@@ -457,26 +425,17 @@ def read_table(paper: Paper, path: Path) -> Table:
         figures=figures,
         rules=[Rule.read(rule, where) for rule in entry.get("rules", [])],
         order=order,
-        lines=entry.get("lines"),
+        lines=lines,
         implied=[(part["when"], part["axes"]) for part in entry.get("implied", [])],
         cannot=[(part["when"], part["why"]) for part in entry.get("cannot", [])],
         notes=entry.get("notes", []),
         over=over,
-        seeds=_count(entry.get("seeds", paper.seeds), f"{where}, seeds"),
+        seeds=count(entry.get("seeds", paper.seeds), f"{where}, seeds"),
         no_targets=[NoTarget.read(part, figures, where) for part in entry.get("no_targets", [])],
         dotted=dotted,
         labels=labels,
     )
 
 
-def _count(value: Any, key: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(key, value, "an integer of at least 1")
-    return value
-
-
-def _load(path: Path) -> dict[str, Any]:
-    entry = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if not isinstance(entry, dict):
-        raise ConfigError(str(path), entry, "a mapping")
-    return entry
+def _labels(entry: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    return {axis: {str(value): name for value, name in of.items()} for axis, of in entry.get("labels", {}).items()}

@@ -1,23 +1,43 @@
-"""Where a table's runs lie, and where one that was interrupted goes on."""
+"""Where runs lie, and where one that was interrupted goes on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cfl.papers.definition import SCALE, Table
-from cfl.papers.resolving import same_experiment
+from cfl.papers.definition import Table
+from cfl.papers.resolving import Resolver, same_experiment
 from cfl.papers.results import read_experiment
+from cfl.papers.running import Job
 from cfl.reporting.experiment import config_hash
 from cfl.runtime.run_files import CHECKPOINT, SUMMARY
 
 
-def run_folder(table: Table, point: Mapping[str, str], seed: int, experiment: Mapping[str, Any]) -> Path:
-    """Where a run lies below ``runs/tables``: ``fot/pmnist/iid/fedavg/paper-seed0-1a2b3c4d``."""
-    axes = [point[axis] for axis in table.paper.run_folder if axis in point]
-    name = f"{point[SCALE]}-seed{seed}-{config_hash(experiment)[:8]}"
-    return Path(table.paper.name, *axes, name)
+def table_folder(table: Table, point: Mapping[str, str]) -> Path:
+    """The folder of a point's runs below ``runs/tables``: ``fot/pmnist/iid/fedavg``."""
+    return Path(table.paper.name, *(point[axis] for axis in table.paper.run_folder if axis in point))
+
+
+def run_name(scale: str, experiment: Mapping[str, Any]) -> str:
+    """The name of a run's own folder there: ``paper-seed0-1a2b3c4d``."""
+    return f"{scale}-seed{experiment['seed_everything']}-{config_hash(experiment)[:8]}"
+
+
+def job_of(resolver: Resolver, name: str, arguments: Sequence[str], seed: int, above: Path, scale: str) -> Job:
+    """A run to be made, or to be continued where it was begun.
+
+    Args:
+        resolver: resolves the configuration.
+        name: for the user.
+        arguments: of ``cfl fit``, without seed and run folder.
+        seed: the run's seed.
+        above: the folder in which its own one lies.
+        scale: with which the name of its own one begins.
+    """
+    experiment = resolver.experiment(arguments, seed)
+    folder = begun(above / run_name(scale, experiment), experiment)
+    return Job(name, [*arguments, f"--seed_everything={seed}"], folder, resolver.config(arguments), experiment)
 
 
 def begun(folder: Path, experiment: Mapping[str, Any]) -> Path:

@@ -12,9 +12,8 @@ from cfl.papers.cells import each_recipe
 from cfl.papers.definition import Paper
 from cfl.papers.missing_data import MissingData
 from cfl.papers.results import Result, read_result
-from cfl.papers.rough import rough
 from cfl.reporting.attention import Attention
-from cfl.reporting.matrix_file import RunFolderError
+from cfl.reporting.csv_file import RunFolderError
 from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.run_files import SUMMARY
@@ -72,8 +71,8 @@ def keep(paper: Paper, runs: Path, scales: Sequence[str], folder: Path | None = 
         written.append(target / f"{'-'.join(where.parts)}.json")
         write_whole(written[-1], as_text(result, name["scale"]))
     if (runs / MISSING).is_file():
-        words = _words(paper)
-        known = {name: said for name, said in MissingData(runs / MISSING).known.items() if name in words}
+        texts = _texts(paper)
+        known = {name: said for name, said in MissingData(runs / MISSING).known.items() if name in texts}
         if known:
             MissingData(target / MISSING).replace(known)
             written.append(target / MISSING)
@@ -82,10 +81,12 @@ def keep(paper: Paper, runs: Path, scales: Sequence[str], folder: Path | None = 
     return Kept(written, left_out)
 
 
-def _words(paper: Paper) -> set[str]:
-    """Names in the configurations of all of a paper's tables, among them those of what its runs read."""
-    recipes = {recipe for table in paper.tables() for scale in paper.scales for _, recipe in each_recipe(table, scale)}
-    return {word for arguments in {recipe.arguments for recipe in recipes} for word in rough(arguments).words}
+def _texts(paper: Paper) -> str:
+    """The configurations of all of a paper's tables, in which what its runs read is named."""
+    recipes = (recipe for table in paper.tables() for scale in paper.scales for _, recipe in each_recipe(table, scale))
+    arguments = {argument for recipe in recipes for argument in recipe.arguments}
+    files = [Path(argument.removeprefix("--config=")) for argument in arguments if argument.startswith("--config=")]
+    return "\n".join([*arguments, *(path.read_text(encoding="utf-8") for path in files)])
 
 
 def as_text(result: Result, scale: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from cfl.data.sources import Source
 from cfl.data.sources.root import data_root
 from cfl.reporting.experiment import class_of
+from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.errors import ConfigError, DataFilesMissing
 
 
@@ -116,17 +117,11 @@ class MissingData:
             before = self._read()
             self.known = change(dict(before))
             if self.known != before:
-                temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-                temporary.write_text(json.dumps(self.known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-                temporary.replace(self.path)
+                write_whole(self.path, json.dumps(self.known, indent=1, sort_keys=True) + "\n")
         finally:
             os.close(folder)
 
-    def reason(self, words: Collection[str]) -> str | None:
-        """Why an experiment cannot run here, e.g. ``needs SVHN``; None where nothing it needs is known to be missing.
-
-        Args:
-            words: names, among them those of what it reads (:func:`needs_of`).
-        """
-        names = sorted(set(words) & set(self.known))
+    def reason(self, needs: Collection[str]) -> str | None:
+        """Why an experiment with these needs (:func:`needs_of`) cannot run here, e.g. ``needs SVHN``; None: it can."""
+        names = sorted(set(needs) & set(self.known))
         return f"needs {', '.join(names)}" if names else None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cfl.papers.cells import Cell
 from cfl.papers.definition import Table
-from cfl.reporting.compare.statistics import Spread
+from cfl.reporting.compare.statistics import Spread, ranks
 
 
 @dataclass(frozen=True)
@@ -116,13 +116,7 @@ def compare_orders(table: Table, cells: Sequence[Cell]) -> list[OrderComparison]
 
 def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float | None:
     """Spearman's rank correlation in [-1, 1], ties at their mean rank; None where all values of one side are equal."""
-    a, b = _ranks(left), _ranks(right)
-    mean_a, mean_b = math.fsum(a) / len(a), math.fsum(b) / len(b)
-    covariance = math.fsum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True))
-    variances = math.fsum((x - mean_a) ** 2 for x in a) * math.fsum((y - mean_b) ** 2 for y in b)
-    return covariance / math.sqrt(variances) if variances else None
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    below = [sum(other < value for other in values) for value in values]
-    return [rank + (values.count(value) + 1) / 2 for rank, value in zip(below, values, strict=True)]
+    try:
+        return statistics.correlation(ranks(left), ranks(right))
+    except statistics.StatisticsError:
+        return None

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from cfl.papers.cells import Cell
 from cfl.papers.definition import SCALE, Over, Table
 from cfl.reporting.compare.statistics import Spread
-from cfl.reporting.figures import _MARKERS, _PALETTE, attention_bound, attention_scale, draw_attention, save
+from cfl.reporting.figures import MARKERS, PALETTE, attention_bound, attention_scale, draw_attention, save
 
 _COLUMNS = 4
 _AXIS: dict[Over, str] = {"tasks": "tasks learned", "rounds": "communication rounds"}
@@ -107,7 +107,7 @@ def _heatmaps(table: Table, cells: Sequence[Cell], path: Path) -> Path:
 
 
 def _style(k: int) -> dict[str, Any]:
-    return {"color": _PALETTE[k % len(_PALETTE)], "marker": _MARKERS[k % len(_MARKERS)]}
+    return {"color": PALETTE[k % len(PALETTE)], "marker": MARKERS[k % len(MARKERS)]}
 
 
 def _line_handles(table: Table, across: str) -> list[Line2D]:
@@ -123,8 +123,8 @@ def _line_handles(table: Table, across: str) -> list[Line2D]:
 def _number_handles(scale: str) -> list[Line2D]:
     look: dict[str, Any] = {"linestyle": "none", "marker": "o"}
     return [
-        Line2D([], [], label="paper", color=_PALETTE[1], markerfacecolor="white", **look),
-        Line2D([], [], label=f"ours, scale {scale}", color=_PALETTE[0], **look),
+        Line2D([], [], label="paper", color=PALETTE[1], markerfacecolor="white", **look),
+        Line2D([], [], label=f"ours, scale {scale}", color=PALETTE[0], **look),
     ]
 
 
@@ -150,10 +150,10 @@ def _curves(axes: Axes, table: Table, group: Sequence[Cell]) -> None:
 
 def _numbers(axes: Axes, table: Table, group: Sequence[Cell], across: str) -> None:
     for y, cell in enumerate(group):
-        paper = Spread(cell.published.mean, cell.published.std, 1) if cell.published else None
+        published = cell.published.spread if cell.published else None
         looks: list[tuple[Spread | None, float, dict[str, Any]]] = [
-            (paper, -0.12, {"color": _PALETTE[1], "markerfacecolor": "white"}),
-            (cell.ours, 0.12, {"color": _PALETTE[0]}),
+            (published, -0.12, {"color": PALETTE[1], "markerfacecolor": "white"}),
+            (cell.ours, 0.12, {"color": PALETTE[0]}),
         ]
         for spread, shift, look in looks:
             if spread is not None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cfl.reporting.compare.statistics import Spread
 from cfl.runtime.errors import ConfigError
 
 FIRST, LAST = ["paper", "table"], ["figure", "mean", "std", "note"]
@@ -31,6 +32,11 @@ class Published:
     mean: float
     std: float | None = None
     note: str = ""
+
+    @property
+    def spread(self) -> Spread:
+        """Mean and deviation, as ours have them."""
+        return Spread(self.mean, self.std, 1)
 
 
 def read_published(path: Path, paper: str, table: str, axes: Sequence[str]) -> list[Published]:

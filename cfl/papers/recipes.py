@@ -11,6 +11,7 @@ from string import Formatter
 from typing import Any
 
 from cfl.cli.installed_configs import CONFIGS
+from cfl.papers.entries import refuse_unknown
 from cfl.runtime.errors import ConfigError
 
 Point = Mapping[str, str]
@@ -126,10 +127,3 @@ def _filled(value: Any, point: Point) -> Any:
         return value.format_map(point)
     except KeyError as missing:
         raise ConfigError("rules", value, f"a text without {missing}: the table has no such axis") from None
-
-
-def refuse_unknown(entry: Mapping[str, Any], known: Any, where: str) -> None:
-    """Raise ConfigError for a key of a data file's entry that is none of ``known``."""
-    for key in entry:
-        if key not in known:
-            raise ConfigError(f"{where}, {key}", entry[key], f"one of {', '.join(known)}")

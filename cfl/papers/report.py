@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cfl.papers.cells import Cell, Experiments
-from cfl.papers.definition import Table
+from cfl.papers.definition import SCALE, Table
 from cfl.papers.orders import OrderComparison, compare_orders
 from cfl.papers.pictures import spreads, table_picture
-from cfl.reporting.compare.statistics import Spread
+from cfl.reporting.csv_file import csv_text
+from cfl.reporting.rounding import rounded
+from cfl.reporting.text_table import TextTable
 from cfl.runtime.atomic_write import beside, write_whole
 
 REPORTS = "reports"
@@ -112,9 +112,7 @@ def markdown(table: Table, scale: str, cells: Sequence[Cell], picture: str | Non
     lines += cell_table(table, cells, notes)
     lines += tolerances(table, cells) if scale == paper.published_scale else []
     lines += order_table(table, compare_orders(table, cells))
-    if notes:
-        lines += ["", "Chosen by us, because the paper does not say, or says otherwise:", ""]
-        lines += [f"{number}. {note}" for number, note in enumerate(notes, start=1)]
+    lines += note_list(notes)
     if table.notes or paper.notes:
         lines += ["", *(f"- {note}" for note in (*table.notes, *paper.notes))]
     if picture:
@@ -125,32 +123,31 @@ def markdown(table: Table, scale: str, cells: Sequence[Cell], picture: str | Non
 def cell_table(table: Table, cells: Sequence[Cell], notes: list[str]) -> list[str]:
     """The cells as lines of a Markdown table; notes not yet in ``notes`` are added, and marked with their number."""
     axes = list(table.axes)
-    lines = [
-        "| " + " | ".join([*axes, "figure", "paper", "ours", "seeds", "difference", "status"]) + " |",
-        "|" + "---|" * (len(axes) + 1) + "---:|---:|---:|---:|---|",
-    ]
+    heads = [*axes, "figure", "paper", "ours", "seeds", "difference", "status"]
+    rows = []
     for cell in cells:
-        for note in cell.notes:
-            if note not in notes:
-                notes.append(note)
+        notes += [note for note in cell.notes if note not in notes]
         marks = "".join(f" [{notes.index(note) + 1}]" for note in cell.notes)
-        names = [table.label(axis, cell.point[axis]) for axis in axes]
-        decimals = cell.definition.decimals
-        published = Spread(cell.published.mean, cell.published.std, 1) if cell.published else None
-        difference = cell.difference
+        decimals, seeds = cell.definition.decimals, str(len(cell.seeds) or "-")
         row = [
-            *names,
+            *(table.label(axis, cell.point[axis]) for axis in axes),
             cell.figure + marks,
-            shown(published, decimals),
-            shown(cell.ours, decimals) if cell.ours or not cell.seeds else "heatmap" if cell.grid else "curve",
-            f"{len(cell.seeds)} of {len(cell.seeds) + len(cell.without)}"
-            if cell.without
-            else str(len(cell.seeds) or "-"),
-            f"{difference:+.{decimals}f}" if difference is not None else "-",
+            cell.published.spread.shown(decimals) if cell.published else "-",
+            cell.ours.shown(decimals) if cell.ours else "-" if not cell.seeds else "heatmap" if cell.grid else "curve",
+            f"{len(cell.seeds)} of {len(cell.seeds) + len(cell.without)}" if cell.without else seeds,
+            "-" if cell.difference is None else rounded(cell.difference, decimals, "+"),
             cell.status,
         ]
-        lines.append("| " + " | ".join(row) + " |")
-    return lines
+        rows.append(row)
+    return TextTable(heads, rows, "l" * (len(axes) + 1) + "rrrrl").markdown()
+
+
+def note_list(notes: Sequence[str]) -> list[str]:
+    """The notes that :func:`cell_table` has numbered, as lines of Markdown; empty without any."""
+    if not notes:
+        return []
+    numbered = [f"{number}. {note}" for number, note in enumerate(notes, start=1)]
+    return ["", "Chosen by us, because the paper does not say, or says otherwise:", "", *numbered]
 
 
 def tolerances(table: Table, cells: Sequence[Cell]) -> list[str]:
@@ -169,26 +166,25 @@ def order_table(table: Table, comparisons: Sequence[OrderComparison]) -> list[st
     leader, reference = (label(order.axis, value) for value in (order.leader, order.reference))
     places = list(comparisons[0].place)
     several = len(order.figures) > 1
-    by, figure_head = ("", ["figure"]) if several else (f", by {order.figures[0]}", [])
     words = {True: "yes", False: "no", None: "-"}
-    gap_heads = [f"{leader} - {reference}, ours", "paper"]
-    heads = [*places, *figure_head, "run", "seeds", "rank correlation", f"{leader} leads, ours", "paper", *gap_heads]
-    lines = ["", f"Order along {order.axis}{by}:", "", "| " + " | ".join(heads) + " |"]
-    lines.append("|" + "---|" * (len(places) + len(figure_head) + 1) + "---:|---:|---|---|---:|---:|")
-    for part in comparisons:
-        gap, correlation = part.gap, part.correlation
-        row = [
+    heads = [*places, *(["figure"] if several else []), "run", "seeds", "rank correlation"]
+    align = "l" * (len(heads) - 2) + "rrllrr"
+    heads += [f"{leader} leads, ours", "paper", f"{leader} - {reference}, ours", "paper"]
+    rows = [
+        [
             *(label(axis, value) for axis, value in part.place.items()),
             *([part.figure] if several else []),
             ", ".join(label(order.axis, value) for value in part.values),
             str(part.seeds or "differ"),
-            "-" if correlation is None else f"{correlation:+.2f}",
+            *("-" if number is None else rounded(number, 2, "+") for number in [part.correlation]),
             words[part.leads],
             words[part.leads_in_paper],
-            "-" if gap is None else f"{gap[0]:+.2f}",
-            "-" if gap is None else f"{gap[1]:+.2f}",
+            *("-" if gap is None else rounded(gap, 2, "+") for gap in part.gap or (None, None)),
         ]
-        lines.append("| " + " | ".join(row) + " |")
+        for part in comparisons
+    ]
+    by = "" if several else f", by {order.figures[0]}"
+    lines = ["", f"Order along {order.axis}{by}:", "", *TextTable(heads, rows, align).markdown()]
     left_out = [label(order.axis, value) for value in order.bounds]
     lines += ["", f"Left out as bounds: {', '.join(left_out)}."] if left_out else []
     if order.against is not None:
@@ -198,26 +194,15 @@ def order_table(table: Table, comparisons: Sequence[OrderComparison]) -> list[st
     return lines
 
 
-def shown(spread: Spread | None, decimals: int) -> str:
-    """``85.68 ± 0.57``, without deviation where there is none, ``-`` where there is nothing."""
-    if spread is None:
-        return "-"
-    mean = f"{round(spread.mean, decimals) + 0.0:.{decimals}f}"
-    return mean if spread.std is None else f"{mean} ± {spread.std:.{decimals}f}"
-
-
 def as_csv(table: Table, cells: Sequence[Cell]) -> str:
     """The cells as CSV, unrounded; a curve has a line per point, with the tasks learned, or rounds, as ``after``, and
     a grid one per entry, with ``row / column``."""
-    axes = list(table.axes)
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
     columns = ("scale", "figure", "after", "paper", "paper_std", "ours", "ours_std", "seeds", "difference", "status")
-    writer.writerow([*axes, *columns])
+    rows = []
     for cell in cells:
+        place = [*table.place(cell.point).values(), cell.point[SCALE], cell.figure]
         published = [cell.published.mean, cell.published.std] if cell.published else [None, None]
         for after, ours in spreads(cell):
-            numbers = [*([ours.mean, ours.std, ours.count] if ours else [None, None, 0]), cell.difference]
-            row = [*(cell.point[axis] for axis in axes), cell.point["scale"], cell.figure, after, *published, *numbers]
-            writer.writerow(["" if value is None else value for value in row] + [cell.status])
-    return file.getvalue()
+            numbers = [ours.mean, ours.std, ours.count] if ours else [None, None, 0]
+            rows.append([*place, after, *published, *numbers, cell.difference, cell.status])
+    return csv_text([*table.axes, *columns], rows)

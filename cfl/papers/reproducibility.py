@@ -11,9 +11,11 @@ from cfl.papers.definition import Paper, Table
 from cfl.papers.kept import MISSING, RESULTS, read_kept
 from cfl.papers.missing_data import MissingData
 from cfl.papers.orders import compare_orders
-from cfl.papers.report import cell_table, counts, order_table, tolerances
+from cfl.papers.report import cell_table, counts, note_list, order_table, tolerances
 from cfl.papers.resolving import Resolver
 from cfl.papers.results import Result, Results
+from cfl.reporting.rounding import rounded
+from cfl.reporting.text_table import TextTable
 
 HEAD = """# State of every cell
 
@@ -31,28 +33,30 @@ def page(papers: Sequence[Paper], resolver: Resolver, folders: Mapping[str, Path
         resolver: resolves the tables' configurations.
         folders: paper -> where its kept runs are; None takes each paper's ``results``.
     """
-    overview = ["## Counts", "", "| paper | cells | |", "|---|---:|---|"]
+    overview: list[list[str]] = []
     lines: list[str] = []
     for paper in papers:
         folder = (folders or {}).get(paper.name, paper.folder / RESULTS)
         kept = read_kept(paper, folder)
         missing = MissingData(folder / MISSING)
-        known = {scale: Experiments(resolver, Results(results), missing) for scale, results in kept.items()}
+        asked = {scale: results for scale, results in kept.items() if results or scale == paper.published_scale}
+        known = {scale: Experiments(resolver, Results(results), missing) for scale, results in asked.items()}
         lines += [f"## {paper.title}", ""]
         tables = [(t, {scale: known[scale].cells(t, scale) for scale in known}) for t in paper.tables()]
-        lines += ["| table | cells | |", "|---|---:|---|"]
-        all_cells: list[Cell] = []
-        for table, by_scale in tables:
-            cells = _cells(table, by_scale)
-            all_cells += cells
-            lines.append(f"| {table.full_name} | {len(cells)} | {counts(cells)} |")
-        overview.append(f"| {paper.title} | {len(all_cells)} | {counts(all_cells)} |")
+        cells = {table.full_name: _cells(table, by_scale) for table, by_scale in tables}
+        lines += _counted("table", [[name, str(len(of)), counts(of)] for name, of in cells.items()])
+        every = [*itertools.chain.from_iterable(cells.values())]
+        overview.append([paper.title, str(len(every)), counts(every)])
         lines += ["", *(f"- {note}" for note in paper.notes)] if paper.notes else []
         for table, by_scale in tables:
             lines += _section(table, by_scale)
         lines += _runs(paper, kept)
         lines.append("")
-    return "\n".join([HEAD, *overview, "", *lines])
+    return "\n".join([HEAD, "## Counts", "", *_counted("paper", overview), "", *lines])
+
+
+def _counted(what: str, rows: Sequence[Sequence[str]]) -> list[str]:
+    return TextTable([what, "cells", "status"], rows, "lrl").markdown()
 
 
 def _cells(table: Table, by_scale: Mapping[str, Sequence[Cell]]) -> list[Cell]:
@@ -99,9 +103,7 @@ def _section(table: Table, by_scale: Mapping[str, Sequence[Cell]]) -> list[str]:
     for scale, cells in by_scale.items():  # all of a scale's runs, also where the table shows one of another scale
         order = order_table(table, compare_orders(table, cells))
         lines += ["", f"Scale `{scale}`:", *order] if order else []
-    if notes:
-        lines += ["", "Chosen by us, because the paper does not say, or says otherwise:", ""]
-        lines += [f"{number}. {note}" for number, note in enumerate(notes, start=1)]
+    lines += note_list(notes)
     return lines + (["", *(f"- {note}" for note in table.notes)] if table.notes else [])
 
 
@@ -109,37 +111,24 @@ def _runs(paper: Paper, kept: Mapping[str, Sequence[Result]]) -> list[str]:
     lines = ["", f"### Runs: {paper.name}", ""]
     if not any(kept.values()):
         return [*lines, "None is kept."]
-    heads = [
-        "method",
-        "benchmark",
-        "partition",
-        "scale",
-        "seed",
-        "rounds",
-        "seconds",
-        "machine",
-        "cfl, torch, code",
-        "hash",
-    ]
-    lines += ["| " + " | ".join(heads) + " |", "|---|---|---|---|---:|---:|---:|---|---|---|"]
+    described = ("method", "benchmark", "partition")
+    heads = [*described, "scale", "seed", "rounds", "seconds", "machine", "cfl, torch, code", "hash"]
+    rows = []
     for scale, results in kept.items():
         for result in results:
             figures = result.summary
             versions = figures.get("versions", {})
+            code = [f"`{versions['source']}`"] if "source" in versions else []  # none where it was not recorded yet
             row = [
-                *(str(figures.get(key, "-")) for key in ("method", "benchmark", "partition")),
+                *(str(figures.get(key, "-")) for key in described),
                 scale,
                 str(result.seed),
                 str(figures.get("rounds", "-")),
-                f"{figures.get('seconds', 0.0):.0f}",
+                rounded(figures.get("seconds", 0.0), 0),
                 f"{figures.get('machine', '-')}, {figures.get('device', '-')}",
-                ", ".join([versions.get("cfl", "-"), versions.get("torch", "-"), *_code(versions)]),
+                ", ".join([versions.get("cfl", "-"), versions.get("torch", "-"), *code]),
                 result.hash,
             ]
-            lines.append("| " + " | ".join(row) + " |")
+            rows.append(row)
+    lines += TextTable(heads, rows, "llllrrrlll").markdown()
     return [*lines, "", "Scales: " + "; ".join(f"`{name}`: {text}" for name, text in paper.scales.items()) + "."]
-
-
-def _code(versions: Mapping[str, str]) -> list[str]:
-    """The digest of the code that made a run; none of a run from before there was one."""
-    return [f"`{versions['source']}`"] if "source" in versions else []

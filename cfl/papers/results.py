@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections import Counter
@@ -17,17 +16,15 @@ import yaml
 from cfl.metrics.accuracy import forgetting_max
 from cfl.papers.expressions import Undefined, evaluate
 from cfl.papers.grids import Grid, attention_grid
-from cfl.papers.resolving import same_experiment, seedless_hash
+from cfl.papers.resolving import same_experiment
 from cfl.papers.run_log import LOG, has_diverged
 from cfl.reporting.attention import Attention, read_attention
-from cfl.reporting.experiment import config_hash, experiment_of
-from cfl.reporting.matrix_file import RunFolderError, read_matrix_csv
+from cfl.reporting.csv_file import RunFolderError, read_csv
+from cfl.reporting.experiment import config_hash, experiment_of, setting_hash
+from cfl.reporting.matrix_file import read_matrix_csv
 from cfl.reporting.names import is_method_name
 from cfl.reporting.run_folder import read_curve, read_run, rounds_to
 from cfl.runtime.run_files import CONFIG, ROUNDS, SUMMARY, matrix_file
-
-SPACE = "used_space"
-"""The column of a method's table from which used space per task and layer is read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +164,6 @@ def read_result(folder: Path) -> Result:
         if strange := [name for name in methods if not is_method_name(name)]:
             raise ValueError(f"no method can be called {strange[0]!r}")
         int(experiment["seed_everything"])
-        matrix = [[None if math.isnan(x) else x for x in row] for row in run.matrix.tolist()]
         reading = SUMMARY
         summary = json.loads((folder / reading).read_text(encoding="utf-8"))
         space: dict[tuple[str, str], list[float]] = {}
@@ -177,31 +173,26 @@ def read_result(folder: Path) -> Result:
             of_method = _rows(folder / reading)
             attention |= read_attention(of_method)
             for row in of_method:
-                if SPACE in row and "layer" in row:
-                    space.setdefault((row["layer"], name), []).append(float(row[SPACE]))
+                if "used_space" in row and "layer" in row:
+                    space.setdefault((row["layer"], name), []).append(float(row["used_space"]))
             for (layer, _), used in space.items():
-                if len(used) != len(matrix) - 1:
-                    raise ValueError(f"{len(used)} rows for {layer} and {len(matrix)} tasks")
+                if len(used) != run.tasks - 1:
+                    raise ValueError(f"{len(used)} rows for {layer} and {run.tasks} tasks")
         reading = ROUNDS
         rounds = _rows(folder / reading)
         if (folder / reading).is_file() and len(rounds) != int(summary["rounds"]):
             raise ValueError(f"{len(rounds)} rounds, summary.json says {summary['rounds']}")
         epochs = sum(int(row["clients"]) for row in rounds) * local_epochs if rounds else None
         curve = read_curve(folder / reading) if experiment["schedule"].get("evaluate_every") else []
-        reading = matrix_file("accuracy", "_task_il")
-        known = folder / reading
-        task_il = (
-            [[None if math.isnan(x) else x for x in row] for row in read_matrix_csv(known)[0].tolist()]
-            if known.is_file()
-            else []
-        )
+        known = folder / matrix_file("accuracy", "_task_il")
+        task_il = _matrix(read_matrix_csv(known)[0]) if known.is_file() else []
     except RunFolderError:
         raise
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError, csv.Error) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
         raise RunFolderError(f"{folder / reading}: not what a finished run leaves ({error})") from None
     methods_of = Counter(layer for layer, _ in space)
     of_layers = {layer if methods_of[layer] == 1 else f"{name}.{layer}": used for (layer, name), used in space.items()}
-    return Result(experiment, summary, matrix, of_layers, epochs, folder, curve, task_il, attention)
+    return Result(experiment, summary, _matrix(run.matrix), of_layers, epochs, folder, curve, task_il, attention)
 
 
 def read_experiment(folder: Path) -> dict[str, Any] | None:
@@ -214,11 +205,15 @@ def read_experiment(folder: Path) -> dict[str, Any] | None:
         return None
 
 
+def _matrix(matrix: torch.Tensor) -> list[list[float | None]]:
+    return [[None if math.isnan(value) else value for value in row] for row in matrix.tolist()]
+
+
 def _rows(path: Path) -> list[dict[str, str]]:
     if not path.is_file():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    header, lines = read_csv(path)
+    return [dict(zip(header, row, strict=True)) for _, row in lines]
 
 
 class Results:
@@ -239,12 +234,12 @@ class Results:
         self.all, self.left_out, self.diverged = list(results), list(left_out), dict(diverged or {})
         self._by_hash: dict[str, list[Result]] = {}
         for result in self.all:
-            self._by_hash.setdefault(seedless_hash(result.experiment), []).append(result)
+            self._by_hash.setdefault(setting_hash(result.experiment), []).append(result)
 
     def of(self, experiment: Mapping[str, Any]) -> dict[int, Result]:
         """Seed -> run, for all seeds of an experiment; seeds ascend."""
         found: dict[int, Result] = {}
-        for result in self._by_hash.get(seedless_hash(experiment), []):
+        for result in self._by_hash.get(setting_hash(experiment), []):
             found.setdefault(result.seed, result)
         for group in self._by_hash.values():
             if same_experiment(experiment, group[0].experiment):

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -24,7 +25,7 @@ from cfl.papers.missing_data import MissingData, find_missing, needs_of
 from cfl.papers.resolving import num_rounds
 from cfl.papers.results import read_result
 from cfl.papers.run_log import LOG, has_diverged, last_lines
-from cfl.reporting.matrix_file import RunFolderError
+from cfl.reporting.csv_file import RunFolderError
 from cfl.runtime.cpu_cores import usable_cores
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.run_files import CHECKPOINT, ROUNDS, SUMMARY
@@ -157,15 +158,15 @@ class Runner:
             while waiting or self._running:
                 while waiting and len(self._running) < self.jobs:
                     job = waiting.pop(0)
-                    outcome = self._started(job, progress)
-                    if outcome:
+                    if outcome := self._safely(job, "not started", partial(self._start, job, progress)):
                         outcomes.append(outcome)
                         self._say(progress, outcome, 0)
                 for entry in [entry for entry in self._running if entry.process.poll() is not None]:
                     self._running.remove(entry)
                     progress.remove_task(entry.bar)
-                    outcomes.append(self._became(entry))
-                    self._say(progress, outcomes[-1], time.monotonic() - entry.started)
+                    if outcome := self._safely(entry.job, "its end could not be seen to", partial(self._ended, entry)):
+                        outcomes.append(outcome)
+                        self._say(progress, outcome, time.monotonic() - entry.started)
                 for entry in self._running:
                     progress.update(entry.bar, completed=rounds_done(entry.job.folder))
                 progress.update(everything, completed=len(outcomes))
@@ -173,19 +174,12 @@ class Runner:
                     time.sleep(0.2)
         return outcomes
 
-    def _started(self, job: Job, progress: Progress) -> Outcome | None:
-        """Start a job's process; an outcome where it is not started. No single job's folder ends all others."""
+    def _safely(self, job: Job, said: str, step: Callable[[], Outcome | None]) -> Outcome | None:
+        """What a step with a job says; no single job's folder ends all others."""
         try:
-            return self._start(job, progress)
+            return step()
         except (OSError, ConfigError) as error:
-            return Outcome(job, "failed", f"not started: {error}")
-
-    def _became(self, entry: _Running) -> Outcome:
-        """What became of a job whose process is over, likewise."""
-        try:
-            return self._ended(entry)
-        except (OSError, ConfigError) as error:
-            return Outcome(entry.job, "failed", f"its end could not be seen to: {error}")
+            return Outcome(job, "failed", f"{said}: {error}")
 
     def _start(self, job: Job, progress: Progress) -> Outcome | None:
         """Start a job's process; an outcome where it is not started."""

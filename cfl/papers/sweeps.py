@@ -8,21 +8,19 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
-import yaml
-
-from cfl.papers import expressions
-from cfl.papers.definition import SCALE, Paper, papers
+from cfl.papers.definition import SCALE, Best, Paper, papers
+from cfl.papers.entries import count, expression, load, mapping, one_of, refuse_unknown
 from cfl.papers.expressions import Undefined, Unrecorded
-from cfl.papers.folders import begun
+from cfl.papers.folders import job_of
 from cfl.papers.recipes import CHOSEN, Recipe, Rule, recipe, setting
-from cfl.papers.report import shown
 from cfl.papers.resolving import Resolver
 from cfl.papers.results import Result, Results
 from cfl.papers.running import Job
 from cfl.reporting.compare.statistics import Spread
 from cfl.reporting.experiment import config_hash
+from cfl.reporting.text_table import TextTable
 from cfl.runtime.errors import ConfigError
 
 Values = tuple[tuple[str, Any], ...]
@@ -103,7 +101,7 @@ class Sweep:
     search: Search | None
     seeds: int
     value: str
-    best: Literal["highest", "lowest"]
+    best: Best
 
     @property
     def name(self) -> str:
@@ -132,28 +130,29 @@ class Sweep:
             score: mean over seeds of a candidate's value; None where a seed has not been run.
         """
         asked: list[Values] = []
+        numbers: list[float] = []
         sign = 1.0 if self.best == "highest" else -1.0
-        found_any = False
 
         def signed(values: Values) -> float | None:
-            nonlocal found_any
             if values not in asked:
                 asked.append(values)
             found = score(values)
-            if found is None:
-                return None
-            found_any = found_any or not math.isnan(found)
-            return -math.inf if math.isnan(found) else sign * found
+            if found is None or math.isnan(found):
+                return None if found is None else -math.inf
+            numbers.append(found)
+            return sign * found
 
+        chosen: Values | None = None
         if self.search is not None:
             key = self.search.key
             best = self.search.run(lambda value: signed(((key, value),)))
-            return asked, None if best is None or not found_any else ((key, best),)
-        scores = [(values, signed(values)) for values in self._grid()]
-        known = [(values, found) for values, found in scores if found is not None]
-        if len(known) < len(scores) or not found_any:
-            return asked, None
-        return asked, max(known, key=lambda entry: entry[1])[0]  # the first of equals
+            chosen = None if best is None else ((key, best),)
+        else:
+            scores = [(values, signed(values)) for values in self._grid()]
+            known = [(values, found) for values, found in scores if found is not None]
+            if len(known) == len(scores):
+                chosen = max(known, key=lambda entry: entry[1])[0]  # the first of equals
+        return asked, chosen if numbers else None
 
     def _grid(self) -> Iterator[Values]:
         for values in itertools.product(*self.grid.values()):
@@ -166,36 +165,23 @@ def read_sweep(path: Path) -> Sweep:
     Raises:
         ConfigError: a key is unknown, missing or cannot work.
     """
-    try:
-        entry = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError("sweep", str(path), f"a sweep's file ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError("sweep", str(path), f"a YAML file ({' '.join(str(error).split())})") from None
-    if not isinstance(entry, dict):
-        raise ConfigError("sweep", str(path), "a file that holds a mapping")
-    for key in entry:
-        if key not in _KEYS:
-            raise ConfigError(f"{path}, {key}", entry[key], f"one of {', '.join(_KEYS)}")
+    entry = load(path, "sweep")
+    refuse_unknown(entry, _KEYS, str(path))
     by_name = {paper.name: paper for paper in papers()}
-    if not isinstance(entry.get("paper"), str) or entry["paper"] not in by_name:
-        raise ConfigError(f"{path}, paper", entry.get("paper"), f"one of {', '.join(by_name)}")
-    paper = by_name[entry["paper"]]
+    paper = by_name[one_of(entry.get("paper"), by_name, f"{path}, paper")]
     if ("grid" in entry) == ("search" in entry):
         raise ConfigError(f"{path}, grid", entry.get("grid"), "either grid or search")
-    seeds = entry.get("seeds", 1)
-    if not _is_count(seeds):
-        raise ConfigError(f"{path}, seeds", seeds, "an integer of at least 1")
+    seeds = count(entry.get("seeds", 1), f"{path}, seeds")
     point, rules = _read_experiment(path, paper, entry)
-    value, best = _read_select(path, _mapping(path, "select", entry.get("select", {})))
-    grid = _read_grid(path, _mapping(path, "grid", entry["grid"])) if "grid" in entry else {}
-    search = _read_search(path, _mapping(path, "search", entry["search"])) if "search" in entry else None
+    value, best = _read_select(path, mapping(entry.get("select", {}), f"{path}, select"))
+    grid = _read_grid(path, mapping(entry["grid"], f"{path}, grid")) if "grid" in entry else {}
+    search = _read_search(path, mapping(entry["search"], f"{path}, search")) if "search" in entry else None
     return Sweep(path, paper.name, recipe(rules, point), point, grid, search, seeds, value, best)
 
 
 def _read_experiment(path: Path, paper: Paper, entry: Mapping[str, Any]) -> tuple[dict[str, str], list[Rule]]:
     """The point of the paper's tables, empty if there is none, and what makes it an experiment."""
-    point = {axis: str(value) for axis, value in _mapping(path, "point", entry.get("point", {})).items()}
+    point = {axis: str(value) for axis, value in mapping(entry.get("point", {}), f"{path}, point").items()}
     # What a single table's rules make of its own axes is not part of a sweep.
     used = set().union(*(rule.axes for rule in paper.rules)) - {SCALE}
     values = {axis: found for axis, found in paper.values().items() if axis in used}
@@ -203,34 +189,22 @@ def _read_experiment(path: Path, paper: Paper, entry: Mapping[str, Any]) -> tupl
         if axis not in values:
             valid = f"one of the axes {', '.join(values)}; anything else under configs or set"
             raise ConfigError(f"{path}, point.{axis}", value, valid)
-        if value not in values[axis]:
-            raise ConfigError(f"{path}, point.{axis}", value, f"one of {', '.join(sorted(values[axis]))}")
-    scale = entry.get("scale", paper.published_scale)
-    if not isinstance(scale, str) or scale not in paper.scales:
-        raise ConfigError(f"{path}, scale", scale, f"one of {', '.join(paper.scales)}")
+        one_of(value, sorted(values[axis]), f"{path}, point.{axis}")
+    scale = one_of(entry.get("scale", paper.published_scale), paper.scales, f"{path}, scale")
     configs = entry.get("configs", [])
     if not isinstance(configs, list) or not all(isinstance(name, str) for name in configs):
         raise ConfigError(f"{path}, configs", configs, "a list of files below configs/")
     if not point and not configs:
         raise ConfigError(f"{path}, point", None, "a point of the paper's tables, or configs")
-    own = Rule(configs=tuple(configs), settings=_mapping(path, "set", entry.get("set", {})))
+    own = Rule(configs=tuple(configs), settings=mapping(entry.get("set", {}), f"{path}, set"))
     return ({**point, SCALE: scale}, [*paper.rules, own]) if point else ({}, [own])
 
 
-def _read_select(path: Path, entry: Mapping[str, Any]) -> tuple[str, Literal["highest", "lowest"]]:
+def _read_select(path: Path, entry: Mapping[str, Any]) -> tuple[str, Best]:
     """The value that decides, and which way."""
-    for key in entry:
-        if key not in ("value", "best"):
-            raise ConfigError(f"{path}, select.{key}", entry[key], "one of value, best")
-    value, best = entry.get("value", "acc"), entry.get("best", "highest")
-    if best not in ("highest", "lowest"):
-        raise ConfigError(f"{path}, select.best", best, "highest or lowest")
-    if not isinstance(value, str):
-        raise ConfigError(f"{path}, select.value", value, "an expression")
-    try:
-        expressions.check(value)
-    except SyntaxError as error:
-        raise ConfigError(f"{path}, select.value", value, f"an expression ({error.msg})") from None
+    refuse_unknown(entry, ("value", "best"), f"{path}, select")
+    value = expression(entry.get("value", "acc"), f"{path}, select.value")
+    best: Any = one_of(entry.get("best", "highest"), get_args(Best), f"{path}, select.best")
     # Lists, functions and misspelt functions of any run are told by one that is made up; its summary is empty.
     made_up = Result({"data": {}}, {}, [[1.0, 1.0], [1.0, 1.0]], {}, 1, None, (1.0, 1.0), [[1.0, 1.0], [1.0, 1.0]])
     with contextlib.suppress(Undefined):
@@ -249,16 +223,6 @@ def _read_grid(path: Path, entry: Mapping[str, Any]) -> dict[str, list[Any]]:
     return grid
 
 
-def _mapping(path: Path, key: str, entry: Any) -> Mapping[str, Any]:
-    if not isinstance(entry, dict) or not all(isinstance(name, str) for name in entry):
-        raise ConfigError(f"{path}, {key}", entry, "a mapping from names to values")
-    return entry
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
 def _is_number(value: Any) -> bool:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
@@ -269,9 +233,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _read_search(path: Path, entry: Mapping[str, Any]) -> Search:
-    for key in entry:
-        if key not in Search.__dataclass_fields__:
-            raise ConfigError(f"{path}, search.{key}", entry[key], f"one of {', '.join(Search.__dataclass_fields__)}")
+    refuse_unknown(entry, Search.__dataclass_fields__, f"{path}, search")
     if not isinstance(entry.get("key"), str):
         raise ConfigError(f"{path}, search.key", entry.get("key"), "a config key")
     if not _is_number(entry.get("start")) or entry["start"] <= 0:
@@ -280,8 +242,7 @@ def _read_search(path: Path, entry: Mapping[str, Any]) -> Search:
     factors = search.factor
     if not isinstance(factors, list | tuple) or not factors or not all(_is_number(f) and f > 1 for f in factors):
         raise ConfigError(f"{path}, search.factor", factors, "a list of numbers above 1, the largest first")
-    if not _is_count(search.steps):
-        raise ConfigError(f"{path}, search.steps", search.steps, "an integer of at least 1")
+    count(search.steps, f"{path}, search.steps")
     return search
 
 
@@ -360,34 +321,25 @@ class SweepState:
 
     def jobs(self, root: Path) -> list[Job]:
         """The runs that are missing; a search asks for more once these are finished."""
+        above, scale = root / self.sweep.paper / "sweeps" / self.sweep.name, self.sweep.point.get(SCALE, "run")
         found = []
         for values in self.candidates:
             arguments = self.sweep.arguments(values)
-            experiment = self.resolver.experiment(arguments)
             done = self.values(values)
             for seed in range(self.sweep.seeds):
-                if seed in done:
-                    continue
-                own = {**experiment, "seed_everything": seed}
-                folder = f"{self.sweep.point.get(SCALE, 'run')}-seed{seed}-{config_hash(own)[:8]}"
-                found.append(
-                    Job(
-                        name=f"{self.sweep.name} {named(values)} seed {seed}",
-                        arguments=[*arguments, f"--seed_everything={seed}"],
-                        folder=begun(root / self.sweep.paper / "sweeps" / self.sweep.name / folder, own),
-                        config=self.resolver.config(arguments),
-                        experiment=own,
-                    )
-                )
+                if seed not in done:
+                    name = f"{self.sweep.name} {named(values)} seed {seed}"
+                    found.append(job_of(self.resolver, name, arguments, seed, above, scale))
         return found
 
     def markdown(self) -> str:
         """The table of candidates, and the line that belongs into the method's config once a value is chosen."""
         sweep = self.sweep
-        lines = [f"# Sweep {sweep.name}", "", f"| setting | {sweep.value} | seeds |", "|---|---:|---:|"]
-        for values in self.candidates:
-            mark = " **chosen**" if values == self.chosen else ""
-            lines.append(f"| {named(values)}{mark} | {self._score(values)} | {len(self.values(values))} |")
+        rows = [
+            [named(v) + (" **chosen**" if v == self.chosen else ""), self._score(v), str(len(self.values(v)))]
+            for v in self.candidates
+        ]
+        lines = [f"# Sweep {sweep.name}", "", *TextTable(["setting", sweep.value, "seeds"], rows).markdown()]
         if self.chosen is None:
             finished = all(len(self.values(values)) == sweep.seeds for values in self.candidates)
             why = "No candidate has a value: nothing is chosen." if finished else "Not finished: nothing is chosen yet."
@@ -415,7 +367,7 @@ class SweepState:
         found = self.values(candidate).values()
         reasons = dict.fromkeys(value for value in found if isinstance(value, str))
         spread = Spread.of([value for value in found if not isinstance(value, str)])
-        return "; ".join([*([shown(spread, 2)] if spread or not reasons else []), *reasons])
+        return "; ".join([*([spread.shown(2) if spread else "-"] if spread or not reasons else []), *reasons])
 
     @property
     def at_the_end(self) -> bool:

@@ -29,13 +29,14 @@ from torch import Tensor
 from cfl.metrics.accuracy import average_accuracy
 from cfl.metrics.measure import ACCURACY, Measure
 from cfl.reporting.attention import read_attention
+from cfl.reporting.rounding import rounded, significant
 
 NUMBERS_UP_TO = 12
 """Largest number of tasks for which a heatmap prints the accuracies into its cells."""
 
 # Yellow, too light for a line on white, is replaced by brown.
-_PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8C6D00")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8C6D00")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _ATTENTION = "PuOr"
 _LIGHTER = 0.4  # share of the colour that cells of tasks not yet learned keep; the rest is white
 _UNSEEN_HATCH: dict[str, Any] = {
@@ -118,7 +119,7 @@ def accuracy_heatmaps(
     if not matrices:
         raise ValueError("there is no accuracy matrix to draw")
     for title, matrix in matrices.items():
-        _require_square(matrix, title)
+        require_square(matrix, title)
         if task_names is not None and len(task_names) != len(matrix):
             raise ValueError(f"{title}: {len(task_names)} task names for {len(matrix)} tasks")
     columns = min(3, len(matrices))
@@ -166,7 +167,7 @@ def _draw_heatmap(
             if i > t:
                 unseen.append(cells[-1])
             if tasks <= NUMBERS_UP_TO:
-                axes.text(i, t, f"{accuracy:.1f}", ha="center", va="center", color=ink, fontsize=size)
+                axes.text(i, t, rounded(accuracy, 1), ha="center", va="center", color=ink, fontsize=size)
     axes.add_collection(PatchCollection(cells, facecolor=colours, edgecolor="white", linewidth=0.8))
     axes.add_collection(PatchCollection(unseen, **_UNSEEN_HATCH))
     axes.set(xlim=(-0.5, tasks - 0.5), ylim=(tasks - 0.5, -0.5), aspect="equal", ylabel="after learning task")
@@ -208,7 +209,7 @@ def accuracy_curve(
     axes = figure.subplots()
     handles = []
     for k, (name, matrix) in enumerate(matrices.items()):
-        _require_square(matrix, name)
+        require_square(matrix, name)
         style = _line_style(k)
         average = means.get(name) or [average_accuracy(matrix, after=t).item() for t in range(len(matrix))]
         first_task = matrix[:, 0].tolist()
@@ -231,7 +232,7 @@ def accuracy_curve(
 def learning_curves(
     curves: Mapping[str, Sequence[float | None]], targets: Sequence[float] = (), measure: Measure = ACCURACY
 ) -> Figure:
-    """ACC over the communication rounds done, one line per run, with target accuracies as thin horizontal lines.
+    """ACC after each communication round, from round 0, one line per run, with targets as thin horizontal lines.
 
     Points are drawn where the model was evaluated, and nowhere else; runs may be of different length.
 
@@ -251,7 +252,7 @@ def learning_curves(
     for target in targets:
         axes.axhline(target, color="#555555", linewidth=0.9, linestyle=(0, (4, 2)))
     for k, (name, curve) in enumerate(curves.items()):
-        points = [(r, acc) for r, acc in enumerate(curve, start=1) if acc is not None]
+        points = [(r, acc) for r, acc in enumerate(curve) if acc is not None]
         if not points:
             raise ValueError(f"{name}: a learning curve to draw has at least one evaluation")
         style = _line_style(k)
@@ -264,7 +265,7 @@ def learning_curves(
     shown = ", ".join(f"{target:.10g}" for target in targets)
     _name_lines(figure, handles, [*curves, *(["", f"targets: {shown} %"] if targets else [])])
     unit = measure.label[measure.label.index("(") :]
-    axes.set(xlabel="communication rounds", ylabel=f"{measure.mean_label} {unit}")
+    axes.set(xlabel="communication round", ylabel=f"{measure.mean_label} {unit}")
     _set_view(axes, measure)
     return figure
 
@@ -338,7 +339,7 @@ def draw_attention(
         for line, column in (~shown.isnan()).nonzero().tolist():
             value = shown[line, column].item()
             ink = "#ffffff" if abs(value) > 0.7 * most else "#000000"
-            axes.text(column, line, f"{value:.2g}", ha="center", va="center", color=ink, fontsize=8)
+            axes.text(column, line, significant(value, 2), ha="center", va="center", color=ink, fontsize=8)
     axes.set_xticks(range(len(lenders)), list(lenders), rotation=40, ha="right", rotation_mode="anchor", fontsize=8)
     axes.set_yticks(range(len(borrowers)), list(borrowers), fontsize=8)
     axes.set_xlabel("knowledge of", fontsize=8)
@@ -385,9 +386,9 @@ def sample_grid(images: Tensor, title: str, row_names: Sequence[str] | None = No
 
 def _line_style(k: int) -> dict[str, Any]:
     """Of the k-th line; beyond eight, colours return with hollow markers."""
-    colour = _PALETTE[k % len(_PALETTE)]
-    face = colour if k // len(_PALETTE) % 2 == 0 else "white"
-    return {"color": colour, "linewidth": 2.0, "marker": _MARKERS[k % len(_MARKERS)], "markerfacecolor": face}
+    colour = PALETTE[k % len(PALETTE)]
+    face = colour if k // len(PALETTE) % 2 == 0 else "white"
+    return {"color": colour, "linewidth": 2.0, "marker": MARKERS[k % len(MARKERS)], "markerfacecolor": face}
 
 
 def _name_lines(figure: Figure, handles: Sequence[Line2D], names: Sequence[str]) -> None:
@@ -425,6 +426,7 @@ def _evaluated(values: Sequence[float]) -> tuple[list[int], list[float]]:
     return [t for t, _ in kept], [value for _, value in kept]
 
 
-def _require_square(matrix: Tensor, title: str) -> None:
+def require_square(matrix: Tensor, title: str) -> None:
+    """Refuse what is no accuracy matrix."""
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
         raise ValueError(f"{title}: an accuracy matrix to draw is [T, T], got {list(matrix.shape)}")

@@ -16,7 +16,6 @@ and, if there is a learning curve, ``rounds.csv``: see :func:`read_curve`. What 
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cfl.reporting.matrix_file import RunFolderError, number_in, open_file, read_matrix_csv
+from cfl.reporting.csv_file import RunFolderError, index_in, number_in, open_file, read_csv
+from cfl.reporting.matrix_file import read_matrix_csv
 from cfl.reporting.measures import CURVES
 from cfl.runtime.run_files import ROUNDS, SUMMARY, matrix_file
 
@@ -148,28 +148,17 @@ def read_rounds(path: Path) -> dict[str, list[float | None]]:
     """
     if not path.is_file():
         return {}
+    header, lines = read_csv(path)
+    if header and "round" not in header:
+        raise RunFolderError(f"{path}: there is no column round")
+    names = [name for name in ROUND_COLUMNS if name in header]
+    if not names:
+        return {}
     found: dict[int, list[float | None]] = {}
-    with open_file(path) as file:
-        try:
-            reader = csv.reader(file)
-            header = next(reader, [])
-            if header and "round" not in header:
-                raise RunFolderError(f"{path}: there is no column round")
-            names = [name for name in ROUND_COLUMNS if name in header]
-            if not names:
-                return {}
-            place, columns = header.index("round"), [header.index(name) for name in names]
-            for row in reader:
-                if not row:
-                    continue
-                if len(row) != len(header):
-                    raise RunFolderError(f"{path}, line {reader.line_num}: {len(row)} values instead of {len(header)}")
-                if not row[place].isdecimal():
-                    raise RunFolderError(f"{path}, line {reader.line_num}: {row[place]!r} is no round")
-                values = [number_in(row[column], path, reader.line_num) if row[column] else None for column in columns]
-                found[int(row[place])] = values
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise RunFolderError(f"{path}: not a CSV file: {error}") from None
+    for line, row in lines:
+        cells = dict(zip(header, row, strict=True))
+        values = [number_in(cells[name], path, line) if cells[name] else None for name in names]
+        found[index_in(cells["round"], "round", path, line)] = values
     nothing: list[float | None] = [None] * len(names)
     rows = [found.get(round, nothing) for round in range(max(found, default=-1) + 1)]
     return {name: [row[k] for row in rows] for k, name in enumerate(names)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 _KEPT = "\n\t"
+_ENTITY = re.compile(r"&(?=#?\w+;)")  # elsewhere the sign stands for itself
 
 
 def printable(text: str) -> str:
@@ -23,7 +24,7 @@ def on_one_line(text: str) -> str:
 
 def in_markdown(text: str) -> str:
     """A text as one line of Markdown that shows it: no HTML, no link, no picture comes of it."""
-    plain = on_one_line(text).replace("&", "&amp;").replace("<", "&lt;")
+    plain = _ENTITY.sub("&amp;", on_one_line(text)).replace("<", "&lt;")
     return plain.replace("](", "]\\(").replace("|", "\\|")
 
 

@@ -408,7 +408,7 @@ def test_nothing_of_a_runs_texts_is_obeyed(
 def test_names_of_methods_lead_to_no_file_outside_a_run(name: str, run_folder: Path, tmp_path: Path) -> None:
     from cfl.papers.results import read_result
     from cfl.reporting.compare.reading import read
-    from cfl.reporting.matrix_file import RunFolderError
+    from cfl.reporting.csv_file import RunFolderError
 
     run = tmp_path / "runs" / "run"
     shutil.copytree(run_folder, run)

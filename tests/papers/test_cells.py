@@ -18,10 +18,10 @@ from cfl.papers.definition import NoTarget
 from cfl.papers.missing_data import MissingData
 from cfl.papers.published import Published
 from cfl.papers.recipes import Rule
-from cfl.papers.report import counts, shown, tolerances, write_report
+from cfl.papers.report import counts, tolerances, write_report
 from cfl.papers.results import Results, read_result, read_results
 from cfl.reporting.compare.statistics import Spread
-from cfl.reporting.matrix_file import RunFolderError
+from cfl.reporting.csv_file import RunFolderError
 
 PMNIST = {"benchmark": ["pmnist"], "partition": ["shards"]}
 
@@ -481,9 +481,8 @@ def test_nothing_run_no_picture(tmp_path: Path) -> None:
 
 
 def test_numbers_as_they_are_shown() -> None:
-    assert shown(Spread(85.678, 0.571, 3), 2) == "85.68 ± 0.57"
-    assert shown(Spread(-0.001, None, 1), 2) == "0.00"
-    assert shown(None, 2) == "-"
+    assert Spread(85.678, 0.571, 3).shown(2) == "85.68 ± 0.57"
+    assert Spread(-0.001, None, 1).shown(2) == "0.00"
 
 
 def test_a_result_keeps_what_was_not_evaluated(tmp_path: Path) -> None:

@@ -10,10 +10,8 @@ import pytest
 import yaml
 from support.fabricated import every_table, fot, point, resolver, tables_of
 
-from cfl.papers.cells import each_recipe
 from cfl.papers.definition import PAPERS, Order, papers, read_table, table_named
 from cfl.papers.recipes import CONFIGS, NotAvailable, Rule, matches, recipe
-from cfl.papers.rough import rough
 from cfl.runtime.errors import ConfigError
 
 SCALES = ("paper", "short", "smoke")
@@ -261,29 +259,3 @@ def test_a_paper_is_a_folder(tmp_path: Path) -> None:
     (paper,) = papers(tmp_path)
     assert paper.tables()[0].full_name == "other-table1"
     assert len(paper.tables()[0].published) == 128
-
-
-def test_the_quick_look_never_misses_a_run() -> None:
-    """For a sample of recipes: what a configuration resolves to passes the quick look at it; others mostly do not."""
-    recipes = [r for name in ("table1", "table10") for _, r in each_recipe(fot()[name], "short")][::25]
-    recipes += [r for _, r in each_recipe(fot()["table1"], "paper")][::30]
-    experiments = [resolver().experiment(r.arguments) for r in recipes]
-    passed = 0
-    for r in recipes:
-        for other, experiment in zip(recipes, experiments, strict=True):
-            may_be = rough(r.arguments).may_be(experiment)
-            passed += may_be
-            if r is other:
-                assert may_be, r.arguments
-    assert passed < len(recipes) ** 2 / 2
-
-
-def test_the_quick_look_sees_data_sets() -> None:
-    assert {"SVHN", "CIFAR10"} <= rough(fot()["table1"].recipe(point(benchmark="five-datasets")).arguments).words
-    assert "SVHN" not in rough(fot()["table1"].recipe(point("smoke", benchmark="five-datasets")).arguments).words
-
-
-@pytest.mark.parametrize("names", [("fot", "fedavg"), ("fedavg", "fot"), ("fot", "er")])
-def test_the_quick_look_knows_that_a_later_file_may_drop_methods(names: tuple[str, str]) -> None:
-    arguments = [f"--config={CONFIGS}/methods/{name}.yaml" for name in names]
-    assert rough(arguments).may_be(resolver().experiment(arguments))

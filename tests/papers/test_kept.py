@@ -20,9 +20,8 @@ from cfl.papers.kept import as_text, keep, read_kept
 from cfl.papers.reproducibility import page
 from cfl.papers.resolving import Resolver, same_experiment
 from cfl.papers.results import read_result, read_results
-from cfl.papers.rough import rough
+from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.experiment import config_hash
-from cfl.reporting.matrix_file import RunFolderError
 from cfl.runtime.errors import ConfigError
 
 ROOT = PAPERS.parent.parent
@@ -215,12 +214,8 @@ def test_every_kept_run_is_a_tables_or_is_named_as_a_sweeps(paper: Paper) -> Non
         left = {r.source.name: r for r in results if r.source and not r.source.name.startswith("sweeps-")}
         tables = paper.tables() if left else []
         for one in {recipe.arguments for table in tables for _, recipe in each_recipe(table, scale)}:
-            look = rough(one)
-            alike = {name: result for name, result in left.items() if look.may_be(result.experiment)}
-            if alike:
-                wanted = resolver().experiment(one)
-                served = [name for name, result in alike.items() if same_experiment(wanted, result.experiment)]
-                left = {name: result for name, result in left.items() if name not in served}
+            wanted = resolver().experiment(one)
+            left = {name: result for name, result in left.items() if not same_experiment(wanted, result.experiment)}
         assert not left
 
 
@@ -228,24 +223,24 @@ def test_adopted_runs_are_found_afterwards(tmp_path: Path) -> None:
     """Into the place where the table's own run would lie, without the checkpoint."""
     elsewhere = write_run(tmp_path / "elsewhere" / "my-run", arguments(method="fot"), 4, 85.0)
     (elsewhere / "last.ckpt").write_text("large")
-    target = adopt(elsewhere, papers(), tmp_path / "runs", resolver())
+    target = adopt(elsewhere, [PAPER], tmp_path / "runs", resolver())
     assert target.parent == tmp_path / "runs/fot/pmnist/shards/fot"
     assert target.name.startswith("paper-seed4-")
     assert not (target / "last.ckpt").exists()
     assert read_results(tmp_path / "runs").of(resolver().experiment(arguments(method="fot")))[4].figure("acc") == 85.0
-    assert adopt(target, papers(), tmp_path / "runs", resolver()) == target  # itself
+    assert adopt(target, [PAPER], tmp_path / "runs", resolver()) == target  # itself
 
 
 def test_nothing_is_adopted_into_a_folder_where_a_run_is_being_made(tmp_path: Path) -> None:
     elsewhere = write_run(tmp_path / "elsewhere", arguments(method="fot"), 4, 85.0)
-    target = adopt(elsewhere, papers(), tmp_path / "runs", resolver())
+    target = adopt(elsewhere, [PAPER], tmp_path / "runs", resolver())
     (target / "summary.json").write_text("made by now")
     with (target / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(RunFolderError, match="another process is at work"):
-            adopt(elsewhere, papers(), tmp_path / "runs", resolver())
+            adopt(elsewhere, [PAPER], tmp_path / "runs", resolver())
     assert (target / "summary.json").read_text() == "made by now"
-    assert adopt(elsewhere, papers(), tmp_path / "runs", resolver()) == target
+    assert adopt(elsewhere, [PAPER], tmp_path / "runs", resolver()) == target
 
 
 def test_a_copy_that_was_cut_off_is_no_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +272,7 @@ def test_a_copy_that_was_cut_off_is_no_finished_run(tmp_path: Path, monkeypatch:
 def test_runs_of_no_table_are_not_adopted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stranger = write_run(tmp_path / "a", [*arguments(), "--schedule.batch_size=63"])
     with pytest.raises(RunFolderError, match="fills no table"):
-        adopt(stranger, papers(), tmp_path / "runs", resolver())
+        adopt(stranger, [PAPER], tmp_path / "runs", resolver())
     assert main(["adopt", str(tmp_path / "none"), "--runs", str(tmp_path / "runs")]) == 2
     assert "no such folder" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()

@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 from support import tiny_cli
-from support.fabricated import fot, point, resolver, write_run
+from support.fabricated import every_table, fot, point, resolver, write_run
 
+from cfl.papers.cells import each_recipe
 from cfl.papers.missing_data import MissingData, needs_of
 from cfl.papers.running import Job, Runner, exit_status, rounds_done
 from cfl.runtime.cpu_cores import usable_cores
@@ -412,3 +413,27 @@ def test_a_run_that_diverges_is_told_from_one_that_fails(tmp_path: Path) -> None
     wild = real(tmp_path / "wild", ["--model.optimizer.init_args.lr=1e30", "--trainer.accelerator=cpu"])
     outcomes = used.run([wild, job(tmp_path / "a", "sys.exit('no such file')")])
     assert [(o.state, o.diverged) for o in outcomes] == [("failed", True), ("failed", False)]
+
+
+@pytest.mark.parametrize(
+    ("name", "axes", "needs"),
+    [
+        ("fot-table1", {"benchmark": "five-datasets"}, {"SVHN", "CIFAR10", "MNIST", "FashionMNIST", "NotMNIST"}),
+        ("fedagem-table1", {"benchmark": "cifar10", "method": "cfed"}, {"CIFAR10", "CIFAR100"}),
+        ("fedagem-table1", {"benchmark": "cifar10", "method": "l2p"}, {"CIFAR10", "vit_b_16-c867db91.pth"}),
+    ],
+)
+def test_a_run_needs_the_files_of_its_stream_its_methods_and_its_network(
+    name: str, axes: dict[str, str], needs: set[str]
+) -> None:
+    found = (r.arguments for p, r in each_recipe(every_table()[name], "paper") if axes.items() <= p.items())
+    assert set(needs_of(resolver().experiment(next(found)))) == needs
+
+
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    [("fedweit-figure6-left", {"gtsrb.npz", "facescrub100"}), ("confedmade-table3-present", {"adult"})],
+)
+def test_files_of_sets_that_a_class_alone_does_not_tell_are_needed(name: str, needs: set[str]) -> None:
+    of_one = next(recipe.arguments for _, recipe in each_recipe(every_table()[name], "paper"))
+    assert needs <= set(needs_of(resolver().experiment(of_one)))

@@ -342,7 +342,7 @@ def test_a_sweep_of_files_alone(tmp_path: Path) -> None:
         ({"grid": None, "search": {"key": "a", "start": 1, "factor": [1]}}, "above 1"),
         ({"grid": None, "search": {"key": "a", "start": 1, "by": 2}}, "one of key, start"),
         ({"select": {"value": "import os"}}, "an expression"),
-        ({"select": {"best": "nicest"}}, "highest or lowest"),
+        ({"select": {"best": "nicest"}}, "one of highest, lowest"),
         ({"point": None}, "or configs"),
         ({"point": [1]}, "point.*a mapping"),
         (

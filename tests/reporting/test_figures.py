@@ -185,10 +185,10 @@ def test_learning_curves_have_a_point_per_evaluation() -> None:
     assert [list(line.get_ydata()) for line in across] == [[85, 85], [97.5, 97.5]]
     lines = [line for line in axes.lines if line not in across]
     points = [list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in lines]
-    assert points == [[(2, 20.0), (4, 35.5), (5, 30.0)], [(1, 12.5)], list(enumerate(long, start=1))]
+    assert points == [[(1, 20.0), (3, 35.5), (4, 30.0)], [(0, 12.5)], list(enumerate(long))]
     assert len({(line.get_color(), line.get_marker()) for line in lines}) == 3
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [*runs, "", "targets: 85, 97.5 %"]
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("communication rounds", "ACC (%)")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("communication round", "ACC (%)")
 
 
 def test_learning_curves_without_targets_have_no_line_across() -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cfl.reporting.matrix_file import RunFolderError, read_matrix_csv, write_matrix_csv
+from cfl.reporting.csv_file import RunFolderError
+from cfl.reporting.matrix_file import read_matrix_csv, write_matrix_csv
 
 NAN = math.nan
 
@@ -61,8 +62,8 @@ def test_rows_may_be_absent_and_in_any_order(tmp_path: Path) -> None:
         ("after_task,task_1,task_0\n", "the first line must be"),
         ("after_task,task_0\n1,5\n", "line 2: row '1' cannot be; valid: init, 0 .. 0"),
         ("after_task,task_0\n0,5\n\n0,6\n", "line 4: row '0' appears twice"),
-        ("after_task,task_0,task_1\n0,5\n", "line 2: 1 values instead of 2"),
-        ("after_task,task_0\n0,5,6\n", "line 2: 2 values instead of 1"),
+        ("after_task,task_0,task_1\n0,5\n", "line 2: 2 values instead of 3"),
+        ("after_task,task_0\n0,5,6\n", "line 2: 3 values instead of 2"),
         ("after_task,task_0\n0,good\n", "line 2: 'good' is neither"),
         ("after_task,task_0\n0,inf\n", "line 2: 'inf' is neither"),
         ("after_task,task_0\n0,nan\n", "line 2: 'nan' is neither"),

@@ -12,7 +12,8 @@ import torch
 from support.made_up import make_density_run
 from torch import Tensor
 
-from cfl.reporting.matrix_file import RunFolderError, write_matrix_csv
+from cfl.reporting.csv_file import RunFolderError
+from cfl.reporting.matrix_file import write_matrix_csv
 from cfl.reporting.run_folder import SUMMARY_KEYS, read_curve, read_rounds, read_run, rounds_to
 
 NAN = math.nan

@@ -12,17 +12,15 @@ from textwrap import wrap
 
 from cfl.reporting.compare.groups import DEFAULT_KEYS, Comparison, Row, compare
 from cfl.reporting.compare.page import page_of
-from cfl.reporting.compare.printing import print_table
 from cfl.reporting.compare.reading import LeftOut, find_runs, is_run, read_all
-from cfl.reporting.compare.tables import TextTable, caption, differences_table, means_table
+from cfl.reporting.compare.tables import caption, differences_table, means_table
 from cfl.reporting.compare.writing import (
-    latex_table,
     markdown_report,
-    terminal_table,
     write_differences_csv,
     write_means_csv,
     write_runs_csv,
 )
+from cfl.reporting.text_table import TextTable, print_table
 from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import on_one_line
@@ -65,7 +63,7 @@ def write_report(
     texts = {
         "report.html": page_of(compared, left_out, warnings),
         "comparison.md": markdown_report(tables, left_out, warnings, names),
-        "comparison.tex": "\n".join(map(latex_table, tables)),
+        "comparison.tex": "\n".join("\n".join(table.latex()) + "\n" for table in tables),
     }
     for name, text in texts.items():
         write_whole(folder / name, text)
@@ -163,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 2
         compared = with_baselines(compare(readings, keys), options.baseline)
         for k, table in enumerate(tables := text_tables(compared)):
-            print_table(terminal_table(table, caption(tables) if k == len(tables) - 1 else ""))
+            print_table(table.terminal(caption(tables) if k == len(tables) - 1 else ""))
         if options.out is not None:
             write_report(options.out, compared, left_out, warnings, options.pictures)
             print(options.out / "report.html")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from cfl.reporting.compare.settings import differing, short_names, shown
 from cfl.reporting.measures import Figure
 from cfl.reporting.run_folder import Run
 from cfl.runtime.errors import ConfigError
+
+T = TypeVar("T")
 
 OF_A_TABLE = ("benchmark", "partition", "scenario")
 """Keys that say what problem is solved: runs that differ in one stand in tables of their own."""
@@ -37,14 +39,17 @@ class Row:
     method: str
     readings: Sequence[Reading]
 
+    def _of_seeds(self, value: Callable[[Reading], T | None]) -> dict[int, list[T]]:
+        """Seed -> what its runs have, seeds ascending; absent where none of them has it."""
+        found: dict[int, list[T]] = {}
+        for reading in self.readings:
+            if (one := value(reading)) is not None:
+                found.setdefault(reading.run.seed, []).append(one)
+        return dict(sorted(found.items()))
+
     def by_seed(self, value: Callable[[Reading], float | None]) -> dict[int, float]:
         """Seed -> value, seeds ascending; the mean where a seed has several runs, absent where it has none."""
-        found: dict[int, list[float]] = {}
-        for reading in self.readings:
-            number = value(reading)
-            if number is not None:
-                found.setdefault(reading.run.seed, []).append(number)
-        return {seed: sum(values) / len(values) for seed, values in sorted(found.items())}
+        return {seed: sum(values) / len(values) for seed, values in self._of_seeds(value).items()}
 
     def figure(self, figure: Figure) -> dict[int, float]:
         """A figure's values, as :meth:`by_seed`."""
@@ -52,20 +57,17 @@ class Row:
 
     def matrices(self, measure: str) -> list[np.ndarray]:
         """A matrix ``[T, T]`` for each seed that has one, the mean where it has several; none where T differs."""
-        return self._of_seeds(measure, lambda reading: reading.matrices[measure])
+        return self._means(lambda reading: reading.matrices.get(measure))
 
     def seen(self, measure: str) -> list[np.ndarray]:
         """ACC or NLL after each task, ``[T]``, for the same seeds as :meth:`matrices`."""
-        return self._of_seeds(measure, lambda reading: seen_by(reading, measure))
+        return self._means(lambda reading: seen_by(reading, measure) if measure in reading.matrices else None)
 
-    def _of_seeds(self, measure: str, value: Callable[[Reading], np.ndarray]) -> list[np.ndarray]:
-        found: dict[int, list[np.ndarray]] = {}
-        for reading in self.readings:
-            if measure in reading.matrices:
-                found.setdefault(reading.run.seed, []).append(value(reading))
-        if len({values.shape for several in found.values() for values in several}) > 1:
+    def _means(self, value: Callable[[Reading], np.ndarray | None]) -> list[np.ndarray]:
+        found = self._of_seeds(value).values()
+        if len({values.shape for several in found for values in several}) > 1:
             return []
-        return [np.mean(several, axis=0) for _, several in sorted(found.items())]
+        return [np.mean(several, axis=0) for several in found]
 
     def of_measure(self, measure: str) -> Row | None:
         """The runs whose own measure it is, ``accuracy`` or ``nll``; None where there are none."""
@@ -75,6 +77,15 @@ class Row:
     def with_curves(self, measure: str) -> list[Run]:
         """The runs that have a learning curve of a measure."""
         return [reading.run for reading in self.readings if reading.run.curve and reading.run.measure == measure]
+
+    def curves(self, measure: str) -> np.ndarray:
+        """Learning curves ``[seeds, rounds]`` to the end of the shortest, NaN without an evaluation; of a seed with
+        several runs their mean."""
+        runs = self.with_curves(measure)
+        found = self._of_seeds(lambda reading: reading.run.curve if reading.run in runs else None).values()
+        shortest = min((len(curve) for several in found for curve in several), default=0)
+        means = [np.mean([np.array(curve[:shortest], float) for curve in several], axis=0) for several in found]
+        return np.array(means).reshape(len(means), shortest)
 
     @property
     def seeds(self) -> list[int]:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from cfl.metrics.accuracy import average_accuracy
 from cfl.metrics.measure import ACCURACY, Measure
-from cfl.reporting.figures import cell_colours, colour_scale
+from cfl.reporting.figures import cell_colours, colour_scale, require_square
+from cfl.reporting.rounding import rounded
 
 
 def matrix_table(matrix: Tensor, measure: Measure = ACCURACY, means: Sequence[float] | None = None) -> Table:
@@ -29,9 +30,8 @@ def matrix_table(matrix: Tensor, measure: Measure = ACCURACY, means: Sequence[fl
     Raises:
         ValueError: ``matrix`` is not ``[T, T]``.
     """
+    require_square(matrix, f"{measure.label} on each task")
     tasks = len(matrix)
-    if matrix.shape != (tasks, tasks) or not tasks:
-        raise ValueError(f"an accuracy matrix to show is [T, T], got {list(matrix.shape)}")
     decimals = 1 if tasks <= 10 else 0
     scale = colour_scale(measure, [matrix])
     table = Table(title=f"{measure.label} on each task", title_justify="left", pad_edge=False, collapse_padding=True)
@@ -43,7 +43,7 @@ def matrix_table(matrix: Tensor, measure: Measure = ACCURACY, means: Sequence[fl
         cells = []
         for i, accuracy in enumerate(row):
             background, ink = cell_colours(accuracy, i <= t, scale) if not math.isnan(accuracy) else ("", "")
-            cells.append(Text(f"{accuracy:.{decimals}f}", f"{ink} on {background}") if background else Text(""))
+            cells.append(Text(rounded(accuracy, decimals), f"{ink} on {background}") if background else Text(""))
         average = average_accuracy(matrix, after=t).item() if means is None else means[t]
-        table.add_row(str(t), *cells, "" if math.isnan(average) else f"{average:.2f}")
+        table.add_row(str(t), *cells, "" if math.isnan(average) else rounded(average, 2))
     return table

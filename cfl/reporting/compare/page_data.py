@@ -13,9 +13,9 @@ from cfl.reporting.compare.groups import Comparison, Row, figure_of
 from cfl.reporting.compare.partition_file import read_partition
 from cfl.reporting.compare.reading import LeftOut
 from cfl.reporting.compare.settings import differing, shown
-from cfl.reporting.compare.statistics import LEVEL, Spread, paired_difference
-from cfl.reporting.compare.tables import figures_of, ranks
-from cfl.reporting.matrix_file import RunFolderError
+from cfl.reporting.compare.statistics import LEVEL
+from cfl.reporting.compare.tables import figures_of, numbers_of
+from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.measures import CURVES, FIGURES, MEASURES, Measure
 from cfl.runtime.run_files import PARTITION
 
@@ -98,13 +98,12 @@ def page_data(
 
 
 def _exact(value: float | None) -> float | None:
-    """Six digits behind the first: more than anybody reads, less than a float has."""
-    return None if value is None or not math.isfinite(value) else float(f"{value:.7g}")
+    """The digits that :func:`cfl.reporting.rounding.rounded` looks at: fewer would be rounded twice."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.12g}")
 
 
-def _short(values: Iterable[float]) -> list[float | None]:
-    """For pictures."""
-    return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
+def _all(values: Iterable[float | None]) -> list[float | None]:
+    return [_exact(value) for value in values]
 
 
 def _evenly(count: int, most: int) -> list[int]:
@@ -115,7 +114,7 @@ def _evenly(count: int, most: int) -> list[int]:
 
 
 def _thinned(values: Sequence[float], most: int) -> list[float | None]:
-    return _short(values[k] for k in _evenly(len(values), most))
+    return _all(values[k] for k in _evenly(len(values), most))
 
 
 def _figures(comparison: Comparison, baseline: Row | None) -> list[dict[str, dict[str, list[float | int | None]]]]:
@@ -123,19 +122,11 @@ def _figures(comparison: Comparison, baseline: Row | None) -> list[dict[str, dic
     key -> mean difference to the baseline, lower and upper end of its interval, number of seeds."""
     found: list[dict[str, dict[str, list[float | int | None]]]]
     found = [{"figures": {}, "differences": {}} for _ in comparison.rows]
-    for figure in figures_of(comparison):
-        values = [row.figure(figure) for row in comparison.rows]
-        ranked = ranks(comparison, figure)
-        theirs = baseline.figure(figure) if baseline is not None else {}
-        for k, row in enumerate(comparison.rows):
-            spread = Spread.of(list(values[k].values()))
-            if spread is not None:
-                rank = _exact(ranked[k]) if ranked else None
-                found[k]["figures"][figure.key] = [_exact(spread.mean), _exact(spread.std), spread.count, rank]
-            difference = paired_difference(values[k], theirs) if row is not baseline else None
-            if difference is not None:
-                ends = [_exact(difference.mean), _exact(difference.low), _exact(difference.high)]
-                found[k]["differences"][figure.key] = [*ends, difference.count]
+    for row, figure, spread, rank, difference in numbers_of(comparison, baseline):
+        found[row]["figures"][figure.key] = [*_all([spread.mean, spread.std]), spread.count, rank]
+        if difference is not None:
+            ends = _all([difference.mean, difference.low, difference.high])
+            found[row]["differences"][figure.key] = [*ends, difference.count]
     return found
 
 
@@ -157,7 +148,7 @@ def _runs(comparison: Comparison) -> list[dict[str, Any]]:
 
 def _mean_and_std(values: np.ndarray) -> tuple[list[float | None], list[float | None] | None]:
     """Over the first axis; no deviation for a single value."""
-    return _short(values.mean(0)), _short(values.std(0, ddof=1)) if len(values) > 1 else None
+    return _all(values.mean(0)), _all(values.std(0, ddof=1)) if len(values) > 1 else None
 
 
 def _measured(row: Row, measure: Measure, side: int, points: int) -> dict[str, Any] | None:
@@ -178,7 +169,7 @@ def _measured(row: Row, measure: Measure, side: int, points: int) -> dict[str, A
         "first": first,
         "first_std": first_std,
         "places": places,
-        "matrix": [_short(mean[t, places]) for t in places],
+        "matrix": [_all(mean[t, places]) for t in places],
     }
 
 
@@ -188,22 +179,18 @@ def _rounds(row: Row, points: int) -> dict[str, Any] | None:
     Its values stand under ``acc`` or ``nll``; of a row with both kinds of runs it is that of accuracies.
     """
     measure = next((measure for measure in CURVES if row.with_curves(measure)), "accuracy")
-    found: dict[int, list[Any]] = {}
-    for run in row.with_curves(measure):
-        found.setdefault(run.seed, []).append(run)
-    runs = [run for several in found.values() for run in several]
-    shortest = min((len(run.curve) for run in runs), default=0)
-    at = [r for r in range(shortest) if all(run.curve[r] is not None for run in runs)]
+    curves = row.curves(measure)
+    at = [r for r in range(curves.shape[1]) if np.isfinite(curves[:, r]).all()] if len(curves) else []
     if not at:
         return None
     at = [at[k] for k in _evenly(len(at), points)]
-    curves = np.array([np.mean([[run.curve[r] for r in at] for run in several], axis=0) for several in found.values()])
-    mean, std = _mean_and_std(curves)
-    shown: dict[str, Any] = {"round": [r + 1 for r in at], CURVES[measure]: mean, "std": std}
+    mean, std = _mean_and_std(curves[:, at])
+    shown: dict[str, Any] = {"round": at, CURVES[measure]: mean, "std": std}
+    runs = row.with_curves(measure)
     for name in ("uplink_bytes", "seconds"):
         columns = [run.progress.get(name, ()) for run in runs]
-        if all(len(column) >= shortest and all(column[r] is not None for r in at) for column in columns):
-            shown[name] = _short(np.mean([[column[r] for r in at] for column in columns], axis=0))
+        if all(len(column) > at[-1] and all(column[r] is not None for r in at) for column in columns):
+            shown[name] = _all(np.mean([[column[r] or 0.0 for r in at] for column in columns], axis=0))
     return shown
 
 
@@ -218,7 +205,7 @@ def _space(row: Row, points: int) -> dict[str, dict[str, Any]]:
     for layer, percents in found.items():
         tasks = sorted(percents)
         tasks = [tasks[k] for k in _evenly(len(tasks), points)]
-        thinned[layer] = {"task": tasks, "used": _short(sum(percents[t]) / len(percents[t]) for t in tasks)}
+        thinned[layer] = {"task": tasks, "used": _all(sum(percents[t]) / len(percents[t]) for t in tasks)}
     return thinned
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from cfl.reporting.matrix_file import RunFolderError, open_file
+from cfl.reporting.csv_file import RunFolderError, index_in, read_csv
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,24 +34,17 @@ def read_partition(path: Path, max_tasks: int = 12, max_clients: int = 150) -> P
     Raises:
         RunFolderError: not such a table.
     """
-    rows: list[tuple[int, int, list[int]]] = []
-    with open_file(path) as file:
-        try:
-            reader = csv.reader(file)
-            header = next(reader, [])
-            classes = [k for k, name in enumerate(header) if name.startswith("class_")]
-            if header[:2] != ["task", "client"] or not classes:
-                raise RunFolderError(
-                    f"{path}: the first line must be task,client,... with columns class_00, class_01, ..."
-                )
-            rows = [(int(row[0]), int(row[1]), [int(row[k]) for k in classes]) for row in reader if row]
-        except (csv.Error, UnicodeDecodeError, ValueError, IndexError) as error:
-            if isinstance(error, RunFolderError):
-                raise
-            raise RunFolderError(f"{path}: not a partition table: {error}") from None
+    header, lines = read_csv(path)
+    classes = [k for k, name in enumerate(header) if name.startswith("class_")]
+    if header[:2] != ["task", "client"] or not classes:
+        raise RunFolderError(f"{path}: the first line must be task,client,... with columns class_00, class_01, ...")
+    rows = []
+    for line, row in lines:
+        task, client = (index_in(cell, name, path, line) for cell, name in zip(row, ("task", "client"), strict=False))
+        rows.append((task, client, [index_in(row[k], "number of samples", path, line) for k in classes]))
     tasks = sorted({task for task, _, _ in rows})
     clients = 1 + max((client for _, client, _ in rows), default=-1)
-    if not tasks or min(client for _, client, _ in rows) < 0:
+    if not tasks:
         raise RunFolderError(f"{path}: there is no client in it")
     kept = [tasks[k] for k in np.unique(np.linspace(0, len(tasks) - 1, min(len(tasks), max_tasks)).round().astype(int))]
     counts = np.full((len(kept), len(classes), min(clients, max_clients)), -1, dtype=np.int64)

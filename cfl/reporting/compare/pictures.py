@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 
 from cfl.metrics.measure import ACCURACY, NLL, Measure
-from cfl.reporting.compare.groups import Comparison, Row
+from cfl.reporting.compare.groups import Comparison
 from cfl.reporting.compare.tables import targets
 from cfl.reporting.figures import accuracy_curve, accuracy_heatmaps, learning_curves, save
 
@@ -48,19 +49,10 @@ def _draw(folder: Path, comparison: Comparison, measure: Measure, end: str) -> l
         known = {row.label: np.mean(row.seen(measure.name), axis=0).tolist() for row in rows if row.label in means}
         pictures["curve"] = accuracy_curve(matrices, measure, known)
         pictures["heatmaps"] = accuracy_heatmaps(matrices, measure=measure)
-    curves = {row.label: mean_curve(row, measure) for row in rows}
-    curves = {label: curve for label, curve in curves.items() if any(value is not None for value in curve)}
+    curves = {row.label: row.curves(measure.name).mean(axis=0) for row in rows if row.with_curves(measure.name)}
+    curves = {label: curve for label, curve in curves.items() if np.isfinite(curve).any()}
     if curves:
         aims = [float(name) for name in targets(comparison)] if measure is ACCURACY else []
-        pictures["rounds"] = learning_curves(curves, aims, measure)
+        shown = {label: [None if math.isnan(v) else v for v in curve.tolist()] for label, curve in curves.items()}
+        pictures["rounds"] = learning_curves(shown, aims, measure)
     return [save(picture, folder / f"{measure.name}_{kind}{end}.png").name for kind, picture in pictures.items()]
-
-
-def mean_curve(row: Row, measure: Measure = ACCURACY) -> list[float | None]:
-    """ACC or NLL after each round: mean over the runs with such a curve, to the end of the shortest; None in gaps."""
-    curves = [run.curve for run in row.with_curves(measure.name)]
-    found: list[float | None] = []
-    for values in zip(*curves, strict=False):
-        known = [value for value in values if value is not None]
-        found.append(sum(known) / len(known) if len(known) == len(values) else None)
-    return found

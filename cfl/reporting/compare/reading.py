@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import yaml
 
 from cfl.reporting.compare.settings import settings_of
-from cfl.reporting.matrix_file import RunFolderError, number_in, open_file, read_matrix_csv
+from cfl.reporting.csv_file import RunFolderError, index_in, number_in, open_file, read_csv
+from cfl.reporting.matrix_file import read_matrix_csv
 from cfl.reporting.measures import MEASURES
 from cfl.reporting.names import is_method_name
 from cfl.reporting.run_folder import Run, read_rounds, read_run
 from cfl.runtime.run_files import CLIENTS, CONFIG, PARTITION, ROUNDS, SUMMARY, matrix_file
 
+T = TypeVar("T")
 # libyaml's loader is about ten times as fast, and the same.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -146,61 +148,56 @@ def read(folder: Path, warnings: list[str]) -> Reading:
         RunFolderError: there are no figures to compare.
     """
     run = read_run(folder)
-    settings: Mapping[str, Any] = {}
-    config: Any = None
-    path = folder / CONFIG
-    try:
-        with open_file(path) as file:
-            config = yaml.load(file, _LOADER)
-        if not isinstance(config, Mapping):
-            raise RunFolderError(f"{path}: holds no configuration")
-        settings = settings_of(config)
-    except (RunFolderError, yaml.YAMLError, UnicodeDecodeError) as error:
-        warnings.append(_one_line(path, error, "its settings are not compared"))
+
+    def part(path: Path, read_part: Callable[[Path], T], consequence: str) -> T | None:
+        """A part of the run; None, and a warning, where it is absent or broken."""
+        try:
+            return read_part(path)
+        except (RunFolderError, OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+            said = " ".join(str(error).split())
+            warnings.append(f"{said if str(path) in said else f'{path}: {said}'}; {consequence}")
+            return None
+
+    config = part(folder / CONFIG, _read_config, "its settings are not compared") or {}
     matrices = {run.measure: run.matrix.numpy()}
     for measure in MEASURES:
         path = folder / measure.file
         if measure.key != run.measure and path.is_file():
-            try:
-                matrices[measure.key] = read_matrix_csv(path)[0].numpy()
-            except RunFolderError as error:
-                warnings.append(_one_line(path, error, f"its {measure.name} is not compared"))
-    space: dict[str, dict[int, float]] = {}
+            matrix = part(path, _read_matrix, f"its {measure.name} is not compared")
+            matrices |= {} if matrix is None else {measure.key: matrix}
+    space: dict[str, Mapping[int, float]] = {}
     for name in _methods(config):
         path = folder / f"{name}.csv"
         if path.is_file():
-            try:
-                space |= {f"{name}.{layer}": used for layer, used in read_space(path).items()}
-            except RunFolderError as error:
-                warnings.append(_one_line(path, error, "its used space is not compared"))
-    try:
-        clients = [_client_mean(path) for path in sorted((folder / CLIENTS).glob(f"{run.measure}_matrix_*.csv"))]
-    except RunFolderError as error:
-        clients = []
-        warnings.append(_one_line(folder / CLIENTS, error, "its clients are not compared"))
-    table = _bytes(folder / PARTITION, "its partition is not compared", warnings)
+            found = part(path, read_space, "its used space is not compared") or {}
+            space |= {f"{name}.{layer}": used for layer, used in found.items()}
+    of_clients = partial(_client_means, measure=run.measure)
+    clients = part(folder / CLIENTS, of_clients, "its clients are not compared") or []
+    table = part(folder / PARTITION, _bytes, "its partition is not compared") or b""
     partition = hashlib.blake2b(table, digest_size=8).hexdigest() if table else ""
-    samples = _bytes(folder / "samples.png", "its samples are not shown", warnings)
-    return Reading(run, settings, matrices, space, [acc for acc in clients if acc is not None], partition, samples)
+    samples = part(folder / "samples.png", _bytes, "its samples are not shown") or b""
+    return Reading(run, settings_of(config) if config else {}, matrices, space, clients, partition, samples)
 
 
-def _bytes(path: Path, consequence: str, warnings: list[str]) -> bytes:
-    """A file's content; nothing where there is none, or, with a warning, where it cannot be read."""
-    try:
-        return path.read_bytes() if path.is_file() else b""
-    except OSError as error:
-        warnings.append(_one_line(path, error, consequence))
-        return b""
+def _read_config(path: Path) -> Mapping[str, Any]:
+    with open_file(path) as file:
+        config = yaml.load(file, _LOADER)
+    if not isinstance(config, Mapping):
+        raise RunFolderError(f"{path}: holds no configuration")
+    return config
 
 
-def _methods(config: Any) -> Sequence[str]:
-    methods = config.get("methods") if isinstance(config, Mapping) else None
+def _read_matrix(path: Path) -> np.ndarray:
+    return read_matrix_csv(path)[0].numpy()
+
+
+def _bytes(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else b""
+
+
+def _methods(config: Mapping[str, Any]) -> Sequence[str]:
+    methods = config.get("methods")
     return [name for name in methods if is_method_name(name)] if isinstance(methods, Mapping) else []
-
-
-def _one_line(path: Path, error: Exception, consequence: str) -> str:
-    said = " ".join(str(error).split())
-    return f"{said if str(path) in said else f'{path}: {said}'}; {consequence}"
 
 
 def read_space(path: Path) -> dict[str, dict[int, float]]:
@@ -216,26 +213,22 @@ def read_space(path: Path) -> dict[str, dict[int, float]]:
         RunFolderError: a value that cannot be; the message names the file and the line.
     """
     found: dict[str, dict[int, float]] = {}
-    with open_file(path) as file:
-        try:
-            for number, row in enumerate(csv.DictReader(file), start=2):
-                task, layer, used = row.get("task"), row.get("layer"), row.get("used_space")
-                if task is None or layer is None or used is None:
-                    continue
-                if not task.isdecimal():
-                    raise RunFolderError(f"{path}, line {number}: {task!r} is no task")
-                if used:
-                    found.setdefault(layer, {})[int(task)] = number_in(used, path, number)
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise RunFolderError(f"{path}: not a CSV file: {error}") from None
+    header, lines = read_csv(path)
+    if {"task", "layer", "used_space"} <= set(header):
+        for line, row in lines:
+            cells = dict(zip(header, row, strict=True))
+            task = index_in(cells["task"], "task", path, line)
+            if cells["used_space"]:
+                found.setdefault(cells["layer"], {})[task] = number_in(cells["used_space"], path, line)
     return found
 
 
-def _client_mean(path: Path) -> float | None:
-    """Mean over the tasks that a client was evaluated on in the last row there is."""
-    matrix = read_matrix_csv(path)[0].numpy()
-    rows = np.flatnonzero(np.isfinite(matrix).any(axis=1))
-    if not len(rows):
-        return None
-    seen = matrix[rows[-1], : rows[-1] + 1]
-    return float(np.nanmean(seen)) if np.isfinite(seen).any() else None
+def _client_means(folder: Path, measure: str) -> list[float]:
+    """Of each client the mean over the tasks that it was evaluated on in the last row there is, if there is any."""
+    means = []
+    for path in sorted(folder.glob(f"{measure}_matrix_*.csv")):
+        matrix = read_matrix_csv(path)[0].numpy()
+        rows = np.flatnonzero(np.isfinite(matrix).any(axis=1))
+        seen = matrix[rows[-1], : rows[-1] + 1] if len(rows) else np.empty(0)
+        means += [float(np.nanmean(seen))] if np.isfinite(seen).any() else []
+    return means

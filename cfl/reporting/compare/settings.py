@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cfl.reporting.experiment import (
@@ -15,7 +15,7 @@ from cfl.reporting.experiment import (
 )
 
 _SECTIONS = (*(section for section in DECIDES_RESULTS if section != "seed_everything"), "buffer")
-_NO_CAUSE = tuple(".".join(place) for place in ONLY_WHERE_OR_HOW_FAST)
+_NO_CAUSE = tuple(f"{section}.{key}." for section, key in ONLY_WHERE_OR_HOW_FAST)
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(trainer, Mapping):
         flat |= {f"trainer.{key}": trainer.get(key) for key in TRAINER_DECIDES}
     flat["engine.matmul_precision"] = matmul_precision_of(config)
-    return {key: value for key, value in flat.items() if not _within(key, _NO_CAUSE)}
+    return {key: value for key, value in flat.items() if not f"{key}.".startswith(_NO_CAUSE)}
 
 
 def _flatten(key: str, node: Any, into: dict[str, Any]) -> None:
@@ -52,10 +52,6 @@ def _flatten(key: str, node: Any, into: dict[str, Any]) -> None:
         return
     for name, part in node.items():
         _flatten(f"{key}.{name}", part, into)
-
-
-def _within(key: str, places: Iterable[str]) -> bool:
-    return any(key == place or key.startswith(f"{place}.") for place in places)
 
 
 def differing(several: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:

@@ -7,6 +7,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from cfl.reporting.rounding import rounded
+
 LEVEL = 0.95
 """Of the confidence intervals."""
 
@@ -34,6 +36,17 @@ class Spread:
         if count == 1:
             return cls(mean, None, 1)
         return cls(mean, math.sqrt(math.fsum((x - mean) ** 2 for x in values) / (count - 1)), count)
+
+    def shown(self, decimals: int, style: str = "", divisor: float = 1.0) -> str:
+        """``81.25 ± 0.40``, without deviation for a single value.
+
+        Args:
+            decimals: digits behind the point.
+            style: of the mean, as in :func:`cfl.reporting.rounding.rounded`.
+            divisor: of both before they are shown, 1e6 for bytes in MB.
+        """
+        mean = rounded(self.mean / divisor, decimals, style)
+        return mean if self.std is None else f"{mean} ± {rounded(self.std / divisor, decimals, style.lstrip('+'))}"
 
 
 @dataclass(frozen=True)
@@ -94,13 +107,12 @@ def mean_ranks(rows: Sequence[Mapping[int, float]], higher_is_better: bool) -> l
     common = set.intersection(*(set(row) for row in rows)) if rows else set()
     if not common:
         return None
-    sign = 1.0 if higher_is_better else -1.0
-    totals = [0.0] * len(rows)
-    for seed in common:
-        values = [sign * row[seed] for row in rows]
-        ascending = sorted(values)
-        for k, value in enumerate(values):
-            below, not_above = bisect_left(ascending, value), bisect_right(ascending, value)
-            # Ranks len - not_above + 1 .. len - below are shared by those that are equal.
-            totals[k] += len(values) - (below + not_above - 1) / 2
-    return [total / len(common) for total in totals]
+    sign = -1.0 if higher_is_better else 1.0
+    of_seeds = [ranks([sign * row[seed] for row in rows]) for seed in common]
+    return [sum(of_row) / len(common) for of_row in zip(*of_seeds, strict=True)]
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """The rank of each value, 1 the lowest; equal values share their mean rank."""
+    ascending = sorted(values)
+    return [(bisect_left(ascending, value) + bisect_right(ascending, value) + 1) / 2 for value in values]

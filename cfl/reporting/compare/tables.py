@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from cfl.reporting.compare.groups import Comparison, Row
 from cfl.reporting.compare.statistics import LEVEL, Difference, Spread, mean_ranks, paired_difference
 from cfl.reporting.measures import FIGURES, PRINTED, Figure
+from cfl.reporting.rounding import rounded
+from cfl.reporting.text_table import TextTable
 
 MISSING = "-"
-
-
-@dataclass(frozen=True)
-class TextTable:
-    """A table whose first column is text and whose others are numbers.
-
-    Attributes:
-        title: one line.
-        notes: lines that belong above it.
-        headings: of all columns.
-        rows: cells as text, as many as headings each.
-    """
-
-    title: str
-    notes: Sequence[str]
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
 
 
 def caption(tables: Sequence[TextTable] | None = None) -> str:
@@ -37,34 +22,56 @@ def caption(tables: Sequence[TextTable] | None = None) -> str:
     return f"Mean over seeds, ± sample standard deviation. {said}."
 
 
+class Numbers(NamedTuple):
+    """What the seeds of one row say of one figure.
+
+    Attributes:
+        row: the row's place.
+        figure: the figure.
+        spread: mean and deviation.
+        rank: mean rank among the rows; None where there is nothing to rank by.
+        difference: to the baseline, seed by seed; None for the baseline itself, and without common seeds.
+    """
+
+    row: int
+    figure: Figure
+    spread: Spread
+    rank: float | None
+    difference: Difference | None
+
+
+def numbers_of(comparison: Comparison, baseline: Row | None = None) -> list[Numbers]:
+    """All numbers of a table, figure by figure."""
+    found = []
+    for figure in figures_of(comparison):
+        places = ranks(comparison, figure)
+        theirs = baseline.figure(figure) if baseline is not None else {}
+        for k, row in enumerate(comparison.rows):
+            values = row.figure(figure)
+            if (spread := Spread.of([*values.values()])) is not None:
+                difference = paired_difference(values, theirs) if row is not baseline else None
+                found.append(Numbers(k, figure, spread, places[k] if places else None, difference))
+    return found
+
+
 def figures_of(comparison: Comparison, among: Sequence[Figure] = FIGURES) -> list[Figure]:
     """Those figures that any row of a table has."""
     return [figure for figure in among if any(row.figure(figure) for row in comparison.rows)]
 
 
-def number(value: float, figure: Figure, signed: bool | None = None) -> str:
-    """A figure's value as text, in its unit."""
-    sign = "+" if (figure.signed if signed is None else signed) else ""
-    # Adding 0.0 turns a rounded -0.0 into 0.0.
-    return f"{round(value / figure.divisor, figure.decimals) + 0.0:{sign},.{figure.decimals}f}"
-
-
-def mean_text(spread: Spread | None, figure: Figure) -> str:
-    """``81.25 ± 0.40``, without deviation for a single seed."""
-    if spread is None:
-        return MISSING
-    deviation = "" if spread.std is None else f" ± {number(spread.std, figure, signed=False)}"
-    return number(spread.mean, figure) + deviation
+def mean_text(values: Sequence[float], figure: Figure) -> str:
+    """A figure's mean and deviation over seeds in its unit, ``81.25 ± 0.40``."""
+    spread = Spread.of(values)
+    return spread.shown(figure.decimals, "+," if figure.signed else ",", figure.divisor) if spread else MISSING
 
 
 def difference_text(difference: Difference | None, figure: Figure) -> str:
     """``+3.10 [+1.20, +5.00]``, without interval for a single seed."""
     if difference is None:
         return MISSING
-    if difference.low is None or difference.high is None:
-        return number(difference.mean, figure, signed=True)
-    low, high = (number(end, figure, signed=True) for end in (difference.low, difference.high))
-    return f"{number(difference.mean, figure, signed=True)} [{low}, {high}]"
+    numbers = [value for value in (difference.mean, difference.low, difference.high) if value is not None]
+    mean, *interval = (rounded(value / figure.divisor, figure.decimals, "+,") for value in numbers)
+    return f"{mean} [{', '.join(interval)}]" if interval else mean
 
 
 def targets(comparison: Comparison) -> list[str]:
@@ -80,7 +87,7 @@ def rounds_text(row: Row, target: str) -> str:
     tried = [r.run for r in row.readings if r.run in curves or target in r.run.rounds_to_accuracy]
     if not reached:
         return f"> {max(run.rounds for run in tried):,}" if tried else MISSING
-    text = mean_text(Spread.of(list(reached.values())), _ROUNDS if len(reached) == 1 else _MEAN_ROUNDS)
+    text = mean_text([*reached.values()], _ROUNDS if len(reached) == 1 else _MEAN_ROUNDS)
     seeds = {run.seed for run in tried}
     return text if len(reached) == len(seeds) else f"{text} ({len(reached)} of {len(seeds)})"
 
@@ -106,11 +113,11 @@ def means_table(comparison: Comparison) -> TextTable:
     rows = []
     for k, row in enumerate(comparison.rows):
         cells = [row.label, *([str(len(row.seeds))] if several else [])]
-        cells += [mean_text(Spread.of(list(row.figure(figure).values())), figure) for figure in figures]
+        cells += [mean_text([*row.figure(figure).values()], figure) for figure in figures]
         cells += [rounds_text(row, name) for name in aims]
-        cells += [f"{by_accuracy[k]:.2f}".rstrip("0").rstrip(".")] if by_accuracy else []
+        cells += [rounded(by_accuracy[k], 2).rstrip("0").rstrip(".")] if by_accuracy else []
         rows.append(cells)
-    return TextTable(comparison.title, comparison.notes, headings, rows)
+    return TextTable(headings, rows, title=comparison.title, notes=comparison.notes)
 
 
 def differences_table(comparison: Comparison, baseline: Row | None) -> TextTable | None:
@@ -134,4 +141,4 @@ def differences_table(comparison: Comparison, baseline: Row | None) -> TextTable
         return None
     told = f"difference to {baseline.label} on common seeds, {LEVEL:.0%} confidence interval of its mean"
     headings = ["method", "seeds", *(figure.heading for figure in figures)]
-    return TextTable(f"{comparison.title}: {told}", (), headings, rows)
+    return TextTable(headings, rows, title=f"{comparison.title}: {told}")

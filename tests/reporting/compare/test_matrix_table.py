@@ -13,8 +13,8 @@ from torch import Tensor
 
 from cfl.metrics.accuracy import average_accuracy
 from cfl.reporting.compare.matrix_table import matrix_table
-from cfl.reporting.compare.printing import print_table
 from cfl.reporting.figures import cell_colours
+from cfl.reporting.text_table import print_table
 
 NAN = math.nan
 

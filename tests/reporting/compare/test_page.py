@@ -113,10 +113,10 @@ def test_learning_curves_end_with_the_shortest_run(tmp_path: Path) -> None:
     curve[3] = None
     shorter = dataclasses.replace(two, run=dataclasses.replace(two.run, curve=curve))
     found = data_of([one, shorter])["tables"][0]["rows"][0]["rounds"]
-    assert found["round"] == [1, 2, 3, 5, 6, 7, 8, 9]
-    expected = [(one.run.curve[r - 1] + curve[r - 1]) / 2 for r in found["round"]]
+    assert found["round"] == [0, 1, 2, 4, 5, 6, 7, 8]
+    expected = [(one.run.curve[r] + curve[r]) / 2 for r in found["round"]]
     np.testing.assert_allclose(found["acc"], expected, rtol=1e-4)
-    np.testing.assert_allclose(found["uplink_bytes"], [2_000_000 * r for r in found["round"]], rtol=1e-4)
+    np.testing.assert_allclose(found["uplink_bytes"], [2_000_000 * (r + 1) for r in found["round"]], rtol=1e-4)
     assert data_of(readings(tmp_path / "ends", {}))["tables"][0]["rows"][0]["rounds"] is None
 
 
@@ -238,5 +238,5 @@ def test_large_comparisons_stay_below_5_mb(tmp_path: Path, rows: int, tasks: int
     assert len(shown["places"]) >= 5
     at = shown["places"]
     np.testing.assert_allclose(shown["matrix"], matrix[np.ix_(at, at)], rtol=1e-4)
-    assert found["rounds"]["round"][0] == 1
-    assert found["rounds"]["round"][-1] == 3000
+    assert found["rounds"]["round"][0] == 0
+    assert found["rounds"]["round"][-1] == 2999

@@ -17,7 +17,7 @@ from cfl.reporting.compare.page_data import page_data
 from cfl.reporting.compare.partition_file import read_partition
 from cfl.reporting.compare.reading import find_runs, read, read_all, read_space
 from cfl.reporting.compare.tables import figures_of
-from cfl.reporting.matrix_file import RunFolderError
+from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.run_folder import Run
 
 
@@ -183,7 +183,10 @@ def test_a_partition_is_read_back_with_absent_clients(tmp_path: Path) -> None:
     cut = read_partition(path, max_tasks=2, max_clients=1)
     assert (list(cut.tasks), cut.total_clients, cut.total_tasks) == ([0, 2], 3, 3)
     assert cut.counts.tolist() == [[[5], [0]], [[1], [0]]]
-    for text, said in [("a,b\n", "the first line must be"), ("task,client,class_00\n0,0,x\n", "not a partition table")]:
+    for text, said in [
+        ("a,b\n", "the first line must be"),
+        ("task,client,class_00\n0,0,x\n", "line 2: 'x' is no number of samples"),
+    ]:
         path.write_text(text)
         with pytest.raises(RunFolderError, match=said):
             read_partition(path)

@@ -13,20 +13,17 @@ from scipy import stats
 from support.made_up import make_density_run, make_run
 
 from cfl.reporting.compare.groups import Comparison, compare
-from cfl.reporting.compare.printing import TABLE_WIDTH, print_table
 from cfl.reporting.compare.reading import LeftOut, Reading, read
-from cfl.reporting.compare.tables import TextTable, differences_table, means_table
+from cfl.reporting.compare.tables import differences_table, means_table
 from cfl.reporting.compare.writing import (
-    latex_table,
     markdown_report,
-    markdown_table,
-    terminal_table,
     write_differences_csv,
     write_means_csv,
     write_runs_csv,
 )
 from cfl.reporting.measures import FIGURES
 from cfl.reporting.run_folder import SUMMARY_KEYS
+from cfl.reporting.text_table import TABLE_WIDTH, TextTable, print_table
 
 ACCURACIES = {"fedavg": [70.0, 72.0, 80.0], "fot": [80.0, 81.5, 85.0]}
 
@@ -117,13 +114,17 @@ def test_densities_reach_no_accuracy(tmp_path: Path) -> None:
 
 def test_markdown_has_the_cells_and_escapes_bars(table: Comparison) -> None:
     text = means_table(table)
-    lines = [line for line in markdown_table(text).splitlines() if line.startswith("|")]
+    lines = [line for line in text.markdown() if line.startswith("|")]
     rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
     assert [rows[0], *rows[2:]] == [list(text.headings), *map(list, text.rows)]
     assert set(lines[1]) == set("|-:")
     assert lines[1].count("|") == len(text.headings) + 1
-    assert "| a\\|b | 1 |" in markdown_table(TextTable("t", ["a note"], ["x", "y"], [["a|b", "1"]]))
-    assert "> NOTE: a note" in markdown_table(TextTable("t", ["a note"], ["x", "y"], []))
+    assert "| a\\|b | 1 |" in TextTable(["x", "y"], [["a|b", "1"]]).markdown()
+    (shown,) = TextTable(["x", "y"], [["a & b <i> &lt;", "1"]]).markdown()[2:]
+    assert shown == "| a & b &lt;i> &amp;lt; | 1 |"  # a sign that begins no entity stands for itself
+    assert TextTable(["x", "y", "z"], [], "lrl", "t", ["a note"]).markdown() == [
+        "## t", "", "> NOTE: a note", "", "| x | y | z |", "|---|---:|---|",
+    ]  # fmt: skip
 
 
 def test_the_report_names_what_is_not_compared(table: Comparison) -> None:
@@ -137,15 +138,15 @@ def test_the_report_names_what_is_not_compared(table: Comparison) -> None:
 
 def test_latex_is_a_booktabs_table_with_nothing_unescaped() -> None:
     table = TextTable(
-        "a_b & 100%",
-        ["note"],
         ["method", "ACC %", "difference", "rounds to 90 %"],
         [
             ["fot_1 {x}~^\\", "1,234.50 ± 0.10", "+3.10 [+1.20, +5.00]", "> 1,100"],
             ["er", "-", "-0.50 [-1.00, +0.00]", "10 (1 of 2)"],
         ],
+        title="a_b & 100%",
+        notes=["note"],
     )
-    lines = latex_table(table).splitlines()
+    lines = table.latex()
     assert lines[0] == "% note"
     assert r"\caption{a\_b \& 100\%}" in lines
     assert r"\begin{tabular}{lrrr}" in lines
@@ -163,7 +164,8 @@ def test_a_piped_table_is_wide_enough_for_any_name(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("COLUMNS", "40")
     name = "[b]" + "m" * length
     file = io.StringIO()
-    print_table(terminal_table(TextTable("title", ["a note"], ["method", "[i]ACC"], [[name, "1.0"]]), "why"), file)
+    table = TextTable(["method", "[i]ACC"], [[name, "1.0"]], title="title", notes=["a note"])
+    print_table(table.terminal("why"), file)
     lines = [line.rstrip() for line in file.getvalue().splitlines()]
     assert lines[:2] == ["title", "NOTE: a note"]
     assert sum(name in line for line in lines) == sum("[i]ACC" in line for line in lines) == 1

@@ -41,12 +41,15 @@
     svg.append(line);
     return svg;
   }
+  // The rule of cfl/reporting/rounding.py, and so of all tables and pictures: half away from zero, after rounding errors.
+  const formats = new Map(); // making one takes longer than using it a dozen times
+  function rounded(value, decimals, signed = false) {
+    if (!formats.has(decimals)) formats.set(decimals, new Intl.NumberFormat("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals }));
+    const text = formats.get(decimals).format(Math.abs(Number(value.toPrecision(12))));
+    return (value < 0 && /[1-9]/.test(text) ? "−" : signed ? "+" : "") + text;
+  }
   function number(value, figure, signed = figure.signed) {
-    if (value === null || value === undefined) return "–";
-    const shown = value / figure.divisor;
-    const text = Math.abs(shown).toLocaleString("en-US", { minimumFractionDigits: figure.decimals, maximumFractionDigits: figure.decimals });
-    const zero = !/[1-9]/.test(text);
-    return (shown < 0 && !zero ? "−" : signed ? "+" : "") + text;
+    return value === null || value === undefined ? "–" : rounded(value / figure.divisor, figure.decimals, signed);
   }
   const table = () => data.tables[state.table];
   const measure = () => data.measures[state.measure];
@@ -112,7 +115,7 @@
       fillcolor: transparent(style(row.label).colour, 0.16), line: { width: 0 }, hoverinfo: "skip",
     }];
   }
-  const deviation = (std, k, digits) => (std && std[k] !== null ? ` ± ${std[k].toFixed(digits)}` : "");
+  const spread = (y, std, k, digits) => (y[k] === null ? "" : rounded(y[k], digits) + (std && std[k] !== null ? ` ± ${rounded(std[k], digits)}` : ""));
 
   function taskAxis(title) {
     const most = Math.max(1, ...table().rows.flatMap((row) => Object.values(row.measures).map((found) => found.tasks)));
@@ -127,8 +130,8 @@
       const y = found[which], std = found[`${which}_std`];
       traces.push(...band(row, found.after, y, std));
       traces.push(line(row, found.after, y, {
-        customdata: y.map((_, k) => deviation(std, k, digits)),
-        hovertemplate: `after task %{x}: %{y:.${digits}f}%{customdata} ${unit}<extra>${literal(nameOf(row))}</extra>`,
+        customdata: y.map((_, k) => spread(y, std, k, digits)),
+        hovertemplate: `after task %{x}: %{customdata} ${unit}<extra>${literal(nameOf(row))}</extra>`,
       }));
     }
     return { traces, layout: { xaxis: taskAxis("after learning task"), yaxis: { title: `${measure().name} (${unit})` } } };
@@ -142,7 +145,7 @@
 
   function learningCurves(axis) {
     const scale = axis === "uplink_bytes" ? 1e6 : 1, traces = [];
-    const titles = { round: "communication rounds", uplink_bytes: "uplink (MB) of all clients so far", seconds: "seconds so far" };
+    const titles = { round: "communication round", uplink_bytes: "uplink (MB) of all clients so far", seconds: "seconds so far" };
     const key = curveKey(), [digits, unit] = key === "acc" ? [2, "%"] : [4, "nats"];
     for (const row of shownRows()) {
       const found = row.rounds;
@@ -150,15 +153,15 @@
       const x = found[axis].map((value) => value / scale);
       traces.push(...band(row, x, found[key], found.std));
       traces.push(line(row, x, found[key], {
-        customdata: x.map((_, k) => [found.round[k], deviation(found.std, k, digits)]),
-        hovertemplate: `round %{customdata[0]}: %{y:.${digits}f}%{customdata[1]} ${unit}<extra>${literal(nameOf(row))}</extra>`,
+        customdata: x.map((_, k) => [found.round[k], spread(found[key], found.std, k, digits)]),
+        hovertemplate: `round %{customdata[0]}: %{customdata[1]} ${unit}<extra>${literal(nameOf(row))}</extra>`,
       }));
     }
     return { traces, layout: { xaxis: { title: titles[axis] }, yaxis: { title: `${key.toUpperCase()} (${unit})` } } };
   }
 
   function againstCost(key) {
-    const cost = figure(key), aim = mainFigure(), digits = aim.decimals, traces = [], all = [];
+    const cost = figure(key), aim = mainFigure(), traces = [], all = [];
     for (const row of shownRows()) {
       const { colour, symbol } = style(row.label);
       const place = table().rows.indexOf(row);
@@ -168,12 +171,12 @@
       const [acc, spent] = [row.figures[aim.key], row.figures[key]];
       if (own.length > 1) traces.push({
         type: "scatter", mode: "markers", x, y, marker: { color: transparent(colour, 0.4), size: 7, symbol },
-        text: own.map((run) => `seed ${run.seed}`), hovertemplate: `%{text}: ${aim.heading} %{y:.${digits}f}, %{x:,.1f} ${literal(cost.heading)}<extra>${literal(nameOf(row))}</extra>`,
+        text: own.map((run) => `seed ${run.seed}: ${aim.heading} ${number(run.figures[aim.key], aim)}, ${number(run.figures[key], cost)} ${literal(cost.heading)}`), hovertemplate: `%{text}<extra>${literal(nameOf(row))}</extra>`,
       });
       if (!acc || !spent) continue;
-      const spread = (values, divisor) => ({ type: "data", array: [values[1] === null ? 0 : values[1] / divisor], visible: values[1] !== null, color: colour, thickness: 1.5, width: 4 });
+      const bar = (values, divisor) => ({ type: "data", array: [values[1] === null ? 0 : values[1] / divisor], visible: values[1] !== null, color: colour, thickness: 1.5, width: 4 });
       traces.push({
-        type: "scatter", mode: "markers+text", x: [spent[0] / cost.divisor], y: [acc[0]], error_y: spread(acc, 1), error_x: spread(spent, cost.divisor),
+        type: "scatter", mode: "markers+text", x: [spent[0] / cost.divisor], y: [acc[0]], error_y: bar(acc, 1), error_x: bar(spent, cost.divisor),
         marker: { color: colour, size: 12, symbol, line: { color: css("--card"), width: 1 } }, name: literal(nameOf(row)),
         text: [shownRows().length <= 12 ? literal(brief(nameOf(row))) : ""], textposition: "top center", textfont: { color: colour, size: 12 }, cliponaxis: false,
         hovertemplate: `${aim.heading} ${number(acc[0], aim)}${acc[1] === null ? "" : ` ± ${number(acc[1], aim)}`}<br>${number(spent[0], cost)} ${literal(cost.heading)}, mean of ${acc[2]}<extra>${literal(nameOf(row))}</extra>`,
@@ -207,7 +210,8 @@
         if (layer !== "" && name !== layer) return;
         traces.push(line(row, found.task, found.used, {
           line: { color: style(row.label).colour, width: 2, dash: DASHES[layer === "" ? k % 4 : Math.floor(row.label / 8) % 4] },
-          hovertemplate: `${literal(name)} after task %{x}: %{y:.2f} %<extra>${literal(nameOf(row))}</extra>`,
+          customdata: found.used.map((used) => (used === null ? "" : rounded(used, 2))),
+          hovertemplate: `${literal(name)} after task %{x}: %{customdata} %<extra>${literal(nameOf(row))}</extra>`,
         }));
       });
     }
@@ -233,14 +237,15 @@
   // Light is good, whichever way the measure counts.
   const matrixScale = () => (measure().better === "higher" ? CIVIDIS : CIVIDIS.map(([at], k) => [at, CIVIDIS[CIVIDIS.length - 1 - k][1]]));
   function matrixLegend() {
-    const [least, most] = matrixRange(), shown = (value) => value.toFixed(measure().percent ? 0 : 2);
+    const [least, most] = matrixRange(), shown = (value) => rounded(value, measure().percent ? 0 : 2);
     const bar = make("span", { class: "ramp", "aria-hidden": "true" });
     bar.style.background = `linear-gradient(to right, ${matrixScale().map(([at, colour]) => `${colour} ${100 * at}%`).join(", ")})`;
     return make("label", {}, `${shown(least)} `, bar, ` ${shown(most)} ${measure().unit}`);
   }
   function matrixOf(row) {
     return () => {
-      const found = row.measures[measure().key], percent = measure().percent, digits = percent ? 1 : 3;
+      const found = row.measures[measure().key], percent = measure().percent;
+      const texts = (digits) => found.matrix.map((line) => line.map((value) => (value === null ? "" : rounded(value, digits))));
       const ticks = found.places.map(String), few = ticks.length <= 12;
       const range = matrixRange();
       // Above the diagonal: tasks that were not learned yet.
@@ -250,9 +255,9 @@
       return {
         traces: [{
           type: "heatmap", z: found.matrix, zmin: range[0], zmax: range[1], colorscale: matrixScale(),
-          showscale: false, xgap: n <= 25 ? 1 : 0, ygap: n <= 25 ? 1 : 0, customdata: found.matrix.map((_, t) => found.places.map((i) => [found.places[t], i])),
-          texttemplate: few ? `%{z:.${digits}f}` : "", textfont: { size: n <= 6 ? 12 : 9.5 }, hoverongaps: false,
-          hovertemplate: `after task %{customdata[0]}, on task %{customdata[1]}: %{z:.${percent ? 2 : 4}f} ${measure().unit}<extra>${literal(nameOf(row))}</extra>`,
+          showscale: false, xgap: n <= 25 ? 1 : 0, ygap: n <= 25 ? 1 : 0, text: few ? texts(percent ? 1 : 3) : null, customdata: texts(percent ? 2 : 4).map((line, t) => line.map((text, i) => [found.places[t], found.places[i], text])),
+          texttemplate: few ? "%{text}" : "", textfont: { size: n <= 6 ? 12 : 9.5 }, hoverongaps: false,
+          hovertemplate: `after task %{customdata[0]}, on task %{customdata[1]}: %{customdata[2]} ${measure().unit}<extra>${literal(nameOf(row))}</extra>`,
         }],
         layout: {
           title: { text: literal(nameOf(row)), font: { size: 13, color: style(row.label).colour }, x: 0.02, xanchor: "left", y: 0.985, yanchor: "top" },
@@ -322,7 +327,7 @@
       }
       const found = row.figures[one.key];
       if (!found) return [null, "–", ""];
-      if (view === "rank") return found[3] === null ? [null, "–", ""] : [found[3], String(Math.round(found[3] * 100) / 100), ""];
+      if (view === "rank") return found[3] === null ? [null, "–", ""] : [found[3], rounded(found[3], 2).replace(/\.?0+$/, ""), ""];
       return [found[0], number(found[0], one), found[1] === null ? "" : ` ± ${number(found[1], one, false)}`];
     };
     const best = new Map(used.map((one) => {

@@ -1,0 +1,62 @@
+"""Entries of papers' and sweeps' files: read, and refused by key and value where they cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cfl.papers import expressions
+from cfl.runtime.errors import ConfigError
+
+
+def load(path: Path, key: str) -> dict[str, Any]:
+    """A YAML file that holds a mapping; the key is for the error."""
+    try:
+        entry = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(key, str(path), f"a file that can be read ({error.strerror})") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(key, str(path), f"a YAML file ({' '.join(str(error).split())})") from None
+    if not isinstance(entry, dict):
+        raise ConfigError(key, str(path), "a file that holds a mapping")
+    return entry
+
+
+def refuse_unknown(entry: Mapping[str, Any], known: Collection[str], where: str) -> None:
+    """Refuse a key that is none of those known."""
+    for key in entry:
+        if key not in known:
+            raise ConfigError(f"{where}, {key}", entry[key], f"one of {', '.join(known)}")
+
+
+def one_of(value: Any, valid: Collection[str], key: str, what: str = "") -> str:
+    """A text that is one of several, of which ``what`` says what they are."""
+    if not isinstance(value, str) or value not in valid:
+        raise ConfigError(key, value, f"one of {what}{', '.join(valid)}")
+    return value
+
+
+def count(value: Any, key: str) -> int:
+    """A whole number of at least 1."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(key, value, "an integer of at least 1")
+    return value
+
+
+def mapping(value: Any, key: str) -> Mapping[str, Any]:
+    """A mapping whose keys are texts."""
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise ConfigError(key, value, "a mapping from names to values")
+    return value
+
+
+def expression(value: Any, key: str) -> str:
+    """An expression over a run's figures."""
+    try:
+        expressions.check(value)
+    except (SyntaxError, TypeError) as error:
+        raise ConfigError(key, value, f"an expression ({getattr(error, 'msg', error)})") from None
+    return str(value)

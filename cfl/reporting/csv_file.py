@@ -1,0 +1,65 @@
+"""CSV files of a run folder: read with an error that names file and line, and written."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+
+class RunFolderError(ValueError):
+    """A run folder that cannot be read; the message is one line naming the file and what is wrong with it."""
+
+
+def open_file(path: Path) -> IO[str]:
+    """A text file of a run folder; :class:`RunFolderError` where it cannot be opened."""
+    try:
+        return Path(path).open(encoding="utf-8", newline="")
+    except OSError as error:
+        raise RunFolderError(f"{path}: {'no such file' if not Path(path).exists() else error.strerror}") from None
+
+
+def read_csv(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """The header, empty for an empty file, and the rows with their line numbers; empty lines are left out.
+
+    Raises:
+        RunFolderError: the file is missing or no CSV file, or a row has more or fewer values than the header.
+    """
+    with open_file(path) as file:
+        reader = csv.reader(file)
+        try:
+            header, *rows = [(reader.line_num, row) for row in reader if row] or [(1, [])]
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise RunFolderError(f"{path}: not a CSV file: {error}") from None
+    for line, row in rows:
+        if len(row) != len(header[1]):
+            raise RunFolderError(f"{path}, line {line}: {len(row)} values instead of {len(header[1])}")
+    return header[1], rows
+
+
+def number_in(text: str, path: Path, line: int) -> float:
+    """A cell's value, NaN where it is empty; path and line are for the error."""
+    try:
+        value = float(text) if text else math.nan
+    except ValueError:
+        value = math.inf
+    if math.isinf(value) or (text and math.isnan(value)):
+        raise RunFolderError(f"{path}, line {line}: {text!r} is neither a finite number nor empty")
+    return value
+
+
+def index_in(text: str, what: str, path: Path, line: int) -> int:
+    """A cell's whole number, of a task, round or client, which ``what`` says; path and line are for the error."""
+    if not text.isdecimal():
+        raise RunFolderError(f"{path}, line {line}: {text!r} is no {what}")
+    return int(text)
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """The content of a CSV file; None is an empty cell."""
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows([header, *rows])
+    return file.getvalue()
