@@ -21,4 +21,4 @@ from cfl.runtime import torchvision_ops  # before anything that imports torchvis
 
 torchvision_ops.declare_when_imported()
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
