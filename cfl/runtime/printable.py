@@ -1,4 +1,4 @@
-"""Text of unknown origin, made safe to show."""
+"""Makes text of unknown origin safe to show."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def printable(text: str) -> str:
 
 
 def on_one_line(text: str) -> str:
-    """As :func:`printable`, with every run of white space as one blank."""
+    """As :func:`printable`, with every sequence of white space replaced by one blank."""
     return printable(" ".join(text.split()))
 
 
 def in_markdown(text: str) -> str:
-    """A text as one line of Markdown that shows it: no HTML, no link, no picture comes of it."""
+    """Escape a text as one line of Markdown, so that HTML, links and pictures in it have no effect."""
     plain = on_one_line(text).replace("&", "&amp;").replace("<", "&lt;")
     return plain.replace("](", "]\\(").replace("|", "\\|")
 
 
 def fenced(text: str, language: str) -> str:
-    """A text as a block of code in Markdown, behind a fence that nothing in it can close."""
+    """Format a text as a code block in Markdown, with a fence that the text cannot close."""
     longest = max((len(ticks) for ticks in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{printable(text).strip()}\n{fence}"
