@@ -60,10 +60,10 @@ def read_command_line(arguments: Sequence[str]) -> CommandLine:
 
 
 def place_of_current_folder(arguments: Sequence[str]) -> int | None:
-    """Where ``python -m cfl`` may look for modules in the current folder: a place in ``sys.path``.
+    """The position of the current folder in ``sys.path`` for ``python -m cfl``.
 
-    In front, as Python has it, for a command on a configuration of the user's own. Nowhere, for one that reads a run,
-    whose author may have put modules beside it. What ``--allow`` names may lie there: then it comes after all else.
+    It is first, as is usual in Python, for a command with the user's own configuration. It is left out for a command
+    that reads a run, because the run's author may have put modules beside it. With ``--allow`` it comes last.
 
     Args:
         arguments: the command line without the program's name.

@@ -11,8 +11,8 @@ from cfl.runtime.errors import BadUpdate, ConfigError
 class ErrorContext:
     """Within the context, errors are raised again with a message that says where they happened.
 
-    A StopIteration, for example, would otherwise end the fit silently. ``contextlib.contextmanager`` is not used because
-    it passes a StopIteration on. Errors whose message already says where they happened pass unchanged.
+    A StopIteration, for example, would otherwise end the fit silently. ``contextlib.contextmanager`` is not used,
+    because it passes a StopIteration on. Errors whose message already says where they happened pass unchanged.
 
     Args:
         where: returns the message, such as ``closing the round failed in round 3 (task 1)``; called on an error only.

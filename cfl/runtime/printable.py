@@ -8,9 +8,9 @@ _KEPT = "\n\t"
 
 
 def printable(text: str) -> str:
-    """A text whose characters a terminal shows and does not obey.
+    """Spell out the control characters of a text, so that a terminal shows them and they have no effect.
 
-    Escape sequences, other control characters and marks that turn the direction of writing are spelled out, ``\\x1b``.
+    Escape sequences, other control characters and marks that change the direction of writing become, e.g., ``\\x1b``.
     Line breaks and tabs stay.
     """
     return "".join(c if c.isprintable() or c in _KEPT else c.encode("unicode_escape").decode() for c in text)
