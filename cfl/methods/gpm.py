@@ -217,7 +217,7 @@ class GPM(Method):
 
     @torch.no_grad()
     def _grow(self, task: int, client: int) -> list[tuple[int, int, float]]:
-        """Grow one client's memory. Returns, per layer: directions before, directions after, residual share of inputs."""
+        """Grow one client's memory. Returns per layer: directions before and after, residual share of its inputs."""
         context = self.context
         device = next(context.network.parameters()).device
         held = context.clients.gather("gpm", [client], self._nothing())
