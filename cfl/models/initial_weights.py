@@ -1,4 +1,4 @@
-"""How weights start, where that is not PyTorch's own way."""
+"""Initial weights that differ from PyTorch's defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The binary data sets on which densities are estimated, in the formats they are passed around in."""
+"""Binary data sets for density estimation, in their common file formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Photographs that mammoth's archives hold as ``.npy`` arrays, one for images and one for labels."""
+"""Reads images from ``.npy`` arrays in mammoth's format, one file for images and one for labels."""
 
 from __future__ import annotations
 
