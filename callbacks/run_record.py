@@ -283,9 +283,7 @@ class RunRecord(Callback):
         self._begun, self._recorded = True, federation_of(pl_module).round
         self._begin()
         self._drawn = False
-        if not federation_of(
-            pl_module
-        ).finished:  # the folder of a finished run may hold an earlier checkpoint
+        if not federation_of(pl_module).finished:  # the folder of a finished run may hold an earlier checkpoint
             (self.folder / SUMMARY).unlink(missing_ok=True)
         data = data_of(trainer)
         # The partition; by the stream's tasks if clients' tasks differ.
