@@ -68,14 +68,14 @@ TABLES = {Path(file).stem for file in (ROUNDS, PARTITION)} | {
     for measure in (ACCURACY, NLL)
     for variant in ("", "_task_il", "_task_aware")
 }
-"""Names of a run's tables, which no method may have: it would write its own over them."""
+"""Names of a run's tables, which no method may have, because its own table would overwrite them."""
 PICTURES = (
     *(PARTITION_PICTURE, "samples.png"),
     *(f"{measure.name}_{kind}.png" for measure in (ACCURACY, NLL) for kind in ("matrix", "curve", "rounds")),
 )
 """A run's pictures."""
 OTHER_FILES = (SUMMARY, CHECKPOINT, WANDB_ID)
-"""What else another run in the same folder must not find."""
+"""Further files that are removed before another run in the same folder."""
 
 
 def check_method_names(names: Iterable[str]) -> None:

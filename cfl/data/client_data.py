@@ -137,7 +137,7 @@ class ClientDataAssignment:
         found = [holders(held, self.schedule, enough) for held in self._held]
         for task, clients in enumerate(found):
             if not len(clients):
-                value = f"{self.participation.name}: nobody has {enough} samples, and a batch, of task {task}"
+                value = f"{self.participation.name}: no client has {enough} samples, and a batch, of task {task}"
                 valid = "fewer clients, a smaller min_samples, or a smaller batch_size with drop_last"
                 raise ConfigError("data.participation", value, valid)
         return found

@@ -214,7 +214,7 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
             trained_on = np.concatenate([*train.values(), np.zeros(0, dtype=np.int64)])
             held_out = np.setdiff1d(np.concatenate([*aside.values(), np.zeros(0, dtype=np.int64)]), trained_on)
             if not len(held_out):
-                valid = f"a larger share: of task {number} nothing is set aside that nobody trains on"
+                valid = f"a larger share: task {number} has no validation sample that is not trained on"
                 raise ConfigError("data.validation", self.validation, valid)
             found.append(replace(task, test=task.train.subset(torch.from_numpy(held_out))))
         return found
@@ -296,7 +296,7 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         if tasks:
             some = f"task {tasks[0]}" if len(tasks) == 1 else f"tasks {', '.join(map(str, tasks))}"
             ends = f"{self.num_tasks} portions of data.portion = {self.portion} end before"
-            warnings.warn(f"nobody trains on {some} (from 0): {ends}", stacklevel=2)
+            warnings.warn(f"no client trains on {some} (from 0): {ends}", stacklevel=2)
 
     # Lightning's loaders.
 

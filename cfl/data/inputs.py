@@ -13,7 +13,7 @@ from cfl.data.types import ImageSet, Task
 from cfl.randomness.generators import numpy_generator
 
 Moment = tuple[int, int]
-"""Round and local step in which samples are trained on."""
+"""The round and the local step in which samples are trained on."""
 
 
 class Inputs:

@@ -123,7 +123,7 @@ class Holders(Participation):
     Args:
         of: rule for the clients that may take part; all clients if not given.
         min_samples: fewest training samples of a task, validation not counted, at least 1; with
-            ``schedule.drop_last`` at least a batch is asked for, too.
+            ``schedule.drop_last`` at least a batch is needed, too.
 
     Raises:
         ConfigError: ``data.participation.min_samples`` below 1.

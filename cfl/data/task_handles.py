@@ -48,7 +48,7 @@ class TaskHandle(_Token):
 
 
 TaskRef = int | TaskHandle
-"""A task, or what stands for one."""
+"""A task's number, or its handle."""
 
 
 def unwrap_task(task: TaskRef) -> int:

@@ -13,7 +13,7 @@ from cfl.runtime import distributed
 from cfl.runtime.errors import BadUpdate
 
 UPDATE = "update"
-"""The topic of what clients have trained."""
+"""The topic of the clients' updates."""
 
 
 def payload_bytes(payload: Mapping[str, Tensor]) -> int:

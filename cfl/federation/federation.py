@@ -32,11 +32,11 @@ from cfl.runtime.errors import ConfigError
 
 T = TypeVar("T")
 FORMAT = 2
-"""Of what a checkpoint holds of a federation: a higher one whenever files of the last one no longer do."""
+"""Format of a federation in checkpoints; increased whenever older files can no longer be read."""
 MODEL_TOPIC = "model"
-"""Under which clients keep their part of the model."""
+"""Topic of the clients' personal parameters and buffers."""
 OF_ALL = frozenset({MODEL_TOPIC, BUFFER_TOPIC})
-"""Topics of what clients keep that are no method's: methods keep theirs under their names."""
+"""Topics of clients' states that do not belong to a method; methods use their names as topics."""
 
 
 def state_buffers(network: nn.Module) -> list[str]:

@@ -21,7 +21,7 @@ from cfl.runtime.errors import ConfigError
 
 TOPIC = "buffer"
 BETWEEN_ROUNDS = -1
-"""In the place of a local step's number: samples are augmented after a round as in none of its steps."""
+"""Used as the number of a local step after a round, so that augmentation differs from that of all its steps."""
 
 
 @dataclass(frozen=True)

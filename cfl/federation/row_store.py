@@ -18,7 +18,7 @@ from cfl.runtime.errors import DamagedFile
 
 _BLOCK_BYTES = 1 << 24
 _CHECKED_BYTES = 1 << 20
-"""What is read at a time to be checked: little enough that the allocator gives it back."""
+"""Bytes read at a time for checking: few enough that the allocator returns them to the system."""
 
 
 class RowStore(Protocol):

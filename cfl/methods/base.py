@@ -83,11 +83,11 @@ class Method:
     state: ClassVar[tuple[str, ...] | Mapping[str, str]] = ()
 
     context: Context
-    """What it is given of the run, from :meth:`setup` on."""
+    """The method's access to its run, set by :meth:`setup`."""
     name: str = ""
-    """Under which the configuration has it, from :meth:`setup` on."""
+    """The method's name in the configuration, set by :meth:`setup`."""
     source: int = 1
-    """Tells the samples that it adds from others' (:class:`cfl.data.samples.ExtraSamples`), from :meth:`setup` on."""
+    """Number that marks the samples that it adds (:class:`cfl.data.samples.ExtraSamples`), set by :meth:`setup`."""
 
     # Moments.
 

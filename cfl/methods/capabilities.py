@@ -84,7 +84,7 @@ class Replay(Protocol):
     """Takes samples from the clients' buffers, ``context.buffer`` (A-GEM, DER, Fed-A-GEM)."""
 
     replays_logits: bool
-    """Whether the buffers keep logits with the samples. On the class: it is asked without an instance."""
+    """Whether the buffers store logits with the samples. Set it on the class: it is read without an instance."""
 
 
 class BatchExtension(Protocol):
@@ -212,7 +212,7 @@ class ServerTraining(Protocol):
     """Changes the global model again in ``end_round``, after all ``transform_step`` (CFeD, FedCIL)."""
 
     moves_model_after_round: bool
-    """False where its options switch that off."""
+    """False if the method's options switch it off."""
 
 
 CHANGING_GRADIENTS = (Regularizer, RightMultiplication, GradientTransform)

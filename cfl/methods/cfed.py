@@ -138,7 +138,7 @@ class CFeD(Method):
         plans = [context.plan(number) for number in range(context.num_rounds)]
         later = [len(self._reviewing(plan)) for plan in plans if plan.task > 0]
         if self.share > 0 and later and not max(later):
-            valid = f"a greater one, or more clients per round: that share of {len(plans[-1].clients)} is nobody"
+            valid = f"a greater one, or more clients per round: that share of {len(plans[-1].clients)} clients is none"
             raise ConfigError(f"{key}.share", self.share, valid)
         parties = context.num_clients + (self.server_distillation > 0)
         images = read_surrogate(self.surrogate, context.root, context.input_shape, f"{key}.surrogate")

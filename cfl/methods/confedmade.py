@@ -36,7 +36,7 @@ class CONFEDMADE(FedWeIT):
     B* and A*^(i) are those at the beginning of task t; there is no M in that term. A begins a task as B / ``lambda_3``,
     where B is the base that the client has just received. alpha begins as 0, biases and m as in FedWeIT.
 
-    The knowledge base grows: a task borrows what all other clients had learned at the ends of all earlier tasks.
+    The knowledge base grows: a task uses what all other clients had learned at the ends of all earlier tasks.
     After local training a client sends the entries of B that belong to output units with a large ``|m|``, see
     ``cut_off``, and that M does not mask. This M is that of the round's first step, which server and clients derive
     from the common seed. The server takes the mean of every entry over the clients that sent it. Clients keep their own

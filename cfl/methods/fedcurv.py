@@ -151,7 +151,7 @@ class FedCurv(Method):
         self.refuse_twins(FedCurv, "one FedCurv; its strength is the sum of theirs")
         self._names = context.shared_parameters
         if self.strength > 0 and not self._names:
-            valid = "0 where all parameters stay on their client: there is nobody to share curvature with"
+            valid = "0 where all parameters stay on their client: clients share no parameters"
             raise ConfigError("methods.fedcurv.strength", self.strength, valid)
         exposure = context.exposure
         if exposure != "sequential":

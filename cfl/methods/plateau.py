@@ -30,7 +30,7 @@ BEGINNING = {
     "best": torch.tensor(math.inf, dtype=torch.float64),
     "waited": torch.tensor(0),
 }
-"""What a client knows when it begins a task: factor of its learning rate, lowest loss, rounds since."""
+"""A client's state at the beginning of a task: factor of its learning rate, lowest loss, rounds since."""
 
 
 class LearningRateDecay(Method):

@@ -49,7 +49,7 @@ class ACGAN(Network):
     """
 
     before_options: ClassVar[dict[str, Any]] = {"generator_norm": "none"}
-    """Generators did not normalise before there was the option."""
+    """Value of the option for runs from before it existed."""
 
     def __init__(
         self,

@@ -15,13 +15,13 @@ from torch import Tensor
 from cfl.runtime.errors import ConfigError
 
 _ZIP = b"PK\x03\x04"
-"""How files begin that torch.save writes."""
+"""First bytes of files written by torch.save."""
 _BEFORE_DIGEST = b"\ncfl sha256 "
 _END_BYTES = len(_BEFORE_DIGEST) + 2 * hashlib.sha256().digest_size
 _MARK = "ends_with_digest"
-"""Entry that tells a file whose end was cut off from one that was written before there were digests."""
+"""Entry that marks files with a digest, so that a truncated file is not taken for one from before there were any."""
 _AT_A_TIME = 1 << 20
-"""Values that are looked at together: what clients keep may not fit into memory."""
+"""Values checked at a time, because clients' states may not fit into memory."""
 _log = logging.getLogger(__name__)
 
 

@@ -4,7 +4,7 @@ A method adds ``<its name>.csv``. Pictures are named after what they show.
 """
 
 CONFIG = "config.yaml"
-"""The whole configuration, resolved; it starts the run anew."""
+"""The whole configuration, resolved; the run can be repeated with it."""
 CHECKPOINT = "last.ckpt"
 """The federation between two rounds, and the global model."""
 PARTITION = "partition.csv"
@@ -15,7 +15,7 @@ ROUNDS = "rounds.csv"
 SUMMARY = "summary.json"
 """Figures of a finished run, written last."""
 CLIENTS = "clients"
-"""Folder of single clients' tables."""
+"""Folder with a table per client."""
 
 
 def matrix_file(measure: str, variant: str = "", ending: str = "csv") -> str:

@@ -25,11 +25,11 @@ from cfl.testing.tiny_networks import NetworkFactory, double, norm_net
 from cfl.testing.tiny_runs import Rounds, fit, sgd, tiny_client
 
 Which = Literal["tried", "neutral", "fedavg"]
-"""The method, the method with options that switch it off, or federated averaging in its place."""
+"""The method, the method with options that switch it off, or federated averaging."""
 Shares = Literal["equal", "unequal", "missing"]
-"""How samples are dealt: to clients alike; partial batches and clients that finish early; tasks that clients lack."""
+"""How samples are dealt: equally; with partial batches and unequal steps; with tasks that clients lack."""
 NAME = "tried"
-"""Under which the method stands in the runs' ``methods``."""
+"""Name of the method in the runs' ``methods``."""
 
 _DEALS: dict[Shares, dict[str, Any]] = {
     "equal": {},

@@ -12,7 +12,7 @@ from cfl.testing.method_numbers import NUMBERS
 from cfl.testing.processes import processes_do_not_matter
 
 PROPERTIES: dict[str, Callable[[MethodCase], None]] = {**NUMBERS, **DECLARATIONS}
-"""Name of a property of every method -> its check, as failures name them."""
+"""Name of a property of every method -> its check."""
 
 
 def check_method(make: Callable[[], Method], *, skip: Collection[str] = (), processes: int = 1, **needs: Any) -> None:

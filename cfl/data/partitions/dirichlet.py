@@ -11,10 +11,10 @@ from cfl.data.partitions.client_shares import Shares
 from cfl.runtime.errors import ConfigError
 
 _HOPELESS = 200
-"""Clients left short by one draw at which no redraw is worth its time.
+"""Number of clients with too few samples after one draw at which further draws are hopeless.
 
-Clients are short independently of each other, or the less so the more others are: proportions are negatively
-associated (Joag-Dev and Proschan, 1983). If a draw left m clients short on average, it would leave nobody short with
+Clients have too few samples independently of each other or with negative correlation: proportions are negatively
+associated (Joag-Dev and Proschan, 1983). If a draw left m clients short on average, it would leave no client short with
 probability below exp(-m), and for m < 60 it would leave 200 short with probability below exp(-100).
 """
 

@@ -46,7 +46,7 @@ VARIABLES = {
     "tretail": 135,
     "web": 300,
 }
-"""Numbers of variables of the sets that are known by name."""
+"""Number of variables of each set known by name."""
 
 PARTS = ("train", "valid", "test")
 _DIGITS, _BETWEEN = b"01", b", \t\r\n"

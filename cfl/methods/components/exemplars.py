@@ -15,8 +15,8 @@ from cfl.methods.components.herding import herd
 from cfl.randomness.generators import seed_for
 
 Table = dict[str, Tensor]
-"""``place``, ``output`` and ``rank`` ``[S]`` int64 of a client's exemplars: where the sample is, its class, and how
-many of the class were chosen before it; place -1 in free slots. Stacked for a cohort ``[K, S]``."""
+"""``place``, ``output`` and ``rank`` ``[S]`` int64 of a client's exemplars: the sample's index, its class, and the
+number of samples of the class chosen before it; place -1 in free slots. Stacked for a cohort ``[K, S]``."""
 
 
 def no_exemplars(size: int) -> Table:

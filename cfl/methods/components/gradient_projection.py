@@ -12,7 +12,7 @@ Refinement = Literal["project", "project_and_scale", "rotate", "average"]
 REFINEMENTS: tuple[Refinement, ...] = ("project", "project_and_scale", "rotate", "average")
 
 ROUNDING = 64
-"""Up to so many times the precision of the gradients, a projection on the reference counts as 0, in its lengths."""
+"""A projection on the reference counts as 0 up to this many times the precision of the gradients, in its lengths."""
 
 Gradients = Mapping[str, Tensor]
 """Name -> ``[k, ...]`` of k clients, or for a reference also ``[1, ...]``, the same for all."""

@@ -10,7 +10,7 @@ from torch.func import functional_call
 from cfl.models.acgan import ACGAN
 
 _NEVER = -1e9
-"""Logit of an output that takes no part. Finite, because a difference of two log-probabilities is wanted of it."""
+"""Logit of an output that is left out. Finite, because differences of log-probabilities are computed from it."""
 
 
 def acgan_loss(
