@@ -16,8 +16,8 @@ class AccuracyTargets(Callback):
     """Counts the communication rounds until the global model first reaches each target accuracy.
 
     A target is compared with the run's ACC after a round, the mean over the tasks seen so far (``acc`` in
-    ``rounds.csv``). The result is a number of rounds, 1 if the first round reaches the target. Only rounds with an evaluation
-    count, so the resolution is ``schedule.evaluate_every``.
+    ``rounds.csv``). The result is a number of rounds, 1 if the first round reaches the target. Only rounds with an
+    evaluation count, so the resolution is ``schedule.evaluate_every``.
 
     A run that stops ends between two rounds as if it were finished: ``summary.json``, pictures and checkpoint are
     written, and resuming it does nothing. Methods' ``end_task`` is not called, because no task follows.
