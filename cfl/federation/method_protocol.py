@@ -46,7 +46,7 @@ class MethodComposition(Mapping[str, Any], ABC):
 
     @abstractmethod
     def check(self, data: FederatedDataModule) -> None:
-        """Refuse settings under which a method could have no effect on these data."""
+        """Refuse methods that cannot work with these data."""
 
     @abstractmethod
     def setup(self, federation: Any) -> None:
