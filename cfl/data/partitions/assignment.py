@@ -83,7 +83,7 @@ def _dealt_as_one(
 
 
 def _between(part: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """Of ascending numbers those from ``start`` to below ``stop``, counted from ``start``."""
+    """The numbers from ``start`` to below ``stop`` of an ascending array, less ``start``."""
     return part[np.searchsorted(part, start) : np.searchsorted(part, stop)] - start
 
 

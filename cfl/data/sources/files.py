@@ -51,7 +51,7 @@ class DataFile:
     is_idx: bool = False
 
     def damage(self) -> str | None:
-        """What is wrong with the file, or with its archive if only that exists; None if nothing is."""
+        """Describe the damage of the file, or of its archive if only that exists; None if there is none."""
         if not self.path.exists():
             return self.archive.damage() if self.archive else None
         if not self.path.is_file():

@@ -41,7 +41,7 @@ class Stream(ABC):
 
     @property
     def unlike_published(self) -> list[str]:
-        """How the loaded data sets differ from the published ones, a line for each."""
+        """Differences of the loaded data sets from the published ones, a line for each."""
         held = [part for value in vars(self).values() for part in (value if isinstance(value, list) else [value])]
         said = dict.fromkeys(part.unlike_published for part in held if isinstance(part, Source))
         return [line for line in said if line]

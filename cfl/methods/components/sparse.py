@@ -80,7 +80,7 @@ class SparseRows:
 
     @classmethod
     def of(cls, rows: Sequence[Tensor]) -> SparseRows:
-        """From at least one dense row ``[n]``; all of one size and dtype, on one device."""
+        """Make sparse rows of at least one dense row ``[n]``; all of one size and dtype, on one device."""
         size = rows[0].numel()
         places = [values.nonzero().squeeze(1) for values in rows]
         index = torch.int32 if index_bytes(size) == 4 else torch.int64

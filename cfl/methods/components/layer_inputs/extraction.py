@@ -185,7 +185,7 @@ class SubspaceExtraction:
 def inputs_per_sample(
     network: nn.Module, layers: Mapping[str, nn.Module], input_shape: Sequence[int]
 ) -> dict[str, int]:
-    """How often a layer's weight is applied to one sample: 1, or a convolution's output positions; 0 if never used."""
+    """Number of times that a layer's weight is applied to a sample: 1, or a convolution's output positions; 0 if unused."""
     found = dict.fromkeys(layers, 0)
     some = next(network.parameters())
 
