@@ -185,7 +185,7 @@ class SubspaceExtraction:
 def inputs_per_sample(
     network: nn.Module, layers: Mapping[str, nn.Module], input_shape: Sequence[int]
 ) -> dict[str, int]:
-    """Number of times that a layer's weight is applied to a sample: 1, or a convolution's output positions; 0 if unused."""
+    """Uses of each layer's weight for one sample: 1, or a convolution's output positions; 0 for an unused layer."""
     found = dict.fromkeys(layers, 0)
     some = next(network.parameters())
 
