@@ -1,4 +1,4 @@
-"""Lightning callbacks that run, record and show an experiment."""
+"""Lightning callbacks that run, record and display an experiment."""
 
 import cfl  # noqa: F401  before lightning: see cfl/runtime/torchvision_ops.py
 from cfl.callbacks.accuracy_targets import AccuracyTargets

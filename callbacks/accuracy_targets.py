@@ -1,4 +1,4 @@
-"""Accuracies that a run is asked to reach: after how many rounds it does, and that it may then end."""
+"""Accuracy targets: counts the rounds until a run reaches given accuracies, and may then end it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from cfl.training.access import data_of, federation_of
 
 
 class AccuracyTargets(Callback):
-    """Rounds-to-accuracy: after how many communication rounds the averaged model first reaches each target.
+    """Counts the communication rounds until the global model first reaches each target accuracy.
 
-    What is compared is the run's ACC after the round, the mean over the tasks seen so far (``acc`` in ``rounds.csv``);
-    what is recorded is the number of rounds done since the run began, counted from 1. Only rounds after which
-    the model is evaluated can be found, so the resolution is ``schedule.evaluate_every``.
+    A target is compared with the run's ACC after a round, the mean over the tasks seen so far (``acc`` in
+    ``rounds.csv``). The result is a number of rounds, 1 if the first round reaches the target. Only rounds with an
+    evaluation count, so the resolution is ``schedule.evaluate_every``.
 
-    A run that stops does so between two rounds, as if it had had no more: ``summary.json``, pictures and checkpoint are
-    written, and resuming it does nothing. What methods do at a task's end is not done, for no task would follow.
+    A run that stops ends between two rounds as if it were finished: ``summary.json``, pictures and checkpoint are
+    written, and resuming it does nothing. Methods' ``end_task`` is not called, because no task follows.
 
     FedCurv (Shoham et al., 2019, Table 1) counts rounds to a test accuracy of 0.85, 0.90 and 0.95 in this way.
 
     Args:
-        accuracies: the targets in percent, e.g. [85, 90, 95]; none turns this off.
-        stop: end the run once all targets are met. Only a run of a single task may; for several, say false.
+        accuracies: the targets in percent, e.g. [85, 90, 95]; an empty list for no targets.
+        stop: end the run once all targets are met; only for runs of a single task, otherwise false.
     """
 
     def __init__(self, accuracies: Sequence[float] = (), stop: bool = True) -> None:
@@ -39,10 +39,10 @@ class AccuracyTargets(Callback):
         self.stop = stop
 
     def check(self, schedule: Schedule, num_tasks: int) -> None:
-        """Refuse a run in which the targets would not mean what they say.
+        """Refuse a run in which targets cannot be measured.
 
         Args:
-            schedule: of the run.
+            schedule: schedule of the run.
             num_tasks: number of its tasks.
 
         Raises:
@@ -74,7 +74,7 @@ class AccuracyTargets(Callback):
         return {name_of(accuracy): rounds_to(curve, accuracy) for accuracy in self.accuracies}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """As :meth:`check`; a density's network has no accuracies."""
+        """As :meth:`check`; also refuse density networks, which have no accuracies."""
         if stage == "fit":
             data = data_of(trainer)
             self.check(data.schedule, data.num_tasks)
@@ -82,7 +82,7 @@ class AccuracyTargets(Callback):
                 raise ConfigError("targets.accuracies", list(self.accuracies), "[] where a density is estimated")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A run that had stopped is not continued."""
+        """Do not continue a run that has stopped."""
         federation = federation_of(pl_module)
         if federation.stopped:
             trainer.should_stop = True
@@ -90,15 +90,15 @@ class AccuracyTargets(Callback):
                 print(f"nothing to do: the run stopped after {federation.round} rounds, with all targets met")
 
     def end_the_run(self, curve: Sequence[float | None]) -> bool:
-        """Whether all targets are met and the run is to stop there; ``curve`` as for :meth:`rounds`.
+        """Whether all targets are met and the run is to stop; ``curve`` as for :meth:`rounds`.
 
-        The FederatedOrchestrator asks when it has counted a round, and tells the federation. ACC is the same in all
-        processes, hence so is the answer.
+        The FederatedOrchestrator calls this after counting a round. ACC, and so the result, is the same in all
+        processes.
         """
         return self.stop and bool(self.accuracies) and None not in self.rounds(curve).values()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop if it is time."""
+        """Stop the Trainer if the run has stopped."""
         if self.end_the_run(federation_of(pl_module).curve):
             trainer.should_stop = True
 
@@ -109,11 +109,11 @@ def name_of(accuracy: float) -> str:
 
 
 def rounds_in_words(rounds: Mapping[str, int | None], done: int) -> list[str]:
-    """One line per target.
+    """Describe the rounds to each target, one line per target.
 
     Args:
         rounds: name of the target -> rounds to it.
-        done: rounds that the run has behind it.
+        done: number of finished rounds.
     """
     return [
         f"rounds to {name} %: {f'not reached in {done}' if found is None else found}" for name, found in rounds.items()

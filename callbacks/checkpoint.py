@@ -1,4 +1,4 @@
-"""Checkpoints at round boundaries: often enough to lose little, seldom enough to cost nothing."""
+"""Checkpoints between rounds, written as often as a given share of the run's time allows."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ from cfl.training.access import federation_of
 class RoundCheckpoint(Checkpoint):
     """Writes ``last.ckpt`` into the run folder: the whole federation, between two rounds.
 
-    It is written after the first round, at every task's end and the run's, on SIGTERM and SIGINT once the running round
-    is over, and otherwise when enough time has passed that writing stays under ``share`` of the run. The file is
-    replaced in one step, so that it is whole whenever the process dies. Of several processes the first decides and
-    writes; a signal to any of them stops all. Lightning calls it at an epoch's end when all other callbacks have been
-    called, wherever it stands in their list: it is a ``Checkpoint``.
+    It is written after the first round, at the end of every task and of the run, after the running round on SIGTERM and
+    SIGINT, and otherwise when writing stays under ``share`` of the run's time. The file is replaced atomically, so that
+    it is complete whenever the process is killed. With several processes the first decides and writes; a signal to any
+    of them stops all. Because it is a ``Checkpoint``, Lightning calls it at an epoch's end after all other callbacks.
 
     Args:
-        share: greatest share of the run's time that may go into writing, in (0, 1].
-        enabled: write checkpoints at all.
+        share: greatest share of the run's time spent on writing, in (0, 1].
+        enabled: whether checkpoints are written.
     """
 
     def __init__(self, share: float = 0.02, enabled: bool = True) -> None:
@@ -50,40 +49,40 @@ class RoundCheckpoint(Checkpoint):
         return self._signal
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Forget what ended an earlier fit; see to it that what clients keep finds room on the run folder's disk."""
+        """Reset the signal of an earlier fit, and set up checkpoint files and the folder of clients' states."""
         self._signal = None
         record = record_of(trainer)
         record.settle(trainer, stage)
         if record.folder.is_dir() and os.access(record.folder, os.W_OK):
             built_federation(trainer, pl_module, stage).clients.folder = record.folder
-        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # a plugin of the user's own stays
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # the user's own plugin is kept
             trainer.strategy.checkpoint_io = StreamedCheckpoints()
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Lightning's own handlers, in place until now, would have several processes wait for each other."""
+        """Replace Lightning's signal handlers, with which several processes would wait for each other."""
         self.on_train_start(trainer, pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """From here on a first SIGTERM or SIGINT waits for the end of the round.
+        """Install handlers with which a first SIGTERM or SIGINT waits for the end of the round.
 
-        Lightning puts back the handlers from before the fit when it ends, also after an error.
+        Lightning restores the handlers from before the fit when it ends, also after an error.
         """
-        if self._signal is not None:  # one has come during the evaluation before training
+        if self._signal is not None:  # a signal came during the evaluation before training
             return
         for number in (signal.SIGTERM, signal.SIGINT):
             try:
                 signal.signal(number, self._on_signal)
-            except ValueError:  # signals belong to the main thread
+            except ValueError:  # only the main thread can set signal handlers
                 return
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signal = number
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        # Not print: the signal may have come in the middle of one, and buffered files cannot be re-entered.
+        # No print: the signal may have interrupted one, and buffered files are not re-entrant.
         os.write(2, b"\nstopping after this round; the same signal again stops at once\n")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The round is closed and evaluated: save if it is time."""
+        """Save if a checkpoint is due after the round."""
         federation = federation_of(pl_module)
         plan = federation.schedule.round(federation.round - 1)
         everyones = distributed.gather((self._signal, self._due()))
@@ -111,12 +110,12 @@ class RoundCheckpoint(Checkpoint):
                 temporary.replace(path)
         finally:
             if distributed.rank() == 0:
-                temporary.unlink(missing_ok=True)  # half a file on a full disk would keep it full
+                temporary.unlink(missing_ok=True)  # a partial file would keep a full disk full
         self._written_at = time.perf_counter()
         self._write_seconds = self._written_at - started
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Put the experiment into the file, so that another one cannot be resumed from it by mistake."""
+        """Add the experiment's configuration to the file, so that no other experiment is resumed from it."""
         record = record_of(trainer)
         checkpoint["experiment"] = record.experiment
         checkpoint["config_hash"] = config_hash(record.experiment)

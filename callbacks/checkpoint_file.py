@@ -1,4 +1,4 @@
-"""Checkpoint files written from, and read into, as little memory as possible."""
+"""Reads and writes checkpoint files with little memory."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from cfl.runtime.checkpoint_file import read_checkpoint, write_checkpoint
 
 
 class StreamedCheckpoints(TorchCheckpointIO):
-    """Lightning's checkpoint files without a copy in memory: Lightning's own way takes twice the file's size.
+    """Writes and reads checkpoint files without a copy in memory; Lightning's own way takes twice the file's size.
 
-    Only local files; whoever saves makes it atomic by a temporary name. What clients keep (``federation`` /
-    ``clients``) is left in the file when a checkpoint is loaded, and read from there as it is copied to where it
-    belongs; everything else is read at once.
+    For local files only. The caller makes the write atomic by a temporary name. When a checkpoint is loaded, clients'
+    states (``federation`` / ``clients``) stay mapped from the file until they are copied into the federation;
+    everything else is read at once.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        """Write ``checkpoint`` to ``path``; tensors that are mapped from another file are copied from there."""
+        """Write ``checkpoint`` to ``path``; tensors mapped from another file are copied from there."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         write_checkpoint(checkpoint, Path(path))
 
     def load_checkpoint(self, path: Any, map_location: Any = "cpu", weights_only: bool | None = None) -> dict[str, Any]:
-        """What ``path`` holds, on the CPU, as :func:`cfl.runtime.checkpoint_file.read_checkpoint` checks it."""
+        """Read ``path`` to the CPU, with the checks of :func:`cfl.runtime.checkpoint_file.read_checkpoint`."""
         checkpoint = read_checkpoint(Path(path))
         loaded: dict[str, Any] = in_memory(checkpoint, checkpoint.get("federation", {}).get("clients"))
         return loaded
@@ -39,7 +39,7 @@ def in_memory(tree: Any, left: Any) -> Any:
     if isinstance(tree, Tensor):
         return tree.clone()
     if isinstance(tree, dict):
-        copied = copy(tree)  # with what else a state dict knows of its module
+        copied = copy(tree)  # keeps the metadata of a state dict
         for key, value in tree.items():
             copied[key] = in_memory(value, left)
         return copied

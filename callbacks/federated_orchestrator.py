@@ -1,4 +1,4 @@
-"""Runs the rounds: one Lightning epoch is one communication round."""
+"""Runs the communication rounds; one Lightning epoch is one round."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ T = TypeVar("T")
 
 
 class FederatedOrchestrator(Callback):
-    """Sends the global model out, collects the clients' updates, moves the global model, ends tasks.
+    """Sends the global model, collects the clients' updates, updates the global model and ends tasks.
 
-    Translates Lightning's hooks: what a round does is :class:`cfl.training.local_work.LocalWork`. A round closes in
-    ``on_train_batch_end`` of its last batch, because Lightning validates before ``on_train_epoch_end``: so what is
-    evaluated is the new global model. It is counted when it has been evaluated, still before any callback's
+    It translates Lightning's hooks; the work of a round is in :class:`cfl.training.local_work.LocalWork`. A round
+    closes in ``on_train_batch_end`` of its last batch, because Lightning validates before ``on_train_epoch_end``, and
+    the new global model is to be evaluated. The round is counted after its evaluation, before any callback's
     ``on_train_epoch_end``.
 
     Args:
@@ -38,14 +38,13 @@ class FederatedOrchestrator(Callback):
             samples).
         server_lr: server learning rate; 1 is federated averaging.
         server_momentum: server momentum in [0, 1).
-        batchnorm: what becomes of BatchNorm's running statistics: ``average`` them like weights, keep them ``local``,
-            or ``drop`` them after local training. Where the global model has none, it is evaluated with the statistics
-            of the test batch.
-        on_bad_update: a client that has trained to NaN or infinity makes the run ``stop``, or is left out of the round
-            (``skip``); so does, or is, any other message that holds such.
-        client_state_memory_mb: memory in MB (10^6 bytes) for what clients keep between rounds, such as personal layers;
-            what exceeds it is held in a file in the run folder. null sets no limit. Changes memory and speed, never
-            results.
+        batchnorm: BatchNorm's running statistics: ``average`` them like weights, keep them ``local``, or ``drop`` them
+            after local training. A global model without statistics is evaluated with those of the test batch.
+        on_bad_update: if a client's model, or another message, holds NaN or infinity, ``stop`` the run, or ``skip``:
+            leave the client out of the round, or the message out of its sum.
+        client_state_memory_mb: memory in MB (10^6 bytes) for states that clients keep between rounds, such as personal
+            layers; states beyond it are stored in a file in the run folder. null sets no limit. Changes memory and
+            speed, never results.
     """
 
     def __init__(
@@ -74,10 +73,10 @@ class FederatedOrchestrator(Callback):
     # Before the first round.
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Build the federation if there is none, before a checkpoint is restored into it; the data follow its rounds.
+        """Build the federation if there is none, before a checkpoint is restored into it.
 
         Raises:
-            ConfigError: if the Trainer is set so that rounds could not run.
+            ConfigError: the Trainer's settings do not allow rounds.
         """
         client, data = client_of(pl_module), data_of(trainer)
         if stage == "fit":
@@ -113,11 +112,11 @@ class FederatedOrchestrator(Callback):
             )
             self._check_options_do_something(client.federation)
         data.follow(client.federation)
-        # Personal models: the processes share out whose model is evaluated, not the test sets.
+        # With personal models, processes share the clients to evaluate instead of the test sets.
         data.all_batches_everywhere = client.federation.has_personal_models
 
     def _check_options_do_something(self, federation: Federation) -> None:
-        """Refuse options of the server's step where it has none to take."""
+        """Refuse options of the server's step if the server takes none."""
         if federation.shared_parameters or federation.shared_buffers:
             return
         for key, value, default in (
@@ -132,9 +131,9 @@ class FederatedOrchestrator(Callback):
                 )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Hand the server the network's current tensors."""
+        """Give the server the network's current tensors."""
         federation = federation_of(pl_module)
-        # A device move replaces buffers, not parameters; the server must hold the network's current ones.
+        # A device move replaces buffers, not parameters; the server must hold the network's current buffers.
         federation.server.parameters = dict(federation.network.named_parameters())
         federation.server.buffers = dict(federation.network.named_buffers())
 
@@ -151,7 +150,7 @@ class FederatedOrchestrator(Callback):
         client.require_work().collect(positions, by_samples=self.client_weighting == "samples")
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Announce the round and send the global model to its clients."""
+        """Begin the round and send the global model to its clients."""
         self._started = time.perf_counter()
         federation = federation_of(pl_module)
         if federation.round != trainer.current_epoch:
@@ -163,7 +162,7 @@ class FederatedOrchestrator(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: CohortBatch | CohortBlock, batch_idx: int
     ) -> None:
-        """Open a cohort: its clients start from the global model and with a fresh optimizer."""
+        """Start a cohort: its clients get the global model and a new optimizer."""
         if batch.opens:
             (optimizer,) = trainer.optimizers
             client_of(pl_module).require_work().open(batch, optimizer)
@@ -186,18 +185,18 @@ class FederatedOrchestrator(Callback):
                 self._count(trainer, work)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Count a round that has been evaluated."""
+        """Count a round after its evaluation."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._count(trainer, client_of(pl_module).require_work())
 
     def _count(self, trainer: Trainer, work: LocalWork) -> None:
-        """Add ACC to the learning curve and the round's time, evaluation included; say whether targets end the run.
+        """Add ACC and the round's time, evaluation included, to the record, and check whether targets end the run.
 
-        All of it before the first callback hears of the epoch's end: whatever it does then, and whatever its place in
-        the Trainer's list, it finds the whole round counted.
+        This happens before any callback's ``on_train_epoch_end``, so that all callbacks see the finished round, in
+        whatever order they are.
         """
         federation, plan = work.federation, work.require_plan()
-        # As the summary has it: where clients hold different tasks, the mean matrix would give another figure.
+        # As in the summary: if clients hold different tasks, the mean matrix would give another figure.
         evaluated = federation.schedule.row_is_whole(plan)
         figures = federation.measured.summary(after=plan.task) if evaluated else {}
         federation.curve.append(figures.get(federation.measure.figure))
@@ -206,20 +205,20 @@ class FederatedOrchestrator(Callback):
             federation.stopped = not federation.finished
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """See that the round is over.
+        """Check that the round was closed.
 
         Raises:
-            RuntimeError: the epoch ended before the round was closed; nothing of it is kept.
+            RuntimeError: the epoch ended before the round was closed; its results are dropped.
         """
         federation, plan = federation_of(pl_module), client_of(pl_module).require_work().require_plan()
         if federation.round != plan.round + 1:
             raise RuntimeError(f"the Trainer ended round {plan.round} before its clients had trained")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse to call a run over that ended early without anybody asking for it.
+        """Raise if the run ended early for no known reason.
 
         Raises:
-            RuntimeError: a StopIteration somewhere makes Lightning end a fit without a word.
+            RuntimeError: for example, a StopIteration makes Lightning end a fit silently.
         """
         federation = federation_of(pl_module)
         if not federation.finished and not trainer.should_stop:
@@ -228,11 +227,11 @@ class FederatedOrchestrator(Callback):
     # Evaluation.
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A new evaluation replaces what its row of the matrix held."""
+        """Clear the rows of the matrix that the new evaluation fills."""
         client_of(pl_module).scoring.begin(trainer.sanity_checking, everyone=trainer.state.fn != "fit")
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The row is complete when the processes have added up their shares."""
+        """Add up the processes' shares of the row."""
         client_of(pl_module).scoring.finish()
 
     on_test_epoch_start = on_validation_epoch_start
@@ -240,7 +239,7 @@ class FederatedOrchestrator(Callback):
 
 
 def built_federation(trainer: Trainer, module: LightningModule, stage: str) -> Federation:
-    """The federation, built now if it has not been: for set-ups that come before the orchestrator's own.
+    """The federation, built now if necessary; for set-ups that run before the orchestrator's.
 
     Raises:
         RuntimeError: the Trainer has no FederatedOrchestrator.

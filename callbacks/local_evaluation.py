@@ -1,4 +1,4 @@
-"""How likely test samples are under clients' models as local training leaves them."""
+"""Likelihoods of test samples under clients' models directly after local training."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from cfl.training.client import Client
 class LocalModels(Callback):
     """Scores clients' models before they are averaged, as the column "Client" of CONFEDMADE's Table 2 (as we read it).
 
-    In the last round of each task, when a client has finished its local training: the mean of ``-log p(x)`` in nats
-    over the test samples of the task it has learned, under its own masks. ``nll_of_clients`` in the run's summary is
-    the mean over the clients of the last round, for the last task; the averaged model's score is ``new_nll``. The
-    paper does not say on whose samples its clients are scored; here all are on the same ones. Clients that
+    In the last round of each task, a client's score after local training is the mean of ``-log p(x)`` in nats over the
+    test samples of the task, under the client's own masks. ``nll_of_clients`` in the run's summary is the mean over the
+    clients of the last round, for the last task; the averaged model's score is ``new_nll``. The paper does not say on
+    which samples its clients are scored; here all are scored on the same ones. Clients that
     ``federated.on_bad_update: skip`` leaves out of the average are left out here, too.
 
-    Costs a pass over the task's test samples per client and task. Changes no result. The FederatedOrchestrator asks for
-    it before it collects from clients, which overwrites their models.
+    It costs a pass over the task's test samples per client and task, and changes no result. The FederatedOrchestrator
+    calls it before it collects from clients, which overwrites their models.
 
     Args:
-        evaluate: whether to; only where a density is estimated.
+        evaluate: whether to score clients; only for densities.
 
     Raises:
         ConfigError: clients classify.
@@ -53,9 +53,9 @@ class LocalModels(Callback):
 
     @torch.no_grad()
     def score(self, client: Client, positions: Sequence[int]) -> None:
-        """Score those of the cohort's clients at ``positions``, who have just finished, whose task ends with the round.
+        """Score the clients at ``positions``, which have just finished, if their task ends with the round.
 
-        Nothing where the callback is turned off.
+        Does nothing if the callback is turned off.
         """
         if not self.evaluate:
             return
@@ -82,7 +82,7 @@ class LocalModels(Callback):
         return total / size
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Drop the scores of clients that were left out of the round; let all processes know all others."""
+        """Drop the scores of clients that were left out of the round; send the others to all processes."""
         if not self.evaluate:
             return
         self._leave_out(federation_of(pl_module))
@@ -93,7 +93,7 @@ class LocalModels(Callback):
                 self.scores.setdefault(task, {}).update(scores)
 
     def _leave_out(self, federation: Federation) -> None:
-        """Which clients are left out is known when all have sent: they are scored before that."""
+        """Drop scores of clients left out of the round, which are known only after all have sent."""
         number = federation.round - 1
         ended = _ended(federation.schedule.round(number))
         for round, _, owner in federation.channel.skipped:
@@ -101,7 +101,7 @@ class LocalModels(Callback):
                 self.scores.get(ended[owner], {}).pop(owner, None)
 
     def summary(self) -> dict[str, float | None]:
-        """``nll_of_clients``, once a task has ended; None where every client was left out."""
+        """``nll_of_clients``, once a task has ended; None if every client was left out."""
         if not self.scores:
             return {}
         last = self.scores[max(self.scores)]
@@ -117,5 +117,5 @@ class LocalModels(Callback):
 
 
 def _ended(plan: RoundPlan) -> dict[int, int]:
-    """Client -> task, of those clients whose task ends with a round."""
+    """Client -> task, for clients whose task ends with a round."""
     return {owner: part.task for part in plan.parts if part.last_of_task for owner in part.clients}

@@ -1,4 +1,4 @@
-"""The same figures for Lightning's loggers: scalars after every round, matrix and pictures after every task."""
+"""Sends figures to Lightning's loggers: scalars after every round, matrix and pictures after every task."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class DashboardLog(Callback):
     ``cl/accuracy_curve`` at every task's end, and ``cl/learning_curve`` at the run's end if it was evaluated between
     task ends, as ``cl/samples`` does where images were drawn from a density. Wandb also gets the matrix as a table.
 
-    Without a logger it does nothing: the CSV files of the run folder hold everything. Of several processes the first
+    Without a logger it does nothing; the CSV files of the run folder hold all figures. With several processes the first
     logs.
     """
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Tell wandb the axes, and every logger the configuration."""
+        """Define the axes at wandb, and log the configuration to every logger."""
         if not trainer.is_global_zero:
             return
         record = record_of(trainer)
@@ -64,13 +64,13 @@ class DashboardLog(Callback):
                 )
             elif record.experiment:
                 logger.log_hyperparams({key: _plain(value) for key, value in flatten(record.experiment).items()})
-            # Drawn when the run folder was made; a run that goes on has shown it already.
+            # Drawn when the run folder was made; a resumed run has logged it already.
             picture = record.folder / PARTITION_PICTURE
             if federation.round == 0 and _is_written(picture):
                 _log_picture(logger, "data/partition", imread(picture), {"round": 0, "task": 0})
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the round as it is recorded."""
+        """Log the figures of the round."""
         if not (trainer.loggers and trainer.is_global_zero):
             return
         federation = federation_of(pl_module)
@@ -103,11 +103,11 @@ class DashboardLog(Callback):
                 _log_picture(logger, "cl/samples", imread(samples), {"round": plan.round, "task": plan.task})
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """End wandb's run: another fit in this process would go on writing into it."""
+        """End wandb's run, so that another fit in this process does not write into it."""
         _end_wandb_run(trainer, exit_code=0)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """End wandb's run as one that has failed, also where it failed in a set-up: no teardown follows."""
+        """End wandb's run as failed; after an error in a set-up there is no teardown."""
         _end_wandb_run(trainer, exit_code=1)
 
     @staticmethod
@@ -132,7 +132,7 @@ class DashboardLog(Callback):
 
 
 def _end_wandb_run(trainer: Trainer, exit_code: int) -> None:
-    """Nothing happens where the Trainer does not log to wandb."""
+    """End wandb's run, if the Trainer logs to wandb."""
     if trainer.is_global_zero and any(isinstance(logger, WandbLogger) for logger in trainer.loggers):
         import wandb
 
@@ -140,12 +140,12 @@ def _end_wandb_run(trainer: Trainer, exit_code: int) -> None:
 
 
 def _log_picture(logger: Logger, name: str, picture: Figure | np.ndarray, place: Mapping[str, int]) -> None:
-    """Show a figure, or an image ``[height, width, channels]`` of values 0 .. 1, where the logger can.
+    """Log a figure, or an image ``[height, width, channels]`` of values 0 .. 1, if the logger supports it.
 
     Args:
-        logger: TensorBoard's or wandb's; others show nothing.
-        name: under which it stands.
-        picture: what to show.
+        logger: TensorBoard's or wandb's; others ignore pictures.
+        name: name of the picture.
+        picture: the picture.
         place: the values of ``round`` and ``task``.
     """
     if isinstance(logger, TensorBoardLogger):
@@ -185,13 +185,13 @@ def _task_of(row: Mapping[str, Any], federation: Federation) -> int:
 
 
 def _method_figures(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """A task's figures in a method's table: means over clients where these have rows, else what the last row has.
+    """A task's figures in a method's table: means over clients if they have rows, else those of the last row.
 
     Args:
-        rows: those of one task.
+        rows: the rows of one task.
 
     Returns:
-        Column, or ``<layer>/<column>``, -> value; columns that are no numbers are left out.
+        Column, or ``<layer>/<column>``, -> value; columns without numbers are left out.
     """
     found: dict[str, list[float]] = {}
     for row in rows:

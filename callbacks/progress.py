@@ -1,4 +1,4 @@
-"""One line that says where the run is."""
+"""The progress line of a run."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def clock(seconds: float) -> str:
 
 
 class RoundProgress(Callback):
-    """Task, round, clients done, loss, last ACC and time left: a live line on a terminal, plain lines elsewhere.
+    """Shows task, round, clients done, loss, last ACC and time left: a live line on a terminal, else plain lines.
 
     Tasks and rounds count from 0, as in the run folder's files: ``task 2/9`` is the third of ten.
     Evaluations that take longer than the time between two lines say how far they are. Of several processes the first
     shows the line. During a round, clients and loss are those of its own share.
 
     Args:
-        enabled: show anything at all.
+        enabled: whether to show progress.
         plain_seconds: without a terminal, seconds between two lines; task ends and the run's end are always shown.
         live_seconds: on a terminal, seconds between two refreshes.
 
@@ -61,7 +61,7 @@ class RoundProgress(Callback):
             self._live.start()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """No client of the round is done yet."""
+        """Reset the number of finished clients."""
         federation = federation_of(pl_module)
         self._plan = federation.schedule.round(federation.round)
         self._rounds, self._done = self._plan.round, 0
@@ -76,7 +76,7 @@ class RoundProgress(Callback):
             self._show(pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show the round's end if it is time, a task's end always."""
+        """Show the end of a round if a line is due; always show the end of a task."""
         if not (self.enabled and trainer.is_global_zero):
             return
         federation, plan = federation_of(pl_module), self._plan
@@ -92,7 +92,7 @@ class RoundProgress(Callback):
             self._show(pl_module, keep)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """An evaluation begins: before training, after a round, or of a checkpoint."""
+        """Begin counting the batches of an evaluation: before training, after a round, or of a checkpoint."""
         self._evaluation_shown_at = time.perf_counter()
 
     def on_validation_batch_end(
@@ -104,13 +104,13 @@ class RoundProgress(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Show how far a long evaluation is."""
+        """Show the progress of a long evaluation."""
         if not (self.enabled and trainer.is_global_zero):
             return
         pause = self.live_seconds if self._live is not None else self.plain_seconds
         if time.perf_counter() - self._evaluation_shown_at < pause:
             return
-        self._evaluation_shown_at = time.perf_counter()  # apart from the rounds' lines, which are due nevertheless
+        self._evaluation_shown_at = time.perf_counter()  # separate from the rounds' lines
         federation = federation_of(pl_module)
         done, rounds = federation.round, federation.schedule.num_rounds
         when = f"after {done} of {rounds} rounds" if done else "before training"
@@ -152,11 +152,11 @@ class RoundProgress(Callback):
             self._live.console.print(line, highlight=False)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take the live line away, before the figures are printed."""
+        """Remove the live line before the figures are printed."""
         if self._live is not None:
             self._live.stop()
             self._live = None
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Take the live line away, before the error is printed."""
+        """Remove the live line before the error is printed."""
         self.on_train_end(trainer, pl_module)

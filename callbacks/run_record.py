@@ -1,4 +1,4 @@
-"""The run folder: every figure of a run as CSV, JSON and PNG, written as soon as it is known."""
+"""Writes the run folder: every figure of a run as CSV, JSON and PNG, as soon as it is known."""
 
 from __future__ import annotations
 
@@ -70,21 +70,21 @@ TABLES = {Path(file).stem for file in (ROUNDS, PARTITION)} | {
     for measure in (ACCURACY, NLL)
     for variant in ("", "_task_il", "_task_aware")
 }
-"""Names of a run's tables, which no method may have: it would write its own over them."""
+"""Names of a run's tables, which no method may have, because its own table would overwrite them."""
 PICTURES = (
     *(PARTITION_PICTURE, "samples.png"),
     *(f"{measure.name}_{kind}.png" for measure in (ACCURACY, NLL) for kind in ("matrix", "curve", "rounds")),
 )
 """A run's pictures."""
 OTHER_FILES = (SUMMARY, CHECKPOINT, WANDB_ID)
-"""What else another run in the same folder must not find."""
+"""Further files that are removed before another run in the same folder."""
 
 
 def check_method_names(names: Iterable[str]) -> None:
     """Refuse names of methods that cannot be names of their tables.
 
     Raises:
-        ConfigError: another character than a letter, a digit, ``_`` or ``-``, or the name of another table.
+        ConfigError: a character other than letters, digits, ``_`` and ``-``, or the name of another table.
     """
     for name in names:
         if not is_method_name(name):
@@ -94,16 +94,16 @@ def check_method_names(names: Iterable[str]) -> None:
 
 
 def _left_by_a_run(folder: Path) -> list[Path]:
-    """What is in a folder of all that a run writes into its own and that another would not write over at once.
+    """Files of an earlier run in a folder that a new run would not overwrite immediately.
 
-    Methods' tables are known by the methods of its ``config.yaml``, folders of wandb by the run's id there. Other files
-    and folders are not the run's.
+    Methods' tables are identified by the methods in ``config.yaml``, folders of wandb by the run's id. Other files and
+    folders do not belong to the run.
     """
     names = [*PICTURES, *(f"{name}.csv" for name in (*TABLES, *_methods_in(folder))), *OTHER_FILES]
     found = [folder / name for name in names if (folder / name).is_file()]
     for measure in (ACCURACY, NLL):
         found += folder.glob(f"{CLIENTS}/{matrix_file(measure.name, '_*')}")
-    if found:  # else it is no run's folder, and runs may lie below it
+    if found:  # otherwise the folder holds no run, though there may be runs below it
         found += [file for file in folder.glob("**/events.out.tfevents.*") if not _is_of_another(file, folder)]
         found += [path.parent for path in folder.glob("lightning_logs/version_*/metrics.csv")]  # CSVLogger's
         found += _offline_wandb_folders(folder)
@@ -111,24 +111,24 @@ def _left_by_a_run(folder: Path) -> list[Path]:
 
 
 def _is_of_another(file: Path, folder: Path) -> bool:
-    """Whether a run that lies below a run's folder wrote the file."""
+    """Whether a file belongs to another run in a folder below the run's."""
     between = file.parents[: file.parents.index(folder)]
     return any((parent / name).is_file() for parent in between for name in (CONFIG, SUMMARY))
 
 
 def _offline_wandb_folders(folder: Path) -> list[Path]:
-    """Where wandb keeps what a folder's run has logged offline: ``wandb sync`` would send it beside the next run's."""
+    """Folders of wandb with offline logs of a folder's run, which ``wandb sync`` would send with the next run's."""
     known = wandb_id_in(folder)
     if known is None:
         return []
-    # A number follows where two folders of one run were made in the same second.
+    # A number follows if two folders of one run were made in the same second.
     name = re.compile(rf"offline-run-\d+_\d+-{re.escape(known)}(-\d+)?")
     found = [path for path in folder.glob("wandb/offline-run-*") if name.fullmatch(path.name)]
     return [path for path in found if path.is_dir() and not path.is_symlink()]
 
 
 def wandb_id_in(folder: Path) -> str | None:
-    """The id at wandb of the run that a folder holds; None where it has none, or a file that is damaged."""
+    """The wandb id of the run in a folder; None if it has none, or a damaged file."""
     if not (folder / WANDB_ID).is_file():
         return None
     known = (folder / WANDB_ID).read_text(encoding="utf-8", errors="replace").strip()
@@ -136,7 +136,7 @@ def wandb_id_in(folder: Path) -> str | None:
 
 
 def _methods_in(folder: Path) -> list[str]:
-    """Names of the methods in a run folder's configuration; none where it has none that can be read."""
+    """Names of the methods in a run folder's configuration; empty if that cannot be read."""
     try:
         config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
@@ -146,26 +146,25 @@ def _methods_in(folder: Path) -> list[str]:
 
 
 class RunRecord(Callback):
-    """Leaves a run's figures in one folder.
+    """Writes a run's figures into one folder.
 
-    ``config.yaml`` (resolved), ``partition.csv`` and ``.png``, ``rounds.csv`` (a row per round),
-    ``accuracy_matrix.csv`` (row = after task, column = task), ``<method>.csv``, and when the last round is over
+    It writes ``config.yaml`` (resolved), ``partition.csv`` and ``.png``, ``rounds.csv`` (a row per round),
+    ``accuracy_matrix.csv`` (row = after task, column = task), ``<method>.csv``, and after the last round
     ``accuracy_matrix.png``, ``accuracy_curve.png`` and, if there were evaluations between task ends, the learning curve
-    ``accuracy_rounds.png``. ``summary.json`` comes last, when the last checkpoint is written. Accuracies and forgetting
-    are in percent. Runs that estimate a density have ``nll_matrix.csv`` and so on instead, in nats. What is known of
-    tests in which tasks are told apart lies beside that, in ``accuracy_matrix_task_il.csv`` or
-    ``nll_matrix_task_aware.csv``. Where a density of images is estimated, ``samples.png`` shows some that are drawn
-    from it (:func:`cfl.training.density_samples.draw_images`), also after ``cfl validate``.
-    Of several processes the first writes and prints.
+    ``accuracy_rounds.png``. ``summary.json`` is written last, after the last checkpoint. Accuracies and forgetting are
+    in percent. Density runs have ``nll_matrix.csv`` and so on instead, in nats. Matrices with the task of test samples
+    known are in ``accuracy_matrix_task_il.csv`` or ``nll_matrix_task_aware.csv``. For densities of images,
+    ``samples.png`` shows images drawn from the density (:func:`cfl.training.density_samples.draw_images`), also after
+    ``cfl validate``. With several processes the first writes and prints.
 
     Args:
         dir: the run folder; null makes ``runs/<benchmark>/<method>-seed<seed>-<hash>``.
         benchmark: name of the benchmark in tables; null takes stream and data set, e.g. ``permuted-digits``.
-        overwrite: start over in a folder that already holds a run. Otherwise that is refused.
-        samples: how many images are drawn from a density for ``samples.png``; 0: none.
+        overwrite: start over in a folder that already holds a run, which is otherwise refused.
+        samples: number of images drawn from a density for ``samples.png``; 0 for none.
 
     Raises:
-        ConfigError: a number of samples below 0, an empty folder, or a benchmark's name that is no folder's.
+        ConfigError: a number of samples below 0, an empty folder, or a benchmark's name that cannot be a folder's.
     """
 
     def __init__(
@@ -190,7 +189,7 @@ class RunRecord(Callback):
         self.local_models = LocalModels()
         self.versions = {
             "cfl": __version__,
-            "source": source_digest(),  # here, before a long run gives anybody the time to change files
+            "source": source_digest(),  # read now, because files may change during a long run
             "torch": torch.__version__,
             "python": platform.python_version(),
         }
@@ -201,17 +200,17 @@ class RunRecord(Callback):
         return Path(self.dir or "runs/unnamed")
 
     def prepare(self, resuming: bool, write: bool = True) -> None:
-        """See that the folder can be used, or refuse it; nothing in it changes before the fit begins.
+        """Check that the folder can be used; nothing in it changes before the fit begins.
 
-        A folder that is made here is removed again if nothing comes of the fit, e.g. as data are missing.
+        A folder that is made here is removed again if the fit does not begin, e.g. because data are missing.
 
         Args:
-            resuming: the run of this folder goes on, so what it holds is kept.
-            write: whether it is this process that writes into the folder; the others only refuse what it refuses.
+            resuming: whether the run of this folder is resumed, so that its files are kept.
+            write: whether this process writes into the folder; other processes only make the same checks.
 
         Raises:
-            ConfigError: if the folder cannot be written, if another process is at work in it, or if it holds a run that
-                nobody asked to overwrite.
+            ConfigError: the folder cannot be written, another process uses it, or it holds a run and ``overwrite`` is
+                false.
         """
         made = write and not self.folder.exists()
         try:
@@ -233,12 +232,12 @@ class RunRecord(Callback):
                 str(self.folder),
                 f"a folder without a run; this one holds {state}; or run.overwrite=true",
             )
-        # Also without `held`: a run that died before its first checkpoint left tables that would mix with new ones.
-        # Found now: when the fit begins, loggers have opened files of the new run.
+        # Also without `held`: a run that died before its first checkpoint left tables, which would mix with new ones.
+        # Listed now: when the fit begins, loggers have already opened files of the new run.
         self._prepared, self._stale = True, [] if resuming else _left_by_a_run(self.folder)
 
     def _begin(self) -> None:
-        """Clear the folder, and say what runs in it: when all that may be refused has been."""
+        """Clear the folder and write the configuration, after all checks that may refuse the run."""
         for path in self._stale:
             if path.is_dir():
                 shutil.rmtree(path)
@@ -247,13 +246,13 @@ class RunRecord(Callback):
         if self.wandb_id is not None:
             write_whole(self.folder / WANDB_ID, self.wandb_id + "\n")
         if self.config_yaml is not None:
-            # In one step: other processes of the run may be reading it to know what to resume.
+            # Atomically: other processes of the run may be reading it to resume.
             write_whole(self.folder / CONFIG, self.config_yaml)
 
     # During a fit.
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Note the targets that the run was given."""
+        """Store the run's targets."""
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         self.targets = next((c for c in callbacks if isinstance(c, AccuracyTargets)), AccuracyTargets())
         self.local_models = next((c for c in callbacks if isinstance(c, LocalModels)), LocalModels())
@@ -261,7 +260,7 @@ class RunRecord(Callback):
         self.settle(trainer, stage)
 
     def settle(self, trainer: Trainer, stage: str) -> None:
-        """:meth:`prepare` a fit's folder, unless that has been done."""
+        """Call :meth:`prepare` for a fit, unless that has been done."""
         if stage == "fit" and trainer.is_global_zero and not self._prepared:
             self.prepare(resuming=False)
 
@@ -275,26 +274,24 @@ class RunRecord(Callback):
             self.begin(trainer, pl_module)
 
     def begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write what is known before the first round, unless that has been done for this fit.
+        """Write the files that are known before the first round, unless that has been done for this fit.
 
-        When resuming, drop rows of rounds that the checkpoint does not know and that will run again. Who shows what is
-        written here calls this first.
+        When resuming, drop the rows of rounds after the checkpoint, which will run again. Callbacks that display these
+        files call this first.
         """
         if self._begun:
             return
         self._begun, self._recorded = True, federation_of(pl_module).round
         self._begin()
         self._drawn = False
-        if not federation_of(
-            pl_module
-        ).finished:  # a checkpoint of before the run's end lies in a finished run's folder
+        if not federation_of(pl_module).finished:  # the folder of a finished run may hold an earlier checkpoint
             (self.folder / SUMMARY).unlink(missing_ok=True)
         data = data_of(trainer)
-        # Who takes part; by the stream's tasks where those of clients differ.
+        # The partition; by the stream's tasks if clients' tasks differ.
         held = data.indices if data.order is None else data.dealt
         save_partition_report(self.folder, data.tasks, held, f"{self.name_of(data)}, {data.partition.name}")
         done = federation_of(pl_module).round
-        # Of a run that goes on in another folder, what was before lies beside its checkpoint.
+        # If a run is resumed in another folder, its earlier rows are beside the checkpoint.
         before = Path(trainer.ckpt_path).parent if trainer.ckpt_path else self.folder
         if done and (before / ROUNDS).exists():
             with (before / ROUNDS).open(newline="") as file:
@@ -309,9 +306,9 @@ class RunRecord(Callback):
             self.record_round(client_of(pl_module))
 
     def record_round(self, client: Client) -> dict[str, Any]:
-        """Add the row of the round that is over, unless that has been done; after an evaluation, write the matrix too.
+        """Add the row of the finished round, unless that has been done; after an evaluation, also write the matrix.
 
-        Who shows what is written here calls this first.
+        Callbacks that display these files call this first.
 
         Returns:
             The row: column -> value.
@@ -374,7 +371,7 @@ class RunRecord(Callback):
                 write_matrix_csv(folder / client_matrix_file(name, client), matrix, initial)
 
     def summary(self, federation: Federation) -> dict[str, Any]:
-        """All figures of the run by their contract names."""
+        """All figures of the run by their names in ``summary.json``."""
         data, channel = federation.data, federation.channel
         figures: dict[str, Any] = {
             "method": method_name(federation.methods),
@@ -440,9 +437,9 @@ class RunRecord(Callback):
         self._drawn = True
 
     def _finish(self, client: Client) -> None:
-        """Write the summary of a finished run, which says that everything else is there, the last checkpoint too.
+        """Write the summary of a finished run, after everything else, including the last checkpoint.
 
-        A run that was killed between its last checkpoint and its summary is finished when it is resumed.
+        A run killed between its last checkpoint and its summary is finished by resuming it.
         """
         federation, path = client.require_federation(), self.folder / SUMMARY
         if path.exists():
@@ -454,7 +451,7 @@ class RunRecord(Callback):
         write_whole(path, text + "\n")
 
     def _draw_samples(self, client: Client) -> Path | None:
-        """Write ``samples.png`` where there is a density of images to draw from."""
+        """Write ``samples.png`` if the run has a density of images."""
         drawn = draw_images(client, self.samples)
         if drawn is None:
             return None
@@ -464,12 +461,12 @@ class RunRecord(Callback):
         return save_figure(picture, self.folder / "samples.png")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """The folder is free for others."""
+        """Release the folder for other processes."""
         if stage == "fit" and trainer.is_global_zero:
             folder_lock.release(self.folder)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """As after a whole fit."""
+        """Release the folder after an error, too."""
         if trainer.is_global_zero:
             folder_lock.release(self.folder)
 
@@ -484,19 +481,19 @@ class RunRecord(Callback):
             print(f"run folder: {self.folder}", flush=True)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """After ``cfl validate``, print what the end of a fit prints."""
+        """After ``cfl validate``, print the same figures as after a fit."""
         if trainer.state.fn == "validate" and trainer.is_global_zero:
             self.show(federation_of(pl_module))
             try:
                 picture = self._draw_samples(client_of(pl_module))
-            except OSError as error:  # a folder that may only be read; the figures are out
+            except OSError as error:  # a read-only folder; the figures are printed already
                 print(f"samples: not written ({error})", flush=True)
                 return
             if picture is not None:
                 print(f"samples: {picture}", flush=True)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """After ``cfl test``, likewise."""
+        """After ``cfl test``, print the same figures as after a fit."""
         if trainer.is_global_zero:
             self.show(federation_of(pl_module))
 
@@ -534,7 +531,7 @@ class RunRecord(Callback):
 
 
 def methods_figures(methods: Mapping[str, Any]) -> dict[str, Any]:
-    """What methods add to the summary; a figure that several have is told apart by the method's name in front."""
+    """The methods' figures for the summary; a figure that several have gets the method's name as prefix."""
     found = {name: method.report().figures for name, method in methods.items()}
     several = Counter(key for figures in found.values() for key in figures)
     return {
@@ -545,24 +542,24 @@ def methods_figures(methods: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mean_initial(federation: Federation) -> torch.Tensor:
-    """What is measured before training, ``[T]``, the mean over clients where each has its own."""
+    """The measure before training, ``[T]``; the mean over clients if each has its own model."""
     return _means(federation, federation.measured)[1]
 
 
 def known_tasks(federation: Federation) -> dict[str, TaskMatrix]:
-    """Ending of names in files -> the matrix of tests in which it is known whose task a sample is, if there is one."""
+    """Suffix of file names -> the matrix with the tasks of test samples known, if there is one."""
     found = {"_task_il": federation.accuracy_task_il, "_task_aware": federation.nll_task_aware}
     return {suffix: matrix for suffix, matrix in found.items() if matrix is not None}
 
 
 def _means(federation: Federation, matrix: TaskMatrix) -> tuple[torch.Tensor, torch.Tensor]:
-    """A matrix ``[T, T]`` and its row before training ``[T]``, the mean over clients where each has its own."""
+    """A matrix ``[T, T]`` and its row before training ``[T]``; means over clients if each has its own."""
     values = matrix.compute(), matrix.initial()
     return (values[0].nanmean(0), values[1].nanmean(0)) if federation.measures_clients else values
 
 
 def _finite(tree: Any) -> Any:
-    """Nested dictionaries and lists with None in place of NaN and infinity, for which JSON has no words."""
+    """Nested dictionaries and lists with None in place of NaN and infinity, which JSON cannot represent."""
     if isinstance(tree, Mapping):
         return {key: _finite(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
@@ -571,7 +568,7 @@ def _finite(tree: Any) -> Any:
 
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write a table in one step: rows of earlier rounds are nowhere else."""
+    """Write a table atomically, because rows of earlier rounds are stored nowhere else."""
     if not rows:
         return
     file = io.StringIO()

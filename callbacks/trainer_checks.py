@@ -1,4 +1,4 @@
-"""Settings of Lightning's Trainer that a federated run cannot work with."""
+"""Refuses settings of Lightning's Trainer that do not work in a federated run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_trainer(trainer: Trainer, data: FederatedDataModule) -> None:
         ConfigError: naming the setting.
     """
     settings: Any = trainer  # some are set by Lightning's connectors, unseen by type checkers
-    every = trainer.check_val_every_n_epoch  # NEVER where it has trained before
+    every = trainer.check_val_every_n_epoch  # NEVER if it has trained before
     wanted: list[tuple[str, Any, Any, str]] = [
         ("max_epochs", trainer.max_epochs, data.num_rounds, "the number of rounds, which follows from schedule"),
         ("max_steps", trainer.max_steps, -1, "unset: schedule says how long a run is"),
@@ -81,7 +81,7 @@ def check_trainer(trainer: Trainer, data: FederatedDataModule) -> None:
 
 
 def check_evaluation(trainer: Trainer) -> None:
-    """Refuse Trainer settings under which test sets would not be evaluated whole, or nothing would run.
+    """Refuse Trainer settings under which test sets would be evaluated in part, or nothing would run.
 
     Raises:
         ConfigError: naming the setting.

@@ -22,4 +22,4 @@ from cfl.runtime import quick_torchmetrics, torchvision_ops  # before anything t
 torchvision_ops.declare_when_imported()
 quick_torchmetrics.serve_when_imported()
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -1,1 +1,1 @@
-"""Data sets, task streams, partitions and the loaders that serve them."""
+"""Data sets, task streams, partitions and data loaders."""

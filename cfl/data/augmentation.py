@@ -1,4 +1,4 @@
-"""Random changes of training images, drawn anew every time a sample is trained on."""
+"""Augmentation: random changes of training images, drawn anew every time a sample is trained on."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ _OFFSET_MASK = (1 << _BITS) - 1
 def augmentation_words(seed: int, round: int, step: int, task: int, samples: Tensor) -> Tensor:
     """``[...]`` int64: 64 random bits for each sample of a local step.
 
-    They are a hash of (seed, round, local step, task, place of the sample in the task's training set), so that neither
-    cohort width nor engine, processes, device or a resumed run change what a sample becomes. A client trains on it once
-    per epoch, at another step each time. Clients that share a sample and train on it at the same step share its bits.
+    They are a hash of (seed, round, local step, task, index of the sample in the task's training set), so that
+    augmentation does not depend on cohort width, engine, processes, device or resuming. A client trains on a sample
+    once per epoch, in a different step each time. Clients that share a sample and train on it in the same step share
+    its bits.
 
     Args:
         seed: the run's seed.
         round: the round.
-        step: the client's local step, from 0, or what stands for a moment that is none.
-        task: whose training set it is, from 0.
-        samples: ``[...]`` int64 places in the task's training set.
+        step: the client's local step, from 0, or a number that stands for another moment.
+        task: task of the training set, from 0.
+        samples: ``[...]`` int64 indices into the task's training set.
     """
     return random_words_at(seed_for(seed, "augment", round, step, task), samples)
 
@@ -37,22 +38,21 @@ def augmentation_words(seed: int, round: int, step: int, task: int, samples: Ten
 class Augmentation(ABC):
     """A random change of an image that keeps its size and its label.
 
-    It works on images as they are stored, before a stream's permutation or rotation and before normalisation, and only
-    in local training: neither tests nor extra communication rounds see changed images, unless these take them from a
-    replay buffer.
+    It is applied to stored images, before a stream's permutation or rotation and before normalisation, and in local
+    training only. Tests and extra communication rounds use unchanged images, except those from a replay buffer.
     """
 
     @abstractmethod
     def __call__(self, images: Tensor, words: Tensor) -> Tensor:
-        """``[n, C, H, W]`` uint8 to new images of the same shape, as ``[n]`` int64 words of 64 random bits decide."""
+        """``[n, C, H, W]`` uint8 to new images of the same shape, given 64 random bits ``[n]`` int64 for each."""
 
 
 class CropFlip(Augmentation):
-    """Pads with black, cuts the old size out at a random place, and mirrors every other image left to right.
+    """Pads with black, crops to the old size at a random position, and mirrors images with probability 1/2.
 
-    Both offsets are uniform on ``0 .. 2 * padding`` (to within 2^-24), a mirror image has probability 1/2, all three
-    independent of each other. That is ``RandomCrop(size, padding)`` and ``RandomHorizontalFlip()`` of torchvision on
-    images that are not normalised yet: black is the stored value 0.
+    Both offsets are uniform on ``0 .. 2 * padding`` (to within 2^-24), and independent of each other and of the
+    mirroring. It equals ``RandomCrop(size, padding)`` and ``RandomHorizontalFlip()`` of torchvision on images before
+    normalisation, where black is the stored value 0.
 
     Sources: split mini-ImageNet in FOT (Bakman et al., ICLR 2024) and CIFAR-100 in Fed-A-GEM (Dai et al., 2024), both
     with padding 4.
@@ -72,7 +72,7 @@ class CropFlip(Augmentation):
         self.padding, self.flip = padding, flip
 
     def draws(self, words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """``[n]`` words to ``[n]`` int64 first row and first column of the cut, and ``[n]`` bool, whether mirrored."""
+        """``[n]`` words to ``[n]`` int64 first row and first column of the crop, and ``[n]`` bool, whether mirrored."""
         places = 2 * self.padding + 1
         top, left = ((words >> shift & _OFFSET_MASK) * places >> _BITS for shift in (0, _BITS))
         return top, left, (words < 0) if self.flip else torch.zeros_like(words, dtype=torch.bool)
@@ -83,7 +83,7 @@ class CropFlip(Augmentation):
         top, left, mirrored = self.draws(words)
         device, across = images.device, width + 2 * self.padding
         padded = pad(images, (self.padding,) * 4).view(-1, across)
-        # Whole rows first, then the pixels within them: much cheaper than every pixel by four coordinates.
+        # Gather whole rows first, then pixels within them: much cheaper than indexing pixels by four coordinates.
         first_rows = torch.arange(n * channels, device=device).mul_(height + 2 * self.padding).view(n, channels)
         rows = (first_rows + top[:, None])[..., None] + torch.arange(height, device=device)
         columns = torch.arange(width, device=device).expand(n, width)

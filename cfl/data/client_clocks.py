@@ -1,4 +1,4 @@
-"""Clients' own clocks: how many rounds each spends on each of its tasks, where they do not change tasks together."""
+"""Clients' own clocks: the number of rounds that each client spends on each task, if clients do not change together."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from cfl.randomness.generators import numpy_generator
 def rounds_of_clients(rounds: Sequence[int], spread: float, num_clients: int, seed: int) -> np.ndarray:
     """``[C, T]`` int64, rounds of client c's t-th task: uniform over the integers within ``r_t (1 -+ spread)``.
 
-    Every task may need another number of rounds at every client (asynchronous FedWeIT, Yoon et al., 2021, appendix E;
-    the paper does not say how many). Keyed by (seed, client).
+    The number of rounds may differ by task and client (asynchronous FedWeIT, Yoon et al., 2021, appendix E; the paper
+    does not give the numbers). Keyed by (seed, client).
 
     Args:
         rounds: r_t, at least 1, of each of the T tasks.

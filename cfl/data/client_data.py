@@ -1,4 +1,4 @@
-"""Which client holds which training samples of which task, and what it trains on when."""
+"""Assigns training samples to clients and tasks, and says which samples a client trains on in each task."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from cfl.runtime.option_checks import check_choices, check_integers, check_numbe
 
 
 class ClientDataAssignment:
-    """A stream's tasks, dealt to clients. Files are read when samples are first asked for.
+    """The samples of a stream's tasks, dealt to clients. Files are read on first use.
 
     Args:
         stream: the tasks in their order.
-        schedule: local work, which decides how few samples are too few.
+        schedule: local work, which decides how many samples a client needs.
         partition: how one task's samples are dealt to the clients that hold it.
         participation: which clients hold which task.
         num_clients: number of clients C.
         repartition: deal every task anew.
         exposure: what clients train on during a task.
-        portion: asynchronous only: samples per client and period; None cuts each client's into equal parts.
+        portion: asynchronous only: samples per client and period; None cuts each client's samples into equal parts.
         sequences: which of the stream's tasks each client learns, and in what order; None: all follow the stream.
         validation: share of each client's training samples of every task that is set aside, in [0, 1).
         root: folder with the data sets' files.
@@ -95,7 +95,7 @@ class ClientDataAssignment:
 
     @cached_property
     def order(self) -> np.ndarray | None:
-        """``[C, T]`` int64, which of the stream's tasks is a client's t-th; None where all follow the stream."""
+        """``[C, T]`` int64, the stream's number of each client's t-th task; None if all clients follow the stream."""
         if self.sequences is None:
             return None
         return self.sequences.of_clients(self.num_clients, self.stream.num_tasks, self.seed)
@@ -105,7 +105,7 @@ class ClientDataAssignment:
         return task if self.order is None else int(self.order[client, task])
 
     def learners(self, stream_task: int) -> list[tuple[int, int]]:
-        """Who learns one of the stream's tasks, and as which of its tasks: (client, task), clients ascending."""
+        """(client, number of the task in its sequence) of all clients that learn a task of the stream, ascending."""
         return self._learners(stream_task, self.members)
 
     def _learners(self, stream_task: int, members: Sequence[np.ndarray]) -> list[tuple[int, int]]:
@@ -115,7 +115,7 @@ class ClientDataAssignment:
         held = zip(clients.tolist(), tasks.tolist(), strict=True)
         return [(client, task) for client, task in held if client in members[task]]
 
-    # Whose samples are whose.
+    # Assignment of samples.
 
     @cached_property
     def eligible(self) -> list[np.ndarray]:
@@ -124,10 +124,10 @@ class ClientDataAssignment:
 
     @cached_property
     def members(self) -> list[np.ndarray]:
-        """Per task, the ids of the clients that hold it, ascending. Reads files where those without samples stay away.
+        """Per task, the ids of the clients that hold it, ascending. Reads files if only clients with samples take part.
 
         Raises:
-            ConfigError: ``data.participation``: nobody has samples enough of a task.
+            ConfigError: ``data.participation``: no client has enough samples of a task.
         """
         enough = self.participation.min_samples
         if not enough:
@@ -135,7 +135,7 @@ class ClientDataAssignment:
         found = [holders(held, self.schedule, enough) for held in self._held]
         for task, clients in enumerate(found):
             if not len(clients):
-                value = f"{self.participation.name}: nobody has {enough} samples, and a batch, of task {task}"
+                value = f"{self.participation.name}: no client has {enough} samples, and a batch, of task {task}"
                 valid = "fewer clients, a smaller min_samples, or a smaller batch_size with drop_last"
                 raise ConfigError("data.participation", value, valid)
         return found
@@ -147,13 +147,14 @@ class ClientDataAssignment:
 
     @property
     def dealt(self) -> Sequence[Mapping[int, np.ndarray]]:
-        """Per task of the stream, client -> indices into the task's training set, without :attr:`validation_dealt`."""
+        """Per task of the stream, client -> indices into its training set, without :attr:`validation_dealt`."""
         return self._cut_deal[0]
 
     @property
     def validation_dealt(self) -> Sequence[Mapping[int, np.ndarray]]:
-        """Per task of the stream, client -> indices into the task's training set that validate it; empty mappings where
-        nothing is set aside."""
+        """Per task of the stream, client -> indices of its validation samples in the task's training set.
+
+        Mappings are empty if no samples are set aside."""
         return self._cut_deal[1]
 
     @cached_property
@@ -174,17 +175,17 @@ class ClientDataAssignment:
 
     @cached_property
     def indices(self) -> Sequence[Mapping[int, np.ndarray]]:
-        """Per task, client -> indices into the task's training set; global indices where tasks differ by client."""
+        """Per task, client -> indices into the task's training set; global indices if tasks differ by client."""
         found = self._held
         if self.participation.min_samples:
             found = [_only(held, members) for held, members in zip(found, self.members, strict=True)]
-        if self.exposure != "asynchronous":  # there, what counts is what a client has in every period
+        if self.exposure != "asynchronous":  # there, the samples of every period are checked instead
             check_every_client_trains(found, self.schedule)
         return found
 
     @cached_property
     def _held(self) -> Sequence[Mapping[int, np.ndarray]]:
-        """As :attr:`indices`, of all that are :attr:`eligible`; they may have nothing."""
+        """As :attr:`indices`, for all :attr:`eligible` clients, which may have no samples."""
         if self.order is None:
             return self.dealt
         return [
@@ -199,31 +200,31 @@ class ClientDataAssignment:
 
     @cached_property
     def handles(self) -> Handles:
-        """What :attr:`global_index` are called where nobody is to see whose task's they are."""
+        """Handles of :attr:`global_index`, which do not show a sample's task."""
         return Handles(int(self.global_index.starts[-1]), self.seed)
 
     @property
     def by_global_index(self) -> bool:
-        """Whether local steps name their samples by :attr:`global_index`, not by indices into a task's training set."""
+        """Whether local steps use :attr:`global_index` instead of indices into a task's training set."""
         return self.exposure != "sequential" or self.order is not None
 
     def handles_in_steps(self, task: int) -> Handles:
-        """:attr:`handles` of what the local steps of a task name their samples by."""
+        """:attr:`handles` of the sample indices that the local steps of a task use."""
         return self.handles if self.by_global_index else self.handles.behind(int(self.global_index.starts[task]))
 
     def _global_index_dealt(self, stream_task: int, client: int) -> np.ndarray:
         return self.global_index.of(stream_task, self.dealt[stream_task][client])
 
     def client_global_index(self, task: int, client: int) -> np.ndarray:
-        """Ascending :attr:`global_index` of a client's samples of a task; none if it does not learn it."""
+        """Ascending :attr:`global_index` of a client's samples of a task; empty if it does not learn the task."""
         if client not in self.indices[task]:
             return np.zeros(0, dtype=np.int64)
         return self._global_index_dealt(self.stream_task(task, client), client)
 
     def global_index_trained_on(self, task: TaskRef, client: int) -> np.ndarray:
-        """Ascending :attr:`global_index` of what a client trains on during a task."""
+        """Ascending :attr:`global_index` of the samples that a client trains on during a task."""
         number = unwrap_task(task)
-        if self.exposure in ("cumulative", "joint"):  # this client's alone: all clients' are kept for one task only
+        if self.exposure in ("cumulative", "joint"):  # for this client only: all clients' are cached for one task
             return exposed(number, self.exposure, self._global_index_held([client]))[client]
         held = self.trained_on(number)[client]
         return held if self.by_global_index else self.global_index.of(number, held)
@@ -234,8 +235,8 @@ class ClientDataAssignment:
         return self.validation_dealt[self.stream_task(unwrap_task(task), client)].get(client, nothing)
 
     def trained_on(self, task: int) -> Mapping[int, np.ndarray]:
-        """Client -> what it trains on during a task: indices into its training set; global indices where clients are
-        exposed to other tasks too."""
+        """Client -> samples that it trains on during a task: indices into the task's training set, or global indices if
+        it trains on other tasks as well."""
         if self.exposure == "sequential":
             return self.indices[task]
         if self.exposure == "asynchronous":
@@ -250,7 +251,7 @@ class ClientDataAssignment:
         return max(int(share_sizes(self.trained_on(task)).max()) for task in range(self.num_tasks))
 
     def trained_in(self, plan: RoundPlan) -> Mapping[int, np.ndarray]:
-        """:meth:`trained_on` of the task that each of a round's clients is at; of other clients too, maybe."""
+        """:meth:`trained_on` for the current task of each of a round's clients; may include other clients."""
         if not plan.groups:
             return self.trained_on(plan.task)
         return {client: self.trained_on(part.task)[client] for part in plan.parts for client in part.clients}
@@ -263,7 +264,7 @@ class ClientDataAssignment:
         ]
 
     def unreached_tasks(self) -> list[int]:
-        """Tasks of which nobody trains on a sample in an asynchronous run, as portions end before them."""
+        """Tasks that no client trains on in an asynchronous run, because all portions end before them."""
         return unreached(self._global_index_held(range(self.num_clients)), self._portions) if self.portion else []
 
     @cached_property

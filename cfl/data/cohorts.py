@@ -1,4 +1,4 @@
-"""A round's local training as a sequence of cohort batches: K clients side by side, one step after another."""
+"""The cohort batches of a round: each holds one local step of K clients."""
 
 from __future__ import annotations
 
@@ -27,29 +27,28 @@ Found = TypeVar("Found")
 class CohortBatch:
     """One local step of up to K clients.
 
-    A client with fewer samples or steps than its neighbours is padded: its ``mask`` is False there and the index
-    repeats a sample of its own, so that padding is always valid data.
+    A client with fewer samples or steps than others of the cohort is padded: its ``mask`` is False there, and the index
+    repeats one of its own samples, so that padding is always valid data.
 
     Attributes:
-        clients: the K clients' ids; none where a process waits for others that have more to train.
+        clients: the K clients' ids; empty while a process waits for others with more clients.
         sizes: number of training samples of each of the K clients.
         index: ``[K, B]`` int64 into the task's training set.
         mask: ``[K, B]`` bool, False where padded.
         padded: whether any entry of ``mask`` is False.
-        task: the task all of these clients train.
+        task: the task of all of these clients.
         cohort: number of the cohort within the round.
         step: local step, from 0; -1 without clients.
         closes: positions (0..K-1) of the clients for which this is the last step.
         last_of_round: whether no batch follows in this round.
-        gather: the task's samples: ``[...]`` indices to ``[..., C, H, W]`` network input and ``[...]`` int64 output
-            indices, on the indices' device; filled in there. Samples are fetched when an engine asks for them, by
-            whoever computes with them.
+        gather: function from ``[...]`` indices to ``[..., C, H, W]`` network input and ``[...]`` int64 output indices
+            of the task's samples, on the indices' device; set when the batch is on its device. Samples are fetched when
+            an engine uses them, in the thread that computes with them.
         added: samples that methods have added. They are not in ``index``, ``mask``, ``x`` and ``y``.
-        extras: name -> ``[K, B, ...]`` what methods' losses want to know of the step's own samples.
-        tasks_of_own: ``index`` to the tasks of the step's own samples, or to what stands for them, where they are not
-            all of ``task``.
-        handles: gives what ``index`` is called where nobody is to see whose task's samples they are; filled in with
-            ``gather``.
+        extras: name -> ``[K, B, ...]``, further tensors about the step's own samples for methods' losses.
+        tasks_of_own: function from ``index`` to the tasks of the step's own samples, or to their handles, if not all
+            are of ``task``.
+        handles: returns the handles of ``index``, which do not show the samples' tasks; set with ``gather``.
     """
 
     clients: tuple[int, ...]
@@ -73,12 +72,12 @@ class CohortBatch:
         return replace(self, added=(*self.added, added))
 
     def with_extras(self, extras: Mapping[str, Tensor]) -> CohortBatch:
-        """The same step with more known of its own samples: name -> ``[K, B, ...]``."""
+        """The same step with further extras of its own samples: name -> ``[K, B, ...]``."""
         return replace(self, extras={**self.extras, **extras})
 
     def without_tasks(self) -> CohortBatch:
-        """The same step for a method that is not shown which tasks its samples belong to: ``index`` holds their handles
-        (:class:`cfl.data.exposure.Handles`), which ``gather`` and the method's context understand there.
+        """The same step with hidden tasks, for a task-free method. ``index`` holds the samples' handles
+        (:class:`cfl.data.exposure.Handles`), which ``gather`` and the method's context accept.
 
         Raises:
             RuntimeError: the batch has not passed through the data module.
@@ -106,7 +105,7 @@ class CohortBatch:
         return self.handles()
 
     def with_tasks(self, original: CohortBatch) -> CohortBatch:
-        """What has become of ``original.without_tasks()``, with its tasks and indices."""
+        """This step, made from ``original.without_tasks()`` by a method, with the original's tasks and indices."""
         shown, names = original.without_tasks(), original._names
         gather = original.gather
         if self.gather is not None and self.gather is not shown.gather:
@@ -121,23 +120,23 @@ class CohortBatch:
         )
 
     def unwrapped(self) -> CohortBatch:
-        """The same step with its tasks to be seen; for functions that act on a method's behalf."""
+        """The same step with visible tasks; for functions that act on a method's behalf."""
         of_own = self.tasks_of_own
         seen = None if of_own is None else lambda index: unwrap_tasks(of_own(index))
         return replace(self, task=unwrap_task(self.task), tasks_of_own=seen)
 
     @property
     def joined(self) -> bool:
-        """Whether there is more to know of this step's samples than ``x``, ``y`` and ``mask``."""
+        """Whether this step has added samples, extras or anything else beside ``x``, ``y`` and ``mask``."""
         return bool(self.added or self.extras or self.tasks_of_own)
 
     def joined_samples(self, start: int, stop: int, count: int, train_outputs: Tensor | None) -> tuple[Tensor, Samples]:
-        """Inputs ``[k, B + M, C, H, W]`` of some clients, and what else is known: own samples first, then added ones.
+        """Inputs ``[k, B + M, C, H, W]`` of some clients, and all other tensors: own samples first, then added ones.
 
         Args:
             start: first client.
             stop: one past the last client.
-            count: how many of their own samples B to take.
+            count: number B of own samples to take.
             train_outputs: ``[T, O]`` bool, outputs in the loss of each task, or None for all.
         """
         x, y = self._gather(self.index[start:stop, :count])
@@ -285,7 +284,7 @@ class CohortBlock:
 
 
 def _through(names: Callable[[Tensor], Tensor], find: Callable[[Tensor], Found]) -> Callable[[Tensor], Found]:
-    """``find`` by other names; it shows nothing of what it was made with."""
+    """``find`` with indices mapped by ``names``; the result does not expose the functions it was made of."""
     return lambda index: find(names(index))
 
 
@@ -296,17 +295,19 @@ def local_steps(size: int, schedule: Schedule) -> int:
 
 
 def deal_clients(steps: Mapping[int, int], processes: int) -> list[list[int]]:
-    """Share clients out among processes, nearly equal in local steps: the longest first, to whoever has the least.
+    """Divide clients among processes with nearly equal numbers of local steps.
+
+    The client with the most steps comes first, and each goes to the process with the fewest steps so far.
 
     Args:
         steps: client -> number of local steps.
-        processes: how many processes there are, at least 1.
+        processes: number of processes, at least 1.
 
     Returns:
-        One list of clients per process, ascending; empty where there are fewer clients than processes.
+        One list of clients per process, ascending; empty lists if there are fewer clients than processes.
     """
     shares: list[list[int]] = [[] for _ in range(processes)]
-    loads = [(0, process) for process in range(processes)]  # a heap: the least loaded first, the lowest of equals
+    loads = [(0, process) for process in range(processes)]  # a heap: fewest steps first, then the lowest process
     for client in sorted(steps, key=lambda client: (-steps[client], client)):
         load, process = loads[0]
         shares[process].append(client)
@@ -315,7 +316,7 @@ def deal_clients(steps: Mapping[int, int], processes: int) -> list[list[int]]:
 
 
 def deal_cohorts(sizes: Mapping[int, int], schedule: Schedule) -> list[list[int]]:
-    """Group clients into cohorts of nearly equal width, alike in size so that little is padded.
+    """Group clients of similar size into cohorts of nearly equal width, so that there is little padding.
 
     Where ``schedule.at_once`` clients are computed at the same time, all cohorts but the last have a multiple of them:
     nobody waits for an odd one.
@@ -340,7 +341,7 @@ def deal_cohorts(sizes: Mapping[int, int], schedule: Schedule) -> list[list[int]
 
 
 def _split(clients: list[int], sizes: Mapping[int, int], schedule: Schedule) -> list[list[int]]:
-    """Cut a cohort, largest clients first, wherever another client would raise the share of padded samples too far.
+    """Split a cohort, largest clients first, before each client that would raise the share of padding too far.
 
     A step is as wide as its widest batch, for every client of the cohort.
     """
@@ -350,7 +351,7 @@ def _split(clients: list[int], sizes: Mapping[int, int], schedule: Schedule) -> 
     widest, used = np.zeros(0, dtype=np.int64), 0
     for client in clients:
         own = batches[sizes[client]]
-        if groups:  # the largest client came first, so nobody has more steps
+        if groups:  # the largest client came first, so no other has more steps
             wider = widest.copy()
             wider[: len(own)] = np.maximum(wider[: len(own)], own)
             computed = (len(groups[-1]) + 1) * int(wider.sum())
@@ -373,9 +374,9 @@ def _batches(size: int, schedule: Schedule) -> np.ndarray:
 class RoundLoader:
     """Iterates over the local steps of one round: over :class:`CohortBatch` es, or over blocks of several steps.
 
-    The order of a client's samples is keyed by (seed, round, client, epoch), hence the same for every cohort width.
-    With several processes each gets the cohorts of its own share of the clients, and all get the same number of
-    batches: who is through before the others gets batches without clients.
+    The order of a client's samples is keyed by (seed, round, client, epoch), so it is the same for every cohort width.
+    With several processes each gets the cohorts of its own share of the clients. All get the same number of batches:
+    a process that finishes before the others gets batches without clients.
 
     Args:
         plan: the round; the clients of a cohort belong to one of its parts.
@@ -460,10 +461,10 @@ class RoundLoader:
 
 
 def check_every_client_trains(indices: Sequence[Mapping[int, np.ndarray]], schedule: Schedule) -> None:
-    """Refuse a partition under which a sampled client would have nothing to do.
+    """Refuse a partition under which a sampled client would have no batch.
 
     Raises:
-        ConfigError: naming the first task and client without a single batch.
+        ConfigError: naming the first task and client without a batch.
     """
     for task, clients in enumerate(indices):
         sizes = share_sizes(clients)
@@ -487,17 +488,17 @@ def check_every_client_trains(indices: Sequence[Mapping[int, np.ndarray]], sched
 
 
 def holders(held: Mapping[int, np.ndarray], schedule: Schedule, min_samples: int) -> np.ndarray:
-    """Ascending ids of the clients that have samples enough, and a batch.
+    """Ascending ids of the clients that have enough samples and at least one batch.
 
     Args:
         held: client -> its samples of one task, clients ascending.
-        schedule: says whether a batch may be a partial one.
-        min_samples: what is enough.
+        schedule: says whether a batch may be partial.
+        min_samples: smallest number of samples that is enough.
     """
     clients = np.fromiter(held, dtype=np.int64, count=len(held))
     return clients[share_sizes(held) >= max(min_samples, _fewest(schedule))]
 
 
 def _fewest(schedule: Schedule) -> int:
-    """Samples that give a client a batch."""
+    """Smallest number of samples that gives a client a batch."""
     return schedule.batch_size if schedule.drop_last else 1

@@ -1,4 +1,4 @@
-"""Per-task, per-client loaders for Lightning."""
+"""The Lightning data module: loaders per task and client."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from cfl.runtime.option_checks import check_choices, check_integers
 
 
 class CountsRounds(Protocol):
-    """Whoever knows which round it is: the federation."""
+    """An object that counts rounds: the federation."""
 
     round: int
 
 
 class FederatedDataModule(ClientDataAssignment, LightningDataModule):
-    """A task stream, dealt to clients, served round by round.
+    """Deals a task stream to clients and serves their samples round by round.
 
     Args:
         stream: the tasks in their order, and the data set(s) they are cut from.
@@ -50,36 +50,36 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         partition: how one task's samples are dealt to the clients that hold it; IID if not given.
         participation: which clients hold which task; all clients hold all tasks if not given.
         num_clients: number of clients C.
-        repartition: deal every task anew; if false, all are dealt at once: tasks over the same samples keep one deal,
-            and of different ones a client may have many samples of one and few of another.
-        scenario: ``task``, ``class`` or ``domain`` incremental, or ``density``: labels play no part, samples are binary
-            and the network estimates their density; null takes ``domain`` where a label means the
-            same in every task (permuted, rotated) and ``task`` elsewhere.
-        class_loss: the training loss of a class-incremental run goes over ``all`` classes of the stream, or over those
-            ``seen`` so far, for samples of earlier tasks, too, that are replayed; tests then look for the answer among
-            these, as of the others nothing has been learned. Under ``exposure: joint`` all are
-            seen from the first round on; ``asynchronous``, as all other scenarios, takes ``all`` alone.
+        repartition: deal every task anew. If false, all tasks are dealt together: tasks over the same samples have the
+            same partition, and of different tasks a client may have many samples of one and few of another.
+        scenario: ``task``, ``class`` or ``domain`` incremental; or ``density``: labels are not used, samples are binary
+            and the network estimates their density. null takes ``domain`` if a label means the same in every task
+            (permuted, rotated), else ``task``.
+        class_loss: the training loss of a class-incremental run is over ``all`` classes of the stream, or over those
+            ``seen`` so far, also for replayed samples of earlier tasks. With ``seen``, tests choose among these
+            classes, since nothing has been learned about the others. With ``exposure: joint`` all classes are seen from
+            the first round on. ``asynchronous``, and all other scenarios, allow ``all`` only.
         root: folder with the data sets' files; null takes the environment variable CFL_DATA_ROOT, else ``data``.
-        eval_batch_size: test samples per evaluation step. Matters only for networks that normalise with the test
+        eval_batch_size: test samples per evaluation step. Affects results only of networks that normalise with the test
             batch's own statistics.
         eval_shuffle: evaluate each test set in a random order, the same in every round of a run, instead of its stored
-            one. Matters for the same networks: a stored order is often one class after another.
-        exposure: what clients train on during a task: ``sequential``, its samples alone; ``cumulative``, those of all
-            tasks so far (they forget nothing); ``joint``, those of all tasks of the stream from the first round on.
-            The latter two are no continual learning but its upper bounds. ``asynchronous``: clients have their samples
-            in the order of the tasks, but each at its own pace (:func:`cfl.data.exposure.portions`), so that nobody
-            can say where a task ends; the schedule's tasks are then periods.
-        portion: asynchronous only: samples per client and period; null cuts each client's into equal parts.
-        sequences: which of the stream's tasks each client learns, and in what order; null: all of them, in the
-            stream's order. With sequences of their own, "task t" is every client's own t-th, except where images and
-            outputs are concerned (:class:`cfl.data.sequences.TaskSequences`).
+            one. Affects the same networks: a stored order is often one class after another.
+        exposure: samples that clients train on during a task. ``sequential``: those of the task. ``cumulative``: those
+            of all tasks so far. ``joint``: those of all tasks of the stream from the first round on. The latter two are
+            upper bounds of continual learning. ``asynchronous``: each client goes through its samples in the order of
+            the tasks at its own pace (:func:`cfl.data.exposure.portions`), so that there are no common task boundaries;
+            the schedule's tasks are then periods.
+        portion: asynchronous only: samples per client and period; null cuts each client's samples into equal parts.
+        sequences: the stream's tasks that each client learns, and their order; null: all tasks, in the stream's order.
+            With sequences, "task t" is every client's own t-th task, except for images and outputs
+            (:class:`cfl.data.sequences.TaskSequences`).
         validation: share of each client's training samples of every task that is set aside, in [0, 1)
-            (:func:`cfl.data.validation.set_aside`). Nothing trains on them, no memory and no extra communication round
-            sees them; methods that validate do (:meth:`validation_batches`).
-        evaluate_on: what accuracies (or likelihoods) are of: the ``test`` sets or, to choose settings without a look at
-            them, ``validation``: of every task what its clients have set aside and nobody trains on.
-        augmentation: random change of the images in local training, none if not given. Neither tests nor extra
-            communication rounds see changed images, unless these take them from a replay buffer.
+            (:func:`cfl.data.validation.set_aside`). They are used neither in training nor in memories and extra
+            communication rounds; methods can validate with them (:meth:`validation_batches`).
+        evaluate_on: samples that accuracies (or likelihoods) are computed on: the ``test`` sets or, for choosing
+            settings, ``validation``: the samples that a task's clients have set aside and nothing trains on.
+        augmentation: random change of the images in local training, none if not given. Tests and extra communication
+            rounds use unchanged images, except those from a replay buffer.
         seed: the run's seed (in YAML ``seed_everything``).
     """
 
@@ -150,22 +150,22 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         self._idle_named = False
         self._unreached_named = False
 
-    # Which round it is.
+    # The current round.
 
     def follow(self, counter: CountsRounds) -> None:
-        """Take the round from whoever counts them, from now on."""
+        """Set the object from which the current round is read."""
         self._counter = counter
 
     @property
     def next_round(self) -> int:
-        """The round that is running, or the next one; 0 as long as nobody counts them."""
+        """The running or the next round; 0 before :meth:`follow`."""
         return 0 if self._counter is None else self._counter.round
 
     # Known without reading a file, so that a network can be sized and a schedule checked before loading.
 
     @cached_property
     def outputs(self) -> OutputMap:
-        """How the tasks' classes lie over the network's outputs."""
+        """Maps the tasks' classes to the network's outputs."""
         variables = math.prod(self.stream.shape)
         class_loss = "all" if self.exposure == "joint" else self.class_loss
         return output_map(self.stream.classes_per_task, self.scenario, class_loss, variables)  # type: ignore[arg-type]
@@ -182,7 +182,7 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
 
     @cached_property
     def rounds(self) -> BoundSchedule:
-        """The schedule for this stream and these clients. Reads no files before clients are asked for."""
+        """The schedule for this stream and these clients. Files are read only when clients are needed."""
         if not self.participation.min_samples:
             return self.schedule.bind(self.members, self.seed)
         return self.schedule.bind(_Later(self.num_tasks, lambda: self.members), self.seed, self.eligible)
@@ -199,8 +199,8 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         """The tasks with the samples they are evaluated on as their test sets.
 
         Raises:
-            ConfigError: ``data.stream``: a task has no test sample; ``data.validation``: of some task nothing is set
-                aside that nobody trains on.
+            ConfigError: ``data.stream``: a task has no test sample; ``data.validation``: a task has no validation
+                sample that is not trained on.
         """
         if self.evaluate_on == "test":
             for number, task in enumerate(self.tasks):
@@ -213,7 +213,7 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
             trained_on = np.concatenate([*train.values(), np.zeros(0, dtype=np.int64)])
             held_out = np.setdiff1d(np.concatenate([*aside.values(), np.zeros(0, dtype=np.int64)]), trained_on)
             if not len(held_out):
-                valid = f"a larger share: of task {number} nothing is set aside that nobody trains on"
+                valid = f"a larger share: task {number} has no validation sample that is not trained on"
                 raise ConfigError("data.validation", self.validation, valid)
             found.append(replace(task, test=task.train.subset(torch.from_numpy(held_out))))
         return found
@@ -231,23 +231,23 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
 
     @cached_property
     def digests(self) -> dict[str, str]:
-        """``train`` and ``test``: which samples the stream's tasks have (:mod:`cfl.data.digest`)."""
+        """Digests of the stream's ``train`` and ``test`` samples (:mod:`cfl.data.digest`)."""
         return data_digests(self.tasks)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds of the data."""
+        """The state of the data module in checkpoints: digests of the samples."""
         return {"digests": self.digests}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """See that these are the samples of the checkpoint's run.
+        """Check that these are the samples of the checkpoint's run.
 
         Raises:
-            ConfigError: they are not.
+            ConfigError: they differ.
         """
         check_digests(state_dict["digests"], self.digests)
 
     def prepare_data(self) -> None:
-        """Where several processes share a machine, one of them downloads what is missing before all read."""
+        """Let one process per machine download missing files before all processes read them."""
         if distributed.count() > 1:
             try:
                 _ = self.tasks
@@ -266,8 +266,8 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         _ = self.rounds
         _ = self.indices
         _ = self.evaluated
-        _ = self.inputs  # before threads ask for it at the same time
-        _ = self.digests  # before the time is measured that a checkpoint takes
+        _ = self.inputs  # computed before several threads need it at the same time
+        _ = self.digests  # computed before the first checkpoint, whose time is measured
         if self.scenario == "density":
             require_binary(self.tasks)
         if self.exposure == "asynchronous":
@@ -276,7 +276,7 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         self._name_unreached_tasks()
 
     def _name_idle_clients(self) -> None:
-        """Warn of clients that take part in no task: they withhold samples at most, which may be meant."""
+        """Warn about clients that take part in no task; this may be intended, to leave their samples out."""
         idle = np.setdiff1d(np.arange(self.num_clients), np.concatenate(self.members)).tolist()
         if not idle or self._idle_named or distributed.rank():
             return
@@ -287,7 +287,7 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         warnings.warn(f"{who} part in none of the {self.num_tasks} tasks ({key})", stacklevel=2)
 
     def _name_unreached_tasks(self) -> None:
-        """Warn of tasks that no client gets to: the last accuracies would be of tasks that nobody has learned."""
+        """Warn about tasks that no client reaches: their accuracies would be those of untrained tasks."""
         if self.exposure != "asynchronous" or self._unreached_named or distributed.rank():
             return
         self._unreached_named = True
@@ -295,17 +295,18 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         if tasks:
             some = f"task {tasks[0]}" if len(tasks) == 1 else f"tasks {', '.join(map(str, tasks))}"
             ends = f"{self.num_tasks} portions of data.portion = {self.portion} end before"
-            warnings.warn(f"nobody trains on {some} (from 0): {ends}", stacklevel=2)
+            warnings.warn(f"no client trains on {some} (from 0): {ends}", stacklevel=2)
 
     # Lightning's loaders.
 
     def own_clients(self, task: int, clients: Sequence[int]) -> list[int]:
-        """Those of these clients that fall to this process, ascending; all of them where there is only one.
+        """The clients among these that this process computes, ascending; all of them if there is one process.
 
-        The clients of a round fall to the process that trains them. One that does not hold the task counts as a step.
+        A client of a round belongs to the process that trains it. A client that does not hold the task counts as one
+        step.
 
         Args:
-            task: whose data they are about to use.
+            task: the task whose data they use.
             clients: the same in all processes.
         """
         if distributed.count() == 1:
@@ -324,8 +325,7 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
     def val_dataloader(self) -> list[EvaluationLoader | NothingToEvaluate]:
         """One loader per task of the stream, seen or not.
 
-        Several processes take turns at the batches of all tasks, except where whoever runs the rounds has set
-        ``all_batches_everywhere``.
+        Several processes share the batches of all tasks, unless ``all_batches_everywhere`` is set.
         """
         every = 1 if self.all_batches_everywhere else distributed.count()
         loaders: list[EvaluationLoader | NothingToEvaluate] = []
@@ -339,7 +339,7 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         return loaders
 
     def test_dataloader(self) -> list[EvaluationLoader | NothingToEvaluate]:
-        """The same test sets as :meth:`val_dataloader`: nothing is tuned on them during a fit."""
+        """The same test sets as :meth:`val_dataloader`; nothing is tuned on them during a fit."""
         return self.val_dataloader()
 
     # From indices to network inputs, on the device.
@@ -350,7 +350,7 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         return Inputs(self.evaluated, self.input_shape, self.outputs.offsets, self.augmentation, self.seed)
 
     def gather(self, task: int, index: Tensor, moment: Moment | None = None) -> tuple[Tensor, Tensor]:
-        """Training samples of a task: :meth:`cfl.data.inputs.Inputs.of_task` of ``index`` as :attr:`indices` has it."""
+        """Training samples of a task: :meth:`cfl.data.inputs.Inputs.of_task` for ``index`` as in :attr:`indices`."""
         if self.order is not None:
             return self._gather_global(index, moment)
         return self.inputs.of_task(task, index, moment)
@@ -358,17 +358,17 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
     def samples_at(
         self, places: Tensor, moment: Moment | None = None, words: Tensor | None = None
     ) -> tuple[Tensor, Tensor, TaskHandles]:
-        """Training samples at :attr:`global_index` ``[...]``: network input and output indices as
-        :meth:`cfl.data.inputs.Inputs.of_tasks` has them, and tasks for whom it may concern."""
+        """Training samples with :attr:`global_index` ``[...]``: network input and output indices as returned by
+        :meth:`cfl.data.inputs.Inputs.of_tasks`, and their tasks."""
         tasks, index = self.global_index.split(places)
         return *self.inputs.of_tasks(tasks, index, moment, words), TaskHandles(tasks)
 
     def labels_at(self, places: Tensor) -> Tensor:
-        """``[n]`` int64 output index of the training samples at :attr:`global_index` ``[n]``, without their images."""
+        """``[n]`` int64 output index of training samples with :attr:`global_index` ``[n]``, without their images."""
         return self.inputs.labels(*self.global_index.split(places))
 
     def _gather_global(self, places: Tensor, moment: Moment | None = None) -> tuple[Tensor, Tensor]:
-        """As :meth:`gather`, of :attr:`global_index`."""
+        """As :meth:`gather`, for :attr:`global_index`."""
         return self.samples_at(places, moment)[:2]
 
     def on_after_batch_transfer(
@@ -389,8 +389,8 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         return self.with_samples(batch, (round, batch.step))
 
     def with_samples(self, batch: CohortBatch, moment: tuple[int, int] | None) -> CohortBatch:
-        """``batch`` knowing where its samples come from, see :meth:`gather`, and what else they are called."""
-        handles = partial(self.handles_in_steps, batch.task)  # found when somebody asks for them
+        """``batch`` with the functions that fetch its samples, see :meth:`gather`, and their handles."""
+        handles = partial(self.handles_in_steps, batch.task)  # computed when needed
         if self.by_global_index:
             gather = partial(self._gather_global, moment=moment)
             return replace(batch, gather=gather, tasks_of_own=self.global_index.tasks, handles=handles)
@@ -406,8 +406,8 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """A client's training samples of a task in their stored order, for extra communication rounds.
 
-        With ``exposure: asynchronous`` those of its portion, in the order of their handles, as a portion's order would
-        tell its tasks.
+        With ``exposure: asynchronous`` those of its portion, in the order of their handles, because the order of a
+        portion would reveal its tasks.
 
         Yields:
             ``[b, C, H, W]`` network input and ``[b]`` output indices, ``b <= batch_size``.
@@ -425,7 +425,7 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
     def validation_batches(
         self, task: TaskRef, client: int, batch_size: int, device: torch.device
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """A client's validation samples of a task, which nobody trains on; never augmented.
+        """A client's validation samples of a task, which are never trained on and never augmented.
 
         Yields:
             As :meth:`client_batches`.
@@ -433,13 +433,13 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         stream_task = self.stream_task(unwrap_task(task), client)
         own = torch.from_numpy(self.validation_indices(task, client)).to(device)
         for part in own.split(batch_size):
-            # The images of the current task are kept as its transform has left them where all clients share it.
+            # If all clients share the current task, its transformed images are cached.
             kept = self.order is None
             yield self.inputs.of_task(stream_task, part) if kept else self.inputs.stored(stream_task, part)
 
 
 class _Later(Sequence[np.ndarray]):
-    """Clients of every task, found when the first of them are asked for."""
+    """Clients of every task, computed on first access."""
 
     def __init__(self, count: int, find: Callable[[], list[np.ndarray]]) -> None:
         self._count, self._find = count, find

@@ -1,4 +1,4 @@
-"""Which samples a run is of, in a few digits: a checkpoint goes on with the same ones or not at all."""
+"""Digests of a run's samples. A checkpoint is resumed only on the same samples."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from cfl.runtime.tensor_digest import DIGITS, tensor_sha256
 
 
 def data_digests(tasks: Sequence[Task]) -> dict[str, str]:
-    """Digests of all tasks' ``train`` and ``test`` samples as streams have them, labels included.
+    """Digests of all tasks' ``train`` and ``test`` samples as returned by streams, labels included.
 
-    Of images in files that is what they are decoded and scaled to, which other versions of the libraries may do
-    otherwise. Order counts, as partitions deal positions. What becomes of stored images follows from the configuration,
-    and is not part of it: a rotation's pixels may be rounded otherwise elsewhere. Every byte is read, once where tasks
-    share their images; 0.9 s a GB.
+    Image files count as decoded and scaled, which may differ between versions of the libraries. The order of samples
+    counts, because partitions deal indices. Transforms of stored images are not included: they follow from the
+    configuration, and a rotation's pixels may be rounded differently on other machines. Every byte is read, once if
+    tasks share their images; 0.9 s a GB.
     """
     known: dict[int, bytes] = {}
     return {
@@ -35,7 +35,7 @@ def _digest(sets: Sequence[ImageSet], known: dict[int, bytes]) -> str:
 
 
 def _of_tensor(tensor: Tensor, known: dict[int, bytes]) -> bytes:
-    if id(tensor) not in known:  # tasks hold their tensors as long as this takes, so ids stay theirs
+    if id(tensor) not in known:  # tasks hold their tensors meanwhile, so ids stay unique
         known[id(tensor)] = tensor_sha256(tensor)
     return known[id(tensor)]
 

@@ -1,9 +1,9 @@
-"""``python -m cfl.data.embed``: texts to features, once, so that clients train a head on what a frozen encoder gives.
+"""``python -m cfl.data.embed``: computes features of texts once, so that clients train a head on a frozen encoder.
 
 Each of ``train.csv`` and ``test.csv`` gets a file ``<part>.<encoder>.npz`` beside it with ``features`` (float32
 ``[N, D]``), ``labels`` (int64 ``[N]``, from 0) and ``note`` (JSON: the encoder's name, its version, which for a folder
-holds the SHA-256 of its files, fields, the CSV's SHA-256). A file whose note says that it is what would be written is
-left as it is; of two encoders with one name, the later one's features replace the earlier one's.
+holds the SHA-256 of its files, fields, the CSV's SHA-256). A file with the same note is not written again. If two
+encoders have one name, the later one's features replace the earlier one's.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ _AT_A_TIME = 8192  # texts in memory
 
 
 def embed_part(root: Path, part: str, encoder: SentenceEncoder, fields: Sequence[str] = FIELDS) -> tuple[Path, bool]:
-    """Features of one part; see the module.
+    """Compute the features of one part; see the module.
 
     Args:
         root: folder of all data sets.
         part: ``train`` or ``test``.
         encoder: computes them.
-        fields: of a question, those that make its text.
+        fields: fields of a question that make up its text.
 
     Returns:
-        The file, and whether it has been written now.
+        The file, and whether it was written by this call.
 
     Raises:
         DataFilesMissing: the CSV file is absent or of another kind.
     """
     texts, target = root / FOLDER / f"{part}.csv", features_file(root, part, encoder.name)
     lines = questions(texts, fields)
-    first = next(lines, None)  # complains of an absent file before anything is computed
+    first = next(lines, None)  # raises for a missing file before anything is computed
     with texts.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     note = {"encoder": encoder.name, "version": encoder.version, "fields": list(fields), "csv_sha256": digest}
@@ -60,7 +60,7 @@ def embed_part(root: Path, part: str, encoder: SentenceEncoder, fields: Sequence
         features.append(encoder([text for text, _ in batch]))
         labels += [label for _, label in batch]
         batch = list(islice(lines, _AT_A_TIME))
-    # Under another name first: a file that was cut off must not be met by the next run.
+    # Under another name first, so that the next run never finds a truncated file.
     unfinished = target.with_name(f"{target.name}.unfinished")
     with unfinished.open("wb") as stream:
         np.savez(
@@ -74,7 +74,7 @@ def embed_part(root: Path, part: str, encoder: SentenceEncoder, fields: Sequence
 
 
 def _note_of(file: Path) -> dict[str, Any] | None:
-    """What a file says of itself; None if there is none, or it cannot be read."""
+    """The note of a features file; None if there is no file, or it cannot be read."""
     try:
         with np.load(file, allow_pickle=False) as stored:
             found: dict[str, Any] = json.loads(str(stored["note"]))

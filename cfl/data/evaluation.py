@@ -1,4 +1,4 @@
-"""Test sets in batches that say which samples they are; the samples are filled in on the device."""
+"""Batches of test sets: they hold sample numbers, and the samples are added on the device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class EvaluationBatch:
-    """Consecutive samples of one task; none where a process has nothing to evaluate.
+    """Consecutive test samples of one task; empty if a process has nothing to evaluate.
 
     Attributes:
         task: from 0.
@@ -28,7 +28,7 @@ class EvaluationBatch:
     y: Tensor | None = None
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> EvaluationBatch:
-        """Nothing to move yet: the samples are cut out of the tensors that already lie on the device."""
+        """Return the batch itself: its samples are sliced from tensors that are already on the device."""
         return self
 
 
@@ -56,7 +56,7 @@ class EvaluationLoader:
 
 
 class NothingToEvaluate:
-    """One batch without samples: Lightning runs no hook of an evaluation without batches."""
+    """A loader with one empty batch, because Lightning calls no hooks of an evaluation without batches."""
 
     def __len__(self) -> int:
         return 1

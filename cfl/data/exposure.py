@@ -1,4 +1,4 @@
-"""What clients train on while a task is the current one: it alone, others too, or whatever their own clocks say."""
+"""The samples that clients train on during a task: the task's alone, those of other tasks too, or by their own pace."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Numbers = TypeVar("Numbers", np.ndarray, Tensor)
 
 
 class GlobalIndex:
-    """Numbers for the samples of several training sets, one set behind the other.
+    """Numbers the samples of several training sets consecutively.
 
     Args:
         sizes: number of samples of each task.
@@ -49,7 +49,7 @@ class GlobalIndex:
 class Handles:
     """Other numbers for samples than their global index: they identify a sample and say nothing about its task.
 
-    Sample p has the handle ``a p + b mod N``, with a prime to N: as quickly found as undone, on any device.
+    Sample p has the handle ``a p + b mod N``, with a prime to N. It is computed and inverted quickly on any device.
 
     Args:
         count: number N of samples.
@@ -65,7 +65,7 @@ class Handles:
         self._count, self._inverse = count, pow(self._factor, -1, count)
 
     def behind(self, start: int) -> Handles:
-        """The same handles, of numbers that count from the sample ``start``, such as indices into a training set."""
+        """The same handles for numbers that count from sample ``start``, such as indices into a training set."""
         found = copy.copy(self)
         found._shift = (self._shift + start * self._factor) % self._count
         return found
@@ -80,7 +80,7 @@ class Handles:
 
 
 def exposed(task: int, exposure: Exposure, held: Sequence[Mapping[int, np.ndarray]]) -> dict[int, np.ndarray]:
-    """Client -> global indices of what it trains on while ``task`` is the current one, task after task.
+    """Client -> global indices of the samples that it trains on during ``task``, ordered by task.
 
     Args:
         task: from 0.
@@ -92,16 +92,16 @@ def exposed(task: int, exposure: Exposure, held: Sequence[Mapping[int, np.ndarra
 
 
 def portions(held: Sequence[Mapping[int, np.ndarray]], seed: int, size: int | None) -> list[dict[int, np.ndarray]]:
-    """Per period, client -> ascending global indices that it trains on; every client has a pace of its own.
+    """Per period, client -> ascending global indices that it trains on, with every client at its own pace.
 
-    A client has its samples in the order of the tasks, within a task in random order, keyed by (seed, task, client);
-    there are as many periods as tasks. So at any time clients may be at different tasks, and one may be between two.
+    A client's samples are ordered by task, and randomly within a task, keyed by (seed, task, client). There are as many
+    periods as tasks. Clients may be at different tasks at the same time, and a period may cross a task boundary.
 
     Args:
         held: per task, client -> global indices of its samples; every client in every task.
         seed: the run's seed.
-        size: samples per client and period, the first ones of each client; None cuts each client's samples into equal
-            parts.
+        size: samples per client and period, from each client's first sample on; None cuts each client's samples into
+            equal parts.
 
     Raises:
         ConfigError: a client does not hold every task, or has too few samples.
@@ -134,7 +134,7 @@ def portions(held: Sequence[Mapping[int, np.ndarray]], seed: int, size: int | No
 
 
 def unreached(held: Sequence[Mapping[int, np.ndarray]], trained: Sequence[Mapping[int, np.ndarray]]) -> list[int]:
-    """Tasks of whose samples no client trains on any, in ascending order.
+    """Tasks that no client trains on, ascending.
 
     Args:
         held: per task, client -> global indices of its samples.

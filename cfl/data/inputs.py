@@ -1,4 +1,4 @@
-"""From indices to network inputs, on the device that the indices are on."""
+"""Fetches network inputs by sample indices, on the device of the indices."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from cfl.data.types import ImageSet, Task
 from cfl.randomness.generators import numpy_generator
 
 Moment = tuple[int, int]
-"""Round and local step in which samples are trained on."""
+"""The round and the local step in which samples are trained on."""
 
 
 class Inputs:
-    """The samples of all tasks of a stream as networks take them.
+    """The samples of all tasks of a stream as network inputs.
 
-    Images are moved to a device once, whole, and stay there.
+    Images are moved to a device once, as a whole, and stay there.
 
     Args:
-        tasks: the stream's.
+        tasks: the stream's tasks.
         shape: ``(C, H, W)`` of an input.
         offsets: per task, the output index of its first class.
         augmentation: random change of the images in local training, or None.
-        seed: the run's.
+        seed: the run's seed.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Inputs:
         Args:
             task: from 0.
             index: ``[...]`` int64 into its training set.
-            moment: when they are trained on, for the augmentation; None leaves them alone.
+            moment: when they are trained on, which keys the augmentation; None for no augmentation.
 
         Returns:
             ``[..., C, H, W]`` float32 inputs and ``[...]`` int64 output indices.
@@ -73,7 +73,7 @@ class Inputs:
             tasks: ``[...]`` int64.
             index: ``[...]`` int64 into each sample's task's training set.
             moment: as for :meth:`of_task`.
-            words: ``[...]`` int64 the augmentation's random bits, instead of a moment's.
+            words: ``[...]`` int64 random bits of the augmentation, in place of those of ``moment``.
 
         Returns:
             As :meth:`of_task`.
@@ -89,7 +89,7 @@ class Inputs:
         return x.view(*index.shape, *x.shape[1:]), y.view(index.shape)
 
     def stored(self, task: int, index: Tensor, words: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """As :meth:`of_task`, for ``[n]`` indices and random bits, without keeping the task's mapped images."""
+        """As :meth:`of_task`, for ``[n]`` indices and random bits, without caching the task's transformed images."""
         data = self._resident(self._tasks[task].train, index.device)
         images = data.images.index_select(0, index)
         if self._augmentation is not None and words is not None:
@@ -117,9 +117,9 @@ class Inputs:
 
         Args:
             task: from 0.
-            part: which samples.
-            device: where to.
-            shuffled: whether they are counted in a random order, keyed by (seed, task), instead of the stored one.
+            part: the samples, as a slice.
+            device: device of the result.
+            shuffled: whether the test set is in a random order, keyed by (seed, task), instead of the stored one.
         """
         data = self._resident(self._tasks[task].test, device)
         rows: Tensor | slice = self._test_order(task, device)[part] if shuffled else part
@@ -139,11 +139,11 @@ class Inputs:
         return self._on_device[key]
 
     def _training_set(self, task: int, device: torch.device) -> ImageSet:
-        """A task's training set on ``device``, its pixels moved to their places once: kept for the last task asked for.
+        """A task's training set on ``device`` with its pixel map applied; cached for the last task used.
 
-        Permuting or rotating every batch anew takes several times as long as everything else that is done to it.
+        Permuting or rotating every batch anew takes several times as long as its other processing.
         """
-        with self._lock:  # threads that train clients ask at the same time
+        with self._lock:  # several threads that train clients call this at the same time
             if self._mapped is None or self._mapped[0] != (task, device):
                 data = self._resident(self._tasks[task].train, device)
                 self._mapped = None

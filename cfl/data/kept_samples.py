@@ -1,4 +1,4 @@
-"""What clients keep of other tasks to train on it beside the current one: cumulative and joint training."""
+"""Samples of other tasks that clients store for cumulative and joint training."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def kept_samples(data: FederatedDataModule) -> int:
-    """Samples that a client trains on during a task and that are not the task's, at most over clients and tasks.
+    """Largest number of samples of other tasks that a client trains on during a task, over clients and tasks.
 
-    With ``data.exposure: cumulative`` those of its earlier tasks, with ``joint`` those of all its others. None with
-    ``sequential``, nor with ``asynchronous``, where clients meet every sample once and let it go.
+    With ``data.exposure: cumulative`` they are those of its earlier tasks, with ``joint`` those of all its other tasks.
+    The number is 0 with ``sequential``, and with ``asynchronous``, where each sample is used in a single period.
     """
     if data.exposure not in ("cumulative", "joint"):
         return 0

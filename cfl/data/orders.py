@@ -1,4 +1,4 @@
-"""In which order the clients of a round walk through their samples."""
+"""The order in which the clients of a round go through their samples."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from cfl.randomness.seed_sequences import numpy_generator_of, pcg64_words
 
 
 class RoundOrders:
-    """A fresh order of its samples for every client and local epoch, keyed by (seed, round, client, epoch).
+    """Draws an order of samples for every client and local epoch, keyed by (seed, round, client, epoch).
 
     Args:
         seed: the run's seed.
         round: the round.
-        clients: those that may be asked for.
+        clients: the clients to draw orders for.
         epochs: local epochs.
     """
 
@@ -38,9 +38,8 @@ class RoundOrders:
             batch_size: B.
 
         Returns:
-            ``[k, S, B]`` int64 indices and ``[k, S, B]`` bool, False where there is nothing to train on: behind an
-            epoch's last sample, and behind a client's last step where others have more. The index repeats the
-            client's first sample there.
+            ``[k, S, B]`` int64 indices and ``[k, S, B]`` bool, False for padding: after an epoch's last sample, and
+            after a client's last step if others have more. The index repeats the client's first sample there.
         """
         index = np.empty((len(clients), max(steps), batch_size), dtype=np.int64)
         mask = np.zeros(index.shape, dtype=bool)

@@ -16,7 +16,7 @@ class Participation(ABC):
 
     Attributes:
         name: short lower-case name for reports and run names.
-        min_samples: training samples of a task without which a client stays away from it; 0: a client without a batch
+        min_samples: fewest training samples of a task with which a client takes part in it; 0: a client without a batch
             is refused.
     """
 
@@ -111,17 +111,17 @@ class Joining(Participation):
 
 
 class Holders(Participation):
-    """Of the clients that may take part in a task, those that have samples of it; others stay away from its rounds.
+    """Only clients with samples of a task take part in its rounds.
 
-    For skewed or small shares, which leave clients without samples of some tasks (``Dirichlet`` with ``min_samples:
-    0``, tasks dealt once). Who they are takes the data to say. An integer ``schedule.clients_per_round`` is the most
-    that a round has; where fewer hold the task, all of them train. Where a task's rounds train on other tasks as well
-    (``data.exposure``), it is still the samples of that task that count.
+    For partitions that leave clients without samples of some tasks (``Dirichlet`` with ``min_samples: 0``, tasks dealt
+    once). The clients are known only when the data are read. An integer ``schedule.clients_per_round`` is the largest
+    number of clients in a round; if fewer hold the task, all of them train. If a task's rounds train on other tasks as
+    well (``data.exposure``), only the samples of that task count here.
 
     Args:
-        of: who may take part; all clients if not given.
+        of: rule for the clients that may take part; all clients if not given.
         min_samples: fewest training samples of a task, validation not counted, at least 1; with
-            ``schedule.drop_last`` at least a batch is asked for, too.
+            ``schedule.drop_last`` at least a batch is needed, too.
 
     Raises:
         ConfigError: ``data.participation.min_samples`` below 1.
@@ -134,5 +134,5 @@ class Holders(Participation):
         self.name = f"holders-{self.of.name}" + (f"-{min_samples}" if min_samples > 1 else "")
 
     def members(self, num_clients: int, num_tasks: int, seed: int) -> list[np.ndarray]:
-        """See :meth:`Participation.members`: who may take part."""
+        """See :meth:`Participation.members`: the clients that may take part."""
         return self.of.members(num_clients, num_tasks, seed)

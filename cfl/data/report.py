@@ -1,4 +1,4 @@
-"""The partition report: who holds what, as a table and as a picture."""
+"""The partition report: the samples of each client and class, as a table and as a picture."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def partition_figure(
     height = max(lines * (num_classes * cell_height + 0.35) + 0.9, 2.5)
     figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
     axes = figure.subplots(lines, columns, squeeze=False, sharex=True)
-    norm = PowerNorm(0.5, 0, largest)  # shares are skewed: most of the contrast belongs to the small counts
+    norm = PowerNorm(0.5, 0, largest)  # shares are skewed, so small counts get most of the contrast
     cell = min(cell_width, cell_height)
     dot = 72 * cell if cell >= _SMALLEST_DOT else None
     for panel, (ax, t, grid) in enumerate(zip(axes.flat, chosen, grids, strict=False)):
@@ -149,7 +149,7 @@ def save(
 
 
 def _shares(indices: Mapping[int, np.ndarray], start: int, stop: int) -> Shares:
-    """What the clients from ``start`` to ``stop``, counted in the order of ``indices``, hold."""
+    """The shares of the clients ``start`` to ``stop``, in the order of ``indices``."""
     if isinstance(indices, ClientShares):
         return indices.dealt(start, stop)
     return Shares.of(list(islice(indices.values(), start, stop)))

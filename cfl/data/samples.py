@@ -1,4 +1,4 @@
-"""Samples of one local step as a loss sees them: the step's own, and those that methods add."""
+"""The samples of a local step as losses receive them: the step's own, and those that methods add."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from cfl.data.task_handles import TaskHandles, unwrap_tasks
 class ExtraSamples:
     """Samples that a method adds to one local step of up to K clients, such as replayed ones.
 
-    What is not valid under ``mask`` may hold anything finite.
+    Entries that are not valid under ``mask`` may have any finite values.
 
     Attributes:
         x: ``[K, M, C, H, W]`` network input.
         y: ``[K, M]`` int64 output index.
-        tasks: ``[K, M]`` int64 task of every sample, or what stands for them.
+        tasks: ``[K, M]`` int64 task of every sample, or handles.
         mask: ``[K, M]`` bool, False where a client has fewer.
         weights: ``[K, M]`` float64, factor of each sample's cross-entropy in its client's loss; the step's own samples
             have 1 over their number.
-        source: a number that tells the samples' method from others; 0 are the step's own.
-        extras: name -> ``[K, M, ...]`` whatever the method's loss wants to know of them.
+        source: number of the method that added the samples; 0 stands for the step's own.
+        extras: name -> ``[K, M, ...]``, further tensors for the method's loss.
         own_factor: ``[K]`` factor of the weights of the step's own samples, or None for 1.
     """
 
@@ -40,7 +40,7 @@ class ExtraSamples:
     own_factor: Tensor | None = None
 
     def between(self, start: int, stop: int) -> ExtraSamples:
-        """Those of the clients ``start .. stop - 1``."""
+        """The samples of the clients ``start .. stop - 1``."""
         x, y, tasks, mask, weights = (
             values[start:stop] for values in (self.x, self.y, unwrap_tasks(self.tasks), self.mask, self.weights)
         )
@@ -50,7 +50,7 @@ class ExtraSamples:
 
 
 class Samples(NamedTuple):
-    """What a loss may know of the N samples of one client's step, or with leading axes of several clients'.
+    """The N samples of one client's step as a loss receives them; with leading axes, those of several clients.
 
     Attributes:
         y: ``[N]`` int64 output index.
@@ -59,7 +59,7 @@ class Samples(NamedTuple):
         tasks: ``[N]`` int64.
         source: ``[N]`` int64, 0 for the step's own samples; see :class:`ExtraSamples`.
         allowed: ``[N, O]`` bool, outputs in the loss of each sample, or None for all.
-        extras: name -> ``[N, ...]``, 0 for samples that nobody said anything of.
+        extras: name -> ``[N, ...]``, 0 for samples without this extra.
     """
 
     y: Tensor
@@ -72,24 +72,24 @@ class Samples(NamedTuple):
 
     @property
     def axes(self) -> Any:
-        """``in_dims`` of several clients' samples for ``torch.vmap``, which asks for the same structure."""
+        """``in_dims`` of several clients' samples for ``torch.vmap``, in the same structure."""
         named: Any = Samples
         return named(0, 0, 0, 0, 0, None if self.allowed is None else 0, dict.fromkeys(self.extras, 0))
 
     def row(self, row: int) -> Samples:
-        """Those of one client, ``[N]``, of several clients' ``[k, N]``."""
+        """The samples ``[N]`` of one of several clients ``[k, N]``."""
         return self._each(lambda values: values[row])
 
     def between(self, start: int, stop: int) -> Samples:
-        """Those of the clients ``start .. stop - 1``, ``[stop - start, N]``."""
+        """The samples of the clients ``start .. stop - 1``, ``[stop - start, N]``."""
         return self._each(lambda values: values[start:stop])
 
     def kept(self) -> Samples:
-        """The unpadded ones of one client's."""
+        """One client's samples without padding."""
         return self._each(lambda values: values[self.mask])
 
     def without_tasks(self) -> Samples:
-        """For a loss that is not shown tasks: -1 for each."""
+        """The same samples with all tasks -1, for the losses of task-free methods."""
         return self._replace(tasks=torch.full_like(self.tasks, -1))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Samples:
@@ -122,7 +122,7 @@ def join_samples(
     for part in added:
         if part.own_factor is not None:
             weights = weights * part.own_factor.unsqueeze(1)
-    training = mask.any(1, keepdim=True)  # a client that has taken its last step does not go on with added samples
+    training = mask.any(1, keepdim=True)  # a client that has taken its last step gets no added samples
     valid = [a.mask & training for a in added]
     parts = [(y.shape[1], extras), *((a.y.shape[1], a.extras) for a in added)]
     return Samples(
@@ -137,7 +137,7 @@ def join_samples(
 
 
 def _joined(name: str, parts: Sequence[tuple[int, Mapping[str, Tensor]]]) -> Tensor:
-    """An extra of all samples side by side, zeros where a part (its number of samples, its extras) has none."""
+    """Concatenate an extra of all samples, with zeros for parts (number of samples, extras) that lack it."""
     known = next(extras[name] for _, extras in parts if name in extras)
     return torch.cat(
         [

@@ -1,4 +1,4 @@
-"""Task-, class- and domain-incremental learning as class masks over one output layer; densities, which have none."""
+"""Scenarios: task-, class- and domain-incremental learning as class masks over one output layer, and densities."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Scenario = Literal["task", "class", "domain", "density"]
 
 @dataclass(frozen=True)
 class OutputMap:
-    """Which network outputs belong to which task.
+    """Maps tasks to network outputs.
 
     Attributes:
         scenario: ``domain``: all tasks share the outputs; ``task``: every task has its own and is told apart at
@@ -28,8 +28,8 @@ class OutputMap:
         own: ``[T, O]`` bool, the outputs of each task.
         train: ``[T, O]`` bool, the outputs that take part in the loss of a task's samples while it is trained on, or
             None when all do.
-        grows: whether ``train`` has the classes seen so far, so that samples of earlier tasks, replayed, compete with
-            all that have been seen by the time.
+        grows: whether ``train`` has the classes seen so far, so that replayed samples of earlier tasks compete with all
+            classes seen by then.
     """
 
     scenario: Scenario
@@ -50,11 +50,10 @@ class OutputMap:
         return self if self.train is None else replace(self, train=self.train.to(device))
 
     def test_after(self, task: int) -> Tensor | None:
-        """``[T, O]`` bool, the outputs among which a test sample's prediction is sought when ``task`` has been trained
-        on last, or None for all; before any training it is -1.
+        """``[T, O]`` bool, the outputs among which tests choose after training on ``task`` (-1 before any training), or
+        None for all.
 
-        Where the loss goes over the classes seen so far, nobody has trained the others: that they are not the answer is
-        nothing that a network could have learned.
+        If the loss is over the classes seen so far, the other outputs are untrained and are left out of the choice.
         """
         if self.scenario == "class" and self.grows and self.train is not None and task >= 0:
             return self.train[task].expand_as(self.own)
@@ -69,7 +68,7 @@ def output_map(
     class_loss: Literal["all", "seen"] = "all",
     variables: int = 0,
 ) -> OutputMap:
-    """Lay the tasks' classes out over one output layer.
+    """Map the tasks' classes to the outputs of one layer.
 
     Args:
         classes_per_task: number of classes of each task.
@@ -97,7 +96,7 @@ def output_map(
 
 
 def require_binary(tasks: Sequence[Task]) -> None:
-    """Refuse samples that are anything but 0 and 1 as network input.
+    """Refuse samples whose network input has values other than 0 and 1.
 
     Raises:
         ConfigError: naming the task.

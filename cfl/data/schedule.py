@@ -1,4 +1,4 @@
-"""Which task, which clients, which seeds: round number -> plan, as pure functions."""
+"""The schedule: the task and the sampled clients of a round, as pure functions of its number."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from cfl.runtime.option_checks import check_integers, check_numbers
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """One communication round.
+    """The plan of one communication round.
 
-    Where clients have clocks of their own (``schedule.clock_spread``), ``task`` is that of those who are furthest
-    behind, of all clients; it ends when they have finished it. The round then falls into :attr:`parts`, each with the
-    task of its clients.
+    If clients have their own clocks (``schedule.clock_spread``), ``task`` is the task of the slowest clients and ends
+    when they have finished it. The round then consists of :attr:`parts`, each with the task of its clients.
 
     Attributes:
         round: from 0, over all tasks.
@@ -29,8 +28,8 @@ class RoundPlan:
         round_in_task: from 0.
         clients: the sampled clients' ids, ascending.
         last_of_task: whether the task ends with this round.
-        groups: own clocks only: a plan for those of the clients that have begun the same task in the same round, and
-            end it in the same round if that is this one.
+        groups: own clocks only: a plan for each group of clients that began the same task in the same round, and that
+            all end it with this round or all do not.
     """
 
     round: int
@@ -42,12 +41,12 @@ class RoundPlan:
 
     @property
     def parts(self) -> tuple[RoundPlan, ...]:
-        """Plans of one task each: :attr:`groups`, or this one where all clients are at the same task."""
+        """Plans of one task each: :attr:`groups`, or this plan if all clients are at the same task."""
         return self.groups or (self,)
 
 
 class Schedule:
-    """Rounds, sampling and local work; :meth:`bind` ties it to a task stream and its clients.
+    """Settings of rounds, sampling and local work; :meth:`bind` makes the schedule of an experiment.
 
     Args:
         rounds_per_task: communication rounds of every task, or a list with one number per task.
@@ -60,10 +59,10 @@ class Schedule:
         cohort_width: clients trained side by side (K), or ``auto`` for the fastest in a short trial. Changes speed and
             memory, never results.
         evaluate_every: evaluate the global model every so many rounds besides each task's end; 0 = task ends only.
-        clock_spread: s in [0, 1). Above 0 clients do not change tasks together: each spends on each task a number of
-            rounds of its own, drawn once from ``rounds_per_task`` times 1 - s to 1 + s
-            (:func:`cfl.data.client_clocks.rounds_of_clients`), and begins the next when it is through. Rounds go on,
-            without those that have learned all of their tasks, until nobody is left.
+        clock_spread: s in [0, 1). Above 0 clients do not change tasks together: each spends its own number of rounds on
+            each task, drawn once from ``rounds_per_task`` times 1 - s to 1 + s
+            (:func:`cfl.data.client_clocks.rounds_of_clients`), and then begins the next. Clients that have learned all
+            of their tasks leave. The run ends when all have left.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class Schedule:
         """The cohort width in use.
 
         Raises:
-            RuntimeError: it is ``auto`` and has not been settled.
+            RuntimeError: it is ``auto`` and has not been chosen yet.
         """
         if self._settled is None:
             raise RuntimeError("schedule.cohort_width is auto, and no width has been settled yet")
@@ -155,12 +154,12 @@ class Schedule:
         Args:
             members: per task, the ids of the clients that hold it, ascending.
             seed: the run's seed.
-            eligible: where ``members`` are not to be asked for yet, who may be among them; a round then has fewer
-                clients than ``clients_per_round`` where fewer hold the task.
+            eligible: the clients that may be among ``members``, if these are not known before the data are read; a
+                round then has fewer clients than ``clients_per_round`` if fewer hold the task.
 
         Raises:
-            ConfigError: if a round asks for more clients than hold the task, or may hold it, or clients have clocks of
-                their own and do not all hold every task, or could not differ in any.
+            ConfigError: a round needs more clients than hold the task, or may hold it; or clients have their own clocks
+                and do not all hold every task, or could not differ in any.
         """
         fewest, task = min(
             (len(clients), task) for task, clients in enumerate(members if eligible is None else eligible)
@@ -190,7 +189,7 @@ class BoundSchedule:
         settings: the schedule.
         members: per task, the ids of the clients that hold it, ascending.
         seed: the run's seed.
-        clocks: ``[C, T]`` rounds of each client's tasks, each at least 1; None where all change tasks together.
+        clocks: ``[C, T]`` rounds of each client's tasks, each at least 1; None if all change tasks together.
     """
 
     def __init__(
@@ -212,7 +211,7 @@ class BoundSchedule:
 
     @property
     def client_clocks(self) -> bool:
-        """Whether clients do not change tasks together."""
+        """Whether clients have their own clocks, that is, do not change tasks together."""
         return self._own_ends is not None
 
     @property
@@ -221,7 +220,7 @@ class BoundSchedule:
         return max(self._sample_size(len(self.members[task])) for task in range(self.num_tasks))
 
     def rounds_of(self, task: int) -> int:
-        """Number of rounds whose plans are of a task."""
+        """Number of rounds of a task."""
         return self._end(task) - self._end(task - 1)
 
     def task_of(self, round: int) -> int:
@@ -233,7 +232,7 @@ class BoundSchedule:
     # A client's own clock.
 
     def task_at(self, round: int, client: int) -> int:
-        """The task that a client is at in a round; its last one when it is through with all."""
+        """A client's task in a round; its last task after it has finished all."""
         if self._own_ends is None:
             return self.task_of(round)
         return min(int(np.searchsorted(self._own_ends[client], round, side="right")), self.num_tasks - 1)
@@ -243,7 +242,7 @@ class BoundSchedule:
         return self._end(task - 1, client)
 
     def due(self, plan: RoundPlan) -> list[int]:
-        """The clients, sampled or not, whose own task ends with a round, whichever it is."""
+        """The clients, sampled or not, whose current task ends with a round."""
         if self._own_ends is None:
             return self.members[plan.task].tolist() if plan.last_of_task else []
         return [client for client in self.members[0].tolist() if plan.round + 1 in self._own_ends[client]]
@@ -257,14 +256,14 @@ class BoundSchedule:
     # Plans.
 
     def present(self, round: int) -> np.ndarray:
-        """``[m]`` ascending ids of the clients that a round samples from: those that hold its task, or are not through
-        with all of theirs."""
+        """``[m]`` ascending ids of the clients that a round samples from: those that hold its task or, with their own
+        clocks, have not finished all of their tasks."""
         present = self.members[self.task_of(round)]
         return present if self._own_ends is None else present[self._own_ends[present, -1] > round]
 
     def round(self, round: int) -> RoundPlan:
-        """Plan of a round, the same whenever it is asked for."""
-        if self._last is None or self._last.round != round:  # several places ask for the running round
+        """The plan of a round; the same in every call."""
+        if self._last is None or self._last.round != round:  # cached, because the running round is requested often
             self._last = self._plan(round)
         return self._last
 
@@ -283,7 +282,7 @@ class BoundSchedule:
         )
 
     def _groups(self, round: int, clients: tuple[int, ...]) -> tuple[RoundPlan, ...]:
-        """A round's clients by task, by when they began it, and by whether it ends for them."""
+        """A round's clients, grouped by task, by the round in which they began it, and by whether it ends now."""
         found: dict[tuple[int, int, bool], list[int]] = {}
         for client in clients:
             task = self.task_at(round, client)
@@ -295,12 +294,12 @@ class BoundSchedule:
         )
 
     def evaluates_after(self, plan: RoundPlan) -> bool:
-        """Whether anybody's model is evaluated after this round."""
+        """Whether any model is evaluated after this round."""
         every = self.settings.evaluate_every
         if self._own_ends is not None:
             return bool(self.due(plan))
         return plan.last_of_task or (every > 0 and (plan.round_in_task + 1) % every == 0)
 
     def row_is_whole(self, plan: RoundPlan) -> bool:
-        """Whether all clients that will be evaluated after ``plan.task`` have been, after this round."""
+        """Whether, after this round, all clients have been evaluated after ``plan.task``."""
         return plan.last_of_task if self._own_ends is not None else self.evaluates_after(plan)

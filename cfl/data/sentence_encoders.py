@@ -1,4 +1,4 @@
-"""Sentence encoders that lie on this machine; the packages that run them are optional and imported when used."""
+"""Sentence encoders that are available locally; the optional packages that run them are imported when used."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from cfl.runtime.errors import ConfigError
 
 WORDLLAMA_SIZES = (256, 128, 64)
-_BATCH = 256  # texts at a time: how far a text is padded depends on it, in the last digits of its mean
+_BATCH = 256  # texts at a time; affects padding, and so the last digits of a text's mean
 
 
 class SentenceEncoder(Protocol):
-    """Texts to vectors of one length.
+    """Maps texts to vectors of one length.
 
     Attributes:
         name: part of file names: letters, digits, ``-``, ``_`` and ``.``.
-        version: of what computes, weights included: another one means other features.
+        version: version of code and weights; features of different versions differ.
     """
 
     name: str
@@ -36,8 +36,8 @@ class SentenceEncoder(Protocol):
 class WordLlama:
     """Means of token vectors taken from a large language model's input layer and trained further; MIT licence.
 
-    The package ``wordllama`` carries vectors and tokenizer, so nothing is downloaded. Smaller sizes are the first
-    numbers of each vector, which they were trained for.
+    The package ``wordllama`` contains vectors and tokenizer, so nothing is downloaded. Smaller sizes use the first
+    numbers of each vector, for which the vectors were trained.
 
     Args:
         size: D, one of :data:`WORDLLAMA_SIZES`.
@@ -50,7 +50,7 @@ class WordLlama:
         if size not in WORDLLAMA_SIZES:
             raise ConfigError("--encoder", f"wordllama-{size}", _valid())
         package = _package("wordllama", f"wordllama-{size}")
-        # Its own folder as cache: version 0.4 looks for the tokenizer that it carries in no other.
+        # Its own folder as cache: version 0.4 finds its tokenizer only there.
         own = Path(package.__file__).parent
         self._model = package.WordLlama.load(trunc_dim=size, cache_dir=own, disable_download=True)
         self.name, self.version = f"wordllama-{size}", importlib.metadata.version("wordllama")

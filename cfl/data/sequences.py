@@ -1,4 +1,4 @@
-"""Task sequences: which of a stream's tasks each client learns, and in what order."""
+"""Task sequences: the tasks of a stream that each client learns, and their order."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Split = Literal["clients", "holders"]
 
 
 class TaskSequences(ABC):
-    """A rule that gives every client tasks of its own.
+    """A rule that gives every client its own sequence of tasks.
 
-    Clients learn in step, each its t-th task at the same time, but what that is differs. Such tasks are numbered by
-    their place t in a client's own sequence wherever rounds, methods and accuracy matrices are concerned; the stream's
-    number of a task says which images and which outputs of the network it is about.
+    All clients learn their t-th task at the same time, but these tasks differ. Rounds, methods and accuracy matrices
+    number tasks by their position t in the client's own sequence. Images and outputs of the network go by the stream's
+    number of the task.
 
     Args:
-        split: how many shares a task's training samples are cut into: one for each of all ``clients`` (those that
-            never learn the task leave theirs unused), or one for each of the ``holders``.
+        split: the shares that a task's training samples are cut into: one for each of all ``clients`` (shares of
+            clients that never learn the task are not used), or one for each of the ``holders``.
 
     Raises:
         ConfigError: another ``split``.
@@ -40,7 +40,7 @@ class TaskSequences(ABC):
 
     @abstractmethod
     def of_clients(self, num_clients: int, num_tasks: int, seed: int) -> np.ndarray:
-        """``[C, T]`` int64: ``[c, t]`` is the stream's task that client c learns as its t-th; no task twice in a row.
+        """``[C, T]`` int64: ``[c, t]`` is the stream's number of client c's t-th task; no client has a task twice.
 
         Args:
             num_clients: C.
@@ -48,7 +48,7 @@ class TaskSequences(ABC):
             seed: the run's seed.
 
         Raises:
-            ConfigError: for a stream or a number of clients that the rule does not fit.
+            ConfigError: the rule does not fit the stream or the number of clients.
         """
 
 

@@ -19,7 +19,7 @@ class TaskHidden(RuntimeError):
 
 
 class _Token:
-    """To hand on: it is neither compared nor counted with."""
+    """An opaque object that can only be passed on: comparing it or computing with it fails."""
 
     __slots__ = ()
     _WHAT: ClassVar[str]
@@ -32,9 +32,9 @@ class _Token:
 
 
 class TaskHandle(_Token):
-    """Stands for a task.
+    """An opaque handle of a task.
 
-    Every handing out makes a new one, so that not even identity tells two tasks apart.
+    A new object is made each time, so that object identity does not tell tasks apart either.
     """
 
     __slots__ = ("_task",)
@@ -48,7 +48,7 @@ class TaskHandle(_Token):
 
 
 TaskRef = int | TaskHandle
-"""A task, or what stands for one."""
+"""A task's number, or its handle."""
 
 
 def unwrap_task(task: TaskRef) -> int:
@@ -57,7 +57,7 @@ def unwrap_task(task: TaskRef) -> int:
 
 
 class TellsIfTaskFree(Protocol):
-    """A method, as far as it says whether it must be shown handles in the place of tasks."""
+    """A method that says whether it is shown handles in place of tasks."""
 
     @property
     def task_free(self) -> bool:
@@ -65,7 +65,7 @@ class TellsIfTaskFree(Protocol):
 
 
 def shown_task(method: TellsIfTaskFree, task: int) -> int:
-    """A task as a method is shown it: its number, or what stands for it."""
+    """A task as a method is shown it: its number, or a handle for a task-free method."""
     return cast(int, TaskHandle(task)) if method.task_free else task
 
 
@@ -73,7 +73,7 @@ def only_handle(task: TaskRef) -> TaskHandle:
     """The task, if it is a handle.
 
     Raises:
-        TaskHidden: it is a number, which a task-free method has no way to know.
+        TaskHidden: it is a number, which a task-free method cannot know.
     """
     if not isinstance(task, TaskHandle):
         raise TaskHidden("what belongs to a task that is named by its number")
@@ -81,7 +81,7 @@ def only_handle(task: TaskRef) -> TaskHandle:
 
 
 class TaskHandles(_Token):
-    """Stands for the tasks of samples, one each."""
+    """Opaque handles of the tasks of samples, one for each sample."""
 
     __slots__ = ("_tasks",)
     _WHAT = "the tasks of samples"
@@ -92,7 +92,7 @@ class TaskHandles(_Token):
     __getitem__ = __iter__ = __len__ = _Token._hidden
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("_"):  # asked for by Python itself, as when it copies
+        if name.startswith("_"):  # requested by Python itself, e.g. while copying
             raise AttributeError(name)
         self._hidden()
 

@@ -1,4 +1,4 @@
-"""The plain values that sources, streams and partitions exchange."""
+"""Data types that sources, streams and partitions exchange."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _AT_A_TIME = 256
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images as stored, never normalised here.
+    """Stored images with labels, before normalisation.
 
     Attributes:
         images: ``[N, C, H, W]`` uint8.
@@ -39,7 +39,7 @@ class ImageSet:
 
 
 class PixelTransform:
-    """Stored integers to network input, per batch, on the images' device.
+    """Converts stored integers to network input, per batch, on the images' device.
 
     ``float = (integer / scale - mean) / std`` per channel, after an optional pixel map that is the same for
     every channel: ``out[.., c, p] = in[.., c, pixel_map[p]]`` with ``p`` running over the ``H * W`` pixels in
@@ -101,7 +101,7 @@ def _pixels(images: Tensor, index: Tensor) -> Tensor:
     """``[..., P]`` with the pixels in the order of ``index`` ``[P]``."""
     if images.device.type != "cpu":
         return images.index_select(-1, index)
-    # On CPUs pixel by pixel over all images: of few of them at a time, they stay in the cache (a quarter of the time).
+    # On CPUs, pixel by pixel over a few images at a time, which stay in the cache: a quarter of the time.
     rows = images.reshape(-1, images.shape[-1])
     found = torch.empty_like(rows)
     for part, target in zip(rows.split(_AT_A_TIME), found.split(_AT_A_TIME), strict=True):

@@ -1,4 +1,4 @@
-"""Training samples set aside for validation: of each client and task a share of its own."""
+"""Sets aside a share of each client's training samples of each task for validation."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from cfl.randomness.generators import numpy_generator
 def set_aside(
     dealt: Sequence[Mapping[int, np.ndarray]], share: float, seed: int
 ) -> tuple[list[ClientShares], list[ClientShares]]:
-    """Cut every client's samples of every task into those it trains on and those that validate it.
+    """Split every client's samples of every task into training and validation samples.
 
-    Of n samples ``share * n``, rounded, are set aside: at least one, and never all. So a client with a single sample
-    has none for validation. Which ones is random, keyed by (seed, task, client). Where a client has the same samples in
-    several tasks (rotated or permuted images that are dealt once), the same ones are set aside in all of them.
+    Of n samples ``share * n``, rounded, are set aside: at least one, and never all, so that a client with a single
+    sample has none for validation. They are drawn at random, keyed by (seed, task, client). If a client has the same
+    samples in several tasks (rotated or permuted images that are dealt once), the same ones are set aside in all.
 
     Args:
         dealt: per task of the stream, client -> indices of its samples; clients ascending.
@@ -26,7 +26,7 @@ def set_aside(
         seed: the run's seed.
 
     Returns:
-        Per task, client -> indices to train on, and those set aside; both in the order in which they were dealt.
+        Per task, client -> training indices, and per task, client -> validation indices; both in the given order.
     """
     first: dict[tuple[int, bytes], int] = {}
     cut = [_cut(task, of_task, share, seed, first) for task, of_task in enumerate(dealt)]
@@ -36,7 +36,7 @@ def set_aside(
 def _cut(
     task: int, of_task: Mapping[int, np.ndarray], share: float, seed: int, first: dict[tuple[int, bytes], int]
 ) -> tuple[ClientShares, ClientShares]:
-    """Both parts of one task; ``first`` is the earliest task in which a client had exactly these samples."""
+    """Split one task; ``first`` is the earliest task in which a client had exactly these samples."""
     train, aside = [], []
     for client, samples in of_task.items():
         key = first.setdefault((client, hashlib.sha256(samples.tobytes()).digest()), task)

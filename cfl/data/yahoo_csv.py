@@ -50,5 +50,5 @@ def questions(file: Path, fields: Sequence[str] = FIELDS) -> Iterator[tuple[str,
 
 
 def features_file(root: Path, part: str, encoder: str) -> Path:
-    """Where the features of ``train`` or ``test`` lie: beside the CSV files, named by the encoder."""
+    """The file with the features of ``train`` or ``test``, beside the CSV files and named by the encoder."""
     return root / FOLDER / f"{part}.{encoder}.npz"

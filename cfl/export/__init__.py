@@ -1,1 +1,1 @@
-"""A trained model as a file for programs that know nothing of this one, with a card that says what it is."""
+"""Exports a trained model to a file for other programs, with a model card."""

@@ -1,4 +1,4 @@
-"""Which function of its input an exported model is: the one that the run's tests score, as a module of its own."""
+"""The function that an exported model computes: the one that the run's tests score, as a module."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from cfl.training.client import Client
 
 @dataclass(frozen=True)
 class Choice:
-    """Whose model is exported.
+    """The client and the task of the exported model.
 
     Attributes:
-        client: whose, or None for the global model.
-        task: for which task, or None where one model answers all of them. With a client, its place in the client's
-            own sequence, and None is whichever task the client is at; else the stream's number.
+        client: the client, or None for the global model.
+        task: the task, or None if one model serves all tasks. With a client, the task's number in the client's own
+            sequence, and None is the client's current task; otherwise the stream's number.
     """
 
     client: int | None = None
@@ -36,17 +36,17 @@ class Choice:
 
 
 class Answer(nn.Module):
-    """``[N, C, H, W]`` to what tests score: logits ``[N, O]``, a method's scores, or log-likelihoods ``[N]``.
+    """Maps ``[N, C, H, W]`` to the scores of tests: logits ``[N, O]``, a method's scores, or log-likelihoods ``[N]``.
 
     Args:
         network: holds the chosen model as plain weights.
-        classifiers: methods that may score in the place of the network, the first that does so wins.
+        classifiers: methods that may compute scores in place of the network; the first that does counts.
         task: the stream's number of the task to classify for.
-        client: whose density, where the same weights are another one at another client.
+        client: the client, if the same weights give another density at every client.
 
     Attributes:
-        network: the given one.
-        frozen: what the network computes with and holds none of: frozen transformers by name.
+        network: the given network.
+        frozen: modules that the network uses without holding their weights: frozen transformers, by name.
     """
 
     def __init__(self, network: nn.Module, classifiers: Iterable[Any] = (), task: int = 0, client: int = 0) -> None:
@@ -80,18 +80,18 @@ class Answer(nn.Module):
 
 @torch.no_grad()
 def answer_of(client: Client, choice: Choice) -> Answer:
-    """The chosen model, in evaluation mode and without gradients; the federation stays as it is.
+    """The chosen model, in evaluation mode and without gradients; the federation does not change.
 
-    Weights that are computed from parts become plain weights; where a method encodes, they are those of the task asked
-    for. In float32, whatever ``trainer.precision`` the run's tests had.
+    Weights that are computed from parts become plain weights. If a method permutes features, they are in the order of
+    the chosen task. They are float32, whatever ``trainer.precision`` the run's tests had.
 
     Args:
-        client: with its federation, as a checkpoint has left it.
-        choice: whose model.
+        client: the module with its federation, restored from a checkpoint.
+        choice: client and task of the model.
 
     Raises:
-        ConfigError: there is no such client or task, models differ by client or task and none was named, one was named
-            and makes no difference, or no file could hold what the tests compute.
+        ConfigError: there is no such client or task; models differ by client or task and none was named; one was named
+            and makes no difference; or the function that tests compute cannot be exported.
     """
     federation = client.require_federation()
     _check_client(federation, choice.client)
@@ -129,7 +129,7 @@ def plain_network(network: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Modul
         if not parametrize.is_parametrized(module):
             continue
         computed = {name: getattr(module, name).detach().clone() for name in module.parametrizations}  # type: ignore[union-attr]
-        # Not torch's own removal, which takes the attribute from the class that copy and original share.
+        # Not torch's own removal, which deletes the attribute from the class shared by copy and original.
         module.__class__ = parametrize.type_before_parametrizations(module)
         del module.parametrizations
         for name, weight in computed.items():
@@ -138,7 +138,7 @@ def plain_network(network: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Modul
 
 
 def _differs_by_task(federation: Federation) -> str | None:
-    """The method under which tasks have models of their own, or None."""
+    """The method that gives each task its own model, or None."""
     server = federation.state_tensors()
     for name, method in federation.methods.with_capability(TaskModel).items():
         for task in range(federation.data.stream.num_tasks):
@@ -149,7 +149,7 @@ def _differs_by_task(federation: Federation) -> str | None:
 
 
 def _classifies_by_task(client: Client, owner: int | None, classifiers: list[Any]) -> str | None:
-    """The method whose scores depend on the task, or None: tried out, as one may be told the task and not use it."""
+    """The method whose scores depend on the task, or None; found by trying, since a method may ignore the task."""
     federation = client.require_federation()
     answer = _answer(client, Choice(owner), classifiers)
     some = next(answer.network.parameters())

@@ -1,4 +1,4 @@
-"""The model card: what an exported model is, what it takes and gives, how well it does, and how it came to be."""
+"""The model card: description, inputs, outputs, figures and configuration of an exported model."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def write_card(
     """Write the card of one exported file, as Markdown.
 
     Args:
-        path: of the card; replaced.
+        path: path of the card, which is replaced.
         model: the exported file.
-        answer: what is in it.
-        choice: whose model it is.
-        federation: as the checkpoint has left it.
+        answer: the exported model.
+        choice: client and task of the model.
+        federation: the federation, restored from the checkpoint.
         config: the run's configuration as YAML.
         run: folder of the run; its ``summary.json`` has the figures, if it is of the round that the checkpoint is at.
 
@@ -90,7 +90,7 @@ def write_card(
 
 
 def _figures(federation: Federation, run: Path) -> dict[str, Any]:
-    """What ``summary.json`` says of this round, else what the checkpoint has measured so far."""
+    """The figures of ``summary.json`` if they are of this round, otherwise those of the checkpoint."""
     path = run / SUMMARY
     if path.is_file():
         try:
@@ -98,9 +98,9 @@ def _figures(federation: Federation, run: Path) -> dict[str, Any]:
         except (OSError, ValueError, TypeError) as error:
             valid = f"figures as a run leaves them, or no such file ({error})"
             raise ConfigError(SUMMARY, str(path), valid) from None
-        if summary.get("rounds") == federation.round:  # else an earlier checkpoint lies in the finished run's folder
+        if summary.get("rounds") == federation.round:  # otherwise the checkpoint is an earlier one of a finished run
             return {key: value for key, value in summary.items() if not isinstance(value, dict | list)}
-    # Not of the task in progress, whose row may be empty still.
+    # Not of the running task, whose row may still be empty.
     return {"method": method_name(federation.methods), **federation.figures(federation.measured)}
 
 
@@ -163,7 +163,7 @@ def _output(answer: Answer, choice: Choice, federation: Federation) -> str:
     data = federation.data
     meaning = _MEANINGS[data.scenario]
     if data.outputs.grows and not federation.finished:
-        last = max(federation.rows_due(everyone=True).values())  # of those with clocks of their own, the fastest's
+        last = max(federation.rows_due(everyone=True).values())  # with clients' own clocks, that of the fastest
         seen = data.outputs.offsets[last] + data.stream.classes_per_task[last]
         meaning += f" Only outputs below {seen} have been trained so far, and the run's tests asked no others."
     if data.scenario == "density":

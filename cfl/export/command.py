@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metadata = {"method": method_name(federation.methods), "stream": federation.data.stream.name}
         difference = write(options.out, answer, federation.data.input_shape, metadata)
         card, run = options.out.with_name(f"{options.out.name}.md"), checkpoint.parent
-        if (run / CONFIG).is_file():  # as it was run, not as it has been restored
+        if (run / CONFIG).is_file():  # the run's configuration, not the restored one
             config = (run / CONFIG).read_text()
         write_card(card, options.out, answer, choice, federation, config, run)
     except Exception as error:

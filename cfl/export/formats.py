@@ -1,4 +1,4 @@
-"""Files that hold a model: written, and read back as a program without this one would."""
+"""Writes model files, and reads them back like a program without this package."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
 
 
 def check_format(path: Path) -> None:
-    """Refuse a file that could not be written, before any work.
+    """Refuse a file that cannot be written, before the model is computed.
 
     Raises:
         ConfigError: an unknown suffix, a missing package, or a folder in the file's place.
@@ -44,10 +44,10 @@ def check_format(path: Path) -> None:
 
 
 def write(path: Path, answer: Answer, input_shape: tuple[int, int, int], metadata: Mapping[str, str]) -> float:
-    """Write a model, in one step, in the format that the file's suffix says.
+    """Write a model atomically, in the format given by the file's suffix.
 
-    ``.pt2``: torch.export, any number of samples. ``.onnx``: likewise, input ``input`` and output ``output``.
-    ``.safetensors``: the network's tensors alone, under the names of its state dict.
+    ``.pt2``: torch.export, for any number of samples. ``.onnx``: the same, with input ``input`` and output ``output``.
+    ``.safetensors``: only the network's tensors, under the names of its state dict.
 
     Args:
         path: a format of :data:`PACKAGES`; the folder is made.
@@ -56,11 +56,11 @@ def write(path: Path, answer: Answer, input_shape: tuple[int, int, int], metadat
         metadata: for safetensors' header.
 
     Returns:
-        The largest difference between the file's answers, read back, and the model's, on made-up inputs.
+        The largest difference between the outputs of the file, read back, and of the model, on synthetic inputs.
 
     Raises:
         ConfigError: the format cannot hold this model.
-        RuntimeError: what was written answers otherwise; there is no file then.
+        RuntimeError: the outputs of the written file differ; no file is left then.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}")
@@ -74,7 +74,7 @@ def write(path: Path, answer: Answer, input_shape: tuple[int, int, int], metadat
 
 
 def read(path: Path, answer: Answer) -> Callable[[Tensor], Tensor]:
-    """A written file as a function of ``[N, C, H, W]``; of ``answer``, safetensors takes the network's structure."""
+    """Read a file as a function of ``[N, C, H, W]``; for safetensors, ``answer`` gives the network's structure."""
     if path.suffix == ".pt2":
         with _quiet():
             return torch.export.load(path).module()
@@ -88,7 +88,7 @@ def read(path: Path, answer: Answer) -> Callable[[Tensor], Tensor]:
     stored = load_file(path)
     copied = deepcopy(answer)
     for part, module in copied.frozen.items():
-        # A copy of a network shares its frozen parts, which therefore are compared, not filled.
+        # A copy of a network shares its frozen parts, which are therefore compared instead of loaded.
         for name, tensor in module.state_dict().items():
             if not torch.equal(tensor, stored.pop(f"{part}.{name}")):
                 raise RuntimeError(f"{path}: {part}.{name} is not what the network computes with")
@@ -97,7 +97,7 @@ def read(path: Path, answer: Answer) -> Callable[[Tensor], Tensor]:
 
 
 def example(answer: Answer, input_shape: tuple[int, int, int], samples: int) -> Tensor:
-    """Made-up input ``[samples, C, H, W]`` for comparisons: black and white pixels, so that it suits densities too."""
+    """Synthetic input ``[samples, C, H, W]`` for comparisons: black and white pixels, which also suit densities."""
     some = next(answer.network.parameters())
     pixels = torch.arange(samples * torch.Size(input_shape).numel())
     return (pixels * 2654435761 % 2**32 >= 2**31).to(some.dtype).view(samples, *input_shape)
@@ -117,7 +117,7 @@ def _difference(answer: Answer, found: Callable[[Tensor], Tensor], input_shape: 
 
 
 def _save_tensors(path: Path, answer: Answer, input_shape: tuple[int, int, int], metadata: Mapping[str, str]) -> None:
-    from safetensors.torch import save  # save_file lets nobody but the owner read
+    from safetensors.torch import save  # save_file makes the file readable for its owner only
 
     if answer.classifiers:
         names = ", ".join(type(method).__name__ for method in answer.classifiers)
@@ -147,7 +147,7 @@ def _save_onnx(path: Path, answer: Answer, input_shape: tuple[int, int, int], me
                 verbose=False,
                 custom_translation_table={torch.ops.aten.sort.stable: _stable_sort()},
             )
-    except Exception as error:  # torch raises a tower of its own errors
+    except Exception as error:  # torch may raise any of many errors
         raise ConfigError(
             "--out", path.name[1:], f"*.pt2: ONNX has no form of this network ({_last(error)})"
         ) from error
@@ -155,11 +155,11 @@ def _save_onnx(path: Path, answer: Answer, input_shape: tuple[int, int, int], me
 
 def _program(path: Path, answer: Answer, input_shape: tuple[int, int, int]) -> ExportedProgram:
     """The model as a graph of torch's operations, for any number of samples."""
-    # More than one sample, since torch takes 1 for a size that never changes.
+    # More than one sample, because torch treats a size of 1 as constant.
     arguments: Any = ((example(answer, input_shape, 3),),)
     shapes: Any = ({0: Dim("batch")},)
     failure: Exception | None = None
-    # Without Python's own len(), which fixes the number of samples, the first way is the quicker one by far.
+    # If no len() of Python fixes the number of samples, the first way is much faster.
     for strict in (False, True):
         try:
             with _quiet(), torch.no_grad(), _SpeltDistances():
@@ -173,7 +173,7 @@ def _program(path: Path, answer: Answer, input_shape: tuple[int, int, int]) -> E
 
 
 class _SpeltDistances(TorchFunctionMode):
-    """torch.cdist as sums of squares: torch's own takes another way, and so fixes a graph, for more than 25 samples."""
+    """Computes torch.cdist as sums of squares: torch's own changes its algorithm for more than 25 samples."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
@@ -183,7 +183,7 @@ class _SpeltDistances(TorchFunctionMode):
 
 
 def _stable_sort() -> Callable[..., Any]:
-    """aten.sort.stable in ONNX, whose TopK takes the lower index first where values are equal."""
+    """aten.sort.stable in ONNX, whose TopK returns the lower index first for equal values."""
     from onnxscript import INT64, opset18
 
     op: Any = opset18
@@ -202,7 +202,7 @@ def _last(error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch's exporters from telling about themselves."""
+    """Within the context, suppress the messages of torch's exporters."""
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         yield

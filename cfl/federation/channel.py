@@ -1,4 +1,4 @@
-"""The only door between clients and server: it counts bytes, sums what clients send, and refuses NaN."""
+"""The channel that carries every message between clients and server. It counts bytes, sums messages and refuses NaN."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from cfl.runtime import distributed
 from cfl.runtime.errors import BadUpdate
 
 UPDATE = "update"
-"""The topic of what clients have trained."""
+"""The topic of the clients' updates."""
 
 
 def payload_bytes(payload: Mapping[str, Tensor]) -> int:
-    """Bytes of a message holding these tensors as they are."""
+    """Bytes of a message that holds these tensors uncompressed."""
     return sum(tensor.numel() * tensor.element_size() for tensor in payload.values())
 
 
 def weighted_sums(payload: Mapping[str, Tensor], weights: Sequence[float]) -> dict[str, Tensor]:
-    """Name -> ``[k, ...]`` messages to name -> ``[...]`` their weighted sum; a weight of 0 also leaves out NaN."""
+    """Weighted sums ``[...]`` of messages ``[k, ...]``, by name. A message of weight 0 is left out, even if NaN."""
     sums = {}
     for name, rows in payload.items():
         factor = torch.tensor(weights, dtype=torch.float32, device=rows.device)
@@ -36,12 +36,12 @@ def weighted_sums(payload: Mapping[str, Tensor], weights: Sequence[float]) -> di
 class Channel:
     """Messages between clients and server.
 
-    What clients send is added to a running weighted sum and forgotten: memory is that of one message, however many
-    clients there are, and the server can read nothing but sums, as under secure aggregation. A method that needs
-    single messages asks for :meth:`collect_individually`, which is refused unless it was declared.
+    Each message is added to a running weighted sum and then discarded. Memory is that of one message, however many
+    clients there are. The server can read sums only, as under secure aggregation. A method that needs single messages
+    calls :meth:`collect_individually`, which is refused unless the method declared it.
 
-    Several processes have a channel each, for the clients that fall to them. Whatever the server reads is then what the
-    clients of all processes have sent; all processes read, in the same order. Bytes and what was skipped are this
+    With several processes, each has a channel for the clients that it trains. The server then reads sums over the
+    clients of all processes, and all processes must read in the same order. Byte counts and skipped clients are this
     process's own until :meth:`synchronise`.
 
     Args:
@@ -51,8 +51,8 @@ class Channel:
         diverges_with: options whose smaller values usually keep clients from NaN and infinity.
 
     Attributes:
-        skipped: (round, task, client) of those whose models were not usable, who were left out of the round.
-        skipped_messages: (round, topic, client) of other messages that were not, and alone left out.
+        skipped: (round, task, client) of each client that was left out of a round because its model was not finite.
+        skipped_messages: (round, topic, client) of each other message that was left out because it was not finite.
     """
 
     def __init__(
@@ -86,19 +86,19 @@ class Channel:
         return sum(self.downlink_bytes.values())
 
     def enter_round(self, task: int, round: int) -> None:
-        """Say which task and round the coming messages belong to, for error messages."""
+        """Set the task and the round that error messages name from now on."""
         self._task, self._round = task, round
 
     def downlink(
         self, topic: str, payload: Mapping[str, Tensor], receivers: int, wire_bytes: int | None = None
     ) -> None:
-        """The server sends ``payload`` to ``receivers`` clients.
+        """Count the bytes of a message that the server sends to ``receivers`` clients.
 
         Args:
-            topic: what it is, e.g. ``model``; bytes are counted per topic.
+            topic: kind of message, e.g. ``model``; bytes are counted per topic.
             payload: name -> tensor, the message to one client.
-            receivers: number of clients it goes to, of those that fall to this process.
-            wire_bytes: what one message takes as it is really sent, where that is not these tensors as they are.
+            receivers: number of receiving clients among those of this process.
+            wire_bytes: bytes of one message if it is sent in another form than these tensors, e.g. compressed.
         """
         size = payload_bytes(payload) if wire_bytes is None else wire_bytes
         self.downlink_bytes[topic] = self.downlink_bytes.get(topic, 0) + receivers * size
@@ -112,22 +112,22 @@ class Channel:
         clients: Sequence[int],
         wire_bytes: int | None = None,
     ) -> None:
-        """k clients send one message each; their weighted sum is added to the topic's running sum.
+        """Add the messages of k clients to the topic's running weighted sum.
 
         Args:
-            topic: what it is, e.g. ``update``.
+            topic: kind of message, e.g. ``update``.
             payload: name -> ``[k, ...]``, row j from client ``clients[j]``.
             weights: the k weights.
             clients: the k ids.
-            wire_bytes: what one client's message takes as it is really sent (values with their places, say), where
-                that is not these tensors as they are.
+            wire_bytes: bytes of one client's message if it is sent in another form than these tensors, e.g. as
+                values with their indices.
 
         Raises:
             BadUpdate: if a message holds NaN or infinity and ``on_bad_update`` is ``stop``.
         """
         self._count_uplink(topic, payload, clients, wire_bytes)
         added = weighted_sums(payload, weights)
-        # A sum is finite only if all its terms are: single messages are looked at when it is not.
+        # A sum is finite only if all its terms are, so single messages are checked only where the sum is not.
         if not math.isfinite(float(torch.stack([total.sum(dtype=torch.float32) for total in added.values()]).sum())):
             usable = self.usable(payload, clients, topic)
             weights = [weight if good else 0.0 for weight, good in zip(weights, usable, strict=True)]
@@ -138,11 +138,11 @@ class Channel:
         self._weights[topic] = self._weights.get(topic, 0.0) + sum(weights)
 
     def sum(self, topic: str) -> tuple[dict[str, Tensor], float]:
-        """The server reads a topic's weighted sum and total weight, which empties the topic.
+        """Return a topic's weighted sum and its total weight, and empty the topic.
 
         Raises:
-            BadUpdate: if nobody sent a usable message.
-            RuntimeError: if a client's messages came through two processes.
+            BadUpdate: if no client sent a finite message.
+            RuntimeError: if one client sent messages from two processes.
         """
         senders = self._senders.pop(topic, set())
         own = distributed.gather((self._weights.pop(topic, 0.0), senders))
@@ -162,14 +162,14 @@ class Channel:
         return sums, weight
 
     def mean(self, topic: str) -> dict[str, Tensor]:
-        """The weighted mean of a topic, which empties it."""
+        """Return a topic's weighted mean, and empty the topic."""
         sums, weight = self.sum(topic)
         return {name: total.div_(weight) for name, total in sums.items()}
 
     def uplink_individually(
         self, topic: str, payload: Mapping[str, Tensor], clients: Sequence[int], wire_bytes: int | None = None
     ) -> None:
-        """As :meth:`uplink`, but the server gets to see every single message.
+        """As :meth:`uplink`, but the server receives every single message.
 
         Raises:
             PermissionError: if no method declared that it needs this.
@@ -186,7 +186,7 @@ class Channel:
                 box[client] = {name: values[row].clone() for name, values in payload.items()}
 
     def collect_individually(self, topic: str) -> dict[int, dict[str, Tensor]]:
-        """The server takes a topic's single messages, client -> payload, by ascending client id."""
+        """Return a topic's single messages as client -> payload, clients ascending, and empty the topic."""
         self._senders.pop(topic, None)
         return dict(sorted(distributed.share_out(self._single.pop(topic, {})).items()))
 
@@ -201,21 +201,21 @@ class Channel:
         self._senders.setdefault(topic, set()).update(clients)
 
     def usable(self, payload: Mapping[str, Tensor], clients: Sequence[int], topic: str = UPDATE) -> list[bool]:
-        """Which of k clients hold finite values only; the others are recorded as skipped.
+        """Tell for each of k clients whether its tensors are finite, and record the others as skipped.
 
         Args:
-            payload: name -> ``[k, ...]``, row j of client ``clients[j]``; a message, or what a client keeps.
+            payload: name -> ``[k, ...]``, row j of client ``clients[j]``; a message, or state that a client keeps.
             clients: the k ids.
-            topic: what it is. By :data:`UPDATE`, their models, clients are left out of the round; by another, that
-                message alone.
+            topic: kind of tensors. For :data:`UPDATE`, a client's model, the client is left out of the round. For any
+                other topic only this message is left out.
 
         Raises:
-            BadUpdate: if one does not and ``on_bad_update`` is ``stop``.
+            BadUpdate: if a tensor is not finite and ``on_bad_update`` is ``stop``.
         """
         floats = [v.reshape(len(v), -1) for v in payload.values() if v.is_floating_point() and v.numel()]
         if not floats:
             return [True] * len(clients)
-        # A sum is finite only if all its terms are; its own overflow is checked again term by term.
+        # A sum is finite only if all its terms are. It may also overflow by itself, so each term is checked.
         totals = torch.stack([values.sum(1, dtype=torch.float32) for values in floats]).sum(0)
         if bool(torch.isfinite(totals).all()):
             return [True] * len(clients)
@@ -244,7 +244,7 @@ class Channel:
         )
 
     def synchronise(self) -> None:
-        """Make byte counts and skipped clients those of all processes, which must all call it."""
+        """Add up byte counts and skipped clients over all processes. All processes must call this."""
         before = self._agreed
         known, messages = len(before["skipped"]), len(before["skipped_messages"])
         fresh: dict[str, Any] = {
@@ -266,7 +266,7 @@ class Channel:
         self._agreed = self.state_dict()
 
     def state_dict(self) -> dict[str, Any]:
-        """Byte counts and the record of what was skipped. Between rounds no sum is open."""
+        """Byte counts and the records of skipped clients and messages, between rounds, when all sums are empty."""
         return {
             "uplink_bytes": dict(self.uplink_bytes),
             "downlink_bytes": dict(self.downlink_bytes),

@@ -17,7 +17,7 @@ _BYTES_AT_ONCE = 1 << 24
 
 
 class ClientRows:
-    """The same named tensors for each of some clients, as rows in the order in which the clients came.
+    """The same named tensors for several clients: one row per client, in the order in which clients were first written.
 
     Args:
         layout: names, dtypes and shapes of one client's tensors.
@@ -68,7 +68,7 @@ class ClientRows:
         places[new] = np.arange(self.count, self.count + new.sum())
         for dtype, values in rows.items():
             self._stores[dtype].write(places, values)
-        # Last: if writing has failed, nobody is said to have a row that is not there.
+        # Registered last, so that no client is listed with a row that could not be written.
         more = int(ids.max(initial=-1)) + 1 - len(self._row_of)
         if more > 0:
             self._row_of = np.concatenate([self._row_of, np.full(max(more, len(self._row_of)), -1)])
@@ -84,7 +84,7 @@ class ClientRows:
         return self.layout.unpack(self.read_rows(rows))
 
     def move_to_disk(self, folder: Path | None) -> None:
-        """From here on hold all rows in files, one per dtype, in ``folder`` (None: the system's temporary folder)."""
+        """Move all rows to files, one per dtype, in ``folder`` (None: the system's temporary folder)."""
         for dtype, store in self._memory.items():
             file = self._files[dtype] = FileRows(self.layout.widths[dtype], dtype, folder)
             for some in np.array_split(np.arange(self.count), -(-self.bytes // _BYTES_AT_ONCE) or 1):

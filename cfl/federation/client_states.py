@@ -1,4 +1,4 @@
-"""What clients keep between rounds: gathered into a cohort when it opens, scattered back when clients close."""
+"""Tensors that clients keep between rounds: read when a cohort starts, written back when its clients finish."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from cfl.runtime import distributed
 
 
 class ClientStates:
-    """Named tensors per client, held for the clients that have any.
+    """Named tensors of each client, grouped by topic.
 
-    A topic (``model``, say) has the same tensors for every client; a client without them gets the default. They are
-    held as one row per client, in memory as long as all topics together stay under a limit; the topic that would
-    exceed it goes into a file. Numbers do not depend on where they are held.
+    A topic, such as ``model``, has tensors of the same names and shapes for every client. A client that has stored none
+    gets the default. Each client has one row. Rows stay in memory as long as all topics together are below a limit; a
+    topic that would exceed it moves to a file. Values do not depend on where they are stored.
 
     Args:
         memory_limit: bytes that may be held in memory; None for any number.
@@ -33,12 +33,12 @@ class ClientStates:
         self._changed: dict[str, set[int]] = {}
 
     def gather(self, topic: str, clients: Sequence[int], default: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Stack the clients' tensors.
+        """Return the clients' tensors of a topic, stacked.
 
         Args:
-            topic: what is kept.
+            topic: name of the topic.
             clients: the k ids.
-            default: name -> tensor for clients that have nothing yet.
+            default: name -> tensor for clients that have stored nothing yet.
 
         Returns:
             name -> ``[k, ...]``, new memory, on the default's device.
@@ -63,9 +63,9 @@ class ClientStates:
         stacked: Mapping[str, Tensor],
         keep: Sequence[bool] | None = None,
     ) -> None:
-        """Keep row j of ``stacked`` (name -> ``[k, ...]``) for client ``clients[j]``, as a copy.
+        """Store row j of ``stacked`` (name -> ``[k, ...]``) for client ``clients[j]``, as a copy.
 
-        With ``keep``, clients whose entry is False stay as they were.
+        With ``keep``, clients whose entry is False keep their stored tensors.
 
         Raises:
             ValueError: if the topic's earlier tensors had other names, shapes or dtypes.
@@ -95,12 +95,12 @@ class ClientStates:
         held.write(clients, rows)
 
     def forget(self, topic: str) -> None:
-        """From here on no client has anything of a topic. Between rounds; all processes must call this."""
+        """Delete a topic of all clients. To be called between rounds, by all processes."""
         self._topics.pop(topic, None)
         self._changed.pop(topic, None)
 
     def holders(self, topic: str) -> list[int]:
-        """The clients that have something of a topic, ascending."""
+        """The clients that have stored tensors of a topic, ascending."""
         held = self._topics.get(topic)
         return [] if held is None else sorted(held.clients.tolist())
 
@@ -112,9 +112,9 @@ class ClientStates:
         return {name: values[0] for name, values in held.read(row).items()}
 
     def synchronise(self) -> None:
-        """Exchange what clients have been given to keep since the last time, so that every process holds it all.
+        """Send the states changed since the last call to all processes, so that every process holds all states.
 
-        A client may then fall to another process in the next round. All processes must call this; each sends the states
+        Another process may then train the client in the next round. All processes must call this; each sends the states
         of its own clients of the round to all others.
         """
         changed = {topic: sorted(clients) for topic, clients in self._changed.items() if clients}
@@ -136,7 +136,7 @@ class ClientStates:
                 self._write(topic, layout, clients, {d: message[dtype_name(d)] for d in layout.widths})
 
     def bytes(self) -> int:
-        """Size of everything held, in memory and in files."""
+        """Size of all stored tensors, in memory and in files."""
         return sum(held.bytes for held in self._topics.values())
 
     def on_disk(self, topic: str) -> bool:
@@ -144,18 +144,18 @@ class ClientStates:
         return topic in self._topics and self._topics[topic].on_disk
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything held, as tensors and plain values.
+        """All stored tensors, for a checkpoint.
 
         Returns:
             topic -> ``clients`` (``[n]`` int64 ids), ``fields`` (name -> [dtype, shape]) and ``rows`` (dtype ->
-            ``[n, width]``, row j of client ``clients[j]``, its tensors of that dtype flattened one behind the other in
-            the order of ``fields``). Clients ascend and rows are copies where a topic is held in memory. What is held
-            in a file is in the file's order and not copied: writing it down takes no memory.
+            ``[n, width]``, row j of client ``clients[j]``: its tensors of that dtype, flattened and concatenated in the
+            order of ``fields``). For a topic in memory, clients ascend and rows are copies. For a topic in a file, rows
+            are in the file's order and are not copied, so that saving them takes no memory.
         """
         return {topic: held.state_dict() for topic, held in self._topics.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`, which is copied: into a file where it exceeds the limit."""
+        """Restore a copy of :meth:`state_dict`, in a file if it exceeds the limit."""
         self._topics, self._changed = {}, {}
         for topic, held in state.items():
             layout = RowLayout.from_plain(held["fields"])

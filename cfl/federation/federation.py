@@ -1,4 +1,4 @@
-"""The state of one experiment between two rounds: exactly what a checkpoint has to hold."""
+"""The state of an experiment between two rounds, which is what a checkpoint holds."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from cfl.runtime.errors import ConfigError
 
 T = TypeVar("T")
 FORMAT = 2
-"""Of what a checkpoint holds of a federation: a higher one whenever files of the last one no longer do."""
+"""Format of a federation in checkpoints; increased whenever older files can no longer be read."""
 MODEL_TOPIC = "model"
-"""Under which clients keep their part of the model."""
+"""Topic of the clients' personal parameters and buffers."""
 OF_ALL = frozenset({MODEL_TOPIC, BUFFER_TOPIC})
-"""Topics of what clients keep that are no method's: methods keep theirs under their names."""
+"""Topics of clients' states that do not belong to a method; methods use their names as topics."""
 
 
 def state_buffers(network: nn.Module) -> list[str]:
     """Names of the buffers that are part of a model, as its state dict has them.
 
-    What a network registers with ``persistent=False`` is a constant: nobody sends, averages or checks it.
+    Buffers registered with ``persistent=False`` are constants. They are not sent, averaged or checked.
 
     Raises:
-        ConfigError: one holds NaN or infinity, and no mean of it could be used.
+        ConfigError: a buffer holds NaN or infinity.
     """
     state = network.state_dict()
     buffers = {name: tensor for name, tensor in network.named_buffers() if name in state}
@@ -59,36 +59,36 @@ def state_buffers(network: nn.Module) -> list[str]:
 
 
 class Federation:
-    """Server, clients, methods and what has been measured so far.
+    """Server, client states, methods and the figures measured so far.
 
     Args:
         network: the global model; its parameters and buffers are the server's.
         data: the tasks and their clients.
-        methods: the methods of the run, as one.
-        server: moves the network's parameters.
-        channel: the door between clients and server.
-        batchnorm: what becomes of BatchNorm's running statistics after local training. ``average``: they are averaged
-            like weights. ``local``: every client keeps its own and they are never sent. ``drop``: nobody keeps them.
-            Where the global model has none, it is evaluated with the statistics of the test batch.
-        clients: where clients keep what stays with them; all of it in memory if not given.
-        buffer: the settings of the clients' buffers; the defaults if not given.
-        frozen: names of parameters that nobody trains; they are where the model is, and are never sent.
-        optimizer: one like those of the clients, for its options; None where nobody trains.
+        methods: the composition of the run's methods.
+        server: updates the network's parameters.
+        channel: carries the messages between clients and server.
+        batchnorm: what happens to BatchNorm's running statistics after local training. ``average``: they are averaged
+            like weights. ``local``: every client keeps its own and never sends them. ``drop``: they are discarded.
+            A global model without statistics is evaluated with those of the test batch.
+        clients: storage of the clients' states; in memory only if not given.
+        buffer: settings of the clients' replay buffers; the defaults if not given.
+        frozen: names of parameters that are not trained. They are on the model's device and are never sent.
+        optimizer: an optimizer like those of the clients, to read its options from; None if nothing is trained.
 
     Attributes:
         round: the next round to run, from 0.
         seconds: wall-clock seconds of all finished rounds, evaluation included.
-        clients: what clients keep between rounds.
-        buffer: samples that clients keep for replay, or None where no method asks for them.
-        curve: ACC in percent after each finished round, None after those without an evaluation.
-        stopped: whether the run ended before its last round, having reached what it was asked for.
-        measure: what is measured after tasks: accuracies, or likelihoods where the network estimates a density.
-        measured: the matrix of that under the run's scenario; one per client when models are personal.
-        accuracy_task_il: class-incremental runs only: the matrix when the task of a test sample is known.
-        nll_task_aware: the same of densities, where a method has personal models that tell tasks apart; else None.
-        optimizer: one like those of the clients, for its options; None where nobody trains.
-        engine: for the record, how local steps are computed and what was measured to find that out; None before.
-        frozen: names of parameters that nobody trains or sends.
+        clients: the states that clients keep between rounds.
+        buffer: the clients' replay buffers, or None if no method uses them.
+        curve: ACC in percent after each finished round, None after rounds without an evaluation.
+        stopped: whether the run ended before its last round because it reached its targets.
+        measure: what is measured after each task: accuracy, or NLL if the network estimates a density.
+        measured: the matrix of this measure under the run's scenario; one matrix per client if models are personal.
+        accuracy_task_il: class-incremental runs only: the matrix with the task of each test sample known.
+        nll_task_aware: density runs only: the same for NLL, if a method has a personal model per task; else None.
+        optimizer: an optimizer like those of the clients, to read its options from; None if nothing is trained.
+        engine: for the summary: the engine that computes local steps and the trial's measurements; None before it.
+        frozen: names of parameters that are neither trained nor sent.
         personal: names of parameters and buffers that stay on their client from round to round.
         shared_parameters: names of the parameters that clients and server exchange.
         shared_buffers: names of the buffers that clients and server exchange.
@@ -150,27 +150,27 @@ class Federation:
 
     @property
     def matrices(self) -> list[TaskMatrix]:
-        """All matrices that an evaluation counts into."""
+        """All matrices that an evaluation fills."""
         return [m for m in (self.measured, self.accuracy_task_il, self.nll_task_aware) if m is not None]
 
     @property
     def has_personal_models(self) -> bool:
-        """Whether clients' models differ in a parameter, so that each is evaluated by itself."""
+        """Whether clients have parameters of their own, so that each client's model is evaluated."""
         return any(name in self.personal for name, _ in self.network.named_parameters())
 
     @property
     def measures_clients(self) -> bool:
-        """Whether there is an accuracy matrix per client: models differ, or what tasks clients learn, or when."""
+        """Whether there is a matrix per client: clients have their own models, tasks or clocks."""
         return self.has_personal_models or self.data.order is not None or self.schedule.client_clocks
 
     @property
     def schedule(self) -> BoundSchedule:
-        """Rounds and sampling."""
+        """The schedule of rounds and sampled clients."""
         return self.data.rounds
 
     @property
     def finished(self) -> bool:
-        """Whether no round follows: every one of every task has been run, or the run has stopped."""
+        """Whether the run is over: all rounds of all tasks are done, or the run has stopped early."""
         return self.stopped or self.round >= self.schedule.num_rounds
 
     @property
@@ -179,13 +179,13 @@ class Federation:
         return self.schedule.task_of(max(self.round - 1, 0))
 
     def rows_due(self, everyone: bool) -> dict[int | None, int]:
-        """Whom an evaluation scores, and which row of the matrices it fills: that of the task each is at.
+        """Clients to evaluate, and the matrix row that each fills: the row of the client's current task.
 
         Args:
-            everyone: all clients; else, where clients have clocks of their own, only those whose task has just ended.
+            everyone: all clients; otherwise, if clients have their own clocks, only those whose task has just ended.
 
         Returns:
-            Client -> row, or None -> row where there is one matrix for all.
+            Client -> row; or None -> row if there is one matrix for all clients.
         """
         if not self.measures_clients:
             return {None: self.last_task}
@@ -196,8 +196,8 @@ class Federation:
         return {client: self.schedule.task_at(last, client) for client in clients}
 
     def last_whole_row(self) -> int | None:
-        """The last task after which all have been evaluated; None before. Clients that have clocks of their own get
-        there one after another."""
+        """The last task after which all clients have been evaluated, or None. Clients with their own clocks finish a
+        task in different rounds."""
         evaluated = ~self.measured.compute().isnan().all(-1)
         if self.schedule.client_clocks:
             evaluated = evaluated[self.members(0)].all(0)
@@ -206,7 +206,7 @@ class Federation:
         return max(evaluated.nonzero().flatten().tolist(), default=None)
 
     def figures(self, matrix: TaskMatrix) -> dict[str, float | None]:
-        """What one of :attr:`matrices` says of the run so far, after :meth:`last_whole_row`; see
+        """ACC, FGT and the other figures of one of :attr:`matrices` after :meth:`last_whole_row`; see
         :meth:`cfl.metrics.task_matrix.TaskMatrix.summary`."""
         row = self.last_whole_row()
         return dict.fromkeys(self.measure.formulas) if row is None else matrix.summary(after=row)
@@ -214,8 +214,8 @@ class Federation:
     def means(self) -> list[float]:
         """ACC after each task, or NLL, up to :meth:`last_whole_row`, NaN where not evaluated.
 
-        Of clients with matrices of their own it is the mean over those that have it: where some do not hold every task,
-        this is not that of the mean matrix.
+        With a matrix per client it is the mean over the clients for which the figure is defined. If some clients do not
+        hold every task, this differs from the figure of the mean matrix.
         """
         matrix, row = self.measured.compute(), self.last_whole_row()
         known = range(0 if row is None else row + 1)
@@ -228,41 +228,43 @@ class Federation:
         return held
 
     def own_clients(self, task: TaskRef, clients: Sequence[int]) -> list[int]:
-        """Those of these clients that fall to this process; for extra rounds, which every process does for its own.
+        """The clients among these that this process computes, in an extra round.
 
         Args:
-            task: whose data they are about to use.
+            task: the task whose data they use.
             clients: the same in all processes.
         """
         return self.data.own_clients(unwrap_task(task), clients)
 
     def everyones(self, value: T) -> list[T]:
-        """What each process has: of a client's figures, one process alone knows. All processes must call this.
+        """Collect a value from every process, by rank. All processes must call this.
 
         Args:
-            value: small; plain values.
+            value: small; plain values, such as the figures of this process's clients.
         """
         return distributed.gather(value)
 
     def at_server(self, compute: Callable[[], T]) -> T:
-        """What the server computes: once, in the first process, since rounding may differ from process to process.
+        """Run a computation of the server in the first process and return its result in all processes.
+
+        It is computed once because rounding may differ between processes. All processes must call this.
 
         Args:
-            compute: its result is tensors, plain values, and dictionaries, lists and tuples of these. All processes
-                must call this; where there are several, its tensors come on the CPU.
+            compute: returns tensors, plain values, and dictionaries, lists and tuples of these. With several processes
+                the returned tensors are on the CPU.
         """
         if distributed.count() == 1:
             return compute()
         return distributed.from_first(cast(T, _on_cpu(compute()) if distributed.rank() == 0 else None))
 
     def synchronise(self) -> None:
-        """Let all processes, which must all call it, know what each other's clients have sent, received and kept."""
+        """Exchange byte counts, skipped clients and client states between processes. All processes must call this."""
         self.channel.synchronise()
         self.clients.synchronise()
 
     def client_storage(self) -> int:
-        """Bytes that a client has to keep between rounds, at most: for methods, what it never sends of a model, and
-        samples of other tasks than the current one."""
+        """Most bytes that a client stores between rounds: state of methods, personal parameters and buffers, and
+        samples of tasks other than the current one."""
         tensors = self.state_tensors()
         own = payload_bytes({name: tensors[name] for name in self.personal})
         own += 0 if self.buffer is None else self.buffer.client_storage()
@@ -279,21 +281,22 @@ class Federation:
         return {**dict(self.network.named_parameters()), **dict(self.network.named_buffers())}
 
     def trained_tensors(self, cohort: Cohort, positions: Sequence[int]) -> dict[str, Tensor]:
-        """What these clients of a cohort send or keep of their models, name -> ``[k, ...]``; a client in whose tensors
-        there is NaN or infinity is left out, with all that it has (:meth:`cfl.federation.channel.Channel.usable`)."""
+        """The trained tensors that these clients of a cohort send or keep, name -> ``[k, ...]``. If any tensor of a
+        client is not finite, the client is left out of the round (:meth:`cfl.federation.channel.Channel.usable`)."""
         names = (*self.shared_parameters, *self.shared_buffers, *self.personal)
         tensors = {**cohort.parameters, **cohort.buffers}
         return cohort.rows(positions, {name: tensors[name] for name in names})
 
     def personal_state(self, clients: tuple[int, ...]) -> dict[str, Tensor]:
-        """What these clients keep to themselves: name -> ``[k, ...]``; untrained clients have the initial values."""
+        """Parameters and buffers that these clients never send, name -> ``[k, ...]``; at first the initial values."""
         tensors = self.state_tensors()  # on the network's device, which may have changed since the initial values
         initial = {name: value.to(tensors[name].device) for name, value in self._initial.items()}
         return self.clients.gather(MODEL_TOPIC, clients, initial)
 
     def model_of(self, client: int, task: int | None) -> dict[str, Tensor]:
-        """The model with which a client answers images of its ``task``-th task, or of whichever if that is None, in
-        the server's order."""
+        """The model that a client uses for test images of its ``task``-th task, or of an unknown task if None.
+
+        Features are in the server's order."""
         own = {name: values[0] for name, values in self.personal_state((client,)).items()}
         return self.methods.recall(client, task, {**self.state_tensors(), **own})
 
@@ -303,13 +306,14 @@ class Federation:
         return {name: tensors[name] for name in (*self.shared_parameters, *self.shared_buffers)}
 
     def model_for(self, task: TaskRef, model: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The model with which images of a task are tested, of one in the server's order; the same object where no
-        method says otherwise."""
+        """The model that is tested on a task, made from one in the server's order.
+
+        The same object is returned unless a method has a model per task."""
         return self.methods.model_for(unwrap_task(task), model)
 
     @contextmanager
     def evaluation_statistics(self) -> Iterator[None]:
-        """Let BatchNorm use the test batch's statistics where the evaluated model holds none of its own."""
+        """Within the context, BatchNorm uses the test batch's statistics if the evaluated model has none."""
         layers = [m for m in self.network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         has_own = self.batchnorm == "average" or (self.batchnorm == "local" and self.has_personal_models)
         if has_own or not layers:
@@ -327,7 +331,7 @@ class Federation:
                 layer.running_mean, layer.running_var, layer.num_batches_tracked = mean, var, count
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the global model, which the network's own state dict holds."""
+        """The state of the experiment without the global model, which is in the network's state dict."""
         return {
             "format": FORMAT,
             "round": self.round,
@@ -350,8 +354,7 @@ class Federation:
         """Restore :meth:`state_dict`.
 
         Raises:
-            ConfigError: it was written in another format, by an earlier or later state of the code, or with other
-                fixed weights.
+            ConfigError: it has another format, from an earlier or later version of the code, or other fixed weights.
         """
         if state.get("format") != FORMAT:
             valid = f"{FORMAT}: other states of the code wrote it, and the run is to be finished or tested with these"
@@ -383,10 +386,10 @@ def _on_cpu(tree: Any) -> Any:
 
 
 def check_objective(network: nn.Module, scenario: str) -> None:
-    """Refuse a network that does not train for what the scenario asks.
+    """Refuse a network that does not fit the scenario.
 
     Raises:
-        ConfigError: a classifier shall estimate a density, or a density's network shall classify.
+        ConfigError: a classifier in a density run, or a density network in a classification run.
     """
     name = type(network).__name__
     if scenario == "density" and not is_density(network):

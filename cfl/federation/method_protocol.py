@@ -1,6 +1,6 @@
-"""What the federation relies on in the methods of a run.
+"""The interface through which the federation uses the methods of a run.
 
-The methods, and how several act as one, are in the room above: :class:`cfl.methods.composition.Composition`.
+:class:`cfl.methods.composition.Composition`, in the package above, implements it.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from cfl.data.datamodule import FederatedDataModule
 
 
 class MethodComposition(Mapping[str, Any], ABC):
-    """Methods by name, and as the federation asks them, all together.
+    """The methods of a run by name, with functions that call all of them.
 
-    A method, and the federation, are ``Any``, because they are of rooms above or import this module.
+    Methods and the federation are typed ``Any``: they are in packages above this one or import this module.
     """
 
     @abstractmethod
     def with_capability(self, capability: Any) -> dict[str, Any]:
-        """Name -> method of those that have a capability."""
+        """The methods that have a capability, by name."""
 
     @property
     @abstractmethod
     def replays(self) -> bool:
-        """Whether clients need buffers."""
+        """Whether clients need replay buffers."""
 
     @property
     @abstractmethod
     def replays_logits(self) -> bool:
-        """Whether buffers have to keep logits with the samples."""
+        """Whether buffers store the samples' logits."""
 
     @property
     @abstractmethod
     def tells_tasks_apart(self) -> bool:
-        """Whether a client may answer one task otherwise than another."""
+        """Whether a client may use another model for each task."""
 
     @property
     @abstractmethod
@@ -46,7 +46,7 @@ class MethodComposition(Mapping[str, Any], ABC):
 
     @abstractmethod
     def check(self, data: FederatedDataModule) -> None:
-        """Refuse what the data leave nothing to stand on."""
+        """Refuse methods that cannot work with these data."""
 
     @abstractmethod
     def setup(self, federation: Any) -> None:
@@ -58,23 +58,23 @@ class MethodComposition(Mapping[str, Any], ABC):
 
     @abstractmethod
     def model_for(self, task: int, model: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The model with which images of a task are tested."""
+        """The model that is tested on a task."""
 
     @abstractmethod
     def recall(self, client: int, task: int | None, model: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The model with which a client answers one of its tasks."""
+        """The model that a client uses for one of its tasks."""
 
     @abstractmethod
     def classify(self, task: int, model: dict[str, Tensor], x: Tensor) -> Tensor | None:
-        """Scores in the place of the network's logits, or None."""
+        """Scores that replace the network's logits, or None."""
 
     @abstractmethod
     def client_storage(self) -> int:
-        """Bytes that a client has to keep for the methods between rounds."""
+        """Bytes that a client stores for the methods between rounds."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Everything the next round depends on."""
+        """The state of all methods."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

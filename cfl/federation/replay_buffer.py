@@ -1,4 +1,4 @@
-"""A buffer of earlier samples at every client, filled while it trains and shared by all methods that replay."""
+"""The replay buffer of each client: earlier samples, stored during training and shared by all methods that replay."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cfl.runtime.option_checks import check_choices, check_integers
 
 TOPIC = "buffer"
 BETWEEN_ROUNDS = -1
-"""In the place of a local step's number: samples are augmented after a round as in none of its steps."""
+"""Used as the number of a local step after a round, so that augmentation differs from that of all its steps."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Replayed:
     Attributes:
         x: ``[k, m, C, H, W]`` network input.
         y: ``[k, m]`` int64 output index.
-        tasks: of ``[k, m]`` samples, whose outputs they have; to hand on.
-        mask: ``[k, m]`` bool, False where a client has fewer; there the rest is that of some sample of the client's,
-            or of anybody's if it has none.
-        logits: ``[k, m, O]`` as they were when the samples were put in, or None if nobody keeps them.
+        tasks: tasks of the ``[k, m]`` samples, which say which outputs are theirs; opaque, to be passed on.
+        mask: ``[k, m]`` bool, False where a client has fewer samples; the other fields then repeat a sample of the
+            client, or of another client if it has none.
+        logits: ``[k, m, O]`` at the time when the samples were stored, or None if logits are not stored.
     """
 
     x: Tensor
@@ -44,7 +44,7 @@ class Replayed:
     logits: Tensor | None
 
     def as_step_of(self, batch: CohortBatch) -> CohortBatch:
-        """The same samples as if they were the own ones of a step of the same clients."""
+        """The same samples as a local step of the same clients on them."""
         x, y, tasks = (values.flatten(0, 1) for values in (self.x, self.y, unwrap_tasks(self.tasks)))
         index = torch.arange(len(y), device=y.device).view(self.y.shape)
         return replace(
@@ -61,11 +61,11 @@ class Replayed:
 
 
 class ReplayBuffer:
-    """``size`` samples per client, chosen among those that its local steps have trained on.
+    """Up to ``size`` samples per client, chosen among those that it has trained on.
 
-    No task id and no task's end has a part in what is held. There is a buffer only if a method asks for one. Samples
-    are held by their place in the client's own data (with the random bits of their augmentation), which gives what
-    holding the images would; memory is counted as if it held them.
+    Neither task ids nor task boundaries decide which samples are stored. There is a buffer only if a method uses it. A
+    sample is stored as its global index in the client's own data, with the random bits of its augmentation. The result
+    is the same as if images were stored, and memory is counted as if they were.
 
     Sources: Algorithms 2 and 4 of Fed-A-GEM (Dai et al., 2024); their code offers every sample once and keeps it
     augmented, the paper offers each batch of each round and says nothing of augmentation. Vitter (1985) for the
@@ -73,11 +73,11 @@ class ReplayBuffer:
 
     Args:
         size: samples per client.
-        rule: which of the samples offered are held (:func:`cfl.federation.replay_memory.slots`).
-        offered: ``once``: a sample is offered in the step in which its client first trains on it, never again, so that
-            a reservoir is uniform over different samples. ``every_step``: whenever it is trained on.
-        keeps: ``augmented``: the image as that step saw it, replayed unchanged. ``raw``: the stored image, augmented
-            anew whenever it is replayed, in a local step or between rounds. The same without ``data.augmentation``.
+        rule: which of the offered samples are stored (:func:`cfl.federation.replay_memory.slots`).
+        offered: ``once``: a sample is offered only in the step in which its client first trains on it, so that a
+            reservoir is uniform over distinct samples. ``every_step``: a sample is offered whenever it is trained on.
+        keeps: ``augmented``: an image is replayed as it was trained on. ``raw``: an image is augmented anew each time
+            it is replayed, in a local step or between rounds. Without ``data.augmentation`` both are the same.
 
     Raises:
         ConfigError: a value other than these.
@@ -101,12 +101,12 @@ class ReplayBuffer:
         self._own: list[np.ndarray] = []
 
     def bind(self, states: ClientStates, data: FederatedDataModule, logits: bool) -> None:
-        """Say whose samples these are.
+        """Connect the buffer to the clients' states and data.
 
         Args:
-            states: where clients keep things.
+            states: storage of the clients' states.
             data: tasks and clients.
-            logits: whether logits are kept with the samples.
+            logits: whether the samples' logits are stored.
         """
         self._states, self._data, self.keeps_logits = states, data, logits
         self._augmented = data.augmentation is not None and self.keeps == "augmented"
@@ -123,14 +123,14 @@ class ReplayBuffer:
             self._empty["known"] = torch.zeros(most, dtype=torch.bool)
 
     def _places_of(self, client: int) -> np.ndarray:
-        """Ascending places of all samples that a client ever holds."""
+        """Ascending global indices of all samples that a client holds in any task."""
         own = [self._data.client_global_index(task, client) for task in range(self._data.num_tasks)]
         return np.sort(np.concatenate(own))
 
     # Local training.
 
     def open(self, cohort: Cohort) -> None:
-        """Look into the buffers of clients that are about to train."""
+        """Load the buffers of clients that are about to train."""
         self._table = self._states.gather(TOPIC, cohort.clients, self._empty)
         self._own = [self._places_of(client) for client in cohort.clients] if self.offered == "once" else []
         self._offers = self.offered == "every_step" or any(
@@ -138,22 +138,22 @@ class ReplayBuffer:
         )
 
     def _has_news(self, row: int, client: int, task: int) -> bool:
-        """Whether a client is about to train on a sample that it has not trained on before."""
+        """Whether a client will train on a sample for the first time."""
         ranks = torch.from_numpy(np.searchsorted(self._own[row], self._data.global_index_trained_on(task, client)))
         return not bool(self._table["known"][row, ranks].all())
 
     @property
     def wants_logits(self) -> bool:
-        """Whether samples of the open cohort may enter the buffers, and their logits with them."""
+        """Whether :meth:`offer` needs the logits of the current cohort's steps."""
         return self.keeps_logits and self._offers
 
     def offer(self, cohort: Cohort, batch: CohortBatch, logits: Tensor | None) -> None:
-        """A step has been taken: its samples may enter the buffers.
+        """Offer the samples of a local step to the buffers.
 
         Args:
-            cohort: whose.
+            cohort: the clients.
             batch: the step.
-            logits: ``[k, B, O]`` of its own samples; needed if :attr:`wants_logits`.
+            logits: ``[k, B, O]`` of the step's own samples; needed if :attr:`wants_logits`.
         """
         if not self._offers:
             return
@@ -176,7 +176,7 @@ class ReplayBuffer:
             table["logits"][rows, columns] = logits.cpu()[rows, source[rows, columns]].to(table["logits"].dtype)
 
     def _first_time(self, places: Tensor, present: Tensor) -> Tensor:
-        """``[k, B]`` bool, which samples their client has not trained on before; now it has."""
+        """``[k, B]`` bool: which samples their client trains on for the first time. They are marked as trained on."""
         known = self._table["known"]
         fresh = torch.zeros_like(present)
         for row, own in enumerate(self._own):
@@ -186,9 +186,9 @@ class ReplayBuffer:
         return fresh
 
     def close(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        """The clients at ``positions`` are through: they keep what their buffers have become.
+        """Save the buffers of the clients at ``positions``, which have finished.
 
-        A client whose logits have come to NaN or infinity keeps the buffer that it had.
+        A client with NaN or infinity among its logits keeps its former buffer.
         """
         rows = torch.tensor(positions)
         clients = [cohort.clients[p] for p in positions]
@@ -199,23 +199,25 @@ class ReplayBuffer:
     # Replay.
 
     def draw(self, cohort: Cohort, batch: CohortBatch, count: int, purpose: str) -> Replayed | None:
-        """Up to ``count`` samples of each client that takes a step, uniformly without replacement; None for nothing.
+        """Draw up to ``count`` samples for each client that takes a step, uniformly without replacement.
+
+        Returns None if no client has a sample.
 
         Args:
-            cohort: whose buffers, as they are before the step.
+            cohort: the clients, with their buffers before the step.
             batch: the step.
             count: at least 1.
             purpose: names the draw within the step.
         """
         keys = self._keys(purpose, cohort.clients, cohort.round, batch.step)
-        # What happens to a client that is through must not depend on how long others go on.
+        # The result of a client that has finished must not depend on how many more steps the others take.
         filled = (self._table["place"] >= 0) & batch.mask.cpu().any(1, keepdim=True)
         return self._replayed(self._table, filled, keys, count, (cohort.round, batch.step), batch.index.device)
 
     def draw_between_rounds(
         self, clients: Sequence[int], round: int, count: int, purpose: str, device: torch.device
     ) -> Replayed | None:
-        """As :meth:`draw`, for clients that are not training, after a round."""
+        """As :meth:`draw`, after a round, for clients that are not training."""
         table = self._states.gather(TOPIC, clients, self._empty)
         keys, moment = self._keys(purpose, clients, round), (round, BETWEEN_ROUNDS)
         return self._replayed(table, table["place"] >= 0, keys, count, moment, device)
@@ -232,7 +234,7 @@ class ReplayBuffer:
         held, mask = chosen(filled, count, keys)
         if not mask.any():
             return None
-        # What is masked repeats a sample that there is: padding is always valid data.
+        # Masked entries repeat an existing sample, so that padding is always valid data.
         first = table["place"].amax(1, keepdim=True)
         places = torch.where(mask, table["place"].gather(1, held), torch.where(first < 0, first.max(), first))
         words = table["word"].gather(1, held).to(device) if self._augmented else None
@@ -243,12 +245,12 @@ class ReplayBuffer:
         return Replayed(x, y, tasks, mask.to(device), logits)
 
     def fill(self, clients: Sequence[int]) -> Tensor:
-        """``[k]`` int64, how many samples these clients hold, between rounds."""
+        """``[k]`` int64, number of samples that these clients have stored, between rounds."""
         return (self._states.gather(TOPIC, clients, self._empty)["place"] >= 0).sum(1)
 
     def holders(self) -> list[int]:
-        """The clients that hold a sample, ascending, after a round's training; the same in all processes."""
-        keeping = self._states.holders(TOPIC)  # also of clients whose samples were all withheld
+        """The clients that have stored a sample, ascending, after a round; the same in all processes."""
+        keeping = self._states.holders(TOPIC)  # includes clients whose samples were all withheld
         return [client for client, held in zip(keeping, self.fill(keeping).tolist(), strict=True) if held]
 
     def _keys(self, purpose: str, clients: Sequence[int], *indices: int) -> Tensor:
@@ -256,7 +258,7 @@ class ReplayBuffer:
         return torch.tensor(seeds, dtype=torch.int64)
 
     def client_storage(self) -> int:
-        """Bytes of a full buffer: pixels, a byte each, label and task, logits, and a bit per sample already offered."""
+        """Bytes of a full buffer: a byte per pixel, label and task, logits, and a bit per sample already offered."""
         channels, height, width = self._data.input_shape
         each = channels * height * width + 2
         if self.keeps_logits:

@@ -1,7 +1,7 @@
-"""What clients remember of earlier samples: a table of (task, index) per client.
+"""Memories of earlier samples: a table of (task, index) per client.
 
-A sample is held by its place in the client's own data, which never change: fetching it again gives what storing the raw
-sample would. Memory in the papers' sense is therefore counted in samples and in the bytes that the raw samples have.
+A sample is stored as its index in the client's own data. These never change, so the result is the same as if the raw
+sample were stored. Memory is therefore counted in samples, and in the bytes of the raw samples.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class ReplayMemory:
     """One table of ``size`` slots per client.
 
     Args:
-        states: where clients keep things.
-        topic: name of the table there.
+        states: storage of the clients' states.
+        topic: topic of the table there.
         size: slots M.
     """
 
@@ -47,12 +47,12 @@ class ReplayMemory:
         return self.states.gather(self.topic, clients, self._empty)
 
     def write(self, clients: Sequence[int], table: Table) -> None:
-        """Keep these tables."""
+        """Store these clients' tables."""
         self.states.scatter(self.topic, clients, table)
 
 
 def append(table: Table, task: int, index: Tensor) -> None:
-    """Put samples into each client's first empty slots, in place; what finds none is forgotten.
+    """Put samples into each client's first empty slots, in place; samples without a free slot are dropped.
 
     Args:
         table: of k clients.
@@ -73,9 +73,9 @@ def append(table: Table, task: int, index: Tensor) -> None:
 def reservoir(table: Table, task: int, index: Tensor, keys: Tensor) -> None:
     """Offer samples one after another to each client's reservoir, in place (Vitter 1985, algorithm R).
 
-    The n-th sample ever offered takes an empty slot while there is one; later it takes slot ``j``, uniform in
-    ``0 .. n - 1``, if that is a slot, else it is forgotten. So every sample offered is held with the same probability
-    ``M / n``. The draw for the n-th sample of a client is a pure function of the client's key and n.
+    The n-th sample offered takes an empty slot while there is one. Later it takes slot ``j``, uniform in
+    ``0 .. n - 1``, if ``j`` is below the number of slots M, and is dropped otherwise. Every offered sample is thus held
+    with the same probability ``M / n``. The draw for a client's n-th sample is a pure function of its key and n.
 
     Args:
         table: of k clients.
@@ -94,16 +94,16 @@ def reservoir(table: Table, task: int, index: Tensor, keys: Tensor) -> None:
 
 
 def slots(rule: Rule, size: int, number: Tensor, keys: Tensor) -> Tensor:
-    """Which slot an offered sample takes, ``size`` for none. Empty slots are filled first, in their order.
+    """The slot that each offered sample takes, or ``size`` if it is dropped. Empty slots are filled first, in order.
 
-    - ``reservoir``: slot j, uniform in ``0 .. n - 1``, if that is a slot (Vitter 1985, algorithm R): every sample ever
-      offered is held with the same probability;
-    - ``sliding_window``: the oldest sample's: the last ``size`` samples are held;
-    - ``random_replacement``: a uniform one.
+    - ``reservoir``: slot j, uniform in ``0 .. n - 1``, if j is below ``size`` (Vitter 1985, algorithm R). Every sample
+      offered is held with the same probability.
+    - ``sliding_window``: the slot of the oldest sample. The last ``size`` samples are held.
+    - ``random_replacement``: a slot drawn uniformly.
 
     Args:
         rule: one of these.
-        size: slots.
+        size: number of slots.
         number: ``[k, n]`` int64, how many samples were offered to the client before; where there is no sample, -1
             or more.
         keys: ``[k]`` int64, one per client, the same in every call.
@@ -121,15 +121,15 @@ def slots(rule: Rule, size: int, number: Tensor, keys: Tensor) -> Tensor:
 
 
 def winners(places: Tensor, present: Tensor, size: int) -> Tensor:
-    """``[k, size]`` int64: of the offered samples that take a slot the last one, which stays; -1 where none does.
+    """``[k, size]`` int64: the offered sample that ends up in each slot, the last one to take it; -1 if none does.
 
     Args:
         places: ``[k, n]`` int64, as :func:`slots` gives them.
-        present: ``[k, n]`` bool, which samples there are.
-        size: slots.
+        present: ``[k, n]`` bool, which samples are valid.
+        size: number of slots.
     """
     order = torch.arange(places.shape[1]).expand_as(places)
-    last = torch.full((len(places), size + 1), -1)  # one slot more takes what finds none
+    last = torch.full((len(places), size + 1), -1)  # the additional slot takes the dropped samples
     return last.scatter_reduce_(1, torch.where(present, places, size), order, "amax")[:, :size]
 
 

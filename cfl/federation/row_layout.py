@@ -1,4 +1,4 @@
-"""Named tensors of one client as one flat row per dtype, so that many clients' tensors are a few large ones."""
+"""Packs the named tensors of a client into one flat row per dtype, so that many clients fill a few large tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class RowLayout:
-    """Where each named tensor lies in a client's rows.
+    """The position of each named tensor in a client's rows.
 
     Args:
         fields: name -> (dtype, shape of one client's tensor).
@@ -39,7 +39,7 @@ class RowLayout:
         return sum(width * dtype.itemsize for dtype, width in self.widths.items())
 
     def difference(self, other: RowLayout) -> str | None:
-        """What the first tensor is that the two do not share, in words; None if they are the same."""
+        """Describe the first tensor in which two layouts differ; None if they are the same."""
         for name in sorted({*self.fields, *other.fields}):
             ours, theirs = self.fields.get(name), other.fields.get(name)
             if ours != theirs:
@@ -73,7 +73,7 @@ class RowLayout:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """``float32``, say."""
+    """The name of a dtype, such as ``float32``."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -18,7 +18,7 @@ from cfl.runtime.errors import DamagedFile
 
 _BLOCK_BYTES = 1 << 24
 _CHECKED_BYTES = 1 << 20
-"""What is read at a time to be checked: little enough that the allocator gives it back."""
+"""Bytes read at a time for checking: few enough that the allocator returns them to the system."""
 
 
 class RowStore(Protocol):
@@ -34,7 +34,7 @@ class RowStore(Protocol):
 class MemoryRows:
     """Rows in memory, on the device of what was written last.
 
-    They lie in blocks, so that nothing is copied when there are more of them.
+    They are stored in blocks, so that adding rows copies nothing.
 
     Args:
         width: values in a row.
@@ -68,7 +68,7 @@ class MemoryRows:
         return values
 
     def _places(self, rows: np.ndarray) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
-        """Every block that holds some of ``rows``, their positions in ``rows`` (None: all), and their place in it."""
+        """Each block with some of ``rows``, with their positions in ``rows`` (None: all) and in the block."""
         numbers = rows // self._rows_of_block
         within = torch.from_numpy(rows % self._rows_of_block).to(self._device)
         present = np.unique(numbers).tolist()
@@ -81,11 +81,11 @@ class MemoryRows:
 
 
 class FileRows:
-    """Rows in a file without a name, whose space the system takes back when the process ends, however it ends.
+    """Rows in an unnamed file. The system frees its space when the process ends, even if it is killed.
 
-    Rows are read and written, not mapped: a mapped file that does not fit on the disk ends the process without a word,
-    every page that is touched counts as the process's memory, and writing through a mapping took six times as long.
-    A checksum of every row stays in memory, so that a row that the disk has changed is not used.
+    Rows are read and written instead of memory-mapped: a mapped file that does not fit on the disk kills the process
+    without a message, every touched page counts as the process's memory, and writing took six times as long.
+    A checksum of every row is kept in memory, so that a row damaged on the disk is not used.
 
     Args:
         width: values in a row.
@@ -120,7 +120,7 @@ class FileRows:
         """See :meth:`RowStore.read`; on the CPU.
 
         Raises:
-            DamagedFile: a row is not what was written.
+            DamagedFile: a row differs from what was written.
         """
         values = torch.empty((len(rows), self.width), dtype=self.dtype)
         data, size = _bytes_of(values), self._row_bytes
@@ -141,7 +141,7 @@ class FileRows:
         when memory is short.
 
         Raises:
-            DamagedFile: a row is not what was written.
+            DamagedFile: a row differs from what was written.
         """
         if count * self._row_bytes == 0:
             return torch.empty((count, self.width), dtype=self.dtype)

@@ -1,4 +1,4 @@
-"""The server: a global model and the rule that moves it. Tensors in, tensors out; no Lightning, no data."""
+"""The server: the global model and its update rule. It works on tensors and uses neither Lightning nor data."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import Tensor
 
 
 class StepTransform(Protocol):
-    """A method's last word on the global step, e.g. FOT's projection."""
+    """A method's change of the server's step, e.g. FOT's projection."""
 
     def __call__(self, step: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Map the step (name -> tensor, to be added to the global parameters) to the one that is taken."""
+        """Return the step to take instead of ``step`` (name -> tensor, to be added to the global parameters)."""
 
 
 class Server:
-    """Global model under server-side (momentum) SGD on the clients' mean update.
+    """Updates the global model by server-side SGD with momentum on the clients' mean update.
 
     With mean update ``d`` (trained - received), momentum ``m`` and learning rate ``lr``:
     ``v <- m v + d``, ``step = lr v``, every transform in turn, ``w <- w + step``. The transforms come last, so a
-    projection also holds for what momentum has stored. ``lr = 1, m = 0`` is federated averaging.
+    projection also applies to the stored momentum. ``lr = 1, m = 0`` is federated averaging.
 
     Args:
         parameters: name -> tensor, changed in place.
@@ -44,7 +44,7 @@ class Server:
         mean_buffers: dict[str, Tensor],
         transforms: Iterable[StepTransform] = (),
     ) -> None:
-        """Move the global model by one round.
+        """Update the global model after a round.
 
         Args:
             mean_update: parameter name -> weighted mean of the clients' updates.
@@ -54,7 +54,7 @@ class Server:
         step = {}
         for name, update in mean_update.items():
             if self.momentum:
-                # On the update's device: a checkpoint is read before the network moves to an accelerator.
+                # To the update's device: a checkpoint is loaded before the network moves to an accelerator.
                 velocity = self.velocity.get(name, torch.zeros_like(update)).to(update.device)
                 update = self.velocity[name] = velocity.mul_(self.momentum).add_(update)
             step[name] = update * self.lr  # new memory: a transform may work in place, and the velocity must not change
@@ -67,7 +67,7 @@ class Server:
             target.copy_(mean if target.is_floating_point() else mean.round())
 
     def state_dict(self) -> dict[str, Any]:
-        """Momentum only: the model itself is saved with the network."""
+        """The momentum; the model itself is saved with the network."""
         return {"velocity": {name: v.clone() for name, v in self.velocity.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

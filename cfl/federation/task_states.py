@@ -1,4 +1,4 @@
-"""What clients keep of every task that they have learned, filed away when they begin another."""
+"""Tensors that clients keep for each task they have learned, stored when they begin the next task."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cfl.federation.client_states import ClientStates
 
 
 class TaskStates:
-    """Named tensors per client and task, and which task each client is at.
+    """Named tensors per client and task, and the current task of each client.
 
-    A task is its place in a client's own sequence. Held in the clients' states, hence in checkpoints and known to all
-    processes, under ``<topic> task`` and, for each task, ``<topic> <task>``.
+    Tasks are numbered by their position in a client's own sequence. The tensors are part of the clients' states, and
+    so of checkpoints, under the topics ``<topic> task`` and, for each task, ``<topic> <task>``.
 
     Args:
-        clients: what clients keep.
+        clients: the clients' states.
         topic: the first word of the topics.
     """
 
@@ -26,27 +26,27 @@ class TaskStates:
         self.clients, self.topic = clients, topic
 
     def latest(self, clients: Sequence[int]) -> list[int]:
-        """The task that each client has begun last, -1 for none."""
+        """The current task of each client, -1 before its first."""
         nothing = {"task": torch.tensor(-1)}
         found: list[int] = self.clients.gather(f"{self.topic} task", clients, nothing)["task"].tolist()
         return found
 
     def begin(self, clients: Sequence[int], task: int, keep: Sequence[bool] | None = None) -> None:
-        """From here on the clients are at ``task``, but for those whose ``keep`` is False."""
+        """Set the clients' current task to ``task``, except for clients whose ``keep`` is False."""
         stacked = {"task": torch.full((len(clients),), task)}
         self.clients.scatter(f"{self.topic} task", clients, stacked, keep)
 
     def file(self, clients: Sequence[int], tasks: Sequence[int], stacked: Mapping[str, Tensor]) -> None:
-        """Keep row j of ``stacked`` (name -> ``[k, ...]``) as client ``clients[j]``'s of task ``tasks[j]``."""
+        """Store row j of ``stacked`` (name -> ``[k, ...]``) for client ``clients[j]`` and task ``tasks[j]``."""
         for task in sorted(set(tasks)):
             rows = [j for j, theirs in enumerate(tasks) if theirs == task]
             chosen = {name: values[rows] for name, values in stacked.items()}
             self.clients.scatter(f"{self.topic} {task}", [clients[j] for j in rows], chosen)
 
     def of(self, client: int, task: int) -> dict[str, Tensor] | None:
-        """What a client keeps of a task, copied; None if it has filed nothing of it, as of the task that it is at."""
+        """A copy of a client's tensors of a task; None if it has stored none, as for its current task."""
         return self.clients.get(f"{self.topic} {task}", client)
 
     def filed(self, num_tasks: int) -> Counter[int]:
-        """Client -> the number of tasks that it has filed something of, of the first ``num_tasks``."""
+        """Client -> number of tasks, among the first ``num_tasks``, for which it has stored tensors."""
         return Counter(client for task in range(num_tasks) for client in self.clients.holders(f"{self.topic} {task}"))

@@ -1,4 +1,4 @@
-"""One file per method; ``cfl.methods.base`` says what a method may do."""
+"""The methods, one file each. Their base class is in ``cfl.methods.base``."""
 
 from cfl.methods.agem import AGEM
 from cfl.methods.apd import APD

@@ -17,29 +17,29 @@ from cfl.runtime.option_checks import check_integers
 
 
 class AGEM(Method):
-    """No step may make the loss on the client's own buffer worse, to first order.
+    """Projects local gradients so that no step increases the loss on the client's own buffer, to first order.
 
     In every local step ``g_b`` is the gradient of the mean cross-entropy on samples drawn from the buffer, at the same
-    weights as the step's own gradient g. Where ``g . g_b < 0``, g becomes ``g - (g . g_b / g_b . g_b) g_b`` (eq 11):
-    one inner product over all parameters.
+    weights as the step's own gradient g. If ``g . g_b < 0``, g becomes ``g - (g . g_b / g_b . g_b) g_b`` (eq 11). The
+    inner product is over all parameters.
 
     The buffer is the one of Fed-A-GEM (:class:`cfl.federation.replay_buffer.ReplayBuffer`). The network is in training
     mode; BatchNorm normalises the buffer's samples by their own statistics.
 
-    Differs from the paper: the buffer holds samples of the current task too, where the original adds a task's samples
-    at its end. Differs from Fed-A-GEM's code: BatchNorm's running statistics do not count the buffer's samples; there
-    the pass over them updates these statistics as any training pass does.
+    Differs from the paper: the buffer also holds samples of the current task; the original adds a task's samples at its
+    end. Differs from Fed-A-GEM's code: the buffer's samples do not change BatchNorm's running statistics; there the
+    pass over them updates the statistics as any training pass does.
 
     Sends: nothing beyond the model. Storage per client: the buffer. Extra compute: forward and backward of the drawn
-    samples in every local step, and three element-wise passes over the gradients. Scenarios: all. Optimizers: the step
-    is free of conflict under plain SGD; momentum or Adam may turn it.
+    samples in every local step, and three element-wise passes over the gradients. Scenarios: all. Optimizers: any. The
+    guarantee holds for plain SGD; momentum and Adam may change the direction of the step.
 
     Args:
-        batch_size: samples drawn per local step; all that there are, if fewer.
+        batch_size: samples drawn per local step, or all of the buffer if it holds fewer.
 
     Raises:
         ConfigError: below 1; or, before training, if there are two of these methods, or gradients are clipped by value
-            behind the projection.
+            after the projection.
     """
 
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
@@ -54,25 +54,25 @@ class AGEM(Method):
         self._reference: dict[str, Tensor] = {}
 
     def setup(self, context: Context) -> None:
-        """Refuse a second one, which would draw the same samples."""
+        """Refuse a second A-GEM, which would draw the same samples."""
         super().setup(context)
         self.refuse_twins(AGEM, "one A-GEM with a larger batch_size")
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
-        """Compute the buffer's gradient where the step's own will be computed."""
+        """Compute the gradient on samples of the buffer, at the weights of the step."""
         buffer = self.context.buffer
         assert buffer is not None
         self._reference = {}
         drawn = buffer.draw(cohort, batch, self.batch_size, "A-GEM")
         if drawn is not None:
-            # A client without samples has gradient 0, which changes nothing; so has one that is through.
+            # Clients without samples, and clients that have finished, have gradient 0, which changes nothing.
             cohort.use_outputs(drawn.tasks, drawn.mask)
             self._reference = cohort.gradients_on(drawn.as_step_of(batch), "A-GEM dropout")
         return batch
 
     @torch.no_grad()
     def adjust_gradients(self, cohort: Cohort) -> None:
-        """Take what conflicts with the buffer's gradient out of the step's."""
+        """Project the step's gradients by the buffer's gradient."""
         if self._reference:
             gradients = cohort.gradients
             product = inner(gradients, self._reference)

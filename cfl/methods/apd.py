@@ -1,4 +1,4 @@
-"""Additive parameter decomposition (Yoon et al., ICLR 2020), as the clients of FedWeIT's paper use it."""
+"""Additive parameter decomposition (Yoon et al., ICLR 2020), as in the experiments of FedWeIT's paper."""
 
 from __future__ import annotations
 
@@ -31,54 +31,53 @@ Tensors = dict[str, Tensor]
 
 
 class APD(Method):
-    """Every weight is a shared base, seen through a task's mask, plus what the task adds to it::
+    """Makes every weight the sum of a shared base times a task's mask, and task-adaptive weights::
 
         theta^(t) = B * sigmoid(m^(t)) + A^(t)                               (Yoon et al., 2020, eq 2)
 
-    for all Linear and Conv2d layers but the head; m has a logit per output unit, A the shape of B. To the mean
+    for all Linear and Conv2d layers except the head. m has one logit per output unit, A has the shape of B. To the mean
     cross-entropy of task t every client adds::
 
         sparsity (||A^(t)||_1 + sum_{i<t} ||A^(i)||_1) + mask_sparsity ||m^(t)||_1
         + weight_decay / 2 (||A^(t)||^2 + ||m^(t)||^2, and ||B||^2 in the first task)
         + consolidation / 2 sum_{i<t} ||B * sigmoid(m^(i)) + A^(i) - theta*^(i)||^2
 
-    with ``theta*^(i) = B* sigmoid(m^(i)) + A*^(i)`` as they were when task t began, before the client was sent the base
-    of that round. All norms are sums over elements; their gradients are added to those of the local step, before
-    clipping and the optimizer. As for all methods, the reported training loss is without them.
+    with ``theta*^(i) = B* sigmoid(m^(i)) + A*^(i)`` at the beginning of task t, before the client received the base of
+    that round. All norms are sums over elements. Their gradients are added to those of the local step, before clipping
+    and the optimizer. As for all methods, the reported training loss does not include them.
 
     B is an ordinary parameter, exchanged and averaged unless another method keeps it local (``PersonalLayers`` with
-    ``["*"]``: the papers' Local-APD; ``FedProx`` beside this: FedProx-APD). Everything else belongs to a client and a
-    task and is never sent: m, A, biases, head, normalisation. When a client begins a task (in the first round of the
-    task that it is sampled in), it files those of its last one and starts anew: m and biases from a normal distribution
-    of variance 1 / O cut at two deviations (FedWeIT's code), A from a third of B, and all else, the head too, from its
-    initial values. Images of an earlier task are answered with its filed set, the present B, and entries of A above
-    ``threshold`` in absolute value.
+    ``["*"]``: the papers' Local-APD; ``FedProx`` beside this: FedProx-APD). The task's set, that is m, A, biases, head
+    and normalisation, belongs to a client and a task and is never sent. A client begins a task in the first round of
+    the task in which it is sampled. It then stores the set of its last task and starts a new one: m and biases from a
+    normal distribution of variance 1 / O, cut at two deviations (FedWeIT's code), A from a third of B, and the rest,
+    including the head, from its initial values. Images of an earlier task are tested with the task's stored set, the
+    current B, and the entries of A above ``threshold`` in absolute value.
 
-    Differs from the papers: losses and start values are those of FedWeIT's code; nothing is grouped by k-means (APD(2)
-    is left out), gradients are not rescaled and no best epoch is selected. FedWeIT's code trains A of the present task
-    only (``retroactive: false``); the consolidation term is then, up to rounding, ``1/2 sum_i sigmoid(m^(i))^2
+    Differs from the papers: losses and start values are those of FedWeIT's code. Nothing is grouped by k-means (APD(2)
+    is left out), gradients are not rescaled and no best epoch is selected. FedWeIT's code trains A of the current task
+    only (``retroactive: false``). The consolidation term is then, up to rounding, ``1/2 sum_i sigmoid(m^(i))^2
     (B - B*)^2``, whose cost does not grow with the number of tasks.
 
     Gradient steps along the consolidation term are stable where ``learning rate * consolidation * sum_i
     sigmoid(m^(i))^2`` stays below 2: a consolidation of 100 is for Adam.
 
-    Sends nothing of its own. Extra memory per client: a set as above per learned task, of the size of the model; beside
-    consolidation, B* and, if retroactive, A and A* of all earlier tasks. Extra compute: element-wise passes over the
-    weights in every local step, about ten, and six more per earlier task if retroactive. Scenarios: those in which it
-    is known whose image is tested: task and domain; and density, where tests are answered both without knowing it, with
-    the set of the task that the client is at, and with it. Optimizers: any.
+    Sends nothing of its own. Extra memory per client: one set per learned task, of the size of the model; with
+    consolidation also B* and, if retroactive, A and A* of all earlier tasks. Extra compute: about ten element-wise
+    passes over the weights in every local step, and six more per earlier task if retroactive. Scenarios: task and
+    domain, where the task of a test image is known; and density, where tests are computed both with the task unknown,
+    using the client's current set, and with the task known. Optimizers: any.
 
     Args:
         sparsity: lambda_1, at least 0; of the adaptive weights.
         mask_sparsity: of the masks; in the papers ``sparsity``, in FedWeIT's code 0.
         consolidation: lambda_2, at least 0.
-        weight_decay: at least 0; in the loss, so that it does not matter how an optimizer understands its own.
-        retroactive: whether A of earlier tasks go on being trained (both papers).
-        adaptive_from: the base of which A starts as a third: the ``initial`` one (FedWeIT's code), or the ``current``
-            one, with which the client begins the task.
-        threshold: at or below it an entry of A counts as 0, in tests and in what is sent; ``sparsity`` if not given.
-        draws: whether m, biases and attention start from numbers ``common`` to all clients, or each client draws its
-            ``own``.
+        weight_decay: at least 0; part of the loss, so that its effect does not depend on the optimizer.
+        retroactive: whether A of earlier tasks are still trained (both papers).
+        adaptive_from: A starts as a third of the ``initial`` base (FedWeIT's code), or of the ``current`` base with
+            which the client begins the task.
+        threshold: entries of A at or below it count as 0, in tests and in messages; ``sparsity`` if not given.
+        draws: m, biases and attention start from numbers ``common`` to all clients, or each client draws its ``own``.
 
     Raises:
         ConfigError: for values other than these, two such methods, a network without a layer to decompose, a method
@@ -88,8 +87,8 @@ class APD(Method):
     scenarios = frozenset({"task", "domain", "density"})
     client_clocks = True
     pulls_with = "consolidation"
-    adaptive_divisor = 3.0  # of the base that adaptive weights start from
-    state = ("_initial", "_rows", "_client_bytes")  # clients' sets are with ``context.clients``
+    adaptive_divisor = 3.0  # A starts from the base divided by this
+    state = ("_initial", "_rows", "_client_bytes")  # clients' sets are in ``context.clients``
 
     def __init__(
         self,
@@ -139,14 +138,14 @@ class APD(Method):
         decompose(network, **self._parts())
 
     def _parts(self) -> dict[str, bool]:
-        """Of which parts weights are made; see :func:`cfl.models.decomposition.decompose`."""
+        """The parts that weights are made of; see :func:`cfl.models.decomposition.decompose`."""
         return {"remembers": self.retroactive}
 
     def setup(self, context: Context) -> None:
-        """Give the network the first task's set, and remember what later ones start from."""
+        """Give the network the first task's set, and store the initial values for later tasks."""
         super().setup(context)
         network = context.network
-        # All but bases change with the task: they would be held to, or trained on, what belongs to another one.
+        # Methods that look back are refused: all tensors but the bases belong to a single task.
         backward = [
             name
             for name, method in context.methods.items()
@@ -185,7 +184,7 @@ class APD(Method):
         return 0
 
     def keeps_local(self, name: str) -> bool:
-        """All but the base."""
+        """Keep all parameters and buffers local, except the base."""
         return not is_base(name)
 
     def _drawn_parts(self, layer: DecomposedLayer) -> list[str]:
@@ -195,7 +194,7 @@ class APD(Method):
         return [name for name in parts if name is not None]
 
     def _fresh(self, task: int, client: int) -> Tensors:
-        """The set with which a client begins a task, but for A that starts from the current base."""
+        """The set with which a client begins a task, without A if that starts from the current base."""
         seed, tensors = self.context.seed, self.context.state_tensors()
         own = (client,) if self.draws == "own" else ()
         found = {name: value for name, value in self._initial.items() if not is_base(name)}
@@ -207,11 +206,11 @@ class APD(Method):
                 found[layer.adaptive] = self._initial[layer.base] / self.adaptive_divisor
         return found
 
-    # A cohort opens.
+    # Clients start.
 
     @torch.no_grad()
     def start_clients(self, cohort: Cohort) -> None:
-        """Clients that have not yet trained in the task file the set of their last one and begin it."""
+        """Let clients begin the task if they have not trained in it yet, and store the set of their last task."""
         latest = self._tasks.latest(cohort.clients)
         beginners = [position for position, task in enumerate(latest) if task != cohort.task]
         self._beginners = frozenset(beginners)
@@ -226,10 +225,10 @@ class APD(Method):
         self._begin(cohort, beginners)
 
     def _receive(self, cohort: Cohort) -> None:
-        """What clients are sent, beside what the server sends to all."""
+        """Receive messages beside the global model; APD has none."""
 
     def _file(self, cohort: Cohort, positions: Sequence[int], tasks: Sequence[int]) -> None:
-        """File the sets of some clients, as they were when they were last trained."""
+        """Store the sets of some clients as they were after their last training."""
         clients = [cohort.clients[position] for position in positions]
         present: Tensors = {**cohort.parameters, **cohort.buffers}
         filed = {name: present[name][positions] for name in self._set}
@@ -245,8 +244,8 @@ class APD(Method):
         self._tasks.file(clients, tasks, {**filed, "entries above the threshold": above})
 
     def _anchored(self, cohort: Cohort, experienced: Sequence[int], latest: Sequence[int]) -> Tensors:
-        """What holds the clients' earlier tasks in place: per layer the base ``[k, ...]`` and the gates sigmoid(m) of
-        earlier tasks ``[k, T - 1, O]``, zeros where there is no such task; if retroactive, A of these as well."""
+        """The anchors of the consolidation term: per layer the base ``[k, ...]`` and the gates sigmoid(m) of earlier
+        tasks ``[k, T - 1, O]``, zeros for tasks that a client has not learned; if retroactive, their A as well."""
         if self.consolidation == 0 or cohort.task == 0:
             return {}
         clients, tasks = self.context.clients, self.context.num_tasks
@@ -275,7 +274,7 @@ class APD(Method):
         return anchor
 
     def _begin(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        """Give some clients the set with which they begin the cohort's task."""
+        """Give clients the set with which they begin the cohort's task."""
         present: Tensors = {**cohort.parameters, **cohort.buffers}
         for position in positions:
             for name, value in self._fresh(cohort.task, cohort.clients[position]).items():
@@ -290,7 +289,7 @@ class APD(Method):
 
     @property
     def changes_gradients(self) -> bool:
-        """Unless no term has a coefficient, or that of consolidation alone and there is nothing to hold."""
+        """Whether any term is active: consolidation is not before there is an earlier task."""
         return bool(self.weight_decay or self.sparsity or self.mask_sparsity or self._anchor)
 
     @torch.no_grad()
@@ -315,8 +314,9 @@ class APD(Method):
                 gradients[layer.base].addcmul_(strength, moved, value=self.consolidation)
 
     def _counted(self, cohort: Cohort) -> Tensors:
-        """Layer -> ``[*shape]`` bool, the entries of adaptive weights whose L1 norm counts in the present step; all of
-        layers that are not named."""
+        """Layer -> ``[*shape]`` bool, the entries of adaptive weights that count in the L1 norm of the current step.
+
+        For layers that are not listed, all entries count."""
         return {}
 
     @staticmethod
@@ -330,13 +330,13 @@ class APD(Method):
     def _hold_retroactively(
         self, cohort: Cohort, layer: DecomposedLayer, of_base: Tensor, where: Tensor | None
     ) -> None:
-        """Gradients of the terms of earlier tasks, by their adaptive weights and by the base."""
+        """Add the gradients of earlier tasks' terms with respect to their adaptive weights and to the base."""
         parameter = cohort.parameters[layer.earlier]
         room = self._earlier_gradients.get(layer.name)
         if room is None or len(room) < len(parameter) or room.device != parameter.device:
             room = self._earlier_gradients[layer.name] = torch.zeros_like(parameter)
         gradient = room[: len(parameter)]
-        # Rows of tasks to come stay zero, also behind a cohort that was further on its own clock.
+        # Rows of later tasks stay zero, also after a cohort whose own clock was further ahead.
         room[:, cohort.task : self._earlier_written.get(layer.name, 0)] = 0
         self._earlier_written[layer.name] = cohort.task
         moved = cohort.parameters[layer.base] - self._anchor[f"base {layer.name}"] if self._anchor else None
@@ -350,15 +350,15 @@ class APD(Method):
             drift = torch.addcmul(parameter[:, task] - self._anchor[f"earlier {layer.name}"][:, task], gates, moved)
             gradient[:, task].add_(drift, alpha=self.consolidation)
             of_base.addcmul_(gates, drift, value=self.consolidation)
-        parameter.grad = gradient  # the forward pass gives none
+        parameter.grad = gradient  # autograd computes none for it
 
-    # Clients close.
+    # Clients finish.
 
     @torch.no_grad()
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        """Clients that have begun the task remember that, and what their earlier ones are held to."""
+        """Store that clients have begun the task, and the anchors of their earlier tasks."""
         states = self.context.clients
-        # Who trains to NaN is not among them and begins the task once more.
+        # A client that trained to NaN is not among them and begins the task again.
         started = [position for position in positions if position in self._beginners]
         if started:
             clients = [cohort.clients[position] for position in started]
@@ -374,7 +374,7 @@ class APD(Method):
 
     @torch.no_grad()
     def recall(self, client: int, task: int | None, model: Tensors) -> Tensors:
-        """The task's set over the present base; of a task not known or yet to be learned, the present set."""
+        """The task's set with the current base; the current set if the task is unknown or not learned yet."""
         at = self._tasks.latest([client])[0]
         asked = at if task is None else task
         filed = None if asked == at else self._tasks.of(client, asked)
@@ -392,12 +392,12 @@ class APD(Method):
 
     @torch.no_grad()
     def as_tested(self, model: Tensors) -> Tensors:
-        """Without entries of A up to the threshold."""
+        """The model without the entries of A at or below the threshold."""
         adaptive = [layer.adaptive for layer in self._layers if layer.parts.adaptive is not None]
         return model | {name: self._above_threshold(model[name]) for name in adaptive}
 
     def _borrow(self, client: int, task: int, model: Tensors) -> None:
-        """Change, in ``model``, what a set learned in ``task`` computes with beside its own and the base."""
+        """Add to ``model``, in place, the knowledge that the set of ``task`` uses; APD has none."""
 
     def _above_threshold(self, values: Tensor) -> Tensor:
         return torch.where(values.abs() > self.threshold, values, torch.zeros_like(values))
@@ -406,14 +406,14 @@ class APD(Method):
 
     @torch.no_grad()
     def end_round(self, plan: RoundPlan) -> None:
-        """Note how sparse the sets of clients have become whose task is over, sampled or not."""
+        """Record the sparsity of the sets of all clients whose task is over, sampled or not."""
         context = self.context
         due = set(context.due(plan))
-        if not due:  # of most rounds
+        if not due:  # the case in most rounds
             return
         ending = [client for client in context.clients.holders("model") if client in due]
         for client, at in zip(ending, self._tasks.latest(ending), strict=True):
-            if at == context.task_at(plan.round, client):  # others are as they were when their own task ended
+            if at == context.task_at(plan.round, client):  # others were recorded when their own task ended
                 model = context.clients.get("model", client) or {}
                 self._client_bytes[client] = self._entries(client, at, {**context.state_tensors(), **model})
                 self._rows += [self._row(at, client, layer, model) for layer in self._layers]
@@ -443,10 +443,10 @@ class APD(Method):
     def report(self) -> Report:
         """The model's size, and a row per task, client that learned it and layer.
 
-        ``model_bytes``: of all clients' bases and adaptive weights above the threshold, without zeros, after the last
-        finished task (the papers' model size). ``adaptive_share`` is the mean over that task's sets. In a row it is the
-        share of A above the threshold, and ``mean_gate`` the mean of sigmoid(m), both at the task's end; None where the
-        layer has none.
+        ``model_bytes``: bytes of all clients' bases and of their adaptive weights above the threshold, without zeros,
+        after the last finished task (the papers' model size). ``adaptive_share`` in a row is the share of A above the
+        threshold, and ``mean_gate`` the mean of sigmoid(m), both at the task's end; None if the layer has none. In the
+        summary ``adaptive_share`` is the mean over that task's sets.
         """
         sizes = {layer.name: layer.weight.numel() for layer in self._layers}
         last = [row for row in self._rows if row["task"] == self._rows[-1]["task"]]
@@ -456,7 +456,7 @@ class APD(Method):
         return Report(figures, [dict(row) for row in self._rows])
 
     def client_storage(self) -> int:
-        """The filed sets, and what holds them."""
+        """Bytes of the stored sets and of their anchors."""
         states, tensors = self.context.clients, self.context.state_tensors()
         adaptive = {layer.adaptive for layer in self._layers} if self.retroactive else set()
         one = payload_bytes({name: tensors[name] for name in self._set if name not in adaptive})

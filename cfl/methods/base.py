@@ -1,18 +1,19 @@
-"""What a method is: a set of plain parameters, some moments of a round, and capabilities.
+"""The base class of methods. Read this file first to write a method.
 
-A method author reads this file. ``{}`` (no method) is federated averaging. Methods compose: each moment comes for every
-method in the order of the ``methods`` mapping (:mod:`cfl.methods.composition`).
+A method has options, functions that are called at certain moments of a round, and capabilities. With no method
+(``methods: {}``) training is federated averaging. Several methods compose: each moment calls them in the order of the
+``methods`` mapping (:mod:`cfl.methods.composition`).
 
-One round, as a method sees it::
+The moments of a round, after ``setup``, which is called once before training::
 
-    begin_task        before the first round of a task: the global model is about to be sent out
+    begin_task        before the first round of a task, before the global model is sent
     start_clients     K clients have received the global model (or loaded their own)
-    finish_clients    clients have taken their last local step; their updates are about to be sent
-    end_round         the global model has moved
-    end_task          after end_round of a task's last round: extra communication over the same channel
+    finish_clients    clients have taken their last local step; their updates are sent next
+    end_round         the server has updated the global model
+    end_task          after end_round of a task's last round; extra communication over the same channel
 
-Before all that, once: ``setup``. What a method does in local steps, to the server's step, or in
-tests is a capability: it has the members of one of the Protocols of :mod:`cfl.methods.capabilities`, and is asked.
+Whatever a method does in local steps, to the server's step or in tests is a capability: the method defines the members
+of one of the Protocols of :mod:`cfl.methods.capabilities`, which are then called.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from cfl.runtime.errors import ConfigError
 
 @dataclass(frozen=True)
 class Report:
-    """What a method adds to the run folder.
+    """Figures and table rows that a method adds to the run folder.
 
     Attributes:
-        figures: for the run's summary, under their final names.
-        rows: of the method's own table, all tasks so far; all with the same columns.
+        figures: entries of the run's summary, under their final names.
+        rows: rows of the method's own table, for all tasks so far; all have the same columns.
     """
 
     figures: dict[str, Any] = field(default_factory=dict)
@@ -47,30 +48,29 @@ class Report:
 
 
 class Method:
-    """Base of all methods; every moment does nothing.
+    """Base class of all methods; its functions do nothing.
 
     Class attributes are declarations that are checked before training:
 
     Attributes:
-        scenarios: scenarios under which the method means something; ``density`` for one that looks neither at labels
-            nor at classes.
+        scenarios: scenarios in which the method works; ``density`` only if it uses neither labels nor classes.
         individual_uplinks: whether the server must see single clients' messages, which rules out secure aggregation.
         optimizers: names of the torch optimizers under which the method's guarantee holds, or None for any.
         common_order: whether all clients must learn the same tasks in the same order.
-        client_clocks: whether clients may change tasks each in its own round. A cohort's clients are always at the same
-            task and have begun it together; ``begin_task`` and ``end_task`` are then called for each part of a round
-            (``RoundPlan.parts``) whose clients begin or end a task, hence several times or, where none of those is
-            sampled, never for a task.
-        task_free: whether the method declares to need neither task ids nor boundaries, as general continual learning
-            does. It is then shown none: ``begin_task`` and ``end_task`` are not called, and rounds, cohorts and batches
-            come without what tells tasks apart (:mod:`cfl.methods.task_free`).
-        looks_back: whether it takes something from tasks that have ended. With ``data.exposure: joint`` none ever ends:
-            all of them are trained on from the first round to the last.
-        state: names of the attributes that the next round depends on, beside those of the base classes. They are saved
-            in checkpoints, under their names without a leading underscore, and restored from them. Each is there from
-            :meth:`setup` on. It holds a tensor, a plain value, a dict, list or tuple of these, a set of values that can
-            be sorted, or an object with ``state_dict`` and ``load_state_dict``. A mapping from the key in the
-            checkpoint to the attribute, such as ``_old.tensors``, is for those whose names differ.
+        client_clocks: whether clients may change tasks in different rounds. The clients of a cohort are always at the
+            same task and began it together. ``begin_task`` and ``end_task`` are called for each part of a round
+            (``RoundPlan.parts``) whose clients begin or end a task: several times for a task or, if none of these
+            clients is sampled, never.
+        task_free: whether the method needs neither task ids nor task boundaries, as in general continual learning. It
+            is then shown none: ``begin_task`` and ``end_task`` are not called, and rounds, cohorts and batches hide
+            which task they belong to (:mod:`cfl.methods.task_free`).
+        looks_back: whether the method uses something of tasks that have ended. With ``data.exposure: joint`` no task
+            ends: all are trained on from the first round to the last.
+        state: names of the attributes that the next round depends on, in addition to those of the base classes. They
+            are saved in checkpoints, under their names without a leading underscore, and restored from them. Each must
+            exist after :meth:`setup`. It holds a tensor, a plain value, a dict, list or tuple of these, a set of values
+            that can be sorted, or an object with ``state_dict`` and ``load_state_dict``. If names differ, ``state`` is
+            a mapping from the key in the checkpoint to the attribute, such as ``_old.tensors``.
     """
 
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain"})
@@ -83,84 +83,84 @@ class Method:
     state: ClassVar[tuple[str, ...] | Mapping[str, str]] = ()
 
     context: Context
-    """What it is given of the run, from :meth:`setup` on."""
+    """The method's access to its run, set by :meth:`setup`."""
     name: str = ""
-    """Under which the configuration has it, from :meth:`setup` on."""
+    """The method's name in the configuration, set by :meth:`setup`."""
     source: int = 1
-    """Tells the samples that it adds from others' (:class:`cfl.data.samples.ExtraSamples`), from :meth:`setup` on."""
+    """Number that marks the samples that it adds (:class:`cfl.data.samples.ExtraSamples`), set by :meth:`setup`."""
 
     # Moments.
 
     def setup(self, context: Context) -> None:
-        """Take the context and allocate state; raise ConfigError for settings that cannot work with it."""
+        """Store the context and allocate state; raise ConfigError for settings that cannot work."""
         self.context = context
         for number, (name, method) in enumerate(context.methods.items(), 1):
             if method is self:
                 self.name, self.source = name, number
 
     def begin_task(self, plan: RoundPlan) -> None:
-        """``plan`` is a task's first round, and nobody has been sent anything yet; not for ``task_free`` methods."""
+        """A task begins with the round ``plan``; nothing has been sent yet. Not called for ``task_free`` methods."""
 
     def start_clients(self, cohort: Cohort) -> None:
-        """Clients have been given their parameters."""
+        """The cohort's clients have received the model and are about to train."""
 
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
         """The clients at ``positions`` of the cohort have taken their last local step.
 
-        Without those that have trained to NaN or infinity: everything of them is dropped in this round.
+        Clients that trained to NaN or infinity are not among them: everything they sent this round is dropped.
         """
 
     def end_round(self, plan: RoundPlan) -> None:
-        """The global model has moved."""
+        """The server has updated the global model."""
 
     def end_task(self, plan: RoundPlan) -> None:
-        """A task's last round is over; not for ``task_free`` methods."""
+        """A task's last round is over. Not called for ``task_free`` methods."""
 
-    # For its own code.
+    # For use in subclasses.
 
     @property
     def key(self) -> str:
-        """Where its options stand in a configuration: under the name it was given, before :meth:`setup` its class's."""
+        """Key of the method's options in the configuration; before :meth:`setup` it has the name of the class."""
         return f"methods.{self.name or re.sub('(?<=[a-z])(?=[A-Z])', '_', type(self).__name__).lower()}"
 
     def ours(self, samples: Samples) -> Tensor:
-        """Bool, which samples of a step are a client's own or added by this method, padding included."""
+        """Bool: which samples of a step are the client's own or were added by this method, padding included."""
         return (samples.source == 0) | (samples.source == self.source)
 
     def refuse_twins(self, kind: type[Method], instead: str) -> None:
-        """Raise ConfigError if two methods of this kind are used, which would share their clients' state.
+        """Raise ConfigError if a run has two methods of a class, because they would share their clients' state.
 
         Args:
             kind: the class.
-            instead: what there may be, e.g. ``one EWC``.
+            instead: what is valid, e.g. ``one EWC``.
         """
         twins = [name for name, method in self.context.methods.items() if isinstance(method, kind)]
         if len(twins) > 1:
             raise ConfigError("methods", twins, instead)
 
-    # What is said of it.
+    # Reported about the method.
 
     @property
     def computes_locally(self) -> bool:
-        """Whether local steps cost more than those of federated averaging; asked after :meth:`setup`.
+        """Whether local steps cost more than those of federated averaging; called after :meth:`setup`.
 
-        A method whose options can switch its capabilities off says so.
+        Override it if options can switch off the method's capabilities.
         """
         return capabilities.has(self, *capabilities.IN_LOCAL_STEPS)
 
     def client_storage(self) -> int:
-        """Bytes that a client has to keep for this method between rounds, at most, as things are at the end of a run.
+        """Most bytes that a client stores for this method between rounds, at the end of a run.
 
-        What is kept in another form here (places instead of pixels) counts as what it stands for.
+        Samples that are stored here as indices count with their pixels.
         """
         return 0
 
     def report(self) -> Report:
-        """The method's figures and rows so far, for the run folder; may be asked after any round."""
+        """The method's figures and rows so far, for the run folder; may be called after any round."""
         return Report()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything the next round depends on: tensors and plain values only; what :attr:`state` names."""
+        """The attributes named by :attr:`state`, as tensors and plain values."""
         return declared_state.save(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

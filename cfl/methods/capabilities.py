@@ -1,10 +1,10 @@
-"""What a method may do beside the moments of :class:`cfl.methods.base.Method`.
+"""The capabilities of methods, in addition to the moments of :class:`cfl.methods.base.Method`.
 
-A capability is a Protocol. A method has it by having its members (:func:`has`), and says nothing else of it: what
-the checks and the engines want to know is derived (:mod:`cfl.methods.composition`). Attributes with a default need
-not be there.
+A capability is a Protocol. A method has it by defining its members (:func:`has`); nothing is registered. The checks and
+the engines derive everything else from that (:mod:`cfl.methods.composition`). Attributes whose default is given in
+brackets are optional.
 
-A cohort is k clients that train side by side, its tensors are stacked, ``[k, ...]``.
+A cohort is k clients that train side by side. Its tensors are stacked, ``[k, ...]``.
 """
 
 from __future__ import annotations
@@ -23,58 +23,58 @@ from cfl.engines.right_factors import RightFactor
 
 
 class NetworkExtension(Protocol):
-    """Adds parameters to the network that has just been made, before anybody has seen it (APD)."""
+    """Adds parameters to the network directly after it was created (APD)."""
 
     def extend_network(self, network: nn.Module) -> None:
         """Change the network. Torch's random numbers are seeded by the run's seed; drawing has no effect elsewhere."""
 
 
 class PersonalParameters(Protocol):
-    """Parameters and buffers that stay on their client, kept between rounds and never sent (personal layers, APD)."""
+    """Keeps parameters and buffers on their client between rounds and never sends them (personal layers, APD)."""
 
     def keeps_local(self, name: str) -> bool:
-        """Whether the parameter or buffer of this name stays."""
+        """Whether the parameter or buffer of this name stays on its client."""
 
 
 class PersonalModel(Protocol):
-    """A client answers its tasks by models of its own (APD, FedWeIT, single-task models)."""
+    """Gives each client its own model for each of its tasks (APD, FedWeIT, single-task models)."""
 
     def recall(self, client: int, task: int | None, model: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The model with which a client answers test images of one of its tasks.
+        """The model that a client uses for test images of one of its tasks.
 
         Args:
-            client: its id.
-            task: its place in the client's own sequence, from 0; may be one that the client has yet to learn. None
-                where the client is not told: it answers with what it has for the task that it is at.
+            client: the client's id.
+            task: number of the task in the client's own sequence, from 0; the client may not have learned it yet. None
+                if the task is unknown: the client then uses its model of the current task.
             model: the client's parameters and buffers by name, in the server's order; not to be changed.
         """
 
 
 class TestedOtherwise(Protocol):
-    """A model fresh from local training is not yet the one its client answers with (APD prunes it)."""
+    """Tests a model that differs from the one after local training (APD prunes it)."""
 
     def as_tested(self, model: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The model with which the client answers images of its present task; ``model`` is not to be changed."""
+        """The model that the client uses for images of its current task; ``model`` is not to be changed."""
 
 
 class Predictor(Protocol):
-    """Scores test images in the network's place (iCaRL: nearest class means)."""
+    """Computes the scores of test images in place of the network (iCaRL: nearest class means)."""
 
     def classify(self, task: int, model: dict[str, Tensor], x: Tensor) -> Tensor | None:
-        """Scores ``[B, O]``, or None to leave the network's logits alone; the first method that has some counts.
+        """Scores ``[B, O]``, or None to use the network's logits; the first method that returns scores counts.
 
         Args:
-            task: whose images they are, for those who may know it.
-            model: parameters and buffers by name, as the task's tests compute with them.
+            task: the images' task, for methods that may use it.
+            model: parameters and buffers by name, of the model tested on the task.
             x: ``[B, C, H, W]``.
         """
 
 
 class TaskModel(Protocol):
-    """The global model answers each task in a form of its own (RGO permutes features)."""
+    """Changes the global model for the tests of each task (RGO permutes features)."""
 
     def model_for(self, task: int, model: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The model with which images of ``task`` are tested; ``model`` is in the server's order, not to be changed."""
+        """The model tested on ``task``, made from ``model``, which is in the server's order and not to be changed."""
 
 
 # Local steps.
@@ -84,27 +84,27 @@ class Replay(Protocol):
     """Takes samples from the clients' buffers, ``context.buffer`` (A-GEM, DER, Fed-A-GEM)."""
 
     replays_logits: bool
-    """Whether the buffers keep logits with the samples. On the class: it is asked without an instance."""
+    """Whether the buffers store logits with the samples. Set it on the class: it is read without an instance."""
 
 
 class BatchExtension(Protocol):
-    """Adds samples to a local step (replay), or what a loss wants to know of its samples."""
+    """Adds samples to a local step (replay), or extra tensors about the samples for the method's loss."""
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
-        """The step, with ``batch.with_added`` samples or ``batch.with_extras``; asked before anything is computed."""
+        """The step with ``batch.with_added`` samples or ``batch.with_extras``; called before the step is computed."""
 
 
 class SampleWeights(Protocol):
-    """Weighs a step's samples as a function of its logits (GLFC, iCaRL).
+    """Weights a step's samples as a function of their logits (GLFC, iCaRL).
 
-    ``replaces_own_loss`` (False): it drops the cross-entropy of the step's own samples, and ``sample_loss`` puts a term
-    in its place. ``reweighs_added_only`` (False): it does nothing to a step that has its own samples alone.
+    ``replaces_own_loss`` (False): True if it drops the cross-entropy of the step's own samples, which ``sample_loss``
+    replaces. ``reweighs_added_only`` (False): True if it does not change a step without added samples.
     """
 
     def sample_weights(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
-        """Factors ``[N]`` of one client's cross-entropies from those so far.
+        """New weights ``[N]`` of one client's cross-entropies, given the current ones.
 
-        Runs under ``torch.func.vmap`` and is differentiated, so detach what shall not be.
+        Runs under ``torch.func.vmap`` and is differentiated: detach what is to be constant.
 
         Args:
             weights: ``[N]``; see :class:`cfl.data.samples.ExtraSamples`.
@@ -114,28 +114,28 @@ class SampleWeights(Protocol):
 
 
 class SampleLoss(Protocol):
-    """Adds a term of the logits to a client's loss (DER, CFeD). ``reweighs_added_only``: as for sample weights."""
+    """Adds a function of the logits to a client's loss (DER, CFeD). ``reweighs_added_only``: as for SampleWeights."""
 
     def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
         """A term ``[]`` of one client's loss; arguments as :meth:`SampleWeights.sample_weights`, also under vmap."""
 
 
 class ForwardPass(Protocol):
-    """Makes logits and a term of the loss in one pass (L2P); at most one method of a run may.
+    """Computes logits and a term of the loss in one pass (L2P); at most one method of a run may have it.
 
-    ``passes_forward`` (True): False where its options switch that off.
+    ``passes_forward`` (True): False if the method's options switch it off.
     """
 
     def forward_pass(self, network: nn.Module, x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
-        """Logits ``[N, O]`` of one client's step, which go on to all other terms, and a term ``[]`` of its loss;
-        arguments as for :meth:`LocalObjective.local_loss`."""
+        """Logits ``[N, O]`` of one client's step, from which all other terms are computed, and a term ``[]`` of its
+        loss; arguments as for :meth:`LocalObjective.local_loss`."""
 
 
 class LocalObjective(Protocol):
-    """Replaces a client's whole loss (FedCIL); at most one method of a run may."""
+    """Replaces a client's whole loss (FedCIL); at most one method of a run may have it."""
 
     def local_loss(self, network: nn.Module, x: Tensor, samples: Samples) -> Tensor:
-        """The loss ``[]`` of one client's step. Under ``torch.func.vmap``, so that random numbers come with the batch.
+        """The loss ``[]`` of one client's step. Runs under ``torch.func.vmap``: take random numbers from the batch.
 
         Args:
             network: holds the client's parameters and buffers; in training mode.
@@ -145,7 +145,7 @@ class LocalObjective(Protocol):
 
 
 class Penalty(Protocol):
-    """Adds a term that does not depend on samples to the loss, by autograd. A quadratic one is a Regularizer."""
+    """Adds a term of the weights to the loss, differentiated by autograd. For a quadratic term use a Regularizer."""
 
     def penalty(self, cohort: Cohort) -> Tensor | None:
         """A term ``[k]``, one number for every client, or None."""
@@ -154,28 +154,28 @@ class Penalty(Protocol):
 class Regularizer(Protocol):
     """Pulls weights towards anchors: every local step adds ``s (w - a)`` to the gradient (FedProx, EWC, FedCurv).
 
-    ``pulls_with`` (""): the option that says how hard, for the message when training diverges.
+    ``pulls_with`` (""): name of the option that sets the strength, for the message when training diverges.
     """
 
     def pulls(self, cohort: Cohort) -> Mapping[str, Pull]:
-        """Parameter name -> s and a of the clients that have just started, until the next ones do; empty: none."""
+        """Parameter name -> s and a for the cohort that has just started; empty for no pull."""
 
 
 class RightMultiplication(Protocol):
     """Multiplies gradients ``G [o, d]`` of some weights from the right in every local step (GPM, RGO)."""
 
     def right_factors(self, cohort: Cohort) -> Mapping[str, RightFactor]:
-        """Weight name -> the factors ``[d, d]`` of the clients that have just started; empty: none."""
+        """Weight name -> factors ``[d, d]`` for the cohort that has just started; empty for none."""
 
 
 class GradientTransform(Protocol):
     """Changes the gradients of a local step, between backward and the optimizer (A-GEM, Fed-A-GEM, SCAFFOLD).
 
-    ``kind`` (``add``): ``project`` where steps must not be turned after it, as clipping by value would; ``look`` where
-    it leaves gradients as they are.
-    ``shared_only`` (False): it leaves alone gradients of parameters that stay on their client.
-    ``changes_gradients`` (True): False while it has nothing to do, so that an engine need not leave gradients behind;
-    asked when clients have started, and before the first ones, when an engine is chosen.
+    ``kind`` (``add``): ``project`` if the direction of the step must not change afterwards, as by clipping by value;
+    ``look`` if the method reads gradients without changing them.
+    ``shared_only`` (False): True if it does not change gradients of parameters that stay on their client.
+    ``changes_gradients`` (True): False while it has nothing to change, so that an engine need not keep gradients. It is
+    read when clients have started, and before the first cohort, when an engine is chosen.
     """
 
     def adjust_gradients(self, cohort: Cohort) -> None:
@@ -183,36 +183,36 @@ class GradientTransform(Protocol):
 
 
 class LearningRateFactors(Protocol):
-    """Clients take the optimizer's steps with learning rates of their own (LearningRateDecay)."""
+    """Gives each client its own learning rate (LearningRateDecay)."""
 
     def step_factors(self, cohort: Cohort) -> Tensor | None:
-        """Factors ``[k]`` of the learning rate for the clients that have just started, or None for 1. Only for
-        :data:`cfl.engines.scaled_steps.LINEAR_OPTIMIZERS`; not part of ``cohort.lr``."""
+        """Factors ``[k]`` of the learning rate for the cohort that has just started, or None for 1. Only for
+        :data:`cfl.engines.scaled_steps.LINEAR_OPTIMIZERS`; not included in ``cohort.lr``."""
 
 
 class FrozenParameters(Protocol):
-    """Parameters that no client moves while others train (FOT's first layer)."""
+    """Freezes parameters for all clients (FOT's first layer)."""
 
     def frozen_parameters(self, cohort: Cohort) -> Collection[str]:
-        """Their names for the clients that have just started. The optimizer is given no gradient of them, so that
-        weight decay and momentum do not move them either."""
+        """Names of the frozen parameters for the cohort that has just started. The optimizer gets no gradient of them,
+        so that weight decay and momentum do not move them either."""
 
 
 # The server.
 
 
 class ServerTransform(Protocol):
-    """Changes the global step before it is taken (FOT projects it)."""
+    """Changes the server's step before it is taken (FOT projects it)."""
 
     def transform_step(self, step: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The step to take, from the one so far: parameter name -> ``[...]``, all of them."""
+        """The step to take in place of ``step``: parameter name -> ``[...]``, for all parameters."""
 
 
 class ServerTraining(Protocol):
-    """Changes the global model once more in ``end_round``, behind everybody's ``transform_step`` (CFeD, FedCIL)."""
+    """Changes the global model again in ``end_round``, after all ``transform_step`` (CFeD, FedCIL)."""
 
     moves_model_after_round: bool
-    """False where its options switch that off."""
+    """False if the method's options switch it off."""
 
 
 CHANGING_GRADIENTS = (Regularizer, RightMultiplication, GradientTransform)
@@ -232,14 +232,14 @@ IN_LOCAL_STEPS = (
 
 @cache
 def members(capability: Any) -> tuple[str, ...]:
-    """Names that a class must have to have a capability."""
+    """Names of the members that make up a capability."""
     return tuple(n for n in {**vars(capability), **vars(capability).get("__annotations__", {})} if n[0] != "_")
 
 
 def has(method: object, *any_of: Any) -> bool:
-    """Whether a method, or a class of methods, has one of some capabilities.
+    """Whether a method, or a class of methods, has at least one of these capabilities.
 
-    Members are looked for by name, in the method and its class; no property of the method runs.
+    Members are looked up by name, in the method and its class; properties of the method are not evaluated.
     """
     kind = method if isinstance(method, type) else method.__class__
     own = () if isinstance(method, type) else vars(method)
@@ -247,7 +247,7 @@ def has(method: object, *any_of: Any) -> bool:
 
 
 def crosses_tasks(method: object) -> bool:
-    """Whether clients may compute with samples of earlier tasks, or with what stands for them, while at a later one."""
+    """Whether clients may use samples of earlier tasks, or generated ones, while they train on a later task."""
     return has(method, Replay, BatchExtension)
 
 
@@ -257,5 +257,5 @@ def moves_model_after_round(method: object) -> bool:
 
 
 def leaves_other_gradients(method: object) -> bool:
-    """Whether a method may leave other gradients than it was given."""
+    """Whether a method may change gradients."""
     return has(method, *CHANGING_GRADIENTS) and getattr(method, "kind", "add") != "look"

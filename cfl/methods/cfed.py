@@ -35,44 +35,45 @@ Gather = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class CFeD(Method):
-    """From the second task on some of a round's clients do not learn: they hold on to what the model knew.
+    """Lets some clients of a round distil the old model on surrogate images, from the second task on.
 
     Clients that *learn* minimise the cross-entropy of their own samples, as in federated averaging. The others
-    *review*: they minimise, on unlabelled images x of a surrogate data set::
+    *review*. On unlabelled images x of a surrogate data set they minimise::
 
         weight * mean_x - sum_o p_o(x) log q_o(x),   p = softmax(h_old(x) / T),   q = softmax(h(x) / T)
 
-    where ``h_old`` is the global model as it stood when the task began, in evaluation mode, and o runs over the outputs
-    that earlier tasks have trained (all of them where classes compete from the start). There is no factor T^2. The
-    server averages over both groups alike. Which ``round(share * clients)`` clients review is drawn in every round; a
-    half is rounded to the even number.
+    where ``h_old`` is the global model at the beginning of the task, in evaluation mode, and o runs over the outputs
+    that earlier tasks have trained (all outputs if classes compete from the start). There is no factor T^2. The server
+    averages over both groups alike. In every round, ``round(share * clients)`` clients are drawn to review; a half is
+    rounded to the even number.
 
-    The surrogate set is dealt out to the clients once and for all, at random and in equal shards. A reviewing client
-    takes as many local steps, of as many images, as it would with its own samples; it goes through its shard in a new
-    random order each time. Its own samples do not enter the network, nor, in local steps, the buffers and memories of
-    methods that replay; a memory that chooses at a task's end chooses from all of them. Surrogate images are brought to
-    the network's input size (:func:`cfl.methods.components.surrogate_data.read_surrogate`) and normalised as those of
-    the task being trained, without its permutation or rotation of pixels; they are not augmented.
+    The surrogate set is dealt to the clients once, at random and in equal shards. A reviewing client takes as many
+    local steps, on as many images, as it would with its own samples. It goes through its shard in a new random order
+    each time. Its own samples do not enter the network. In local steps they do not enter the buffers and memories of
+    replay methods either; a memory that is filled at a task's end may choose all of them. Surrogate images are brought
+    to the network's input size (:func:`cfl.methods.components.surrogate_data.read_surrogate`) and normalised as those
+    of the task being trained, without its permutation or rotation of pixels. They are not augmented.
 
     **Server distillation** (``server_distillation`` epochs after every round, from the first task on): the server has
-    a shard of its own and lets the averaged model imitate the round's clients on it: the same loss without ``weight``,
-    with the mean of the clients' ``softmax(h_k(x) / T)`` as p, over all outputs trained so far, by plain SGD.
+    its own shard and trains the averaged model to imitate the round's clients on it. The loss is the same without
+    ``weight``, with the mean of the clients' ``softmax(h_k(x) / T)`` as p, over all outputs trained so far, by plain
+    SGD.
 
-    Differs from the paper: it trains with Adam at 5e-5, CIFAR's ResNet-18 from ImageNet's weights. The authors' code
-    computes ``h_old`` once per shard and keeps it; here it is computed where it is needed, which gives the same. What
-    the clients' mean is of, and the server's optimizer, are our choice. BatchNorm: reviewing clients normalise by
-    surrogate images, and their running statistics are averaged with the others'; the server leaves them alone. Where it
-    is sent none, clients' models and its own normalise by its batch of surrogate images.
+    Differs from the paper, which trains with Adam at 5e-5, and CIFAR's ResNet-18 from ImageNet's weights. The authors'
+    code computes ``h_old`` once per shard and stores it; here it is computed when needed, which gives the same result.
+    The mean of softmax outputs, and the server's optimizer, are our choice. BatchNorm: reviewing clients normalise by
+    surrogate images, and their running statistics are averaged with the others'; the server does not change them. If
+    the server receives no statistics, clients' models and its own normalise by its batch of surrogate images.
 
-    Sends: the task's first model down once more to a client that reviews without having had it. With
-    ``server_distillation`` the server must see single clients' models, which rules out secure aggregation; they are the
-    updates themselves and not counted twice. Storage per client: that model and a shard. Extra compute: reviewing
-    clients' forward pass of the old model; at the server, all clients' forward passes and training over its shard.
+    Sends: the task's first model down once more to a reviewing client that has not received it yet. With
+    ``server_distillation`` the server must see single clients' models, which rules out secure aggregation. These are
+    the updates themselves and are not counted twice. Storage per client: that model and a shard. Extra compute: the old
+    model's forward pass at reviewing clients; at the server, all clients' forward passes and training over its shard.
     Scenarios: task-, class- and domain-incremental. Optimizers: any.
 
     Args:
-        surrogate: the data set whose training images, without labels, everybody has.
-        share: of a round's clients that review, in [0, 1); 0 is federated averaging. The paper's code takes 0.4.
+        surrogate: the data set whose training images, without labels, all clients and the server have.
+        share: share of a round's clients that review, in [0, 1); 0 is federated averaging. The paper's code takes 0.4.
         temperature: T, above 0.
         weight: of the reviewing clients' loss, at least 0.
         server_distillation: epochs per round; 0 is averaging alone.
@@ -80,7 +81,7 @@ class CFeD(Method):
 
     Raises:
         ConfigError: an option is out of range; or, before training, the surrogate images do not fit the network or are
-            too few, nobody would ever review, clients' models differ, or another method replaces the local loss.
+            too few, no client would ever review, clients' models differ, or another method replaces the local loss.
     """
 
     looks_back: ClassVar[bool] = True
@@ -119,7 +120,7 @@ class CFeD(Method):
         self._transforms: dict[int, PixelTransform] = {}
 
     def setup(self, context: Context) -> None:
-        """Read the surrogate set and deal it out."""
+        """Read the surrogate set and deal it to the clients."""
         super().setup(context)
         key = f"methods.{self.name}"
         if context.has_personal_models:
@@ -132,7 +133,7 @@ class CFeD(Method):
         plans = [context.plan(number) for number in range(context.num_rounds)]
         later = [len(self._reviewing(plan)) for plan in plans if plan.task > 0]
         if self.share > 0 and later and not max(later):
-            valid = f"a greater one, or more clients per round: that share of {len(plans[-1].clients)} is nobody"
+            valid = f"a greater one, or more clients per round: that share of {len(plans[-1].clients)} clients is none"
             raise ConfigError(f"{key}.share", self.share, valid)
         parties = context.num_clients + (self.server_distillation > 0)
         images = read_surrogate(self.surrogate, context.root, context.input_shape, f"{key}.surrogate")
@@ -143,7 +144,7 @@ class CFeD(Method):
         self._shards = shards(len(images), parties, context.seed, f"{self.name} shards")
 
     def _reviewing(self, plan: RoundPlan) -> frozenset[int]:
-        """Who distils in a round; nobody in those of the first task."""
+        """The clients that review in a round; none in the first task."""
         count = round(self.share * len(plan.clients))
         if plan.task == 0 or not count:
             return frozenset()
@@ -169,12 +170,12 @@ class CFeD(Method):
     # Local training.
 
     def begin_task(self, plan: RoundPlan) -> None:
-        """The model that is about to be sent out is the old one from now on."""
+        """Store the global model as the old model of the task."""
         if plan.task > 0 and self.share > 0:
             self._old.keep(self.context.shared_tensors(), plan.clients)
 
     def start_clients(self, cohort: Cohort) -> None:
-        """Clients that review find their shards; who has not got the old model gets it."""
+        """Prepare the shards of reviewing clients, and send the old model to those that do not have it."""
         context = self.context
         reviewing = self._reviewing(context.plan(cohort.round))
         rows = [row for row, client in enumerate(cohort.clients) if client in reviewing]
@@ -191,12 +192,12 @@ class CFeD(Method):
             self._orders[row] = passes(self._shards[client], count, context.seed, purpose, cohort.round, client)
             self._models[row] = {**client_model(context, cohort.task, client), **old}
         self._compared = self._outputs(cohort.task).to(device)
-        if cohort.used_outputs is not None:  # those of the task stay where they are
+        if cohort.used_outputs is not None:  # reviewing clients do not train the outputs of the task
             cohort.used_outputs[rows] = self._compared
         cohort.withhold(rows)
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
-        """Put surrogate images in the place of the samples of those who review."""
+        """Replace the samples of reviewing clients by surrogate images."""
         counts = batch.mask.sum(1).tolist() if self._orders else []
         rows = [row for row in self._orders if counts[row]]
         if not rows:
@@ -225,13 +226,13 @@ class CFeD(Method):
         return replace(batch, gather=gather).with_extras(extras).with_added(self._nothing(batch, factor))
 
     def _gather(self, fetch: Gather, task: int, places: Tensor, images: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """As ``fetch``, but with surrogate images for some samples: no sample has two clients, so it tells whose it is.
+        """As ``fetch``, with surrogate images for some samples. Each sample belongs to one client.
 
         Args:
             fetch: indices ``[...]`` to inputs and outputs.
-            task: whose.
+            task: the task of the samples.
             places: ``[n]`` int64, ascending: the samples that are replaced.
-            images: ``[n]`` int64, by which surrogate images.
+            images: ``[n]`` int64: the surrogate images that replace them.
             index: ``[...]`` int64.
         """
         x, y = fetch(index)
@@ -241,7 +242,7 @@ class CFeD(Method):
         return x, y
 
     def _nothing(self, batch: CohortBatch, factor: Tensor) -> ExtraSamples:
-        """No samples, only the factors ``[K]`` of the step's own cross-entropies."""
+        """Added samples without any sample, to carry the factors ``[K]`` of the step's own cross-entropies."""
         k, device = len(factor), factor.device
         none = torch.zeros((k, 0), dtype=torch.int64, device=device)
         x = torch.zeros((k, 0, *self.context.input_shape), device=device)
@@ -254,7 +255,7 @@ class CFeD(Method):
         return (logits.masked_fill(~self._compared, -torch.inf) / self.temperature).softmax(-1)
 
     def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
-        """The soft cross-entropy of those who review."""
+        """The distillation loss of reviewing clients."""
         weights = samples.extras.get(f"{self.name} weight")
         if weights is None:
             return logits.new_zeros(())
@@ -269,7 +270,7 @@ class CFeD(Method):
         return -(target.to(logits.dtype) * student.masked_fill(~self._compared, 0.0)).sum(-1)
 
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        """With server distillation, the server looks at single models."""
+        """With server distillation, send single clients' models to the server."""
         if not self.server_distillation:
             return
         context = self.context
@@ -283,11 +284,11 @@ class CFeD(Method):
 
     @property
     def moves_model_after_round(self) -> bool:
-        """Where the server distils."""
+        """Whether the server distils."""
         return self.server_distillation > 0
 
     def end_round(self, plan: RoundPlan) -> None:
-        """Note who has the old model; let the server distil."""
+        """Record which clients have the old model, and let the server distil."""
         if self._old:
             self._old.note(self._reviewing(plan))
         self._orders, self._models = {}, {}
@@ -299,7 +300,7 @@ class CFeD(Method):
 
     @torch.no_grad()
     def _distil(self, plan: RoundPlan) -> None:
-        """Let the new global model imitate the round's clients on the server's shard, all as a global one is tested."""
+        """Train the new global model to imitate the round's clients on the server's shard, all in evaluation mode."""
         context = self.context
         models = context.channel.collect_individually(f"{self.name} models").values()
         state = {n: t.detach() for n, t in context.state_tensors().items()}
@@ -328,7 +329,7 @@ class CFeD(Method):
 
     @property
     def computes_locally(self) -> bool:
-        """Not where no client distils."""
+        """Whether any client distils."""
         return self.share > 0
 
     def client_storage(self) -> int:
@@ -339,14 +340,14 @@ class CFeD(Method):
         return payload_bytes(self.context.shared_tensors()) + shard
 
     def report(self) -> Report:
-        """Surrogate images of a client, seconds of server distillation."""
+        """Number of surrogate images of a client, and seconds of server distillation."""
         return Report({"surrogate_samples": max(map(len, self._shards)), "server_seconds": self.server_seconds})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`.
 
         Raises:
-            ConfigError: the surrogate images are others than those of the checkpoint's run.
+            ConfigError: the surrogate images differ from those of the checkpoint's run.
         """
         # Older checkpoints hold no digest.
         if state.get("surrogate", self._surrogate_digest) != self._surrogate_digest:

@@ -1,4 +1,4 @@
-"""How several methods act as one: in which order, what excludes what, and what of theirs an engine may do itself."""
+"""Composes several methods: their order, the combinations that are refused, and the work that engines take over."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ Factors = Mapping[str, RightFactor]
 
 
 class Composition(MethodComposition):
-    """The methods of a run by name, and what they do together.
+    """The methods of a run by name, with functions that call all of them.
 
-    All act in the order of the configuration. Of what replaces something (the local
-    loss, the forward pass, the network's scores) there is one: two are refused, but that the first that classifies
-    counts. A method that declares to be ``task_free`` is shown handles in the place of tasks.
+    Methods are called in the order of the configuration. At most one method may replace the local loss, and at most one
+    the forward pass; two are refused. Of several that classify, the first that returns scores counts. A method that
+    declares ``task_free`` is shown handles in place of tasks.
 
     Args:
         methods: name -> method.
 
     Raises:
-        ConfigError: two methods replace the same.
+        ConfigError: two methods replace the same thing.
     """
 
     def __init__(self, methods: Mapping[str, Method]) -> None:
@@ -85,8 +85,8 @@ class Composition(MethodComposition):
         return len(self._methods)
 
     def with_capability(self, capability: Any) -> dict[str, Any]:
-        """Name -> method of those that have a capability."""
-        if capability not in self._having:  # asked for in every local step
+        """The methods that have a capability, by name."""
+        if capability not in self._having:  # cached: called in every local step
             found = {name: method for name, method in self._methods.items() if has(method, capability)}
             self._having[capability] = found
         return self._having[capability]
@@ -94,17 +94,17 @@ class Composition(MethodComposition):
     # Before training.
 
     def extend(self, network: nn.Module, seed: int) -> None:
-        """Let methods add parameters to the network, from random numbers of their own."""
+        """Let methods add parameters to the network, with separately seeded random numbers."""
         for method in self.with_capability(NetworkExtension).values():
             torch.manual_seed(seed_for(seed, f"extend network, {type(method).__name__}"))
             method.extend_network(network)
 
     def loss_parts(self) -> LossParts:
-        """What methods have to say in clients' losses.
+        """The methods that take part in the clients' losses.
 
         Raises:
-            ConfigError: two replace the whole loss, that of own samples, or the forward pass; or one replaces the whole
-                loss and another wants logits kept.
+            ConfigError: two methods replace the whole loss, the loss of own samples, or the forward pass; or one
+                replaces the whole loss and another needs logits stored.
         """
         weighers = self.with_capability(SampleWeights).values()
         terms = self.with_capability(SampleLoss).values()
@@ -134,7 +134,7 @@ class Composition(MethodComposition):
         """Refuse names in use, and methods that cannot work with the data's scenario, order, clocks or exposure.
 
         Raises:
-            ConfigError: naming the setting, and the method that it does not go with.
+            ConfigError: naming the setting and the method that cannot work with it.
         """
         exposure, spread = data.exposure, data.schedule.clock_spread
         for name, method in self.items():
@@ -178,7 +178,7 @@ class Composition(MethodComposition):
             raise ConfigError("trainer.gradient_clip_algorithm", "value", valid)
 
     def setup(self, federation: Federation) -> None:
-        """Give every method a context of its own; who needs no tasks is shown none."""
+        """Set every method up with its own context; a task-free method gets one without tasks."""
         for method in self.values():
             context = Context(federation)
             method.setup(task_free_context(context) if method.task_free else context)
@@ -190,12 +190,12 @@ class Composition(MethodComposition):
 
     @property
     def replays(self) -> bool:
-        """Whether clients need buffers."""
+        """Whether clients need replay buffers."""
         return bool(self.with_capability(Replay))
 
     @property
     def replays_logits(self) -> bool:
-        """Whether buffers have to keep logits with the samples."""
+        """Whether buffers store the samples' logits."""
         return any(method.replays_logits for method in self.with_capability(Replay).values())
 
     @property
@@ -205,7 +205,7 @@ class Composition(MethodComposition):
 
     @property
     def strengths(self) -> list[str]:
-        """The options that say how hard methods pull at weights, as they stand in the configuration."""
+        """The options that set the strength of the methods' pulls, by their keys in the configuration."""
         named = {name: getattr(method, "pulls_with", "") for name, method in self.items()}
         return [f"methods.{name}.{option}" for name, option in named.items() if option]
 
@@ -217,18 +217,18 @@ class Composition(MethodComposition):
     # Rounds and tasks.
 
     def begin_task(self, plan: RoundPlan) -> None:
-        """A task's first round is about to begin."""
+        """Call the methods before a task's first round."""
         for method in self._told_of_tasks():
             method.begin_task(plan)
 
     def end_round(self, plan: RoundPlan) -> None:
-        """The global model has moved."""
+        """Call the methods after the server has updated the global model."""
         self._pulls, self._factors, self._multiplied = {}, {}, None
         for method in self.values():
             method.end_round(task_free_plan(plan) if method.task_free else plan)
 
     def end_task(self, plan: RoundPlan) -> None:
-        """A task's last round is over."""
+        """Call the methods after a task's last round."""
         for method in self._told_of_tasks():
             method.end_task(plan)
 
@@ -236,11 +236,11 @@ class Composition(MethodComposition):
         return [method for method in self.values() if not method.task_free]
 
     def transform_step(self, name: str, step: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The global step as one of the methods wants it.
+        """The server's step, as changed by one of the methods.
 
         Raises:
-            TypeError: it does not say for every parameter.
-            ValueError: a step of another shape, which would be spread over the weights.
+            TypeError: the returned step lacks a parameter.
+            ValueError: a tensor of the returned step has another shape.
         """
         method = self.with_capability(ServerTransform)[name]
         shapes = {parameter: value.shape for parameter, value in step.items()}
@@ -256,13 +256,13 @@ class Composition(MethodComposition):
 
     @property
     def step_transforms(self) -> list[Any]:
-        """What maps the global step to the one to take, in order."""
+        """The functions that change the server's step, in order."""
         return [partial(self.transform_step, name) for name in self.with_capability(ServerTransform)]
 
     # A cohort.
 
     def attend(self, cohort: Cohort) -> None:
-        """Methods see this cohort from now on; a task-free one without its task."""
+        """Set the current cohort; task-free methods see it without its task."""
         self._cohort, self._task_free = cohort, task_free_cohort(cohort)
 
     def shown(self, method: Any) -> Cohort:
@@ -273,7 +273,7 @@ class Composition(MethodComposition):
         return found
 
     def start_clients(self) -> None:
-        """Clients have received their model; pulls and factors hold for all their steps."""
+        """Call the methods after clients have received the model, and read the pulls and factors of all their steps."""
         self._pulls, self._factors, self._multiplied = {}, {}, None
         for method in self.values():
             method.start_clients(self.shown(method))
@@ -284,11 +284,11 @@ class Composition(MethodComposition):
 
     @property
     def collects(self) -> bool:
-        """Whether any method takes something from clients that have finished."""
+        """Whether any method uses clients that have finished."""
         return any(type(method).finish_clients is not Method.finish_clients for method in self.values())
 
     def finish_clients(self, positions: Sequence[int]) -> None:
-        """Clients have taken their last local step."""
+        """Call the methods after clients have taken their last local step."""
         for method in self.values():
             method.finish_clients(self.shown(method), positions)
 
@@ -297,14 +297,14 @@ class Composition(MethodComposition):
         return [m.step_factors(self.shown(m)) for m in self.with_capability(LearningRateFactors).values()]
 
     def frozen_parameters(self) -> frozenset[str]:
-        """What no client of the cohort moves."""
+        """Names of the parameters that are frozen for the cohort."""
         of_all = [m.frozen_parameters(self.shown(m)) for m in self.with_capability(FrozenParameters).values()]
         return frozenset().union(*of_all)
 
     # A local step.
 
     def extend_batch(self, batch: CohortBatch) -> CohortBatch:
-        """The step with what methods add to it."""
+        """The step with the samples and extras that methods add."""
         for method in self.with_capability(BatchExtension).values():
             if method.task_free:
                 batch = method.extend_batch(self.shown(method), batch.without_tasks()).with_tasks(batch)
@@ -313,10 +313,10 @@ class Composition(MethodComposition):
         return batch
 
     def penalties(self, losses: Tensor) -> Tensor:
-        """Clients' losses ``[k]`` with the terms that do not depend on samples.
+        """Add the methods' penalties to the clients' losses ``[k]``.
 
         Raises:
-            ValueError: a term of another shape.
+            ValueError: a penalty has another shape.
         """
         for method in self.with_capability(Penalty).values():
             penalty = method.penalty(self.shown(method))
@@ -329,7 +329,7 @@ class Composition(MethodComposition):
         return losses
 
     def changing_gradients(self) -> list[Method]:
-        """The methods that have something to do with the gradients of the clients' steps at the moment."""
+        """The methods that currently read or change the gradients of local steps."""
         return [
             method
             for method in self.values()
@@ -340,11 +340,11 @@ class Composition(MethodComposition):
         ]
 
     def left_to_engine(self, multiplies: bool, pulls: bool) -> tuple[Pulls, Factors]:
-        """What an engine does itself, of a method that alone changes gradients and does nothing else to them.
+        """The pulls or right factors that an engine applies itself, if they are the only change of gradients.
 
         Args:
-            multiplies: whether the engine multiplies gradients from the right.
-            pulls: whether it pulls weights.
+            multiplies: whether the engine can multiply gradients from the right.
+            pulls: whether it can apply pulls.
 
         Returns:
             Pulls and factors, one of them empty; :meth:`adjust_gradients` then leaves the factors to it.
@@ -363,7 +363,7 @@ class Composition(MethodComposition):
         return (own_pulls, {}) if own_pulls and pulls else ({}, {})
 
     def adjust_gradients(self) -> None:
-        """Change the gradients of the step, each method those that the one before has left."""
+        """Let the methods change the step's gradients, one after another."""
         transforming = self.with_capability(GradientTransform)
         for name, method in self.items():
             cohort = self.shown(method)
@@ -377,24 +377,24 @@ class Composition(MethodComposition):
     # Models and tests.
 
     def model_for(self, task: int, model: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The model with which images of a task are tested; the given object where no method has another."""
+        """The model that is tested on a task; the given object if no method changes it."""
         for method in self.with_capability(TaskModel).values():
             model = method.model_for(shown_task(method, task), model)
         return model
 
     def recall(self, client: int, task: int | None, model: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The model with which a client answers one of its tasks."""
+        """The model that a client uses for one of its tasks."""
         for method in self.with_capability(PersonalModel).values():
             model = method.recall(client, None if task is None else shown_task(method, task), model)
         return model
 
     @property
     def tells_tasks_apart(self) -> bool:
-        """Whether a client may answer one task otherwise than another."""
+        """Whether a client may use another model for each task."""
         return any(not method.task_free for method in self.with_capability(PersonalModel).values())
 
     def classify(self, task: int, model: dict[str, Tensor], x: Tensor) -> Tensor | None:
-        """Scores ``[B, O]`` of the first method that has some, or None."""
+        """Scores ``[B, O]`` of the first method that returns some, or None."""
         for method in self.with_capability(Predictor).values():
             found = method.classify(shown_task(method, task), model, x)
             if found is not None:
@@ -404,7 +404,7 @@ class Composition(MethodComposition):
     # Reports and checkpoints.
 
     def client_storage(self) -> int:
-        """Bytes that a client has to keep for the methods between rounds."""
+        """Bytes that a client stores for the methods between rounds."""
         return sum(method.client_storage() for method in self.values())
 
     def state_dict(self) -> dict[str, Any]:
@@ -418,7 +418,7 @@ class Composition(MethodComposition):
 
 
 def _says_where_steps_point(method: Method) -> bool:
-    """Whether a method's guarantee is about the direction of the step that is taken."""
+    """Whether a method's guarantee depends on the direction of the step."""
     return has(method, RightMultiplication) or (
         has(method, GradientTransform) and getattr(method, "kind", "add") == "project"
     )

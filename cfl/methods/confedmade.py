@@ -21,7 +21,7 @@ from cfl.runtime.option_checks import check_choices, check_numbers
 
 
 class CONFEDMADE(FedWeIT):
-    """FedWeIT for clients that estimate densities, with the autoencoder's masks M in weights, loss and messages::
+    """FedWeIT for density estimation, with the autoencoder's masks M in weights, loss and messages::
 
         W_c * M = (B_c sigmoid(m_c^(t)) + A_c^(t) + sum_{i != c} sum_{j < t} alpha_{i,j}^(t) A_i^(j)) * M       (eq 5)
 
@@ -32,28 +32,29 @@ class CONFEDMADE(FedWeIT):
         lambda_1 (||m^(t)||_1 + sum_{i <= t} ||A^(i) * M||_1)
         + lambda_2 sum_{i < t} ||(B - B*) sigmoid(m^(i)) + A^(i) - A*^(i)||^2                                   (eq 6)
 
-    M is that of the local step: where masks are drawn anew, entries that are masked at present are not regularised.
-    B* and A*^(i) are as they were when task t began; there is no M in that term. A begins a task as B / ``lambda_3``, B
-    being the base that the client has just been sent, alpha as 0, biases and m as in FedWeIT.
+    M is the mask of the local step: if masks are drawn anew, entries that are currently masked are not regularised.
+    B* and A*^(i) are those at the beginning of task t; there is no M in that term. A begins a task as B / ``lambda_3``,
+    where B is the base that the client has just received. alpha begins as 0, biases and m as in FedWeIT.
 
-    The knowledge base grows: a task borrows what all other clients had learned at the ends of all tasks before it.
-    After local training a client sends the entries of B of output units with a large ``|m|``, see ``cut_off``, which M
-    lets through; M is here that of the round's first step, which server and clients derive from the seed they share.
-    The server takes the mean of every entry over those who sent it, and clients keep their own where nobody did.
+    The knowledge base grows: a task uses what all other clients had learned at the ends of all earlier tasks.
+    After local training a client sends the entries of B that belong to output units with a large ``|m|``, see
+    ``cut_off``, and that M does not mask. This M is that of the round's first step, which server and clients derive
+    from the common seed. The server takes the mean of every entry over the clients that sent it. Clients keep their own
+    values of entries that no client sent.
 
-    Who is not told whose task a sample is answers with its present B, A, m, alpha and biases: the paper's evaluation,
-    ``nll`` in summaries. Answers by the set of the sample's own task, as in FedWeIT, are ``nll_task_aware``.
+    If the task of a sample is unknown, a client uses its current B, A, m, alpha and biases. This is the paper's
+    evaluation, ``nll`` in summaries. With the set of the sample's own task, as in FedWeIT, it is ``nll_task_aware``.
 
     Differs from the paper: B is not multiplied with the mask before it is sent, and means are over the senders (as in
-    the authors' code). Differs from the code: no entries of one's own in the knowledge base (there: with them);
-    sigmoid(m^(i)) in the drift (there: m^(i)); the present M in the loss, and that of the round in messages (there: M
-    of the start); entries that nobody sent stay as they are (there: they become 0); and L1 of m (there: none).
+    the authors' code). Differs from the code: no entries of a client's own in the knowledge base (there: with them);
+    sigmoid(m^(i)) in the drift (there: m^(i)); the current M in the loss, and that of the round in messages (there: M
+    of the start); entries that no client sent stay unchanged (there: they become 0); and L1 of m (there: none).
 
-    Weights that no autoencoder masks have M = 1, so classifiers work as well.
+    Weights without an autoencoder mask have M = 1, so classifiers work as well.
 
-    Sends, in the place of the model: up, values of the chosen entries and a bit per unit; down, likewise, all of B in
-    the first round. Between tasks as FedWeIT, and down what a client has not been sent before. Extra memory and compute
-    as for FedWeIT, with attention to all entries so far, and the masks of every local step once more.
+    Sends, in place of the model: up, values of the chosen entries and a bit per unit; down, likewise, all of B in the
+    first round. Between tasks as FedWeIT; down, only what a client has not received before. Extra memory and compute
+    as for FedWeIT, with attention to all entries so far, and the masks of every local step computed once more.
 
     Args:
         sparsity: lambda_1, at least 0; paper: 1e-4.
@@ -63,7 +64,7 @@ class CONFEDMADE(FedWeIT):
         cut_off: units whose ``|m|`` is at or below it are not sent; in [0, 1) for ranks, at least 0 for values.
         cut_off_by: ``rank``: the cut-off is a quantile of each layer's ``|m|`` (the code; shares of B in the paper's
             Table 4 are those of quantiles); ``value``: it is of ``|m|`` itself (the paper's words).
-        send_masked: send entries that M does not let through as well (Table 4, "without M").
+        send_masked: also send entries that M masks (Table 4, "without M").
         weight_decay: see :class:`cfl.methods.APD`; not in eq 6.
         retroactive: whether A^(i) of earlier tasks go on being trained (eq 6); likewise.
         threshold: at or below it an entry of A counts as 0; likewise.
@@ -114,7 +115,7 @@ class CONFEDMADE(FedWeIT):
     # Before training.
 
     def setup(self, context: Context) -> None:
-        """As for FedWeIT; clients have to share their masks."""
+        """As for FedWeIT; refuse clients that do not share their masks."""
         super().setup(context)
         network = context.network
         if isinstance(network, MADE) and not network.synchronised:
@@ -122,17 +123,17 @@ class CONFEDMADE(FedWeIT):
         self._sent = {x.name: torch.ones(x.weight.shape, dtype=torch.bool) for x in self._layers}
 
     def _knowledge_entries(self) -> int:
-        """Room for all tasks but the last."""
+        """Number of entries for all tasks except the last."""
         return super()._knowledge_entries() * (self.context.num_tasks - 1)
 
     def _held(self, task: int, began: int) -> list[dict[str, Any]]:
-        """What clients had learned at the ends of all tasks before this one."""
+        """The adaptive weights that clients had learned at the ends of all tasks before this one."""
         return [held for held in self._knowledge if held["task"] <= task]
 
     # The autoencoder's masks.
 
     def _masks_of(self, round: int, step: int) -> Tensors:
-        """Layer -> ``[O, I]`` bool, M of a local step of all clients; of layers that are not named it is 1."""
+        """Layer -> ``[O, I]`` bool, M of a local step, the same for all clients; 1 for layers that are not listed."""
         network = self.context.network
         if not isinstance(network, MADE):
             return {}
@@ -144,11 +145,11 @@ class CONFEDMADE(FedWeIT):
         return self._masks[1]
 
     def _counted(self, cohort: Cohort) -> Tensors:
-        """Those that M lets through."""
+        """The entries that M does not mask."""
         return self._masks_of(cohort.round, cohort.steps - 1)
 
     def _chosen(self, cohort: Cohort, layer: DecomposedLayer, trained: Tensors) -> Tensor:
-        """``[k, O, ...]`` bool: of units above the cut-off, the entries that M lets through."""
+        """``[k, O, ...]`` bool: entries of units above the cut-off that M does not mask."""
         sizes = trained[layer.mask].abs()
         units = largest(sizes, self.keep) if self.cut_off_by == "rank" else sizes > self.cut_off
         weight = layer.weight
@@ -160,7 +161,7 @@ class CONFEDMADE(FedWeIT):
     # Reports.
 
     def report(self) -> Report:
-        """As for FedWeIT, and ``base_share``: mean share of the entries of B that a client has sent after a round."""
+        """As for FedWeIT, and ``base_share``: mean share of the entries of B that a client sends after a round."""
         context, report = self.context, super().report()
         messages = sum(len(context.plan(number).clients) for number in range(context.round))
         which = self._base_bytes({x.name: torch.zeros(x.weight.shape, dtype=torch.bool) for x in self._layers})

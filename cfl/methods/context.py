@@ -1,8 +1,8 @@
-"""What a method is given of the run it is part of: a narrow door, with nothing of the machinery behind it.
+"""The context of a method: everything that it may use of its run.
 
-A method author reads this file after :mod:`cfl.methods.base`. Every method is set up with a context of its own, which a
-``task_free`` method is shown less of (:mod:`cfl.methods.task_free`). Nothing public of it leads to the federation, its
-data module, its schedule or its server. What is not here, a method does not need.
+Read this file after :mod:`cfl.methods.base` to write a method. Every method is set up with its own context; a
+``task_free`` method is shown a part of it (:mod:`cfl.methods.task_free`). The context gives no public access to the
+federation, its data module, its schedule or its server.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ T = TypeVar("T")
 
 
 class Context:
-    """The model, what clients hold and keep, what passes between them and the server, and where the run is.
+    """The model, the clients' samples and states, the channel, and the rounds of a run, as methods use them.
 
-    Tensors are those of the run, not copies, unless it says so. A client is named by its number, a task by its number
-    from 0, or by what stands for it.
+    Tensors are those of the run, not copies, unless a function says otherwise. Clients and tasks are numbered from 0;
+    task-free methods have handles in place of task numbers.
 
     Args:
         federation: the run's.
@@ -43,31 +43,31 @@ class Context:
         shared_parameters: names of the parameters that clients and server exchange.
         shared_buffers: names of the buffers that clients and server exchange.
         personal: names of parameters and buffers that stay on their client from round to round.
-        frozen: names of parameters that nobody trains or sends.
-        has_personal_models: whether clients' models differ in a parameter.
-        batchnorm: what becomes of BatchNorm's running statistics: ``average``, ``local`` or ``drop``.
-        channel: messages between clients and server, which counts them.
-        clients: what clients keep between rounds, by topic.
-        buffer: samples that clients keep for replay, or None where no method asks for them.
-        methods: name -> method, of all methods of the run in their order, to see what they declare.
-        seed: the run's, for :mod:`cfl.randomness.generators`.
+        frozen: names of parameters that are neither trained nor sent.
+        has_personal_models: whether clients have parameters of their own.
+        batchnorm: the setting for BatchNorm's running statistics: ``average``, ``local`` or ``drop``.
+        channel: carries messages between clients and server and counts their bytes.
+        clients: states that clients keep between rounds, by topic.
+        buffer: the clients' replay buffers, or None if no method uses them.
+        methods: name -> method, all methods of the run in their order, to read their declarations.
+        seed: the run's seed, for :mod:`cfl.randomness.generators`.
         scenario: ``task``, ``class``, ``domain`` or ``density``.
-        exposure: which tasks' samples clients train on during a task.
+        exposure: the tasks whose samples clients train on during a task (``data.exposure``).
         class_loss: ``all`` or ``seen``, the setting ``data.class_loss``.
         input_shape: ``(C, H, W)``.
-        num_outputs: O, the network's.
-        num_clients: C.
-        num_tasks: T, how many a client learns.
-        num_rounds: of all tasks together.
-        client_clocks: whether clients change tasks each in its own round.
+        num_outputs: number O of the network's outputs.
+        num_clients: number C of clients.
+        num_tasks: number T of tasks that a client learns.
+        num_rounds: number of rounds of all tasks together.
+        client_clocks: whether clients change tasks in different rounds.
         clock_spread: the setting ``schedule.clock_spread``.
         local_epochs: the setting ``schedule.local_epochs``.
-        batch_size: of local steps.
-        eval_batch_size: for passes without gradients.
+        batch_size: batch size of local steps.
+        eval_batch_size: batch size of passes without gradients.
         augments: whether local training augments images.
         validation: share of each client's samples that is set aside.
         root: folder with the data sets' files.
-        optimizer: one like those that clients will have, for its options; None where nobody trains.
+        optimizer: an optimizer like those of the clients, to read its options from; None if nothing is trained.
     """
 
     def __init__(self, federation: Federation) -> None:
@@ -100,42 +100,42 @@ class Context:
         return self._federation.shared_tensors()
 
     def personal_state(self, clients: tuple[int, ...]) -> dict[str, Tensor]:
-        """What these k clients keep of the model to themselves: name -> ``[k, ...]``, copied; of untrained clients the
+        """Copies of the parameters and buffers that these k clients never send, name -> ``[k, ...]``; at first the
         initial values."""
         return self._federation.personal_state(clients)
 
     def evaluation_statistics(self) -> AbstractContextManager[None]:
-        """Within it, BatchNorm uses the batch's statistics where the evaluated model holds none of its own."""
+        """Within the context, BatchNorm uses the batch's statistics if the evaluated model has none."""
         return self._federation.evaluation_statistics()
 
     def forget_momentum(self) -> None:
-        """Let the server's next step be its first."""
+        """Reset the server's momentum."""
         self._federation.server.velocity.clear()
 
     # Where the run is.
 
     @property
     def round(self) -> int:
-        """The running round, or the next one when it has ended, from 0."""
+        """The running round, or the next one between rounds, from 0."""
         return self._federation.round
 
     @property
     def finished(self) -> bool:
-        """Whether no round follows."""
+        """Whether the run has no further round."""
         return self._federation.finished
 
     @property
     def accuracy(self) -> AccuracyMatrix:
-        """What has been measured so far."""
+        """The accuracy matrix so far."""
         return self._federation.accuracy
 
     @property
     def most_clients(self) -> int:
-        """Most clients of a round."""
+        """The largest number of clients in a round."""
         return self._rounds.most_clients
 
     def plan(self, round: int) -> RoundPlan:
-        """Who takes part in a round, at which task."""
+        """The plan of a round: its task and its clients."""
         return self._rounds.round(round)
 
     def present(self, round: int) -> np.ndarray:
@@ -143,7 +143,7 @@ class Context:
         return self._rounds.present(round)
 
     def task_of(self, round: int) -> int:
-        """A round's task; with clocks of their own the first that a client may be at."""
+        """The task of a round; if clients have their own clocks, the earliest task that a client may be at."""
         return self._rounds.task_of(round)
 
     def task_at(self, round: int, client: int) -> int:
@@ -159,23 +159,23 @@ class Context:
         return self._rounds.due(plan)
 
     def is_last(self, task: int) -> bool:
-        """Whether no task follows."""
+        """Whether the task is the last one."""
         return task + 1 >= self.num_tasks
 
-    # What clients hold of samples. :attr:`num_outputs` is O.
+    # The clients' samples. :attr:`num_outputs` is O.
 
     @property
     def outputs(self) -> OutputMap:
-        """How the tasks' classes lie over the network's outputs."""
+        """Maps the tasks' classes to the network's outputs."""
         return self._data.outputs
 
     def train_own_outputs(self) -> None:
-        """Take training losses of every task over the outputs of its own classes alone, for all methods."""
-        # There, and not in a loss, so that whatever asks which outputs are trained gets the same answer.
+        """Restrict the training losses of all tasks to the outputs of their own classes, for all methods."""
+        # Set in the data instead of in a loss, so that all code sees the same trained outputs.
         self._data.outputs = replace(self._data.outputs, train=self._data.outputs.own, grows=False)
 
     def outputs_in_loss(self, task: TaskRef, client: int) -> Tensor | None:
-        """``[O]`` bool, the outputs that a client's loss is taken over in a task, or None for all."""
+        """``[O]`` bool, the outputs in a client's loss in a task, or None for all."""
         return self._data.outputs_in_loss(task, client)
 
     def outputs_in_loss_of(self, samples: Tensor | TaskHandles, task: TaskRef) -> Tensor | None:
@@ -191,7 +191,7 @@ class Context:
         return self._data.client_batches(task, client, batch_size, device)
 
     def indices(self, task: int, client: int) -> np.ndarray:
-        """``[n]``, a client's training samples of a task, as :meth:`gather` finds them."""
+        """``[n]`` indices of a client's training samples of a task, for :meth:`gather`."""
         return self._data.indices[task][client]
 
     def gather(self, task: int, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -199,21 +199,21 @@ class Context:
         return self._data.gather(task, index)
 
     def samples_of(self, tasks: Tensor, index: Tensor, moment: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
-        """As :meth:`gather`, of several tasks' :meth:`indices`.
+        """As :meth:`gather`, for :meth:`indices` of several tasks.
 
         Args:
             tasks: ``[...]`` int64.
-            index: ``[...]`` int64 into each one's task.
-            moment: (round, step) in which they are trained on, for the augmentation; None leaves them alone.
+            index: ``[...]`` int64 into the training set of each sample's task.
+            moment: (round, step) of training on them, which keys the augmentation; None for no augmentation.
         """
         return self._data.inputs.of_tasks(tasks, index, moment)
 
     def global_index_of(self, task: int, client: int) -> np.ndarray:
-        """``[n]`` ascending places, which number all tasks' samples, of a client's samples of a task."""
+        """``[n]`` ascending global indices of a client's samples of a task."""
         return self._data.client_global_index(task, client)
 
     def global_index_trained_on(self, task: TaskRef, client: int) -> np.ndarray:
-        """``[n]`` ascending places of what a client trains on during a task, also of other tasks'."""
+        """``[n]`` ascending global indices of all samples that a client trains on during a task."""
         return self._data.global_index_trained_on(task, client)
 
     @property
@@ -222,29 +222,29 @@ class Context:
         return self._data.most_trained_on
 
     def samples_at(self, places: Tensor, moment: tuple[int, int] | None = None) -> tuple[Tensor, Tensor, TaskHandles]:
-        """``[..., C, H, W]`` inputs, ``[...]`` outputs and tasks of the samples at ``places`` ``[...]``; ``moment`` as
-        for :meth:`samples_of`."""
+        """``[..., C, H, W]`` inputs, ``[...]`` outputs and tasks of the samples with the global indices ``places``
+        ``[...]``; ``moment`` as for :meth:`samples_of`."""
         return self._data.samples_at(places, moment)
 
     def labels_at(self, places: Tensor) -> Tensor:
-        """``[n]`` outputs of the samples at ``places`` ``[n]``, without their images."""
+        """``[n]`` outputs of the samples with the global indices ``places`` ``[n]``, without loading images."""
         return self._data.labels_at(places)
 
     def transform_of(self, task: int) -> PixelTransform:
-        """What makes a task's inputs of stored pixels."""
+        """The transform from stored pixels to a task's network inputs."""
         return self._data.tasks[task].transform
 
     def num_validating(self, task: int, client: int) -> int:
-        """How many of its samples of a task a client has set aside."""
+        """Number of a client's samples of a task that are set aside for validation."""
         return len(self._data.validation_indices(task, client))
 
     def validation_batches(
         self, task: TaskRef, client: int, batch_size: int, device: torch.device
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """As :meth:`client_batches`, of the samples set aside."""
+        """As :meth:`client_batches`, for the samples set aside."""
         return self._data.validation_batches(task, client, batch_size, device)
 
-    # Who has a part in an extra round, and several processes.
+    # Extra rounds and several processes.
 
     def members(self, task: TaskRef) -> list[int]:
         """The clients that hold a task, ascending."""
@@ -255,24 +255,24 @@ class Context:
         return list(plan.clients) if whom == "sampled" else self.members(plan.task)
 
     def own_clients(self, task: TaskRef, clients: Sequence[int]) -> list[int]:
-        """Those of these clients, the same in all processes, that fall to this process; they use a task's samples."""
+        """The clients among these that this process computes; ``task`` is the one whose samples they use."""
         return self._federation.own_clients(task, clients)
 
     def extra_round(self, task: int, clients: Sequence[int]) -> list[int]:
-        """Send clients the new global model for an extra round; :meth:`own_clients` of them, ascending."""
+        """Send clients the new global model for an extra round; returns those of this process, ascending."""
         own = self.own_clients(task, clients)
         self.channel.downlink("model", self.shared_tensors(), len(own))
         return own
 
     def everyones(self, value: T) -> list[T]:
-        """What each process has, small and of plain values; all processes must call this."""
+        """Collect a small plain value from every process, by rank; all processes must call this."""
         return self._federation.everyones(value)
 
     def at_server(self, compute: Callable[[], T]) -> T:
-        """What the server computes: once, in the first process; all processes must call this.
+        """Run a computation of the server in the first process and return its result in all; all must call this.
 
         Args:
-            compute: gives tensors, plain values, and dictionaries, lists and tuples of these; where there are several
-                processes, its tensors come on the CPU.
+            compute: returns tensors, plain values, and dictionaries, lists and tuples of these. With several processes
+                the returned tensors are on the CPU.
         """
         return self._federation.at_server(compute)

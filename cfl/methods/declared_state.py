@@ -1,4 +1,4 @@
-"""Saves the attributes that a method declares as its state, and restores them."""
+"""Saves and restores the attributes that a method declares as its state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def declared_state(kind: type) -> dict[str, str]:
-    """Key in a checkpoint -> attribute, for all that a class and its bases declare; the bases' come first.
+    """Key in a checkpoint -> attribute, as declared by a class and its base classes, base classes first.
 
     Raises:
         TypeError: a declaration is a single string, or two attributes would be saved under one key.
@@ -37,7 +37,7 @@ def save(owner: object) -> dict[str, Any]:
 def restore(owner: object, state: Mapping[str, Any]) -> None:
     """Give an object's declared attributes the values that :func:`save` returned.
 
-    An attribute that holds a set becomes such a set. One that has a ``load_state_dict`` is given the value.
+    An attribute that holds a set becomes a set again. For an object with ``load_state_dict``, that is called.
     """
     for key, attribute in declared_state(type(owner)).items():
         path, _, name = attribute.rpartition(".")
@@ -50,7 +50,7 @@ def restore(owner: object, state: Mapping[str, Any]) -> None:
 
 
 def check(owner: object) -> None:
-    """Refuse a declaration of what is not there.
+    """Refuse the declaration of an attribute that does not exist.
 
     Raises:
         TypeError: naming the class and the attribute.
@@ -68,13 +68,13 @@ def _is_set(value: Any) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """A value with containers of its own; objects in them as their ``state_dict``."""
+    """A value with copied containers, and objects replaced by their ``state_dict``."""
     if isinstance(value, Mapping):
         return {key: _copied(element) for key, element in value.items()}
     if isinstance(value, list):
         return [_copied(element) for element in value]
     if isinstance(value, tuple):
         return tuple(_copied(element) for element in value)
-    if _is_set(value):  # nothing would say, when it is restored, that this list was one
+    if _is_set(value):  # refused: when restored, it could not be told from a list
         raise TypeError("a set within a container cannot be restored: make it an attribute of its own")
     return value.state_dict() if hasattr(value, "state_dict") else value

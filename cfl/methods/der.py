@@ -13,15 +13,15 @@ from cfl.runtime.option_checks import check_integers, check_numbers
 
 
 class DER(Method):
-    """The network's outputs on earlier samples are to stay what they were when the samples were put into the buffer.
+    """Keeps the network's outputs on earlier samples close to those at the time when the samples were stored.
 
     Every local step minimises, with samples drawn from the client's buffer (eq 5 and 6)::
 
         CE(own) + alpha mean (h(x') - z')^2 + beta CE(x'', y'')
 
-    where ``z'`` are the logits with which ``x'`` was trained on, and the mean is over samples and outputs, as in the
+    where ``z'`` are the logits of ``x'`` when it was trained on. The mean is over samples and outputs, as in the
     authors' code and in Fed-A-GEM's (both papers print a squared norm, a sum over outputs). ``beta`` above 0 is DER++,
-    with a draw of its own. Logits are compared over the outputs of the sample's own loss: all, where classes compete.
+    with a separate draw. Logits are compared over the outputs in the sample's own loss: all outputs if classes compete.
 
     Differs from the authors' code: own and drawn samples go through the network together, so that BatchNorm normalises
     them together; there they are two passes. The buffer holds the current task's samples too.
@@ -33,7 +33,7 @@ class DER(Method):
     Args:
         alpha: weight of the logits, at least 0; Fed-A-GEM's tables take 1, and 0.3 on split CIFAR-10.
         beta: weight of the labels, at least 0; 0 is DER.
-        batch_size: samples per local step and draw; all that there are, if fewer.
+        batch_size: samples per local step and draw, or all of the buffer if it holds fewer.
 
     Raises:
         ConfigError: an option is out of range.
@@ -81,5 +81,5 @@ class DER(Method):
         else:
             means = (squares * samples.allowed).sum(-1) / samples.allowed.sum(-1).clamp(min=1)
         weights = weights.to(logits.dtype) * samples.mask
-        # Not a product with the mask: what is padded may be infinite.
+        # Not a product with the mask: padded entries may be infinite.
         return torch.where(samples.mask, weights * means, torch.zeros_like(means)).sum()

@@ -24,36 +24,36 @@ Weighting = Literal["equal", "mean", "count", "appended"]
 
 
 class ER(Method):
-    """Every client keeps some of its earlier samples and trains on them together with new ones.
+    """Trains every client on some of its earlier samples together with new ones.
 
-    Local loss ``L_new + weight L_memory`` with the mean cross-entropies of the step's own samples and of the samples
+    The local loss is ``L_new + weight L_memory``, the mean cross-entropies of the step's own samples and of samples
     drawn from the client's memory, each over its own task's outputs. ``weighting: mean`` divides it by ``1 + weight``,
     so that clients with a memory take no larger steps than those without. ``weighting: count`` is the mean over both
-    together (the loss of a batch to which the memory's samples are appended). ``weighting: appended`` is what a
-    training set of n samples, to which the memory's m are appended and of which batches are taken, has as its expected
-    loss: ``(n L_new + weight m L_memory) / (n + m)``, so that an epoch goes through both alike. The memory holds images
-    as they are stored; under ``data.augmentation`` they are augmented anew in every step, as the step's own are.
+    together, the loss of a batch to which the memory's samples are appended. ``weighting: appended`` is
+    ``(n L_new + weight m L_memory) / (n + m)``, the expected loss of batches from a training set of n samples to which
+    the memory's m samples are appended. The memory holds unaugmented images; under ``data.augmentation`` they are
+    augmented anew in every step, as the step's own samples are.
 
     FOT's adaptation (Appendix F.2, F.4): all stored samples are in every batch, and "the loss of that is equally
-    contributed", which may mean ``equal`` or ``mean``. Whether the paper's totals (125 samples for 125 clients) are per
-    task (F.2: "a certain number of data points from each task"), the default here, or for the whole run (F.4: "total
-    number of stored data among all clients") is not clear; FOT's tables take the second reading, ``per_task: false``.
+    contributed", which may mean ``equal`` or ``mean``. It is not clear whether the paper's totals (125 samples for 125
+    clients) are per task (F.2: "a certain number of data points from each task"), the default here, or for the whole
+    run (F.4: "total number of stored data among all clients"). FOT's tables use the second, ``per_task: false``.
 
-    Sends: nothing beyond the model. Storage per client: ``memory_samples`` of the summary at most, raw samples with
+    Sends: nothing beyond the model. Storage per client: at most ``memory_samples`` of the summary, raw samples with
     label and task. Extra compute: forward and backward of the drawn samples in every local step.
 
     Args:
-        size: samples that a client keeps: of every task, or in all without ``per_task``.
+        size: samples that a client keeps: of every task, or in total without ``per_task``.
         per_task: keep ``size`` samples of every task, chosen uniformly from the client's own; else one reservoir of
             ``size`` samples over everything it has seen.
-        update: when samples enter the memory. ``task``: at the end of each task, of all of a client's samples of it,
-            also if it was sampled in no round. ``step``: after every local step those of the step, the current task's
-            too and again in every epoch, if the client trains on them (CFeD's reviewing clients do not); needs
+        update: when samples enter the memory. ``task``: at the end of each task, chosen from all of a client's samples
+            of it, even if the client was never sampled. ``step``: after every local step, the samples of the step, in
+            every epoch anew, unless the client does not train on them (CFeD's reviewing clients); needs
             ``per_task: false``.
         batch_size: memory samples per local step, drawn uniformly without replacement; null takes all.
         weight: factor of the memory's loss; 0 is federated averaging.
-        weighting: ``equal`` or ``mean``: both losses alike (times ``weight``), as above; ``count``: every sample of the
-            step; ``appended``: every sample of the client's training set and memory.
+        weighting: ``equal`` or ``mean``: both losses count the same (times ``weight``), as above; ``count``: every
+            sample of the step counts the same; ``appended``: every sample of the client's training set and memory does.
     """
 
     _source_name = "er"
@@ -86,7 +86,7 @@ class ER(Method):
         """Give every client an empty memory.
 
         Raises:
-            ConfigError: where clients train on earlier tasks' samples anyway.
+            ConfigError: if clients train on all earlier samples anyway.
         """
         super().setup(context)
         if context.exposure in ("cumulative", "joint"):
@@ -98,7 +98,7 @@ class ER(Method):
     # Local training.
 
     def start_clients(self, cohort: Cohort) -> None:
-        """Look into the clients' memories."""
+        """Load the clients' memories."""
         self._table = self.memory.read(cohort.clients)
         self._added = None
 
@@ -111,7 +111,7 @@ class ER(Method):
         return batch if added is None else batch.with_added(added)
 
     def _drawn(self, cohort: Cohort, batch: CohortBatch) -> ExtraSamples | None:
-        """What this step trains on from the memories; nothing as long as they are empty."""
+        """The samples of the memories for this step; None while they are empty."""
         context = self.context
         whole = self.update == "task" and (self.batch_size is None or self.batch_size >= self.memory.size)
         if whole and self._added is not None and not context.augments:
@@ -122,7 +122,7 @@ class ER(Method):
         if not mask.any():
             return None
         device = batch.index.device
-        # What is masked repeats a sample of the client's own: padding is always valid data.
+        # Masked entries repeat one of the client's own samples, so that padding is always valid data.
         tasks = torch.where(mask, tasks, batch.task).to(device)
         index = torch.where(mask, index, batch.index[:, :1].cpu()).to(device)
         x, y = context.samples_of(tasks, index, (cohort.round, batch.step))
@@ -140,7 +140,7 @@ class ER(Method):
         return self._counted(self._added, batch)
 
     def _counted(self, added: ExtraSamples, batch: CohortBatch) -> ExtraSamples:
-        """With ``count``, weighed by what this step has of own samples."""
+        """With ``count``, weight the samples by the number of own samples in this step."""
         if self.weighting != "count":
             return added
         own, kept = batch.mask.sum(1), added.mask.sum(1)
@@ -152,12 +152,12 @@ class ER(Method):
 
     @property
     def computes_locally(self) -> bool:
-        """Not where the memory has no weight, is not filled in local steps, and own samples are weighed as ever."""
+        """Whether the memory has a weight, is filled in local steps, or changes the weights of own samples."""
         reweighs = has(self, SampleWeights) and not getattr(self, "reweighs_added_only", False)
         return self.weight > 0 or self.update == "step" or reweighs
 
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        """Keep what the memory has become."""
+        """Store the memories of clients that have finished."""
         if self.update == "step":
             rows = torch.tensor(positions)
             clients = [cohort.clients[p] for p in positions]
@@ -166,7 +166,7 @@ class ER(Method):
     # After a task.
 
     def end_task(self, plan: RoundPlan) -> None:
-        """Every client that holds the task chooses what to keep of it."""
+        """Let every client that holds the task choose samples of it."""
         context = self.context
         if self.update != "task" or context.is_last(plan.task):
             return
@@ -190,12 +190,12 @@ class ER(Method):
         return torch.tensor([seed_for(seed, purpose, client, *indices) for client in clients], dtype=torch.int64)
 
     def client_storage(self) -> int:
-        """Pixels of a full memory, a byte each, with label and task; nothing where no second task makes one."""
+        """Bytes of a full memory, a byte per pixel, with label and task; 0 if there is only one task."""
         if self.update == "task" and self.context.num_tasks == 1:
             return 0
         channels, height, width = self.context.input_shape
         return self.memory.size * (channels * height * width + 2)
 
     def report(self) -> Report:
-        """Samples that a client can keep."""
+        """Number of samples that a client can keep."""
         return Report({"memory_samples": self.memory.size})

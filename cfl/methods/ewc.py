@@ -26,30 +26,29 @@ Tensors = dict[str, Tensor]
 
 
 class EWC(Method):
-    """Weights that mattered to earlier tasks are held back by a quadratic penalty on every client's loss::
+    """Adds a quadratic penalty on weights that are important for earlier tasks to every client's loss::
 
         strength / 2 * sum_t sum_i F_t,i (w_i - w*_t,i)^2                    (Kirkpatrick et al., 2017, eq 3)
 
     with ``w*_t``, the global model after the last round of task t, and ``F_t``, the diagonal Fisher information of the
     task's data there (:func:`cfl.methods.components.curvature.fisher.diagonal_fisher`; mean over samples). A sum of
-    quadratics is one
-    quadratic: kept are ``S = sum_t F_t`` and its centre ``A = sum_t F_t w*_t / S``, and every local step adds
-    ``strength S (w - A)`` to the gradient, before clipping and the optimizer. The reported training loss is without the
-    penalty, as for all methods.
+    quadratics is a quadratic, so only ``S = sum_t F_t`` and its centre ``A = sum_t F_t w*_t / S`` are stored. Every
+    local step adds ``strength S (w - A)`` to the gradient, before clipping and the optimizer. As for all methods, the
+    reported training loss does not include the penalty.
 
-    ``scope: client`` is the adaptation of FOT (Bakman et al., 2024): every client computes and keeps its own Fisher,
-    and nobody else sees it. A client that has none yet has no penalty. ``scope: server``: the penalty is the same for
-    all clients, with the mean of their Fishers, which belongs to the mean of their losses.
+    ``scope: client`` is the adaptation of FOT (Bakman et al., 2024): every client computes and keeps its own Fisher
+    and never sends it. A client without a Fisher has no penalty. ``scope: server``: the penalty is the same for all
+    clients, with the mean of their Fishers, which belongs to the mean of their losses.
 
-    Parameters that stay on their client (``PersonalLayers``) are held to that client's own values by its own Fisher,
-    whatever the scope. Outputs that are not in the loss have no Fisher and no penalty. BatchNorm's running statistics
-    have neither; with ``federated.batchnorm: drop`` the Fisher is that of the network normalised by its batches.
+    Parameters that stay on their client (``PersonalLayers``) are pulled to that client's own values by its own
+    Fisher, for either scope. Outputs that are not in the loss have no Fisher and no penalty, nor have BatchNorm's
+    running statistics; with ``federated.batchnorm: drop`` the Fisher is that of the network normalised by its batches.
 
     Differs from the papers: FOT gives its strengths (40 for Permuted MNIST) without saying whether the penalty has the
     half, which Fisher it takes, whether that is a sum or a mean over samples, and at which weights. Gradient steps
     along the quadratic are stable where ``learning rate * strength * S`` stays below 2; compare ``fisher_max`` in the
-    method's table. Clients of two classes have such Fishers that the published strength passes that; ``limit`` bounds
-    the product, so that a weight held firmly is put back to its anchor instead of beyond it.
+    method's table. For clients with two classes the published strength exceeds that. ``limit`` bounds the product, so
+    that a step moves a weight to its anchor at most, and not beyond it.
 
     Sends: after every task but the last, an extra round: the new global model down and, with ``scope: server``, one
     tensor per parameter up, read as a sum; then ``S`` and ``A`` down in every round. Extra memory per client: two
@@ -59,16 +58,17 @@ class EWC(Method):
 
     Args:
         strength: lambda, at least 0; 0 is federated averaging.
-        half: with the half of eq 3. Without, as in the mammoth library, the penalty is twice as strong.
+        half: use the factor 1/2 of eq 3. Without it, as in the mammoth library, the penalty is twice as strong.
         consolidation: ``separate``: every task keeps its anchor, as above. ``online``: ``S <- gamma S + F`` and the
-            latest model is the anchor of all of it (Schwarz et al., 2018, with a plain Fisher).
-        gamma: what ``online`` keeps of earlier tasks, in [0, 1].
-        fisher: which labels: ``empirical`` (true), ``expected`` (the model's own distribution, exactly), ``sampled``
+            latest model is the anchor of the whole penalty (Schwarz et al., 2018, with a plain Fisher).
+        gamma: factor of earlier tasks with ``online``, in [0, 1].
+        fisher: labels: ``empirical`` (true), ``expected`` (the model's own distribution, exactly), ``sampled``
             (one draw from it) or ``weighted`` (true, times its probability). Densities have no labels: ``empirical``.
-        scope: whose Fisher a client's penalty has: the ``client``'s own, or the mean that the ``server`` keeps.
-        fisher_clients: who computes one: ``all`` clients that hold the task, or those ``sampled`` in its last round.
-        limit: the greatest ``learning rate * strength * S``, above 0 and below 2; null leaves it as it is. Needs
-            SGD. With 1 and without momentum the penalty alone takes a weight no further than to its anchor.
+        scope: the Fisher of a client's penalty: the ``client``'s own, or the mean that the ``server`` keeps.
+        fisher_clients: clients that compute a Fisher: ``all`` that hold the task, or those ``sampled`` in its last
+            round.
+        limit: the greatest ``learning rate * strength * S``, above 0 and below 2; null for no limit. Needs SGD. With 1
+            and without momentum the penalty alone moves a weight no further than to its anchor.
         fisher_batch_size: samples per pass. Changes memory and speed, and results where BatchNorm has no statistics.
 
     Raises:
@@ -78,7 +78,7 @@ class EWC(Method):
     looks_back: ClassVar[bool] = True
     pulls_with: ClassVar[str] = "strength"
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
-    state = ("curvature", "anchor", "_rows")  # clients' own quadratics are with ``context.clients``
+    state = ("curvature", "anchor", "_rows")  # clients' own quadratics are in ``context.clients``
 
     def __init__(
         self,
@@ -117,8 +117,8 @@ class EWC(Method):
         """Decide which parameters' quadratics the server keeps.
 
         Raises:
-            ConfigError: if there are two of these methods, which would share their clients' state, or for labels of
-                which the network knows nothing.
+            ConfigError: if there are two of these methods, which would share their clients' state, or if the network
+                has no labels of this kind.
         """
         super().setup(context)
         if context.optimizer is not None:
@@ -131,10 +131,10 @@ class EWC(Method):
         self._kept = [n for n in self._names if n not in self._summed]
 
     def _check_optimizer(self, optimizer: Optimizer) -> None:
-        """A limit needs steps along the gradient.
+        """Refuse a limit for optimizers whose step is not proportional to the gradient.
 
         Raises:
-            ConfigError: the optimizer scales them otherwise.
+            ConfigError: naming the optimizer.
         """
         if self.limit is not None and not isinstance(optimizer, SGD):
             valid = f"null while the optimizer is {type(optimizer).__name__}, whose steps it does not bound"
@@ -143,7 +143,7 @@ class EWC(Method):
     # Local steps.
 
     def pulls(self, cohort: Cohort) -> dict[str, Pull]:
-        """Fetch these clients' quadratics, in the coordinates they compute in."""
+        """The pulls that are the gradients of these clients' penalties."""
         if self.strength == 0:
             return {}
         tensors = self.context.state_tensors()
@@ -170,7 +170,7 @@ class EWC(Method):
 
     @property
     def computes_locally(self) -> bool:
-        """Not without a penalty."""
+        """Whether there is a penalty."""
         return self.strength > 0
 
     # After a task.
@@ -213,7 +213,7 @@ class EWC(Method):
         )
 
     def _fisher(self, task: int, client: int) -> tuple[Tensors, Tensors]:
-        """One client's Fisher and the model it belongs to, both in the server's coordinates."""
+        """One client's Fisher and the model at which it was computed, both in the server's order of features."""
         context = self.context
         network = context.network
         kept = {n: values[0] for n, values in context.personal_state((client,)).items()}
@@ -232,7 +232,7 @@ class EWC(Method):
         return fisher, model
 
     def _keep(self, client: int, fisher: Tensors, model: Tensors) -> None:
-        """Add a task to what a client keeps."""
+        """Add a task to a client's stored quadratic."""
         if not fisher:
             return
         context = self.context
@@ -248,7 +248,7 @@ class EWC(Method):
     def _consolidated(
         self, curvature: Mapping[str, Tensor], anchor: Mapping[str, Tensor], fisher: Tensors, latest: Tensors
     ) -> tuple[Tensors, Tensors]:
-        """The quadratic with centre ``anchor`` and a task's, with centre ``latest``, as one."""
+        """The sum of the quadratic with centre ``anchor`` and a task's quadratic with centre ``latest``, as one."""
         if not curvature:
             return fisher, latest
         if self.consolidation == "online":
@@ -281,13 +281,13 @@ class EWC(Method):
         return int(self.report().figures["client_bytes"])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state, and ask anew which clients have a quadratic."""
+        """Restore the state, and look up again which clients have a quadratic."""
         super().load_state_dict(state)
         self._holders = None
 
 
 def _joined(curvature: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> Tensors:
-    """Both under one roof, as a message or as what a client keeps."""
+    """Both in one mapping, to be sent or stored."""
     return {**{f"curvature {n}": v for n, v in curvature.items()}, **{f"anchor {n}": v for n, v in anchor.items()}}
 
 

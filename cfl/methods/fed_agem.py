@@ -1,4 +1,4 @@
-"""Buffer-based gradient projection (Dai et al., 2024, Fed-A-GEM), alone or on top of others."""
+"""Fed-A-GEM: buffer-based gradient projection (Dai et al., 2024), alone or on top of other methods."""
 
 from __future__ import annotations
 
@@ -29,58 +29,60 @@ from cfl.runtime.option_checks import check_choices, check_integers, check_numbe
 
 
 class FedAGEM(Method):
-    """No local step may make the loss on all clients' buffers worse, to first order.
+    """Projects local gradients so that no step increases the loss on the buffers of all clients, to first order.
 
     After every round the clients compute ``g_ref^k``, the gradient of the mean cross-entropy on samples of their
-    buffers at the new global model, and the server averages: ``g_ref = mean_k g_ref^k`` (Algorithms 1 and 3). In the
+    buffers at the new global model. The server averages them: ``g_ref = mean_k g_ref^k`` (Algorithms 1 and 3). In the
     next round every local gradient g with ``g . g_ref < 0`` becomes ``g - (g . g_ref / g_ref . g_ref) g_ref`` (eq 5),
-    one inner product over all parameters, which is the closest gradient that is free of conflict (eq 4). Clients
-    whose buffer is empty are left out of the average; if that leaves nobody, or nobody whose gradient is finite
-    (``federated.on_bad_update: skip``), the last reference holds. No task id and no task's end has a part
-    in it, so it also acts within the first task, from the second round on.
+    the closest gradient without a conflict (eq 4). The inner product is over all parameters. Clients whose buffer is
+    empty are left out of the average. If no client has a sample, or none has a finite gradient
+    (``federated.on_bad_update: skip``), the last reference stays in use. The method uses neither task ids nor task
+    boundaries, so it also acts within the first task, from the second round on.
 
-    It takes the gradient that other methods leave, so it must come behind all that change gradients: A-GEM
-    (Algorithm 6), penalties, control variates. FOT projects the server's step in addition. And the reference is of the
-    model that the next round begins with, so it must come behind all that act when a round has ended: CFeD's server
-    distils then, FedCIL's consolidates.
+    Its place among the methods: it changes the gradient that other methods have changed, so it must come after all
+    methods that change gradients, such as A-GEM (Algorithm 6), penalties and control variates. FOT projects the
+    server's step in addition. The reference belongs to the model with which the next round begins, so it must also come
+    after methods that change the global model after a round: CFeD's server distillation, FedCIL's consolidation.
 
-    Differs from the paper: in what buffers keep by default, each sample of a task at most once, and as it was augmented
-    then, as in its code (:class:`cfl.federation.replay_buffer.ReplayBuffer`); and a gradient that is opposed to the
-    reference by no more than rounding, ``g . g_ref >= -64 eps g_ref . g_ref`` with eps the precision of the gradients,
-    is left as it is (:func:`cfl.methods.components.gradient_projection.conflicts`). In nothing else. Its variants are
-    options: how a gradient is changed (section 5.3.1, Table 9), which share of the conflicts (Table 10), how often the
-    reference is renewed. Table 3's "local weights between synchronisations" is ``schedule.local_epochs`` with fewer
-    rounds. Parameters that stay on their clients are neither in the reference nor changed. What it adds is a part of
-    the reference, so that behind a method that forbids clients some directions, as GPM does, or freezes parameters,
-    they leave these a little where the two conflict (FOT's are kept: there the server projects). A client without a
-    sample of a task is refused before training, as in every run, or with ``data.participation: Holders`` does not train
-    in that task. Its buffer has a part in the reference with ``clients: holders`` alone; in the authors' code, which
-    does not train it either, always.
+    Differs from the paper in two points. By default a buffer stores each sample of a task at most once, and as it was
+    augmented then, as in the authors' code (:class:`cfl.federation.replay_buffer.ReplayBuffer`). A gradient whose
+    conflict with the reference is mere rounding, ``g . g_ref >= -64 eps g_ref . g_ref`` with eps the precision of the
+    gradients, is not changed (:func:`cfl.methods.components.gradient_projection.conflicts`). The paper's variants are
+    options: how a gradient is changed (section 5.3.1, Table 9), in which share of the conflicts (Table 10), how often
+    the reference is renewed. Table 3's "local weights between synchronisations" is ``schedule.local_epochs`` with fewer
+    rounds.
 
-    Sends: up a gradient (a tensor per parameter) whenever the reference is renewed, as a sum; down the reference with
-    the model, once to every client that trains while it holds. The new global model goes down once more to those who
-    are asked for a gradient and do not take part in the next round. Storage per client: the buffer, and the reference
-    if ``every`` is above 1. Extra compute: one forward and backward pass over ``samples`` per client and reference; per
-    local step an inner product and an element-wise pass over the weights. Scenarios: task-, class- and
-    domain-incremental. Optimizers: the step is free of conflict under plain SGD; momentum or Adam may turn it.
+    Personal parameters are neither in the reference nor changed. The method adds a multiple of the reference. After a
+    method that restricts the clients' directions, as GPM does, or freezes parameters, gradients may therefore leave the
+    allowed directions a little where there is a conflict. (FOT's restriction holds, because there the server projects.)
+    A client without a sample of a task is refused before training, as in every run, or, with ``data.participation:
+    Holders``, does not train in that task. Its buffer takes part in the reference only with ``clients: holders``; in
+    the authors' code, which does not train it either, it always does.
+
+    Sends: up, a gradient (a tensor per parameter) for every new reference, as a sum; down, the reference with the
+    model, once to every client that trains while the reference is in use. The new global model goes down once more to
+    clients that compute a gradient and do not take part in the next round. Storage per client: the buffer, and the
+    reference if ``every`` is above 1. Extra compute: one forward and backward pass over ``samples`` per client and
+    reference; per local step an inner product and an element-wise pass over the weights. Scenarios: task-, class- and
+    domain-incremental. Optimizers: any. The guarantee holds for plain SGD; momentum and Adam may change the direction
+    of the step.
 
     Args:
-        samples: drawn per client for its gradient; all that there are, if fewer. The paper does not say how many; its
-            code takes a minibatch, 32.
-        every: rounds between two references. In between the last one holds, which clients keep.
-        refinement: what becomes of a gradient (:func:`cfl.methods.components.gradient_projection.refine`).
-        when: on ``conflict``, at more than a right angle, or ``always``.
-        share: of these cases, drawn at random, in (0, 1].
-        clients: whose buffers: of those ``sampled`` in the round; of ``all`` that hold its task and, where they have
-            clocks of their own, are not through with theirs; or of all ``holders`` of a sample, whatever they train
-            now, if anything.
-        mode: the network computes the reference in mode ``train``, as the authors' code does: with dropout, and
-            BatchNorm normalises by the drawn samples, whose statistics nobody keeps; or in mode ``eval``.
+        samples: samples drawn per client for its gradient, or all of the buffer if it holds fewer. The paper does not
+            say how many; its code takes a minibatch, 32.
+        every: rounds between two references. In between, clients keep and use the last one.
+        refinement: how a gradient is changed (:func:`cfl.methods.components.gradient_projection.refine`).
+        when: which gradients are changed: on ``conflict``, at more than a right angle, or ``always``.
+        share: share of these cases, drawn at random, in (0, 1].
+        clients: clients whose buffers are used: those ``sampled`` in the round; ``all`` that hold its task (with clocks
+            of their own, those that have not finished all their tasks); or all ``holders`` of a sample, whether or not
+            they train now.
+        mode: mode in which the network computes the reference: ``train``, as in the authors' code, with dropout, and
+            with BatchNorm normalising by the drawn samples without storing their statistics; or ``eval``.
 
     Raises:
-        ConfigError: a value other than these; or, before training, that clients share no parameter, or that a method
-            behind it would change gradients again, or move the global model when a round has ended, or that gradients
-            are clipped by value, behind it too.
+        ConfigError: a value other than these; or, before training: clients share no parameter; a later method changes
+            gradients again, or changes the global model after a round; or gradients are clipped by value.
     """
 
     shared_only: ClassVar[bool] = True
@@ -110,7 +112,7 @@ class FedAGEM(Method):
         self.refinement: Refinement = refinement
         self.when, self.share, self.clients, self.mode = when, share, clients, mode
         self.reference: dict[str, Tensor] = {}
-        self._have: set[int] = set()  # clients that have received it
+        self._have: set[int] = set()  # clients that have received the current reference
         self.seconds = 0.0
         self._steps = self._refined = 0
         self._seen = torch.zeros(2, dtype=torch.int64)
@@ -120,8 +122,10 @@ class FedAGEM(Method):
         self._training = torch.ones(0, dtype=torch.bool)
 
     def setup(self, context: Context) -> None:
-        """Find what has a part in the reference; refuse to run without any, before others that change gradients or
-        may move the global model after a round, or for fewer rounds than a reference takes."""
+        """Find the parameters of the reference.
+
+        Refuses a run without any, later methods that change gradients or the global model, and an ``every`` of as many
+        rounds as there are."""
         super().setup(context)
         later = {name: context.methods[name] for name in list(context.methods)[self.source :]}
         for behind, why in (
@@ -151,12 +155,12 @@ class FedAGEM(Method):
 
     @property
     def changes_gradients(self) -> bool:
-        """Not before there is a reference."""
-        # Before the first cohort an engine is chosen for the rounds to come, nearly all of which have one.
+        """Whether there is a reference."""
+        # Before the first cohort an engine is chosen for the later rounds, nearly all of which have a reference.
         return not self._opened or bool(self.reference)
 
     def start_clients(self, cohort: Cohort) -> None:
-        """Clients have received the reference; from here on it is in the coordinates they compute in."""
+        """Send clients the reference, and permute it as the model they compute with."""
         self._opened = True
         if not self.reference:
             return
@@ -168,19 +172,19 @@ class FedAGEM(Method):
         self._lengths = {}
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
-        """Note which step it is, and whose."""
+        """Record the step and its clients."""
         self._step, self._training = batch.step, batch.mask.any(1)
         return batch
 
     @torch.no_grad()
     def adjust_gradients(self, cohort: Cohort) -> None:
-        """Take what conflicts with the reference out of the clients' gradients."""
+        """Change the clients' gradients that conflict with the reference."""
         if not self._received:
             return
         gradients = {name: gradient for name, gradient in cohort.gradients.items() if name in self._received}
         if not gradients:
             return
-        # A client that has finished may be left with a gradient, of a penalty say.
+        # A client that has finished may still have a gradient, e.g. of a penalty.
         training = self._training
         product = inner(gradients, self._received)
         length = self._length_over(gradients)
@@ -193,7 +197,7 @@ class FedAGEM(Method):
         self._seen = self._seen.to(rows.device) + torch.stack([training.sum(), rows.sum()])
 
     def _length_over(self, gradients: dict[str, Tensor]) -> Tensor:
-        """``[1]`` squared length of the reference over what there are gradients of: frozen parameters have none."""
+        """``[1]`` squared length of the reference over the parameters with gradients; frozen ones have none."""
         names = frozenset(gradients)
         if names not in self._lengths:
             reference = {name: self._received[name] for name in gradients}
@@ -201,7 +205,7 @@ class FedAGEM(Method):
         return self._lengths[names]
 
     def _chosen(self, cohort: Cohort) -> Tensor:
-        """``[k]`` bool: whose gradient may be changed in this step."""
+        """``[k]`` bool: clients whose gradient may be changed in this step."""
         if self.share == 1:
             return torch.ones(len(cohort.clients), dtype=torch.bool)
         seed = self.context.seed
@@ -210,7 +214,7 @@ class FedAGEM(Method):
         return (words >> 11 & (2**53 - 1)).double() / 2**53 < self.share
 
     def _use_outputs(self, cohort: Cohort, rows: Tensor) -> None:
-        """The reference moves outputs of tasks that a client does not train now; that is meant."""
+        """Mark all outputs as used: the reference also moves outputs of tasks that a client does not train now."""
         if cohort.used_outputs is None:
             return
         touched = torch.zeros_like(cohort.used_outputs[0])
@@ -222,7 +226,7 @@ class FedAGEM(Method):
     # Between two rounds.
 
     def end_round(self, plan: RoundPlan) -> None:
-        """Clients compute the next reference at the new global model."""
+        """Let clients compute the next reference at the new global model."""
         context = self.context
         self._received = {}
         counts = context.everyones(self._seen.tolist())
@@ -244,7 +248,7 @@ class FedAGEM(Method):
         self.seconds += time.perf_counter() - started
 
     def _asked(self, plan: RoundPlan) -> Sequence[int]:
-        """Whose buffers have a part in the reference, in all processes the same."""
+        """The clients whose buffers are used for the reference, the same in all processes."""
         if self.clients == "sampled":
             return plan.clients
         if self.clients == "all":
@@ -254,7 +258,7 @@ class FedAGEM(Method):
         return self.context.buffer.holders()
 
     def _renew(self) -> None:
-        """The server averages; where nobody's gradient is usable, the last reference holds, if there is one."""
+        """Average the gradients; if no client's gradient is finite, keep the last reference, if there is one."""
         try:
             reference = self.context.channel.mean("buffer gradient")
         except BadUpdate:  # all were skipped: with ``on_bad_update: stop`` sending one has raised already
@@ -262,7 +266,7 @@ class FedAGEM(Method):
         self.reference, self._have = reference, set()
 
     def _send(self, plan: RoundPlan, client: int) -> bool:
-        """One client's gradient, if it holds a sample."""
+        """Send one client's gradient, if it holds a sample; returns whether it does."""
         context, buffer = self.context, self.context.buffer
         assert buffer is not None
         device = next(context.network.parameters()).device
@@ -281,7 +285,7 @@ class FedAGEM(Method):
     def _gradient(
         self, model: dict[str, Tensor], drawn: Replayed, outputs: Tensor | None, key: int
     ) -> dict[str, Tensor]:
-        """Of the mean cross-entropy on one client's ``[1, m]`` samples, over ``outputs`` ``[1, m, O]``, or all."""
+        """Gradient of the mean cross-entropy of one client's ``[1, m]`` samples, over ``outputs`` ``[1, m, O]``."""
         context = self.context
         network, used = context.network, drawn.mask[0]
         x, y = drawn.x[0][used], drawn.y[0][used]
@@ -302,7 +306,7 @@ class FedAGEM(Method):
         return payload_bytes({name: tensors[name] for name in self.context.shared_parameters})
 
     def client_storage(self) -> int:
-        """The reference, where it holds for more than a round; the buffer is counted by itself."""
+        """Bytes of the reference, if it is used for several rounds; the buffer is counted separately."""
         return self._reference_bytes() if self.every > 1 else 0
 
     def report(self) -> Report:

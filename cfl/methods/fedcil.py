@@ -26,55 +26,54 @@ from cfl.runtime.option_checks import check_choices, check_integers, check_numbe
 
 
 class FedCIL(Method):
-    """Clients train an AC-GAN, whose generator of the task before replays the tasks before.
+    """Trains an AC-GAN at the clients and replays earlier tasks by images of its generator.
 
-    **Client.** The network is a critic, which tells real images from generated ones and names their class, and a
-    generator (:class:`cfl.models.ACGAN`); the critic's class outputs are the classifier that is tested. From the second
-    task on every local step adds images of the replay generator, the global model's as the last task left it, with
-    classes drawn uniformly from the outputs of all earlier tasks. With the AC-GAN losses of real and replayed images
-    (:func:`cfl.methods.components.gan.losses.acgan_loss`; class probabilities over the outputs of the sample's own
-    task)::
+    **Client.** The network consists of a critic, which tells real images from generated ones and predicts their class,
+    and a generator (:class:`cfl.models.ACGAN`). The critic's class outputs are the classifier that is tested. From the
+    second task on every local step adds images of the replay generator, which is the global generator at the end of the
+    last task, with classes drawn uniformly from the outputs of all earlier tasks. The loss combines the AC-GAN losses
+    of real and replayed images (:func:`cfl.methods.components.gan.losses.acgan_loss`; class probabilities are over the
+    outputs of the sample's own task)::
 
         L = (1 - replay_share) L(real batch) + replay_share L(replayed batch)
 
-    **Server.** After averaging, *model consolidation*: ``consolidation_steps`` AC-GAN steps of Adam on class-balanced
-    images of the current task from all of the round's clients' generators and, from the second task on, of the earlier
-    ones from the replay generator, weighted in the same way.
+    **Server.** *Model consolidation* after averaging: ``consolidation_steps`` AC-GAN steps of Adam on class-balanced
+    images of the current task from the generators of all clients of the round and, from the second task on, of earlier
+    tasks from the replay generator, weighted in the same way.
 
     *Consistency enforcement* adds ``consistency`` times three terms to the critic's loss, from a task's second round
     on, with images ``u_i`` of the received global generator: ``KL(p(u_i) || p(x_i))`` for images of the class of sample
     ``x_i``; and ``KL(p(u_i) || p(G(z_i, c_i)))`` and ``-log p_c(u_i)`` for classes ``c_i`` drawn uniformly from all
     outputs seen. The default is 0, because the authors' published code multiplies all three by 0.
 
-    Where tasks share outputs (domain-incremental), nothing but its noise tells the generator which task an image is of.
-    It then keeps to the images of one or two early tasks, which the critic, shown them again by the replay, takes for
-    real, and the later tasks are not replayed.
+    If tasks share outputs (domain-incremental), the generator cannot know from the class to which task an image
+    belongs. It then generates images of one or two early tasks. The critic, which sees these again by replay, takes
+    them for real, and the later tasks are not replayed.
 
-    Differs from the paper's code: critic and generator take their steps at once, from the same weights, under the
-    client's one optimizer, where there the critic steps first and either has an Adam of its own that lives on from
-    round to round. The images to be told from real ones have the classes of the real ones; there they are drawn
-    uniformly from the client's classes so far. The replay generator is the global one and replays the outputs of all
-    earlier tasks; there every client replays its own classes with its own copy. Consolidation's optimizer is fresh in
-    every round. The networks: see :class:`cfl.models.ACGAN`. Samples that other methods add are real to the critic.
+    Differs from the paper's code: critic and generator take their steps together, from the same weights, with the
+    client's optimizer. There the critic steps first, and each has its own Adam, whose state is kept between rounds.
+    Generated images have the classes of the real images they are compared with; there classes are drawn uniformly from
+    the client's classes so far. The replay generator is the global one and replays the outputs of all earlier tasks;
+    there every client replays its own classes with its own copy. The optimizer of consolidation is reset in every
+    round. For the networks see :class:`cfl.models.ACGAN`. Samples that other methods add count as real images.
 
-    Sends: the generator as a part of the model; the replay generator down, once per client and task, when it is first
-    sampled, each with the statistics by which the generator normalises; ``federated.batchnorm`` has to be ``average``
-    then. With ``consolidation_source: clients`` the server must see single clients' generators and which classes
-    they have of the task, which rules out secure aggregation; sums do not show them, so they are sent, and counted,
-    once more. Storage per client: the replay generator (``replay_generator_bytes`` of the summary). Extra compute:
-    three passes of the critic and one of the generator where a classifier takes one of the critic, over twice the
-    samples from the second task on, and the replay generator's forward pass. At the server: ``consolidation_steps``
-    such steps per round. Scenarios: task-, class- and domain-incremental. Optimizers: any; the authors' is Adam with
-    betas 0.5 and 0.999.
+    Sends: the generator as a part of the model; the replay generator down, once per client and task, when the client is
+    first sampled. Both include the statistics by which the generator normalises, so that ``federated.batchnorm`` has to
+    be ``average`` if it does. With ``consolidation_source: clients`` the server must see single clients' generators and
+    their classes of the task, which rules out secure aggregation. They are sent, and counted, beside the update.
+    Storage per client: the replay generator (``replay_generator_bytes`` of the summary). Extra compute: three passes of
+    the critic and one of the generator instead of one of the critic, over twice the samples from the second task on,
+    and the replay generator's forward pass. At the server: ``consolidation_steps`` such steps per round. Scenarios:
+    task-, class- and domain-incremental. Optimizers: any; the authors' is Adam with betas 0.5 and 0.999.
 
     Args:
-        replay_share: weight of the replayed images' loss, in [0, 1); 0 does without.
+        replay_share: weight of the replayed images' loss, in [0, 1); 0 for no replay.
         replay_batch_size: replayed images per local step; null takes ``schedule.batch_size``.
         consistency: factor of the consistency terms, at least 0.
-        consolidation_steps: per round; 0 is averaging alone. The authors take 100 where clients take 400 local steps;
-            as many after few local steps make the model forget more than they consolidate.
-        consolidation_source: whose images of the current task: the ``clients``' generators, or the ``average``, for
-            which sums are enough.
+        consolidation_steps: steps per round; 0 is averaging alone. The authors take 100 where clients take 400 local
+            steps. As many after few local steps make the model forget more than they consolidate.
+        consolidation_source: generator of the images of the current task: those of the ``clients``, or the ``average``,
+            for which sums are enough.
         consolidation_batch_size: images of the current task per step, and as many of earlier tasks.
         consolidation_lr: Adam's learning rate at the server.
     """
@@ -110,11 +109,11 @@ class FedCIL(Method):
         self._receivers: set[int] = set()
 
     def setup(self, context: Context) -> None:
-        """Look at the network.
+        """Check the network.
 
         Raises:
-            ConfigError: if it has no generator, or clients keep parts of it to themselves that the method needs, or its
-            generator normalises by statistics that nobody averages.
+            ConfigError: it has no generator, clients keep parts of it local that the method needs, or its generator
+                normalises by statistics that are not averaged.
         """
         super().setup(context)
         network = context.network
@@ -148,7 +147,7 @@ class FedCIL(Method):
         return self.context.outputs.own[first:last].any(0).nonzero().squeeze(1)
 
     def _task_of(self, y: Tensor, task: int) -> Tensor:
-        """The task whose outputs compete with each ``y``: ``task`` where it trains ``y``, else the first to have it."""
+        """The task whose outputs compete with each ``y``: ``task`` if it has ``y``, else the first task with ``y``."""
         outputs = self.context.outputs
         first = outputs.own[: task + 1].int().argmax(0)
         if outputs.train is None:
@@ -163,7 +162,7 @@ class FedCIL(Method):
     # Local training.
 
     def start_clients(self, cohort: Cohort) -> None:
-        """Clients that are sampled for the first time in a task are sent the replay generator."""
+        """Send the replay generator to clients that are sampled for the first time in a task."""
         if self._replays:
             new = [client for client in cohort.clients if client not in self._receivers]
             self.context.channel.downlink(f"{self.name} replay generator", self._replay, len(new))
@@ -173,7 +172,7 @@ class FedCIL(Method):
         return bool(self._replay) and self.replay_share > 0
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
-        """Add replayed images, and noise for the images to be generated in this step."""
+        """Add replayed images, and the noise of the images that this step generates."""
         k, count = batch.mask.shape
         extended = batch.with_extras({self._noise: self._drawn_noise("noise", cohort, batch, count)})
         if self.consistency > 0 and self.context.plan(cohort.round).round_in_task > 0:
@@ -204,7 +203,7 @@ class FedCIL(Method):
         dtype = network.head.weight.dtype
         x, noise = x.to(dtype), samples.extras[self._noise].to(dtype)
         weights = torch.where(samples.mask, samples.weights, torch.zeros_like(samples.weights)).to(dtype)
-        # An image is generated against every real or replayed one; where other methods have added samples too, these
+        # One image is generated for every real or replayed one. If other methods have added samples too, these
         # images stand against all.
         ours = torch.where(self.ours(samples), weights, torch.zeros_like(weights))
         against = ours * (weights.sum() / ours.sum().clamp(min=torch.finfo(dtype).tiny))
@@ -214,7 +213,7 @@ class FedCIL(Method):
         return loss
 
     def _drawn_noise(self, purpose: str, cohort: Cohort, batch: CohortBatch, count: int) -> Tensor:
-        """``[K, count, Z]`` standard normal; a sample's is the same however far its batch is padded."""
+        """``[K, count, Z]`` standard normal; a sample's noise does not depend on the padding of its batch."""
         size = self._network.noise_dim
         return normals(self._keys(purpose, cohort, batch), count * size).unflatten(1, (count, size))
 
@@ -225,7 +224,7 @@ class FedCIL(Method):
         return torch.tensor(keys, dtype=torch.int64).to(batch.index.device)
 
     def _replayed(self, noise: Tensor, y: Tensor) -> Tensor:
-        """Images of the replay generator, which computes as its task's clients did."""
+        """Images of the replay generator, computed as at the clients of its task."""
         tensors = {name: tensor.to(noise.device) for name, tensor in self._replay.items()}
         return self._generation.images(tensors, noise, y)
 
@@ -240,7 +239,7 @@ class FedCIL(Method):
         return f"{self.name} images of any class"
 
     def _consistency_images(self, cohort: Cohort, batch: CohortBatch, count: int) -> dict[str, Tensor]:
-        """Images of the received generator, of the samples' own classes and of any."""
+        """Images of the received generator: of the samples' own classes, and of classes drawn from all outputs seen."""
         sent = {**cohort.global_parameters, **dict(self._network.named_buffers())}
         received = {name: sent[name] for name in self._network.generator_names}
         seen = self._outputs_of(0, cohort.task + 1).to(batch.index.device)
@@ -251,7 +250,7 @@ class FedCIL(Method):
             self._of_any: self._generation.images(received, noises[1], y),
             f"{self._of_any}: outputs": y,
         }
-        # Their classes' outputs are trained, too, whether or not anything is replayed.
+        # The outputs of these classes are trained, too, with or without replay.
         cohort.use_outputs(self._task_of(y, cohort.task), batch.mask)
         allowed = self._allowed(y, cohort.task)
         return found if allowed is None else {**found, f"{self._of_any}: allowed": allowed}
@@ -276,7 +275,7 @@ class FedCIL(Method):
     # The server.
 
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        """Clients send their generators, and which classes they have of the task."""
+        """Let clients send their generators and the classes that they have of the task."""
         if not self.individual_uplinks:
             return
         clients = [cohort.clients[position] for position in positions]
@@ -287,7 +286,7 @@ class FedCIL(Method):
         self.context.channel.uplink_individually(f"{self.name} generators", message, clients)
 
     def _outputs_held(self, task: int, client: int) -> Tensor:
-        """``[O]`` bool, outputs that a client has samples of in a task."""
+        """``[O]`` bool, outputs of which a client has samples in a task."""
         context = self.context
         held = torch.zeros(context.num_outputs, dtype=torch.bool)
         held[context.labels_at(torch.from_numpy(context.global_index_of(task, client)))] = True
@@ -295,7 +294,7 @@ class FedCIL(Method):
 
     @property
     def moves_model_after_round(self) -> bool:
-        """Where it consolidates."""
+        """Whether the server consolidates."""
         return self.consolidation_steps > 0
 
     def end_round(self, plan: RoundPlan) -> None:
@@ -317,7 +316,7 @@ class FedCIL(Method):
             held = context.outputs.own[plan.task].unsqueeze(0)
         batches = self._made_batches(plan, generators, held, next(iter(tensors.values())).device)
         names = context.shared_parameters
-        # Rounding that differs between processes would grow with every step.
+        # In one process: rounding differences between processes would grow with every step.
         trained = context.at_server(lambda: consolidated(self._network, tensors, names, batches, self.consolidation_lr))
         server = context.state_tensors()
         trained = {name: tensor.to(server[name].device) for name, tensor in trained.items()}
@@ -327,13 +326,13 @@ class FedCIL(Method):
     def _made_batches(
         self, plan: RoundPlan, generators: list[dict[str, Tensor]], held: Tensor, device: torch.device
     ) -> Iterator[MadeBatch]:
-        """What consolidation trains on.
+        """The batches on which consolidation trains.
 
         Args:
             plan: the round.
-            generators: name -> tensor, of those who make images of the current task.
-            held: ``[len(generators), O]`` bool, the outputs that each has samples of.
-            device: of the tensors.
+            generators: name -> tensor, the generators of images of the current task.
+            held: ``[len(generators), O]`` bool, the outputs of which each generator's client has samples.
+            device: device of the batches.
         """
         steps, size, network = self.consolidation_steps, self.consolidation_batch_size, self._network
         generator = torch_generator(self.context.seed, "fedcil consolidation", plan.round)
@@ -345,7 +344,7 @@ class FedCIL(Method):
         def drawn(options: Tensor) -> Tensor:
             return options[torch.randint(len(options), (steps, size), generator=generator)]
 
-        # Classes first, then one of the generators that know the class.
+        # Draw classes first, then for each one of the generators that know it.
         y = drawn(held.any(0).nonzero().squeeze(1))
         who = torch.multinomial(held.T[y.flatten()].float(), 1, generator=generator).view(steps, size)
         given = noise()
@@ -372,7 +371,7 @@ class FedCIL(Method):
             yield MadeBatch(x[step], y[step], weights, against[step], self._allowed(y[step], plan.task), dropped)
 
     def end_task(self, plan: RoundPlan) -> None:
-        """The global generator becomes the next task's replay generator."""
+        """Store the global generator as the next task's replay generator."""
         self._receivers = set()
         if not self.context.is_last(plan.task):
             tensors = self.context.state_tensors()
@@ -380,9 +379,9 @@ class FedCIL(Method):
             self._replayed_task = plan.task
 
     def client_storage(self) -> int:
-        """The last task's generator."""
+        """Bytes of the replay generator."""
         return payload_bytes(self._replay) if self._replays else 0
 
     def report(self) -> Report:
-        """Size of what a client keeps for replay."""
+        """Size of the replay generator that a client stores."""
         return Report({"replay_generator_bytes": self.client_storage(), "replay_share": self.replay_share})

@@ -1,4 +1,4 @@
-"""FedCurv (Shoham et al., 2019): clients hold on to each other's weights where these matter to each other."""
+"""FedCurv (Shoham et al., 2019): a penalty towards the other clients' weights, weighted by their Fisher information."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class FedCurv(Method):
-    """Every client is held to where the others ended, in the directions that the others' data need::
+    """Adds a penalty towards the other clients' last weights, weighted by the other clients' Fisher information::
 
         L_s(w) + strength * sum_{j != s} (w - w_j)^T diag(F_j) (w - w_j)    (Shoham et al., 2019, eq 3, without a half)
 
@@ -44,37 +44,38 @@ class FedCurv(Method):
 
         u = sum_j F_j,    v = sum_j F_j w_j
 
-    and sends them out; a client that is in them subtracts its own share, ``u_s = u - F_s``, ``v_s = v - F_s w_s``, and
-    every local step adds ``2 strength (u_s w - v_s)`` to the gradient, before clipping and the optimizer. The reported
-    training loss is without the penalty, as for all methods. There is none in the run's first round.
+    and sends them to all clients. A client that is in the sums subtracts its own share, ``u_s = u - F_s``,
+    ``v_s = v - F_s w_s``. Every local step adds ``2 strength (u_s w - v_s)`` to the gradient, before clipping and the
+    optimizer. As for all methods, the reported training loss does not include the penalty. There is no penalty in the
+    run's first round.
 
-    Nothing accumulates: u and v are of the last round alone, also over the end of a task, whose last round is all that
-    the next task's first round is held to. Where clients are sampled (not in the paper), u and v are of those that took
-    part in the last round, and a client that did not subtracts nothing. The sums are not weighted, whatever
-    ``federated.client_weighting`` says.
+    Nothing accumulates: u and v belong to the last round alone, also at the beginning of a task, when they belong to
+    the last round of the previous task. If clients are sampled (not in the paper), u and v are sums over those that
+    took part in the last round; a client that did not take part subtracts nothing. The sums are not weighted, whatever
+    ``federated.client_weighting`` is.
 
-    Exchanged parameters only: personal ones have no part, nor have BatchNorm's running statistics, which are, in the
-    Fisher, those at the client's end (with ``federated.batchnorm: drop`` each batch's own). Outputs that are not in a
-    client's loss have no Fisher there and count for nothing.
+    The penalty is on exchanged parameters only, not on personal ones nor on BatchNorm's running statistics. The Fisher
+    uses the running statistics at the client's end (with ``federated.batchnorm: drop`` each batch's own). Outputs that
+    are not in a client's loss have no Fisher and no penalty.
 
-    Precision: sums and differences have the parameters' dtype. Of ``u - F_s``, which rounding may take below 0, what is
-    below is set to 0, and ``v_s`` there too: an error of at most some units in the last place of u, never a push. Where
-    a client alone has a Fisher, the difference is exactly 0.
+    Precision: sums and differences have the parameters' dtype. Rounding may make ``u - F_s`` negative; these entries,
+    and those of ``v_s``, are set to 0. The error is at most some units in the last place of u, and the penalty never
+    pushes away from the anchor. If only one client has a Fisher, the difference is exactly 0.
 
     Stability: the penalty's curvature grows with the number of clients. Gradient steps along it are stable where
-    ``2 strength lr u_s < 2`` (SGD; momentum m allows 2 + 2 m, other optimizers are not watched); the greatest value of
-    a round is ``greatest_pull`` in the method's table, see ``on_unstable``.
+    ``2 strength lr u_s < 2`` (SGD; momentum m allows 2 + 2 m, other optimizers are not checked). The greatest value of
+    a round is ``greatest_pull`` in the method's table; see ``on_unstable``.
 
-    Differs from the paper, which leaves open: which Fisher (labels, mean or sum over samples), what sampled clients do,
-    and sparse messages (``keep``), which it proposes in section 3.1 and does not try.
+    The paper leaves open which Fisher it uses (labels, mean or sum over samples) and what sampled clients do. It
+    proposes sparse messages (``keep``) in section 3.1 without trying them.
 
-    Sends: in every round but the last, u's and v's parts along with the update, read as sums, and from the second round
-    on u and v along with the model: three times the model each way. With ``keep`` q below 1, at most ``ceil(q n)`` of
-    the n entries up, as two values and an int32 index; down, all entries that anybody sent, in the same form or whole,
-    whichever is smaller. The server then learns which entries a client chose, but still not their values. Memory per
-    client: what it sent last. Extra compute: two element-wise passes over the weights per local step, and a Fisher
-    after local training, less than two local epochs (``expected``: one backward pass per output). Scenarios: all.
-    Optimizers: any.
+    Sends: up, in every round but the last, the client's shares of u and v with the update, read as sums; down, from the
+    second round on, u and v with the model. This is three times the model each way. With ``keep`` q below 1, at most
+    ``ceil(q n)`` of the n entries are sent up, as two values and an int32 index; down, all entries that any client
+    sent, in the same form or whole, whichever is smaller. The server then learns which entries a client chose, but not
+    their values. Memory per client: its last message. Extra compute: two element-wise passes over the weights per local
+    step, and a Fisher after local training, less than two local epochs (``expected``: one backward pass per output).
+    Scenarios: all. Optimizers: any.
 
     Args:
         strength: lambda, at least 0; 0 is federated averaging.
@@ -82,11 +83,11 @@ class FedCurv(Method):
             (one draw from it) or ``weighted`` (true, times its probability). Densities have no labels: ``empirical``.
         reduction: ``mean`` or ``sum`` over a client's samples.
         fisher_batch_size: samples per pass. Changes memory and speed, and results where BatchNorm has no statistics.
-        keep: q in (0, 1], the share of its parameters, those with the largest Fisher, of which a client sends anything;
-            the rest count as 0, also in what it subtracts.
+        keep: q in (0, 1], the share of entries that a client sends, those with the largest Fisher; the rest count as 0,
+            also in the share that it subtracts.
         on_unstable: what happens when ``2 strength lr max(u)`` exceeds 2: ``warn`` (once) or ``stop``. ``clip`` limits
-            the pull instead, in every step: where ``2 strength lr u_s`` exceeds 1, u_s and v_s are scaled down to it,
-            so that a step without momentum leads to the others' weights at most. The latter two need SGD.
+            the pull instead, in every step: where ``2 strength lr u_s`` exceeds 1, u_s and v_s are scaled down to 1, so
+            that a step without momentum goes at most as far as the others' weights. ``stop`` and ``clip`` need SGD.
 
     Raises:
         ConfigError: for values other than these; two of these methods; with ``stop``, an unstable penalty.
@@ -96,7 +97,7 @@ class FedCurv(Method):
     pulls_with: ClassVar[str] = "strength"
     task_free = True
     client_clocks = True
-    # Clients' own shares are with ``context.clients``.
+    # Clients' own shares are in ``context.clients``.
     state = ("u", "v", "_of_round", "_penalty_bytes", "_rows")
 
     def __init__(
@@ -133,8 +134,8 @@ class FedCurv(Method):
         """Find the parameters that clients exchange.
 
         Raises:
-            ConfigError: if there are two of these methods, which would share their clients' state, or clients train on
-                other samples than the task's, or for labels of which the network knows nothing.
+            ConfigError: if there are two of these methods, which would share their clients' state, clients train on
+                samples of other tasks, or the network has no labels of this kind.
         """
         super().setup(context)
         if context.optimizer is not None:
@@ -143,7 +144,7 @@ class FedCurv(Method):
         self.refuse_twins(FedCurv, "one FedCurv; its strength is the sum of theirs")
         self._names = context.shared_parameters
         if self.strength > 0 and not self._names:
-            valid = "0 where all parameters stay on their client: there is nobody to share curvature with"
+            valid = "0 where all parameters stay on their client: clients share no parameters"
             raise ConfigError("methods.fedcurv.strength", self.strength, valid)
         exposure = context.exposure
         if exposure != "sequential":
@@ -151,10 +152,10 @@ class FedCurv(Method):
             raise ConfigError("data.exposure", exposure, valid)
 
     def _check_optimizer(self, optimizer: Optimizer) -> None:
-        """Learn the learning rate, if a gradient step along a quadratic is what the optimizer makes of it.
+        """Read the learning rate, if the optimizer's step along a quadratic is a gradient step.
 
         Raises:
-            ConfigError: if ``on_unstable`` asks for more than a warning where nobody can tell.
+            ConfigError: ``on_unstable`` is not ``warn`` for an optimizer whose stability is not known.
         """
         self._lr = float(optimizer.param_groups[0]["lr"]) if isinstance(optimizer, SGD) else None
         if self._lr is None and self.on_unstable != "warn":
@@ -170,7 +171,7 @@ class FedCurv(Method):
         return {name: Pull(2 * self.strength * u, anchors[name]) for name, (u, _) in held.items()}
 
     def _held_to(self, cohort: Cohort) -> dict[str, tuple[Tensor, Tensor]]:
-        """Fetch the sums and take these clients' own shares out of them: u_s and v_s where the clients compute."""
+        """u_s and v_s of these clients: the sums without the clients' own shares, on the cohort's device."""
         if not self.u:
             return {}
         context = self.context
@@ -195,24 +196,24 @@ class FedCurv(Method):
 
     @property
     def computes_locally(self) -> bool:
-        """Not without a penalty."""
+        """Whether there is a penalty."""
         return self.strength > 0
 
     # After local training.
 
     def _sends_after(self, round: int) -> bool:
-        """Whether there is another round, and something to hold on to in it."""
+        """Whether another round follows, in which there is a penalty."""
         return self.strength > 0 and bool(self._names) and round + 1 < self.context.num_rounds
 
     @torch.no_grad()
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        """Clients send, and keep, the Fisher of their data at the weights they end with."""
+        """Let clients compute the Fisher of their data at their trained weights, send it and store it."""
         if not self._sends_after(cohort.round):
             return
         started = time.perf_counter()
         context = self.context
         clients = [cohort.clients[p] for p in positions]
-        # What weight decay did to outputs outside the loss does not matter: they have no Fisher, hence no share in v.
+        # Weight decay of outputs outside the loss does not matter: they have no Fisher, hence no share in v.
         trained = cohort.rows(positions, {**cohort.parameters, **cohort.buffers})
         u = self._fishers(cohort, clients, trained)
         ends = {n: trained[n] for n in self._names}
@@ -227,7 +228,7 @@ class FedCurv(Method):
         self._fisher_seconds += time.perf_counter() - started
 
     def _fishers(self, cohort: Cohort, clients: Sequence[int], trained: Mapping[str, Tensor]) -> Tensors:
-        """Name -> ``[k, ...]``, in the clients' coordinates; on a CPU as many clients at a time as math threads."""
+        """Fishers by name, ``[k, ...]``, in the clients' order of features; on a CPU one client per math thread."""
         context, task = self.context, cohort.task
         network = context.network
         device = next(network.parameters()).device
@@ -267,12 +268,12 @@ class FedCurv(Method):
         return sum(t.numel() for t in exchanged.values()), 2 * payload_bytes(exchanged)
 
     def _fisher_bytes(self) -> int:
-        """Bytes of one client's share of u and v as it is sent."""
+        """Bytes of a client's message with its shares of u and v."""
         size, dense = self._sizes()
         return dense if self.keep == 1 else message_bytes(kept_entries(self.keep, size), size, dense // size)
 
     def end_round(self, plan: RoundPlan) -> None:
-        """The server reads the sums, for the next round."""
+        """Read the sums at the server, for the next round."""
         super().end_round(plan)
         if not self._sends_after(plan.round):
             return
@@ -299,7 +300,7 @@ class FedCurv(Method):
         self._check_stability(plan, u_max)
 
     def _check_stability(self, plan: RoundPlan, u_max: float) -> None:
-        """Warn or stop where a local step would lead farther away from the others' weights than it started."""
+        """Warn or stop if local steps along the penalty are unstable."""
         if self._lr is None or 2 * self.strength * self._lr * u_max <= 2 or self.on_unstable == "clip":
             return
         limit = 1 / (self._lr * u_max)
@@ -325,10 +326,10 @@ class FedCurv(Method):
     # Reports and checkpoints.
 
     def report(self) -> Report:
-        """Seconds for Fishers, and bytes: what one client keeps, and what it sends and receives more per round.
+        """Seconds for Fishers, bytes that a client stores, and extra bytes that it sends and receives per round.
 
-        A row per round with another one after it: clients in u, its mean and greatest entry, ``2 strength lr max(u)``,
-        seconds for Fishers.
+        A row per round except the last: clients in u, mean and greatest entry of u, ``2 strength lr max(u)``, seconds
+        for Fishers.
         """
         figures = {
             "fisher_seconds": sum(row["fisher_seconds"] for row in self._rows),
@@ -339,12 +340,12 @@ class FedCurv(Method):
         return Report(figures, [dict(row) for row in self._rows])
 
     def client_storage(self) -> int:
-        """Its share of u and v, once it has sent one."""
+        """Bytes of a client's shares of u and v, once it has sent them."""
         return self._fisher_bytes() if self._rows else 0
 
 
 def _joined(u: Mapping[str, Tensor], v: Mapping[str, Tensor]) -> Tensors:
-    """Both under one roof, as a message or as what a client keeps."""
+    """Both in one mapping, to be sent or stored."""
     return {**{f"u {n}": values for n, values in u.items()}, **{f"v {n}": values for n, values in v.items()}}
 
 

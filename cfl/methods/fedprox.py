@@ -14,17 +14,17 @@ from cfl.runtime.option_checks import check_numbers
 
 
 class FedProx(Method):
-    """Clients are held near the model that they were sent, by a proximal term in every client's loss::
+    """Adds a proximal term to every client's loss, which keeps it near the received model::
 
         L_i(w) + mu / 2 ||w - w_t||^2                                        (Li et al., 2020, eq 2)
 
-    with ``w_t``, the global model at the start of the round: every local step adds ``mu (w - w_t)`` to the gradient,
-    before clipping and the optimizer, so that with Adam too it is part of the loss. The norm runs over the parameters
-    that clients and server exchange: personal ones have no global value, and running statistics are no parameters. As
-    for all methods, the reported training loss is without the term.
+    with ``w_t``, the global model at the start of the round. Every local step adds ``mu (w - w_t)`` to the gradient,
+    before clipping and the optimizer, so that the term is part of the loss with Adam, too. The norm is over the
+    parameters that clients and server exchange: personal ones have no global value, and running statistics are no
+    parameters. As for all methods, the reported training loss does not include the term.
 
-    Differs from the paper: clients are sampled and weighted as the run says (``federated.client_weighting``; the paper
-    samples by size and averages uniformly, the authors' code the other way round), and nobody is slow: all clients do
+    Differs from the paper: clients are sampled and weighted as configured (``federated.client_weighting``; the paper
+    samples by size and averages uniformly, the authors' code the other way round). There are no slow clients: all do
     the same number of local epochs.
 
     Gradient steps along the term are stable where ``learning rate * mu`` stays below 2.
@@ -49,18 +49,18 @@ class FedProx(Method):
         self.mu = mu
 
     def setup(self, context: Context) -> None:
-        """Check that there is a global model to be near to."""
+        """Refuse a run in which clients and server exchange no parameter."""
         super().setup(context)
         if self.mu > 0 and not context.shared_parameters:
             raise ConfigError("methods.fedprox.mu", self.mu, "0 where all parameters stay on their client")
 
     def pulls(self, cohort: Cohort) -> dict[str, Pull]:
-        """Towards the received model."""
+        """Pulls towards the received model."""
         if self.mu == 0:
             return {}
         return {name: Pull(self.mu, cohort.global_parameters[name][None]) for name in self.context.shared_parameters}
 
     @property
     def computes_locally(self) -> bool:
-        """Not without the term."""
+        """Whether the term has a weight."""
         return self.mu > 0

@@ -19,36 +19,37 @@ from cfl.runtime.option_checks import check_choices, check_numbers
 
 
 class FedWeIT(APD):
-    """Clients decompose their weights, exchange parts of the base, and borrow what others have learned::
+    """Decomposes clients' weights, exchanges parts of the base, and lets clients use others' adaptive weights::
 
         theta_c^(t) = B_c * sigmoid(m_c^(t)) + A_c^(t) + sum_{j != c} alpha_{c,j}^(t) A_j^(t-1)        (eq 1)
 
     trained by the loss of :class:`APD` (eq 2), whose options it has. alpha is one factor per layer and entry of the
-    knowledge base; what others have learned does not change while it is borrowed, and has no part in consolidation.
+    knowledge base. Other clients' adaptive weights are constants in the loss and take no part in consolidation.
 
-    The base is each client's own. After local training client c sends its rows ``B_c`` of the output units whose mask
-    logits are the largest in absolute value, ``keep`` of each layer's, and says which. The server's G is the mean of
-    every unit over those that sent it; in the next round clients replace the units of G, and keep their own of units
-    that nobody sent. So in the first round they all get the network's initial base. When a task is over, the clients of
-    its last round send A, without entries at or below ``threshold`` and, with ``top_kappa``, but its largest ones. All
-    of these are the knowledge base of the next task, which a client is sent when it begins it; its own entry counts
-    nothing. Earlier tasks are answered as by APD, with the knowledge and the attention that they were learned with.
+    Each client has its own base. After local training client c sends the rows of ``B_c`` of the output units whose mask
+    logits are the largest in absolute value, a share ``keep`` of each layer, with their indices. The server's G is the
+    mean of every unit over the clients that sent it. In the next round clients replace their units by those of G and
+    keep their own values of units that no client sent. In the first round they all receive the network's initial base.
+    At the end of a task the clients of its last round send A, without entries at or below ``threshold`` and, with
+    ``top_kappa``, only its largest entries. These form the knowledge base of the next task, which a client receives
+    when it begins that task; its own entry has no effect. Earlier tasks are tested as in APD, with the knowledge and
+    the attention with which they were learned.
 
     Differs from the paper: B is not multiplied with the mask before it is sent, and means are over the senders of a
     unit (both as in the authors' code; the paper's would shrink B); A comes from the clients of a task's last round
     (the code), not from those of the next one's first (Algorithm 2). Differs from the code: entries of the knowledge
     base are in the order of the clients' ids and without the client's own (there: in that of threads, and with it), m
-    is trained with the loss (there it is outside of the gradient), and ``keep`` is the paper's 30 %, with which its
-    costs are reported (there 70 %). Whoever is not sampled in a round does not train in it.
+    is trained by the loss (there it gets no gradient), and ``keep`` is the paper's 30 %, with which its costs are
+    reported (there 70 %). Clients that are not sampled in a round do not train in it.
 
-    Asynchronously (``schedule.clock_spread``; the paper's Algorithm 3), a client sends A of the task that it is through
-    with at the beginning of the first round of a later one that it is sampled in. A client that begins one is sent, of
-    every other client, the newest A that is known when the task begins, of whichever task. Where all clocks agree and
-    all clients take part, that is the same.
+    With clocks of their own (``schedule.clock_spread``; the paper's Algorithm 3), a client sends A of a finished task
+    at the beginning of the first round of a later task in which it is sampled. A client that begins a task receives the
+    newest known A of every other client, whatever task it belongs to. If all clocks agree and all clients take part,
+    that is the same as above.
 
-    Sends, in the place of the model: up, the values of the kept units and a bit per unit; down, likewise, all units in
-    the first round. Between tasks, A up, read client by client, and down all but a client's own: values with their
-    indices, or all values where that is less. Extra memory per client: as for APD, and the knowledge base of every
+    Sends, in place of the model: up, the values of the kept units and a bit per unit; down, likewise, all units in the
+    first round. Between tasks, A up, read client by client, and down all A except the client's own: values with their
+    indices, or all values if that is smaller. Extra memory per client: as for APD, and the knowledge base of every
     task, sparse. Extra compute: as for APD, and one product of attention and knowledge base per step.
 
     Args:
@@ -58,9 +59,9 @@ class FedWeIT(APD):
         use_adaptive: whether there are adaptive weights ("w/o A"); without, there is no knowledge base either.
         use_mask: whether there are masks ("w/o m"); without, all units are sent.
         top_kappa: share of the entries of A that may be sent, the largest of all layers, in (0, 1] (Figure 5a).
-        attention: how attention starts: ``random``, drawn as masks are, of variance 1 / J for J entries (the code),
+        attention: initial attention: ``random``, drawn as masks are, of variance 1 / J for J entries (the code),
             ``uniform``, one over the number of entries that the client may use (the paper), or ``zeros``.
-        sparsity: see :class:`APD`, as for the rest.
+        sparsity: see :class:`APD`, also for the other options.
 
     Raises:
         ConfigError: for values other than these; otherwise as :class:`APD`.
@@ -112,7 +113,7 @@ class FedWeIT(APD):
     # Before training.
 
     def _parts(self) -> dict[str, bool]:
-        """As the options say."""
+        """The parts that the options select."""
         return {
             "masked": self.use_mask,
             "adaptive": self.use_adaptive,
@@ -121,20 +122,20 @@ class FedWeIT(APD):
         }
 
     def keeps_local(self, name: str) -> bool:
-        """Everything: what is sent of bases is not the model."""
+        """Keep all tensors local; units of bases are sent in the method's own messages."""
         return True
 
     def setup(self, context: Context) -> None:
-        """As for APD; every client is about to be sent all of the initial base."""
+        """As for APD; all clients will receive the whole initial base."""
         super().setup(context)
         self._sent = {x.name: torch.ones(len(x.weight), dtype=torch.bool) for x in self._layers}
 
     def _knowledge_entries(self) -> int:
-        """As many as clients take part in a round; all clients where they have clocks of their own."""
+        """As many entries as clients take part in a round; with clocks of their own, as many as there are clients."""
         context = self.context
         return context.num_clients if context.client_clocks else context.most_clients
 
-    # A cohort opens.
+    # Clients start.
 
     @torch.no_grad()
     def start_clients(self, cohort: Cohort) -> None:
@@ -142,7 +143,7 @@ class FedWeIT(APD):
         super().start_clients(cohort)
         if not self.borrows:
             return
-        began = self.context.began(cohort.task, cohort.clients[0])  # in the same round for all of them
+        began = self.context.began(cohort.task, cohort.clients[0])  # the same round for all clients of the cohort
         if self._lends != (cohort.task, began):
             self._lend(cohort.task, began)
         usable = torch.stack([self._usable(client, cohort.task) for client in cohort.clients])
@@ -150,7 +151,7 @@ class FedWeIT(APD):
             cohort.buffers[layer.others][: len(usable)].copy_(usable)
 
     def _lend(self, task: int, began: int) -> None:
-        """Let the network compute with the knowledge base of a task that was begun in some round."""
+        """Load the knowledge base of a task, begun in round ``began``, into the network."""
         held, room = self._held(task, began), self._knowledge_entries()
         for layer in self._layers:
             entries = None
@@ -164,10 +165,10 @@ class FedWeIT(APD):
         self._lends = task, began
 
     def _held(self, task: int, began: int) -> list[dict[str, Any]]:
-        """What a task borrows from, in the order of its attention: what clients had learned at the ends of tasks.
+        """The knowledge base of a task, in the order of its attention: adaptive weights at the ends of earlier tasks.
 
         Args:
-            task: that borrows.
+            task: the task that uses it.
             began: the first round of the task.
         """
         if not self.context.client_clocks:
@@ -180,16 +181,16 @@ class FedWeIT(APD):
         return self._held(task, self.context.began(task, client))
 
     def _owners(self, client: int, task: int) -> list[int]:
-        """Whose the entries of the knowledge base of a client's task are."""
+        """The clients to which the entries of the knowledge base of a client's task belong."""
         return [owner for part in self._borrowed(client, task) for owner in part["clients"]]
 
     def _usable(self, client: int, task: int) -> Tensor:
-        """``[J]``, 1 for the entries of a task's knowledge base that a client borrows from."""
+        """``[J]``, 1 for the entries of a task's knowledge base that the client uses."""
         factors = [float(owner != client) for owner in self._owners(client, task)]
         return torch.tensor(factors + [0.0] * (self._knowledge_entries() - len(factors)))
 
     def _receive(self, cohort: Cohort) -> None:
-        """Clients replace the units of the base that the server has."""
+        """Replace the units of clients' bases by those that the server has."""
         if not self.send_base:
             return
         for layer in self._layers:
@@ -199,7 +200,7 @@ class FedWeIT(APD):
         self._down("base", self._base_bytes(self._sent), len(cohort.clients))
 
     def _begin(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        """As for APD; clients that begin a task are sent its knowledge base."""
+        """As for APD; send clients that begin a task its knowledge base."""
         latest, context = self._tasks.latest(cohort.clients), self.context
         super()._begin(cohort, positions)
         for position in positions:
@@ -211,16 +212,16 @@ class FedWeIT(APD):
                     cohort.parameters[layer.attention][position] = start
             since = context.began(latest[position], client) if latest[position] >= 0 else -1
             for part in self._borrowed(client, cohort.task):
-                if part["round"] > since:  # what was lent in an earlier one it keeps
+                if part["round"] > since:  # the client already has earlier entries
                     sizes = zip(part["clients"], part["bytes"], strict=True)
                     self._down("knowledge", sum(size for owner, size in sizes if owner != client), 1)
 
     def _base_bytes(self, sent: Mapping[str, Tensor]) -> int:
-        """Bytes of a message with some of each layer's base, and a bit per unit that says of which units.
+        """Bytes of a message with units or entries of each layer's base, and a bit per unit to say which.
 
         Args:
-            sent: layer -> ``[O]`` bool for whole units, or ``[O, ...]`` for entries, of which it is known to both sides
-                which they are once the units are.
+            sent: layer -> ``[O]`` bool for whole units, or ``[O, ...]`` for entries; both sides know the entries once
+                they know the units.
         """
         total = 0
         for layer in self._layers:
@@ -237,7 +238,7 @@ class FedWeIT(APD):
 
     @torch.no_grad()
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        """Clients send units of their bases."""
+        """Let clients send units of their bases."""
         super().finish_clients(cohort, positions)
         if not self.send_base:
             return
@@ -250,7 +251,7 @@ class FedWeIT(APD):
             sent = chosen[layer.name] = self._chosen(cohort, layer, trained)
             message[layer.base] = torch.where(per_unit(sent, base), base, torch.zeros_like(base))
             message[f"units of {layer.name}"] = sent.to(base.dtype)
-        for row, client in enumerate(clients):  # one by one: their messages need not be of one size
+        for row, client in enumerate(clients):  # one by one: their messages may differ in size
             own = {name: values[row : row + 1] for name, values in message.items()}
             size = self._base_bytes({name: sent[row] for name, sent in chosen.items()})
             self.context.channel.uplink("base", own, [1.0], [client], size)
@@ -264,12 +265,12 @@ class FedWeIT(APD):
 
     @property
     def moves_model_after_round(self) -> bool:
-        """The bases are averaged over those who sent them."""
+        """Whether the server averages bases."""
         return True
 
     @torch.no_grad()
     def end_round(self, plan: RoundPlan) -> None:
-        """The server takes the mean of every unit over the clients that sent it."""
+        """Average every unit over the clients that sent it."""
         if self.send_base:
             sums, _ = self.context.channel.sum("base")
             for layer in self._layers:
@@ -286,7 +287,7 @@ class FedWeIT(APD):
         super().end_round(plan)
 
     def _count_bytes(self, task: int) -> None:
-        """Add what all processes' clients have sent and received since the last time to the task's figures."""
+        """Add the bytes sent and received by all processes' clients since the last call to the task's figures."""
         everyones = self.context.everyones(list(self._own_bytes))
         self._own_bytes = [0, 0]
         while len(self._bytes) <= task:
@@ -296,13 +297,13 @@ class FedWeIT(APD):
 
     @torch.no_grad()
     def end_task(self, plan: RoundPlan) -> None:
-        """The clients of the last round send what they have learned, for the next task."""
+        """Let the clients of the last round send their adaptive weights, for the next task."""
         context = self.context
         if self.borrows and not context.client_clocks and not context.is_last(plan.task):
             self._hear(dict.fromkeys(context.own_clients(plan.task, plan.clients), plan.task), plan)
 
     def _hear_beginners(self, plan: RoundPlan) -> None:
-        """Before they begin tasks in the next round, clients send what they learned in their last."""
+        """Let clients that begin a task in the next round send the adaptive weights of their last task."""
         context = self.context
         learned: dict[int, int] = {}
         for part in context.plan(plan.round + 1).parts:
@@ -312,17 +313,17 @@ class FedWeIT(APD):
         self._hear(learned, plan)
 
     def _hear(self, learned: Mapping[int, int], plan: RoundPlan) -> None:
-        """Put the adaptive weights of some of this process's clients, and of the others', into the knowledge base.
+        """Add adaptive weights of this process's clients, and of those of other processes, to the knowledge base.
 
         Args:
-            learned: client -> the task in which it learned them.
+            learned: client -> the task of its adaptive weights.
             plan: the round that is over.
         """
         context = self.context
         for client, task in learned.items():
             model = context.clients.get("model", client)
             if model is None or self._tasks.latest([client])[0] != task:
-                continue  # it has not come out of local training with usable weights
+                continue  # its trained weights were not finite
             message = self._lent(model)
             size = _adaptive_bytes(message)
             stacked = {name: values[None] for name, values in message.items()}
@@ -332,7 +333,7 @@ class FedWeIT(APD):
         self._count_bytes(plan.task)
         if not collected:
             return
-        apart = context.client_clocks  # then each may be followed by a newer one of its owner's
+        apart = context.client_clocks  # then a client may later send newer ones
         for owners in [[owner] for owner in collected] if apart else [list(collected)]:
             messages = [collected[owner] for owner in owners]
             self._knowledge.append(
@@ -349,7 +350,7 @@ class FedWeIT(APD):
             )
 
     def _lent(self, model: Mapping[str, Tensor]) -> Tensors:
-        """The adaptive weights that a client sends, zeros where it does not."""
+        """The adaptive weights that a client sends, with zeros in all other entries."""
         values = [self._above_threshold(model[layer.adaptive]) for layer in self._layers]
         if self.top_kappa < 1:
             flat = torch.cat([part.flatten() for part in values])
@@ -360,8 +361,8 @@ class FedWeIT(APD):
     # Tests.
 
     def _borrow(self, client: int, task: int, model: Tensors) -> None:
-        """Put what the client borrowed in the task into its adaptive weights: the network may be about to lend it the
-        knowledge of another one."""
+        """Add the knowledge used in the task to the client's adaptive weights, since the network may hold the knowledge
+        base of another task."""
         if not self.borrows:
             return
         held = self._borrowed(client, task)
@@ -378,7 +379,7 @@ class FedWeIT(APD):
     # Reports and checkpoints.
 
     def _row(self, task: int, client: int, layer: DecomposedLayer, model: Mapping[str, Tensor]) -> dict[str, Any]:
-        """As for APD, with the clients whose knowledge could be borrowed, the tasks in which they learned it, and the
+        """As for APD, with the clients in the knowledge base, the tasks in which they learned their entries, and the
         attention to each (Figure 5b)."""
         row = super()._row(task, client, layer, model)
         held = self._borrowed(client, task) if self.borrows else []
@@ -393,12 +394,12 @@ class FedWeIT(APD):
         }
 
     def client_storage(self) -> int:
-        """As for APD, and every knowledge base."""
+        """As for APD, and bytes of all knowledge bases."""
         return super().client_storage() + sum(sum(held["bytes"]) for held in self._knowledge)
 
     def report(self) -> Report:
-        """As for APD, and bytes per task: what all clients sent (C2S) and received (S2C) over all of its rounds, the
-        mean over tasks and one by one."""
+        """As for APD, and bytes per task: sent (C2S) and received (S2C) by all clients over all of its rounds, for each
+        task and as the mean over tasks."""
         report = super().report()
         sent, received = ([of_task[direction] for of_task in self._bytes] for direction in (0, 1))
         of_bytes = {
@@ -410,7 +411,7 @@ class FedWeIT(APD):
         return Report({**report.figures, **of_bytes}, report.rows)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state, with the rows of knowledge bases as objects again."""
+        """Restore the state, and the sparse rows of knowledge bases as objects."""
         super().load_state_dict(state)
         for held in self._knowledge:
             held["layers"] = {name: SparseRows(**rows) for name, rows in held["layers"].items()}
@@ -424,7 +425,7 @@ def _starts(parts: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def _adaptive_bytes(message: Mapping[str, Tensor]) -> int:
-    """Bytes of a client's adaptive weights as they are sent."""
+    """Bytes of the message with a client's adaptive weights."""
     entries = sum(int(torch.count_nonzero(values)) for values in message.values())
     some = next(iter(message.values()))
     return message_bytes(entries, sum(values.numel() for values in message.values()), some.element_size())

@@ -35,29 +35,29 @@ from cfl.runtime.option_checks import check_choices, check_integers, check_numbe
 
 
 class FOT(Method):
-    """Global updates orthogonal to the inputs of earlier tasks, layer by layer.
+    """Projects global updates to be orthogonal to the layer inputs of earlier tasks.
 
     **FedProject**, every round from the second task on: the server's step ``D [o, d]`` of a protected layer becomes
     ``D - (D O) O^T`` with the basis ``O [d, k]`` of earlier tasks' inputs (eq 6, written for a weight ``[o, d]``).
 
     **GPSE**, one extra communication round after every task but the last: client i sends ``A_i = X_i* G_i`` with
-    ``X_i* = X_i - O O^T X_i`` (eq 8, 9) and Gaussian ``G_i``; the server sums (eq 10), takes the leading left singular
-    vectors that the rank rule asks for (eq 11, 12) and adds them to the basis. It also gets, as sums, the two scalars
-    from which ``rho``, the share of the inputs outside the basis, follows.
+    ``X_i* = X_i - O O^T X_i`` (eq 8, 9) and Gaussian ``G_i``. The server adds these up (eq 10), takes as many leading
+    left singular vectors as the rank rule says (eq 11, 12) and adds them to the basis. It also receives, as sums, the
+    two scalars from which it computes ``rho``, the share of the inputs outside the basis.
 
-    Differs from the paper: eq 12 cannot be used as printed, see ``rank_rule``; GPSE is an extra round as in the paper,
-    where the authors' code folds it into the last training round (``gpse_model: local``).
+    Differs from the paper: eq 12 cannot be used as printed, see ``rank_rule``. GPSE is an extra round as in the paper;
+    the authors' code does it in the last training round (``gpse_model: local``).
 
-    A layer with many more inputs than dimensions is sketched by way of its covariance on a CPU, which is several times
+    A layer with many more inputs than dimensions is sketched from its covariance on a CPU, which is several times
     cheaper and has the same distribution (:class:`cfl.methods.components.layer_inputs.sketch.LayerSketch`).
 
     Sends: down, for GPSE, the new global model and the bases (float32); up the sketches (float32) and two float64
     scalars per layer, all of them as sums. Extra memory per client: none between rounds. Extra compute per client and
     task: a forward pass over its samples, and the products of the sketches. Scenarios: task- and domain-incremental. A
-    layer whose basis has become its whole input space is frozen.
+    layer whose basis spans its whole input space is frozen.
 
     Args:
-        threshold: epsilon, share of the inputs' energy that the basis shall cover, in (0, 1].
+        threshold: epsilon, share of the inputs' energy that the basis has to cover, in (0, 1].
         threshold_increment: added to ``threshold`` after every task (up to 1).
         sketch_size: columns s of a sketch as a multiple of the layer's input dimension d, above 0; or one multiple per
             layer kind, ``{conv: 1, linear: 5}``. Small sketches under-estimate the rank, so thresholds from the
@@ -65,31 +65,31 @@ class FOT(Method):
         rank_rule: ``code``: smallest r whose share of the sketch's energy exceeds ``1 - (1 - epsilon) / rho``, as
             the authors' code does; ``gpm``: smallest r with ``rho^2 share + (1 - rho^2) >= epsilon`` (GPM, eq 9).
             ``code`` keeps more from the second task on.
-        minimum_rank: directions added per layer and task at least, 0 or 1. The authors' code has 1. The default is 0
-            because a forced direction per task wastes the narrow layers: 20 tasks take 19 of 27 dimensions.
+        minimum_rank: fewest directions added per layer and task, 0 or 1. The authors' code has 1. The default is 0
+            because one direction per task fills narrow layers without need: 20 tasks take 19 of 27 dimensions.
         residual_share: ``energy``: rho from summed energies, exact; ``client_mean``: mean over clients of their own
             rho, weighted by samples, as in the authors' code.
         layers: patterns over module names; null protects all Linear and Conv2d layers, except the output layer where
             every task has outputs of its own.
-        gpse_model: whose layer inputs are sketched: the ``global`` model after the task, or each client's ``local`` one
-            at the end of the task's last round.
+        gpse_model: model whose layer inputs are sketched: the ``global`` model after the task, or each client's
+            ``local`` one at the end of the task's last round.
         gpse_clients: ``sampled`` in the task's last round, or ``all`` that hold the task.
         gpse_batch_size: samples per forward pass in GPSE.
         gpse_dropout: keep dropout active in GPSE, as the authors' code does on Permuted MNIST, but record a layer's
-            inputs as they are before the dropout directly in front of it: there the activations are taken at the ReLUs.
-            A layer then has the noise of all dropout but that one; in their network the first two layers have none.
-            ``shared``: clients that draw the same Gaussian numbers (``sketch_sharing``) also have the same masks.
-        sketch_sharing: worker processes that would draw the same Gaussian numbers; 1 is the paper's: every client has
-            its own. The authors' code seeds its MPI workers alike (5 on Permuted MNIST by its README, elsewhere 8), so
-            that by reading it the p-th clients of all workers with equally many clients draw the same, of 64 clients on
-            5 workers those of four: their sketches add up to sketches of sums over clients, in which the common mean
-            weighs more, and ranks fall. Clients are dealt out as ``numpy.array_split`` does, in ascending order.
-        protect_bias: treat the bias as the weight of an input that is always 1, which makes old outputs exactly
-            invariant; the paper leaves biases free.
-        freeze_first_layer: the first layer, weight and bias, stays what the first task has made it, and is kept out of
-            GPSE (FRZ, Table 6). From the second task on neither clients nor what the server's momentum has stored
-            move it. A normalisation layer behind it goes on training: the paper does not say, and its scales and
-            shifts are trained by plain averaging behind every other layer too.
+            inputs before the dropout directly in front of it: there the activations are taken at the ReLUs. A layer's
+            inputs then have the noise of all other dropout layers; in their network those of the first two layers have
+            none. ``shared``: clients that draw the same Gaussian numbers (``sketch_sharing``) also have the same masks.
+        sketch_sharing: worker processes that draw the same Gaussian numbers; 1 as in the paper: every client has its
+            own. The authors' code seeds its MPI workers alike (5 on Permuted MNIST by its README, elsewhere 8). As we
+            read it, the p-th clients of all workers with equally many clients then draw the same numbers; of 64 clients
+            on 5 workers, those of four. Their sketches add up to sketches of sums over clients, in which the common
+            mean weighs more, and ranks fall. Clients are dealt out as by ``numpy.array_split``, in ascending order.
+        protect_bias: treat the bias as the weight of an input that is always 1, so that outputs for earlier tasks'
+            inputs do not change at all; the paper does not protect biases.
+        freeze_first_layer: freeze weight and bias of the first layer after the first task, and leave it out of GPSE
+            (FRZ, Table 6). From the second task on neither clients nor the server's momentum move it. A normalisation
+            layer behind it is still trained: the paper does not say, and behind every other layer scales and shifts are
+            trained by plain averaging, too.
         mechanism: Gaussian mechanism on the sketches (Table 6), or null for none.
     """
 
@@ -161,8 +161,8 @@ class FOT(Method):
         """Find the protected layers.
 
         Raises:
-            ConfigError: if a pattern matches no layer, a protected or frozen layer does not go through the server, or
-                another method moves the model behind the projection.
+            ConfigError: if a pattern matches no layer, a protected or frozen layer is personal, or another method
+                changes the model after the projection.
         """
         super().setup(context)
         free = context.network.head if context.scenario != "domain" else None
@@ -201,7 +201,7 @@ class FOT(Method):
     # FedProject.
 
     def transform_step(self, step: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Take the part of the step that earlier tasks' inputs would notice out of every protected layer."""
+        """Project the step of every protected layer, so that its outputs for earlier tasks' inputs do not change."""
         projected = dict(step)
         for name in self.bases:
             weight, bias = f"{name}.weight", f"{name}.bias"
@@ -216,11 +216,11 @@ class FOT(Method):
         return projected
 
     def frozen_parameters(self, cohort: Cohort) -> Collection[str]:
-        """The first layer's, from the second task on, if it is to be frozen."""
+        """The first layer's parameters, from the second task on, with ``freeze_first_layer``."""
         return self._frozen if cohort.task > 0 else ()
 
     def _basis(self, name: str, device: torch.device) -> Tensor | None:
-        """A layer's basis on ``device``: a checkpoint is read before the network moves to an accelerator."""
+        """A layer's basis on ``device``; a checkpoint is loaded before the network moves to an accelerator."""
         if name not in self.bases:
             return None
         self.bases[name] = self.bases[name].to(device)
@@ -229,7 +229,7 @@ class FOT(Method):
     # GPSE.
 
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        """With ``gpse_model: local``, clients sketch the inputs of the model they have just trained."""
+        """With ``gpse_model: local``, let clients sketch the layer inputs of their trained models."""
         if self.gpse_model != "local" or not self._extracts_after(cohort.task):
             return
         plan = self.context.plan(cohort.round)
@@ -264,7 +264,7 @@ class FOT(Method):
         senders: Sequence[int],
         local: Iterable[dict[str, Tensor]] | None = None,
     ) -> None:
-        """Some of the ``senders`` receive the bases and send their sketches."""
+        """Send the bases to some of the ``senders``, and their sketches to the server."""
         device = next(self.context.network.parameters()).device
         bases = {name: basis for name in self.bases if (basis := self._basis(name, device)) is not None}
         channel = self.context.channel
@@ -274,23 +274,23 @@ class FOT(Method):
             channel.uplink("fot sketch", message, [1.0], [client])
 
     def _grow(self, task: int, started: float) -> None:
-        """The server's part: rank rule and basis growth from the summed sketches."""
+        """Apply the rank rule and grow the bases from the summed sketches, at the server."""
         sums, _ = self.context.channel.sum("fot sketch")
-        # Once for all processes: rounding may differ, and with it the number of directions.
+        # In one process: rounding may differ between processes, and with it the number of directions.
         self.bases, rows = self.context.at_server(lambda: self._grown(sums, task))
         seconds = time.perf_counter() - started
         self.gpse_seconds.append(seconds)
         self._rows += [{**row, "gpse_seconds": seconds} for row in rows]
 
     def _grown(self, sums: Mapping[str, Tensor], task: int) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-        """The bases with the directions that are added, and rows of the method's table, but for the seconds."""
+        """The grown bases, and rows of the method's table without the seconds."""
         threshold = min(1.0, self.threshold + task * self.threshold_increment)
         rows, bases = [], dict(self.bases)
         for name, d in self._dims.items():
             a, energies = sums[name], sums[f"{name} energies"]
             basis = self._basis(name, a.device)
             if self.mechanism is not None:
-                a = project(a.T, basis).T  # noise inside the basis says nothing about the data
+                a = project(a.T, basis).T  # noise inside the basis does not describe the data
             if self.residual_share == "client_mean":
                 rho = float(energies[1] / energies[0])
             else:

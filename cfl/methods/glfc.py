@@ -16,23 +16,23 @@ from cfl.runtime.option_checks import check_choices
 
 
 class GradientCompensation(ER):
-    """GLFC's first part: replay in which old and new samples' gradients are brought to one scale.
+    """Replays earlier samples, with the gradients of old and new samples scaled to the same mean (GLFC's first part).
 
     With ``g_i = |p_i(y_i) - 1|``, the size of the loss's gradient at the true output (eq 3), every sample's loss is
     multiplied by ``g_i`` over the mean of ``g`` in its group (eq 4, 5): the memory's samples are one group, the step's
     own the other. Without memory samples the factor is 1. The factors are not differentiated.
 
-    FOT (Appendix F.2) drops GLFC's relation distillation, meaningless where every task has its own outputs, and the
-    proxy server; it does not say which loss it uses nor what the groups are with a head per task: memory against
-    current task is our reading, and its memory sizes are those of ER. What is remembered is chosen as ER does,
-    uniformly, where GLFC herds.
+    FOT (Appendix F.2) leaves out GLFC's relation distillation, which has no meaning if every task has its own outputs,
+    and the proxy server. It does not say which loss it uses, nor which groups it forms with a head per task. Memory
+    against current task is our reading. Its memory sizes are those of ER. Samples are chosen uniformly, as in ER; GLFC
+    uses herding.
 
     Sends: nothing beyond the model. Storage per client and extra compute: those of ER.
 
     Args:
         loss: ``ce``: cross-entropy with softmax probabilities; ``bce``: GLFC's binary cross-entropy with logits, mean
             over the outputs of the sample's task, and sigmoid probabilities.
-        size: as for ER, like the following.
+        size: see ER.
         per_task: see ER.
         update: see ER.
         batch_size: see ER.
@@ -59,13 +59,13 @@ class GradientCompensation(ER):
         self.replaces_own_loss = loss == "bce"
 
     def sample_weights(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
-        """The compensated factors; 0 with ``bce``, whose term :meth:`sample_loss` is."""
+        """The compensated weights; 0 with ``bce``, which :meth:`sample_loss` computes."""
         if self.loss == "bce":
             return torch.where(self.ours(samples), torch.zeros_like(weights), weights)
         return weights * self._compensation(logits, samples)
 
     def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
-        """With ``bce`` the compensated binary cross-entropy."""
+        """The compensated binary cross-entropy with ``bce``, else 0."""
         if self.loss == "ce":
             return logits.new_zeros(())
         target = F.one_hot(samples.y, logits.shape[-1]).to(logits.dtype)
@@ -87,7 +87,7 @@ class GradientCompensation(ER):
 
 
 def over_group_means(g: Tensor, groups: Iterable[Tensor]) -> Tensor:
-    """``[N]`` each ``g_i`` over the mean of g in i's group, as Dong et al., 2022, compensate gradients; 1 outside.
+    """``[N]``: each ``g_i`` divided by the mean of g in its group (Dong et al., 2022); 1 outside the groups.
 
     Args:
         g: ``[N]``, at least 0.

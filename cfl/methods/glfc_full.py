@@ -41,16 +41,16 @@ from cfl.runtime.option_checks import check_integers, check_numbers
 
 
 class GLFC(OwnLoss):
-    """Clients notice new data by themselves, replay, compensate gradients, and distil from a model the server picks.
+    """Detects new data at the clients, replays with compensated gradients, and distils a model chosen by the server.
 
     **Task detection.** When a round begins, a client computes the mean entropy of the received model's predictions on
-    its present data. A rise by more than ``threshold`` since its last round is its *signal* that the data are new; so
-    is its first round. It then fills its memory from the data that it trained on before its present ones:
-    ``size / classes learned`` samples of each class, by herding on features of length 1 under the received model;
-    earlier classes keep their first ones. Where it has learned more classes than ``size``, it keeps one sample of each
-    of the latest. Nobody is told where tasks begin. A signal may come late, rounds after the data have changed, or
-    never: so a client holds on to the samples that it had before others took their place, as it sees by comparing its
-    present samples with those of its last round.
+    its current data. A rise by more than ``threshold`` since its last round is its *signal* that the data are new; its
+    first round is a signal, too. After a signal it fills its memory from the data that it trained on before its current
+    ones: ``size / classes learned`` samples of each class, by herding on features of length 1 under the received model.
+    Of earlier classes the first samples are kept. If it has learned more classes than ``size``, it keeps one sample of
+    each of the latest. Clients are not told when tasks begin. A signal may come rounds after the data have changed, or
+    never. A client therefore keeps its former samples when its data change, which it sees by comparing its current
+    samples with those of its last round.
 
     **Loss** of n samples, own ones and, in proportion, the memory's (augmented anew in every step, as own ones are),
     over the outputs of the sample's loss::
@@ -63,33 +63,34 @@ class GLFC(OwnLoss):
     the entries of the old model's classes replaced by that model's sigmoids. Without an old model the first term stands
     alone, without the half.
 
-    **Proxy server.** A client with a signal takes, after local training, for each of its present classes the image
-    nearest to the mean feature, disturbs it by ``perturbation_steps`` steps of SGD towards the trained model's own idea
-    of the class (learning rate a tenth of the client's, weight decay 1e-5) and sends the gradient that it leaves in a
-    small fixed encoder (:class:`cfl.methods.components.gradient_inversion.GradientEncoder`). The server recovers labels
-    and images (:func:`cfl.methods.components.gradient_inversion.invert_gradient`), keeps the last ``images`` iterates
-    of each, and measures every round's global model on them: the best one of the task, and of the task before, are what
-    clients distil from (:class:`cfl.methods.components.glfc_proxy.ProxyServer`, which also says where it departs from
-    the authors' code).
+    **Proxy server.** A client with a signal takes, after local training, the image nearest to the mean feature of each
+    of its current classes. It perturbs the image by ``perturbation_steps`` steps of SGD towards the trained model's
+    prediction of the class (learning rate a tenth of the client's, weight decay 1e-5), and sends its gradient in a
+    small fixed encoder (:class:`cfl.methods.components.gradient_inversion.GradientEncoder`). The server reconstructs
+    labels and images (:func:`cfl.methods.components.gradient_inversion.invert_gradient`), keeps the last ``images``
+    iterates of each, and evaluates every round's global model on them. Clients distil the best models of the task and
+    of the previous task (:class:`cfl.methods.components.glfc_proxy.ProxyServer`, which also lists differences from the
+    authors' code).
 
-    Differs from the paper. Its network grows, and all old outputs are distilled; here outputs are there from the start,
-    and distilled are those of classes whose images the server had when it picked the model; models are judged among
-    classes it has images of. Prototypes are disturbed as standardised pixels, in the authors' code as plain ones. That
-    the network grows is what the entropy rises by: new outputs, not yet trained, are as probable as others.
-    ``data.class_loss: seen`` does the same (an output has no part in loss and entropy before its task), ``all`` does
-    not, and few signals follow. New outputs alone raise the entropy of a flat prediction, from log 2 to log 4 by 0.69:
-    with a lower ``threshold`` signals follow the growth, whatever the data. Its clients look at their data in every
-    round; here, in those that they are sampled in. A client's first round counts as a signal even where the entropy,
-    from 0, rises by less. Inversion has a line search, without which it may diverge, and an image that has converged
-    takes no further iterations. No entropy exceeds log O: with fewer than four outputs in the loss nothing rises by the
-    paper's 1.2.
+    Differs from the paper, whose network grows, and which distils all old outputs. Here outputs exist from the start.
+    Distilled are those of classes of which the server had images when it chose the model, and models are evaluated
+    among the classes of which it has images. Prototypes are perturbed as standardised pixels, in the authors' code as
+    plain ones. In the paper the entropy rises because the network grows: new outputs, not yet trained, are as probable
+    as others. ``data.class_loss: seen`` has the same effect (an output is in loss and entropy only from its task on).
+    ``all`` has not, and gives few signals. New outputs alone raise the entropy of a flat prediction, from log 2 to
+    log 4 by 0.69; with a lower ``threshold`` signals follow the growth, whatever the data. In the paper clients check
+    their data in every round; here, in rounds in which they are sampled. A client's first round counts as a signal even
+    if the entropy, from 0, rises by less. Inversion has a line search, without which it may diverge, and an image that
+    has converged takes no further iterations. No entropy exceeds log O, so with fewer than four outputs in the loss it
+    cannot rise by the paper's 1.2.
 
-    Sends: up, with a signal, a gradient of the encoder per class, seen by the server one by one, which rules out secure
-    aggregation, and is meant to show it images; down, the old model whenever it is another than the client has.
-    Storage per client: the memory, that model and the samples before the present ones. Extra compute: a forward pass
-    over all of a client's data per round, one of the old model in every step, training on the memory, prototypes; at
-    the server, ``inversion_steps`` of up to 20 iterations, each a gradient of the encoder's gradient, per client and
-    class of a new task, and a forward pass over the pool per round. Scenarios: class-incremental. Optimizers: any.
+    Sends: up, with a signal, a gradient of the encoder per class. The server sees them one by one, which rules out
+    secure aggregation, and is meant to reconstruct images from them. Down, the old model whenever the client has
+    another one. Storage per client: the memory, that model and the samples before the current ones. Extra compute: a
+    forward pass over all of a client's data per round, one of the old model in every step, training on the memory, and
+    prototypes; at the server, ``inversion_steps`` of up to 20 iterations, each a gradient of the encoder's gradient,
+    per client and class of a new task, and a forward pass over the pool per round. Scenarios: class-incremental.
+    Optimizers: any.
 
     Args:
         size: samples in a client's memory, of all classes together.
@@ -100,16 +101,16 @@ class GLFC(OwnLoss):
         images: kept of each inversion, at least 1.
 
     Raises:
-        ConfigError: a value other than these; or, before training, that clients' models differ.
+        ConfigError: a value other than these; or, before training, clients' models differ.
     """
 
     individual_uplinks = True
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"class"})
     task_free = True
-    # Not with clocks of clients' own: the server's two slots, the best model of this task and of the one before, mean
-    # something where nearly all clients send images of new classes at about the same time.
+    # Not with clients' own clocks: the server's two slots, the best models of this task and of the previous one, assume
+    # that nearly all clients send images of new classes at about the same time.
     client_clocks = False
-    state = ("proxy", "_rows", "seconds")  # clients' memories are with ``context.clients``
+    state = ("proxy", "_rows", "seconds")  # clients' memories are in ``context.clients``
 
     def __init__(
         self,
@@ -134,7 +135,7 @@ class GLFC(OwnLoss):
         self._models: list[dict[str, Tensor] | None] = []
 
     def setup(self, context: Context) -> None:
-        """Give every client an empty memory, and make the encoder."""
+        """Give every client an empty memory, and create the encoder."""
         super().setup(context)
         if not isinstance(context.network, Network):
             valid = f"a subclass of cfl.models.base.Network, whose features are looked at, with methods.{self.name}"
@@ -161,14 +162,14 @@ class GLFC(OwnLoss):
     def _device(self) -> torch.device:
         return next(self.context.network.parameters()).device
 
-    # A client's data and what it makes of them.
+    # A client's data and memory.
 
     def _places(self, address: TaskRef, client: int) -> Tensor:
-        """Handles ``[n]`` of a client's present data; the address is good for nothing but finding them."""
+        """Handles ``[n]`` of a client's current data."""
         return torch.from_numpy(self.context.global_index_trained_on(address, client))
 
     def _noted(self, before: Table, places: Tensor) -> Table:
-        """A client's table after a look at its present data, which may be others than in its last round."""
+        """A client's table after comparing its current data with those of its last round."""
         if torch.equal(_held(before["last"]).sort().values, places):  # in another order in earlier checkpoints
             return before
         padded = F.pad(places, (0, len(before["last"]) - len(places)), value=-1)
@@ -199,12 +200,12 @@ class GLFC(OwnLoss):
         return torch.cat([f for f, _ in parts]), torch.cat([y for _, y in parts])
 
     def _remember(self, before: Table, model: Mapping[str, Tensor], places: Tensor) -> Table:
-        """A client's memory from now on.
+        """A client's new memory.
 
         Args:
             before: its table.
-            model: chooses.
-            places: of the data that it trained on before.
+            model: the model whose features are used for herding.
+            places: handles of the data that it trained on before.
         """
         features, labels = self._features(model, places)
         learned = before["learned"].clone()
@@ -217,7 +218,7 @@ class GLFC(OwnLoss):
 
     @torch.no_grad()
     def start_clients(self, cohort: Cohort) -> None:
-        """Clients look at their data with the received model, and are given an old one."""
+        """Detect new data with the received model, and send clients the old model that they distil."""
         context = self.context
         stacked = context.clients.gather(self.name, cohort.clients, self._empty)
         self._signals, self._old, late = [], [], []
@@ -247,27 +248,27 @@ class GLFC(OwnLoss):
         self._models = [self._client_model(cohort, row, old) for row, old in enumerate(self._old)]
 
     def _classes(self, places: Tensor) -> Tensor:
-        """``[O]`` bool, outputs that occur."""
+        """``[O]`` bool, the outputs among the labels of these samples."""
         found = torch.zeros(self.context.num_outputs, dtype=torch.bool)
         found[self.context.labels_at(places)] = True
         return found
 
     def _client_model(self, cohort: Cohort, row: int, old: KeptModel | None) -> dict[str, Tensor] | None:
-        """An old model as a client computes with it: with its own running statistics, where it keeps such."""
+        """An old model with the client's own running statistics, if it keeps any."""
         if old is None:
             return None
         tensors = {name: tensor.to(self._device) for name, tensor in old.tensors.items()}
         return {**client_model(self.context, cohort.task, cohort.clients[row]), **tensors}
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
-        """Add memory samples, and what the losses have to know of all of them."""
+        """Add memory samples, and the extras that the losses need."""
         known = [self._known(row, batch.x[row], batch.y[row], batch.mask[row]) for row in range(len(cohort.clients))]
         batch = batch.with_extras(_stacked(known))
         added = self._replayed(cohort, batch)
         return batch if added is None else batch.with_added(added)
 
     def _known(self, row: int, x: Tensor, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        """Of one client's samples ``[M]``: whose gradients are alike in scale, and the old model's sigmoids.
+        """The extras of one client's samples ``[M]``: their compensation groups, and the old model's sigmoids.
 
         Returns:
             ``group`` ``[M]`` int64, see :func:`compensation`; ``distils`` ``[M]`` bool, whether there is an old model;
@@ -310,9 +311,8 @@ class GLFC(OwnLoss):
     # Prototypes of new classes.
 
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        """Clients keep what they have noted; those that have noticed new data send gradients of a prototype of each
-        class."""
-        # Not before: who trains to NaN has noticed nothing, and looks at its data once more.
+        """Store the clients' tables; clients with a signal send a gradient of a prototype of each class."""
+        # Not earlier: a client that trains to NaN keeps its former table, and checks its data again.
         clients, rows = [cohort.clients[p] for p in positions], list(positions)
         self.context.clients.scatter(self.name, clients, {name: v[rows] for name, v in self._table.items()})
         tensors = {**cohort.parameters, **cohort.buffers}
@@ -328,7 +328,7 @@ class GLFC(OwnLoss):
             self.context.channel.uplink_individually(f"{self.name} prototypes", message, [client])
 
     def _prototypes(self, model: Mapping[str, Tensor], cohort: Cohort, client: int) -> tuple[Tensor, Tensor]:
-        """``[n, C, H, W]`` disturbed images, one for each class of a client's present data, and ``[n]`` classes."""
+        """``[n, C, H, W]`` perturbed images, one for each class of a client's current data, and ``[n]`` classes."""
         context = self.context
         places = self._places(cohort.task, client)
         features, labels = self._features(model, places)
@@ -355,14 +355,14 @@ class GLFC(OwnLoss):
 
     @torch.no_grad()
     def end_round(self, plan: RoundPlan) -> None:
-        """Invert the gradients that have come; measure the new global model on the images."""
+        """Invert the received gradients, and evaluate the new global model on the images."""
         started = time.perf_counter()
         context = self.context
         self._models, self._old = [], []
         messages = context.channel.collect_individually(f"{self.name} prototypes")
         moved = False
         if messages:
-            # Rounding that differs between processes would grow with every iteration.
+            # In one process: rounding differences between processes would grow with every iteration.
             given = context.at_server(lambda: self._inverted(plan, messages))
             moved = self.proxy.receive(*given)
             self._rows.append(
@@ -373,7 +373,7 @@ class GLFC(OwnLoss):
         self.seconds += time.perf_counter() - started
 
     def _inverted(self, plan: RoundPlan, messages: Mapping[int, dict[str, Tensor]]) -> tuple[Tensor, Tensor]:
-        """``[m, C, H, W]`` images and ``[m]`` labels out of clients' gradients, on the CPU."""
+        """``[m, C, H, W]`` images and ``[m]`` labels reconstructed from clients' gradients, on the CPU."""
         context = self.context
         images, labels = [], []
         for client, message in messages.items():
@@ -390,7 +390,7 @@ class GLFC(OwnLoss):
         return torch.cat(images), torch.cat(labels)
 
     def _accuracy(self, task: TaskRef, tensors: Mapping[str, Tensor]) -> float:
-        """Share of the pool's images that a model gets right among the classes that the server has seen images of."""
+        """A model's accuracy on the pool's images, among the classes of which the server has images."""
         context, pool, labels = self.context, self.proxy.images, self.proxy.labels
         assert pool is not None
         shared = {name: tensor.to(self._device) for name, tensor in tensors.items()}
@@ -407,16 +407,16 @@ class GLFC(OwnLoss):
     # Reports and checkpoints.
 
     def client_storage(self) -> int:
-        """The memory with label and rank, the samples before the present ones, the old model, entropy and flags."""
+        """Bytes of memory with label and rank, samples before the current ones, old model, entropy and flags."""
         context = self.context
         channels, height, width = context.input_shape
         pixels, old = channels * height * width, payload_bytes(context.shared_tensors())
         return self.size * (pixels + 2) + context.most_trained_on * (pixels + 1) + old + 8 + context.num_outputs
 
     def report(self) -> Report:
-        """Samples that a client can remember, clients' signals (first rounds included), seconds of the proxy server.
+        """Samples in a client's memory, clients' signals (first rounds included), seconds of the proxy server.
 
-        A row per round in which clients gave images away: how many clients, images, and whether it opened a new task.
+        A row per round in which clients sent images: number of clients and images, and whether it began a new task.
         """
         signals = sum(row["clients"] for row in self._rows)
         figures = {"memory_samples": self.size, "signals": signals, "proxy_seconds": self.seconds}
@@ -437,12 +437,12 @@ def compensation(logits: Tensor, y: Tensor, ours: Tensor, group: Tensor) -> Tens
 
 
 def _held(places: Tensor) -> Tensor:
-    """Without the padding behind them."""
+    """Handles without the padding behind them."""
     return places[places >= 0]
 
 
 def _stacked(known: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Rows' tensors one above the other, in the wider of their dtypes."""
+    """Stack the tensors of several rows, in the wider of their dtypes."""
     found = {}
     for name in known[0]:
         dtype = max((k[name].dtype for k in known), key=lambda d: d.itemsize)

@@ -1,4 +1,4 @@
-"""Gradient Projection Memory (Saha, Garg and Roy, ICLR 2021), kept by every client for itself."""
+"""Gradient Projection Memory (Saha, Garg and Roy, ICLR 2021), with a memory at every client."""
 
 from __future__ import annotations
 
@@ -29,50 +29,52 @@ from cfl.methods.context import Context
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_choices, check_integers, check_numbers
 
-BLOCK = 32  # directions that are kept together, so that short memories take little room
+BLOCK = 32  # directions stored together, so that small memories take little space
 
 
 class GPM(Method):
-    """Clients' gradients orthogonal to the inputs that their own samples of earlier tasks gave each layer.
+    """Projects clients' gradients to be orthogonal to the layer inputs of their own samples of earlier tasks.
 
     **Training**: the gradient ``G [o, d]`` of a protected layer becomes ``G - (G M) M^T`` (eq 6) between backward and
-    the optimizer, with the client's memory ``M [d, r]``. Clients without memory of any task are left alone.
+    the optimizer, with the client's memory ``M [d, r]``. The gradients of clients without a memory do not change.
 
     **Memory**, after every task but the last: a client runs up to ``samples`` of its own samples through the global
     model, takes ``R`` (the inputs ``[d, n]`` of a layer; patches for convolutions) and ``R* = R - M M^T R`` (eq 8),
-    and adds the leading left singular vectors of ``R*`` to ``M``: as few as make
-    ``(||R||^2 - ||R*||^2 + sum_j sigma_j^2) / ||R||^2 >= epsilon`` (eq 9; eq 5 for the first), which may be none.
+    and adds the leading left singular vectors of ``R*`` to ``M``. It adds as few as are needed for
+    ``(||R||^2 - ||R*||^2 + sum_j sigma_j^2) / ||R||^2 >= epsilon`` (eq 9; eq 5 for the first), possibly none.
 
-    Differs from the paper: there is one learner there. Here every client has its own memory, as in the comparisons of
-    FOT (Bakman et al., 2024) and Fed-A-GEM (Dai et al., 2024), which say neither thresholds nor samples (FOT's "apply
-    projection to their local updates in each round" is read as GPM's own projection of every gradient); the mean of
-    differently projected updates keeps no client's condition. Weight decay and the server's momentum are not projected.
+    Differs from the paper, which has one learner. Here every client has its own memory, as in the comparisons of FOT
+    (Bakman et al., 2024) and Fed-A-GEM (Dai et al., 2024), which give neither thresholds nor samples. FOT's "apply
+    projection to their local updates in each round" is read as GPM's projection of every gradient. The mean of
+    differently projected updates is not orthogonal to any client's memory. Weight decay and the server's momentum are
+    not projected.
 
-    Sends: the new global model down to all clients that look at their samples after a task; nothing up. Keeps, per
-    client and layer: ``r`` rounded up to whole blocks of 32 directions of ``d`` float32 numbers; at most about the size
+    Sends: the new global model down to all clients that compute a memory after a task; nothing up. Storage per client
+    and layer: ``r``, rounded up to whole blocks of 32 directions, times ``d`` float32 numbers; at most about the size
     of ``sum d^2``. Extra compute per local step and layer: ``4 o d r`` operations per client while ``r`` is below about
     ``d / 2``, then ``2 o d^2``, where a plain step takes ``6 o d`` per sample; after a task one forward pass and the
     eigenvectors of a ``min(n, d)`` sized matrix.
 
     Args:
-        threshold: epsilon in (0, 1], the share of the inputs' energy that the memory shall cover: one number, or
+        threshold: epsilon in (0, 1], the share of the inputs' energy that the memory has to cover: one number, or
             patterns over layer names with a number each, of which the first that matches counts. The authors: 0.95 for
             the first layer and 0.99 for the others (Permuted MNIST), 0.97 (Split CIFAR-100), 0.965 (5-Datasets).
         threshold_increment: added to the threshold after every task (up to 1); the authors: 0.003 for Split CIFAR-100.
-        samples: of a client and task, at most; drawn at random if there are more.
+        samples: most samples used per client and task; drawn at random if there are more.
         rank_rule: ``exact``: eq 5 and 9; ``code``: one direction fewer for a client's first task, as the authors' code.
-        memory_clients: who grows a memory after a task: ``all`` that hold it, or those ``sampled`` in its last round.
+        memory_clients: clients that update their memory after a task: ``all`` that hold it, or those ``sampled`` in its
+            last round.
         layers: patterns over module names; null protects all Linear and Conv2d layers, except the output layer where
             every task has outputs of its own.
-        freeze_affine: clients with a memory do not train biases, which eq 6 leaves free to move old answers (the
-            authors' networks have none), nor the scales and shifts of normalisation layers, as the authors' code; those
-            of layers that are not protected are free.
+        freeze_affine: clients with a memory do not train biases, which would change outputs for earlier tasks in spite
+            of eq 6 (the authors' networks have none), nor, as in the authors' code, the scales and shifts of
+            normalisation layers; biases of layers that are not protected are trained.
         batch_size: samples per forward pass after a task.
     """
 
     looks_back: ClassVar[bool] = True
     optimizers: ClassVar[frozenset[str] | None] = frozenset({"SGD"})
-    state = ("_rows", "memory_seconds", "_most_bytes")  # the memories are with ``context.clients``
+    state = ("_rows", "memory_seconds", "_most_bytes")  # the memories are in ``context.clients``
 
     def __init__(
         self,
@@ -135,7 +137,7 @@ class GPM(Method):
     # Training.
 
     def right_factors(self, cohort: Cohort) -> dict[str, RightFactor]:
-        """``I - M M^T`` of the clients that have a memory; 0 for their biases and normalisation layers, if frozen."""
+        """``I - M M^T`` for clients with a memory; 0 for their biases and normalisation layers, if frozen."""
         held = self.context.clients.gather("gpm", cohort.clients, self._nothing())
         places = held["tasks"].nonzero().flatten().tolist()
         if not places:
@@ -158,14 +160,14 @@ class GPM(Method):
 
     @property
     def computes_locally(self) -> bool:
-        """Not where no layer is protected."""
+        """Whether any layer is protected."""
         return bool(self._protected)
 
     def _local_steps(self, samples: int) -> int:
         context = self.context
         return context.local_epochs * math.ceil(samples / context.batch_size)
 
-    # What clients keep: in "gpm" how many directions they have of each layer, and the directions by blocks.
+    # Clients' states: in "gpm" the number of directions of each layer, and the directions in blocks.
 
     def _nothing(self) -> dict[str, Tensor]:
         return {"tasks": torch.tensor(0), "ranks": torch.zeros(len(self._dims), dtype=torch.int64)}
@@ -183,7 +185,7 @@ class GPM(Method):
         return torch.promote_types(self._protected[layer].weight.dtype, torch.float32)
 
     def _keep(self, layer: str, client: int, basis: Tensor, before: int) -> None:
-        """Keep the columns of ``basis [d, r]``; the first ``before`` of them are kept already."""
+        """Store the columns of ``basis [d, r]``; the first ``before`` of them are stored already."""
         if basis.shape[1] == before:
             return
         for block in range(before // BLOCK, math.ceil(basis.shape[1] / BLOCK)):
@@ -194,7 +196,7 @@ class GPM(Method):
     # Growing memories.
 
     def end_task(self, plan: RoundPlan) -> None:
-        """Let clients add what their samples of the task need to their memories."""
+        """Let clients add directions for their samples of the task to their memories."""
         context = self.context
         if context.is_last(plan.task) or not self._protected:
             return
@@ -209,7 +211,7 @@ class GPM(Method):
 
     @torch.no_grad()
     def _grow(self, task: int, client: int) -> list[tuple[int, int, float]]:
-        """One client's part. Per layer: directions before, directions after, residual share of its inputs."""
+        """Grow one client's memory. Returns per layer: directions before and after, residual share of its inputs."""
         context = self.context
         device = next(context.network.parameters()).device
         held = context.clients.gather("gpm", [client], self._nothing())
@@ -250,7 +252,7 @@ class GPM(Method):
         return BLOCK * math.ceil(rank / BLOCK) * self._dims[layer] * self._dtype(layer).itemsize
 
     def _record(self, task: int, clients: list[list[tuple[int, int, float]]]) -> None:
-        for found in clients:  # a memory only ever grows
+        for found in clients:  # memories never shrink
             kept = sum(self._bytes(name, after) for name, (_, after, _) in zip(self._dims, found, strict=True))
             self._most_bytes = max(self._most_bytes, kept)
         for number, (name, d) in enumerate(self._dims.items()):
@@ -287,7 +289,7 @@ class GPM(Method):
         return Report(figures, [dict(row) for row in self._rows])
 
     def client_storage(self) -> int:
-        """The directions of the client that keeps most."""
+        """Bytes of the largest memory of a client."""
         return self._most_bytes
 
 

@@ -1,4 +1,4 @@
-"""iCaRL (Rebuffi et al., CVPR 2017) at every client, with class means of the whole federation."""
+"""iCaRL (Rebuffi et al., CVPR 2017) at every client, with class means averaged over clients."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ from cfl.runtime.option_checks import check_choices, check_integers
 
 
 class ICaRL(OwnLoss):
-    """Exemplars, distillation of the model of the task before, and classification by the nearest class mean.
+    """Trains on exemplars, distils the previous task's model, and classifies by the nearest class mean.
 
     **Loss** (eq 1): binary cross-entropy with logits, mean over the classes seen so far and over the samples of the
-    step, own and exemplars alike; targets are one-hot for the current task's classes and, from the second task on, the
-    outputs ``sigmoid(h_old(x))`` of the global model at the start of the task for earlier ones.
+    step, own samples and exemplars alike. Targets are one-hot for the current task's classes. For earlier classes, from
+    the second task on, they are the outputs ``sigmoid(h_old(x))`` of the global model at the start of the task.
 
     **Exemplars** (Algorithms 4, 5): after a task every client that holds it keeps, for each class it has seen,
-    ``size / classes seen by the federation`` samples, one at least, chosen by herding on features of length 1; earlier
-    classes keep their first ones. They are merged into the client's training set: every local step gets as many
-    exemplars as there are in proportion to the client's samples, augmented anew as these are.
+    ``size / classes seen by the federation`` samples, at least one, chosen by herding on features of length 1. Of
+    earlier classes the first exemplars are kept. Exemplars are merged into the client's training set: every local step
+    gets exemplars in proportion to their share of it, augmented anew like the client's samples.
 
-    **Classifier** (Algorithm 1): the class whose mean feature is nearest. The original has one learner; here every
+    **Classifier** (Algorithm 1): the class whose mean feature is nearest. The original has one learner. Here every
     client sends the mean of its exemplars' features for each of its classes, and the server averages over the clients
-    that have the class. Classes that have no mean yet come after all that have one, in the order of the network's
-    outputs: during a task these are its own, which matters only where ``schedule.evaluate_every`` asks for an
-    evaluation there.
+    that have the class. Classes without a mean are ranked after all others, in the order of the network's outputs.
+    These are the classes of the current task, so this matters only if ``schedule.evaluate_every`` evaluates during a
+    task.
 
     Sends: after every task an extra round of the clients that hold it and, for class means, of all others that have
-    exemplars: the new global model down, class means and which there are up, as sums. The model of the task before goes
-    down once more to every client that was neither in that round nor in the task's first; where clients keep
-    BatchNorm's running statistics to themselves, it computes with theirs. Storage per client: exemplars and that model.
+    exemplars: the new global model down; up, class means and the list of classes that have one, as sums. The previous
+    task's model goes down once more to every client that was neither in that round nor in the task's first. If clients
+    keep BatchNorm's running statistics local, it computes with theirs. Storage per client: exemplars and that model.
     Extra compute: a forward pass of the old model over every step's samples, training on exemplars, and a forward pass
-    over the task's samples after it. Scenarios: class-incremental; known tasks are read off the same run. Optimizers:
-    any.
+    over the task's samples after the task. Scenarios: class-incremental; task-incremental figures are computed from the
+    same run. Optimizers: any.
 
-    Differs from the paper: the network starts every task from where it is, with new outputs already there; the mean
-    over classes seen is mammoth's, the paper sums over them.
+    Differs from the paper: the network starts every task from its current weights, with new outputs already there. The
+    mean over classes seen is mammoth's; the paper sums over them.
 
     Args:
         size: exemplars per client, of all classes together.
@@ -65,14 +65,14 @@ class ICaRL(OwnLoss):
         mirrored: whether features are means over an image and its mirror, for herding and classification.
 
     Raises:
-        ConfigError: a value other than these; or, before training, that clients' models differ, or that a client holds
-            more classes than ``size``, so that not all of them could have an exemplar.
+        ConfigError: a value other than these; or, before training, clients' models differ, or a client holds more
+            classes than ``size``, so that some would have no exemplar.
     """
 
     looks_back: ClassVar[bool] = True
     common_order: ClassVar[bool] = True
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"class"})
-    # Exemplars are with ``context.clients``.
+    # Exemplars are in ``context.clients``.
     state: ClassVar[Mapping[str, str]] = {
         "means": "means",
         "known": "known",
@@ -124,7 +124,7 @@ class ICaRL(OwnLoss):
         return self.context.outputs.own[: task + 1].any(0)
 
     def _check_size(self) -> None:
-        """Refuse a memory with fewer slots than some client comes to hold classes."""
+        """Refuse a memory with fewer slots than a client will have classes."""
         context = self.context
         held: dict[int, set[int]] = {}
         for task in range(context.num_tasks):
@@ -140,13 +140,13 @@ class ICaRL(OwnLoss):
     # Local training.
 
     def begin_task(self, plan: RoundPlan) -> None:
-        """The model that is about to be sent out is the old one from now on."""
+        """Store the global model as the old model of the task."""
         if plan.task > 0:
-            # Who was called back after the task before has been sent that model.
+            # Clients of the extra round after the previous task have received that model.
             self._old.keep(self.context.shared_tensors(), {*self._called_back(plan.task - 1), *plan.clients})
 
     def start_clients(self, cohort: Cohort) -> None:
-        """Look into the clients' exemplars; who has not got the old model gets it."""
+        """Load the clients' exemplars, and send the old model to clients that do not have it."""
         context = self.context
         self._table = context.clients.gather(self.name, cohort.clients, self._empty)
         self._models = []
@@ -157,7 +157,7 @@ class ICaRL(OwnLoss):
         self._models = [{**client_model(context, cohort.task, client), **old} for client in cohort.clients]
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
-        """Add exemplars, and what the old model says of all samples."""
+        """Add exemplars, and the old model's outputs for all samples."""
         added = self._exemplars(cohort, batch)
         if self._models:
             batch = batch.with_extras({f"{self.name} old": self._outputs(batch.x, batch.mask)})
@@ -176,7 +176,7 @@ class ICaRL(OwnLoss):
     def _outputs(self, x: Tensor, mask: Tensor) -> Tensor:
         """``sigmoid(h_old(x))`` ``[k, M, O]``, the old model in evaluation mode; 0 where there is no sample.
 
-        Client by client: layers may look at the whole batch, and clients' running statistics may differ.
+        Computed client by client: layers may depend on the whole batch, and clients' running statistics may differ.
         """
         found = x.new_zeros((*mask.shape, self._network.num_outputs))
         with evaluating(self.context):
@@ -199,14 +199,14 @@ class ICaRL(OwnLoss):
         return torch.where(samples.mask & self.ours(samples), factors * losses, torch.zeros_like(losses)).sum()
 
     def end_round(self, plan: RoundPlan) -> None:
-        """Note who has the old model."""
+        """Record which clients have the old model."""
         self._old.note(plan.clients)
 
     # After a task: exemplars and class means.
 
     @torch.no_grad()
     def end_task(self, plan: RoundPlan) -> None:
-        """Clients choose exemplars of the task, forget some of the earlier ones, and send class means."""
+        """Let clients choose exemplars of the task, drop some of the earlier ones, and send class means."""
         context = self.context
         device = next(context.network.parameters()).device
         seen = self._seen(plan.task)
@@ -232,7 +232,7 @@ class ICaRL(OwnLoss):
             self._complete = bool(known.all())
 
     def _called_back(self, task: int) -> list[int]:
-        """Who has a part in the round after a task: clients that hold it, for means all that have exemplars."""
+        """Clients of the extra round after a task: those that hold it and, for means, all that have exemplars."""
         members = self.context.members(task)
         if self.classifier == "network":
             return members
@@ -243,7 +243,7 @@ class ICaRL(OwnLoss):
         return {n: v[0] for n, v in self.context.clients.gather(self.name, [client], self._empty).items()}
 
     def _chosen(self, before: Table, task: int, client: int, model: Mapping[str, Tensor], each: int) -> Table:
-        """A client's exemplars from now on: the first ones of what it had, and ``each`` of every class of the task."""
+        """A client's new exemplars: the first ones of earlier classes, and ``each`` of every class of the task."""
         own = torch.from_numpy(self.context.global_index_of(task, client))
         return with_classes(before, each, *self._features(task, client, model), own)
 
@@ -256,7 +256,7 @@ class ICaRL(OwnLoss):
         return torch.cat([f for f, _ in parts]), torch.cat([y for _, y in parts])
 
     def _send_means(self, client: int, table: Table, model: Mapping[str, Tensor], device: torch.device) -> None:
-        """The mean feature of a client's exemplars, class by class."""
+        """Send the mean feature of a client's exemplars for each of its classes."""
         held = table["place"] >= 0
         x, y, _ = self.context.samples_at(table["place"][held].to(device))
         features = unit_features(self._network, model, x, self.mirrored)
@@ -270,7 +270,7 @@ class ICaRL(OwnLoss):
     # Evaluation.
 
     def classify(self, task: int, model: dict[str, Tensor], x: Tensor) -> Tensor | None:
-        """Minus the distance to the class means; classes without one come last."""
+        """Minus the distance to the class means; classes without a mean come last."""
         if self.means is None:
             return None
         means, known = self.means.to(x.device), self.known.to(x.device)
@@ -284,17 +284,17 @@ class ICaRL(OwnLoss):
     # Reports and checkpoints.
 
     def client_storage(self) -> int:
-        """Exemplars with label and rank, and the old model."""
+        """Bytes of the exemplars with label and rank, and of the old model."""
         channels, height, width = self.context.input_shape
         several = self.context.num_tasks > 1
         old = payload_bytes(self.context.shared_tensors()) if several else 0
         return self.size * (channels * height * width + 2) + old
 
     def report(self) -> Report:
-        """Exemplars that a client can keep."""
+        """Number of exemplars that a client can keep."""
         return Report({"exemplars": self.size})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state, and find out anew whether all classes have a mean."""
+        """Restore the state, and check again whether all classes have a mean."""
         super().load_state_dict(state)
         self._complete = self.means is not None and bool(self.known.all())

@@ -1,4 +1,4 @@
-"""Learning to Prompt (Wang et al., CVPR 2022), its prompts, keys and head averaged over clients."""
+"""Learning to Prompt (Wang et al., CVPR 2022), with prompts, keys and head averaged over clients."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from cfl.runtime.option_checks import check_numbers
 
 
 class L2P(Method):
-    """Keys of prompts are pulled towards the queries that choose them; other tasks' logits are masked in training.
+    """Pulls the keys of prompts towards the queries that choose them, and masks other tasks' logits in training.
 
-    Prompts, their keys and the head are the network's (:class:`cfl.models.PromptedViT`) and are trained and averaged
-    like any weights; see there for query and choice. Every local step minimises (eq 5)::
+    Prompts, their keys and the head belong to the network (:class:`cfl.models.PromptedViT`), which also describes query
+    and choice. They are trained and averaged like any weights. Every local step minimises (eq 5)::
 
         CE(h(x), y) - strength * mean_i sum_{s in S_i} cos(q(x_i), key_s)
 
-    over the k keys ``S_i`` that sample i has chosen: the sum over keys is the paper's and the code's, the mean is over
-    the samples of the step. Samples that other methods add count here as they count in the cross-entropy.
+    over the k keys ``S_i`` that sample i has chosen. The sum over keys is that of paper and code; the mean is over the
+    samples of the step. Samples that other methods add have the same weights here as in the cross-entropy.
 
-    With ``mask_logits`` the cross-entropy of a sample runs over the outputs of its own task alone, as in the authors'
-    code; tests still choose among all classes. That makes training aware of tasks in class-incremental streams: it is
-    as if ``data.class_loss`` left out all other tasks, for every method and for the server's momentum. Task- and
-    domain-incremental streams are like that anyway. Without it the method needs no tasks, and asynchronous clients
-    (``data.exposure``) are possible.
+    With ``mask_logits`` the cross-entropy of a sample is over the outputs of its own task alone, as in the authors'
+    code; tests still choose among all classes. In class-incremental streams training then depends on the task, as if
+    ``data.class_loss`` left out all other tasks, for every method and for the server's momentum. In task- and
+    domain-incremental streams it always does. Without ``mask_logits`` the method needs no tasks, and asynchronous
+    clients (``data.exposure``) are possible.
 
     Sends: nothing beyond the model, which is prompts, keys and head. Storage per client: none; the frozen transformer
-    is supposed to be there beforehand and is counted nowhere. Extra compute: none beyond the network's two passes.
+    is assumed to be present at the clients and is not counted. Extra compute: none beyond the network's two passes.
     Scenarios: task-, class- and domain-incremental. Optimizers: any; the authors take Adam with learning rate
     0.03 x batch size / 256 and gradients clipped to norm 1.
 
-    Differs from the paper: prompts are not chosen less often for having been chosen before (its optional frequency
-    penalty), as in the authors' runs.
+    Differs from the paper: there is no penalty on frequently chosen prompts, which is optional there and not used in
+    the authors' runs.
 
     Args:
         strength: weight of the pull term, at least 0; 0.1 in the authors' code.
@@ -55,7 +55,7 @@ class L2P(Method):
         """Leave other tasks' outputs out of the training loss.
 
         Raises:
-            ConfigError: the network has no prompts, or masked logits leave ``data.class_loss: seen`` nothing to do.
+            ConfigError: the network has no prompts, or ``data.class_loss: seen`` would have no effect on masked logits.
         """
         super().setup(context)
         if not isinstance(context.network, PromptedViT):
@@ -68,7 +68,7 @@ class L2P(Method):
 
     @property
     def computes_locally(self) -> bool:
-        """Not without the pull."""
+        """Whether the pull has a weight."""
         return self.strength > 0
 
     def forward_pass(self, network: nn.Module, x: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Layers that stay on their client."""
+"""Personal layers: parameters that stay on their client."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from cfl.runtime.errors import ConfigError
 
 
 class PersonalLayers(Method):
-    """Parameters and buffers whose names match a pattern are trained and kept by each client and never sent.
+    """Keeps parameters and buffers whose names match a pattern on their client, which trains them and never sends them.
 
-    ``["*"]`` is training without communication (every client on its own: "local" in FedWeIT's tables); ``["head.*"]``
+    ``["*"]`` is training without communication ("local" in FedWeIT's tables); ``["head.*"]``
     is FedPer (Arivazhagan et al., 2019, section 3). Each client is then evaluated with its own model on the tasks it
     holds. A client that has not trained yet has the initial values.
 

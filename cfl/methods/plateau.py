@@ -1,4 +1,4 @@
-"""Learning rates that fall when a client's validation loss does, and early stopping, client by client."""
+"""Learning rates that each client lowers when its validation loss stops falling, and early stopping."""
 
 from __future__ import annotations
 
@@ -31,44 +31,43 @@ BEGINNING = {
     "best": torch.tensor(math.inf, dtype=torch.float64),
     "waited": torch.tensor(0),
 }
-"""What a client knows when it begins a task: factor of its learning rate, lowest loss, rounds since."""
+"""A client's state at the beginning of a task: factor of its learning rate, lowest loss, rounds since."""
 
 
 class LearningRateDecay(Method):
-    """Every client lowers its own learning rate when its own validation loss no longer falls, and stops in the end::
+    """Lowers each client's learning rate when its own validation loss stops falling, and finally stops its training::
 
         v_c <- mean loss of c's trained model on the samples that it has set aside     (after each of its rounds)
         lr_c <- lr_c / factor        when v_c has not fallen below its lowest value for ``patience`` of c's rounds
         lr_c <- 0                    when that leaves it at ``floor`` or below
 
     (FedWeIT, Yoon et al., 2021, appendix B: factor 3, patience 5, floor 1e-7; its code: patience 3, floor 1e-10). Every
-    task begins anew with the optimizer's learning rate. A loss of NaN counts as one that has not fallen.
+    task begins with the optimizer's learning rate. A loss of NaN counts as one that has not fallen.
 
-    The samples are those of ``data.validation``, of the client's present task, whatever else it is exposed to. Their
-    loss is that of the client's own model after local training, over the outputs of its task, in evaluation mode with
-    its own running statistics (those of the batch where ``federated.batchnorm`` drops them), without any term that
-    methods add to the training loss.
+    The validation samples are those of ``data.validation`` of the client's current task, whatever other samples it
+    trains on. Their loss is that of the client's own model after local training, over the outputs of its task, in
+    evaluation mode with its own running statistics (those of the batch if ``federated.batchnorm`` drops them), without
+    any term that methods add to the training loss.
 
-    All clients of a cohort share one optimizer; that of another rate is reached by rescaling each client's step
-    (:class:`cfl.engines.scaled_steps.ScaledSteps`), which is exact for the optimizers that are allowed. Plain SGD's
-    step is not taken at once where some client's rate has fallen.
+    All clients of a cohort share one optimizer. Another learning rate is obtained by rescaling the client's step
+    (:class:`cfl.engines.scaled_steps.ScaledSteps`), which is exact for the optimizers that are allowed. If a client's
+    rate has fallen, the engine does not fuse plain SGD's step with the gradient.
 
-    Differs from the paper: the loss is looked at once per round, also where that has several local epochs. A client
-    that has stopped does not go on to its next task before its rounds are over: until then it is sent models and sends
-    them back as they came, running statistics included, and computes all the same.
+    Differs from the paper: the loss is computed once per round, also if a round has several local epochs. A client
+    that has stopped does not begin its next task early. Until its rounds are over it receives models and returns them
+    unchanged, running statistics included, and still computes its steps.
 
     Sends nothing of its own. Extra memory per client: four numbers; it trains on fewer samples. Extra compute: a
     forward pass over the validation samples per client and round, and two element-wise passes over the weights per
-    local step once a rate has fallen. Scenarios: all; task boundaries must be known. Not with SCAFFOLD, which reads
-    gradients off updates of a known learning rate.
+    local step once a rate has fallen. Scenarios: all; task boundaries must be known. Not with SCAFFOLD, which computes
+    gradients from updates of a known learning rate.
 
     Args:
-        factor: by which the learning rate is divided, at least 1; 1 changes nothing.
+        factor: the learning rate is divided by it, at least 1; 1 changes nothing.
         patience: rounds of a client without a lower loss, at least 1.
         floor: the learning rate at or below which a client stops training for the task, at least 0.
-        threshold: how much lower than the lowest a loss has to be to count, as a share of it, in [0, 1).
-        batch_size: validation samples per forward pass; matters for results only where the batch's own statistics
-            are used.
+        threshold: a loss counts as lower if it is below the lowest by this share of it, in [0, 1).
+        batch_size: validation samples per forward pass; affects results only if the batch's own statistics are used.
 
     Raises:
         ConfigError: for other values, a floor that is not below the learning rate, a client without validation samples,
@@ -78,7 +77,7 @@ class LearningRateDecay(Method):
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
     optimizers = LINEAR_OPTIMIZERS
     client_clocks = True
-    state = ("_rows",)  # clients' rates are with ``context.clients``
+    state = ("_rows",)  # clients' rates are in ``context.clients``
 
     def __init__(
         self,
@@ -102,7 +101,7 @@ class LearningRateDecay(Method):
     # Before training.
 
     def setup(self, context: Context) -> None:
-        """Check that there is something to validate with, for every client."""
+        """Refuse a run in which a client has no validation samples."""
         super().setup(context)
         if context.optimizer is not None:
             self._check_optimizer(context.optimizer)
@@ -123,7 +122,7 @@ class LearningRateDecay(Method):
                     raise ConfigError("data.validation", what, valid)
 
     def _check_optimizer(self, optimizer: Optimizer) -> None:
-        """The floor must be below the learning rate."""
+        """Refuse a floor that is not below the learning rate."""
         lr = float(optimizer.param_groups[0]["lr"])
         if self.factor > 1 and not self.floor < lr:
             raise ConfigError(f"{self.key}.floor", self.floor, f"a number below the learning rate, {lr:g}")
@@ -131,7 +130,7 @@ class LearningRateDecay(Method):
     # Local steps.
 
     def start_clients(self, cohort: Cohort) -> None:
-        """Fetch these clients' rates; who begins the task has the full one."""
+        """Load these clients' rates; clients that begin the task have the full rate."""
         if self.factor == 1:
             return
         self._states = self.context.clients.gather(TOPIC, cohort.clients, BEGINNING)
@@ -140,18 +139,18 @@ class LearningRateDecay(Method):
             self._states[name][anew] = value
 
     def step_factors(self, cohort: Cohort) -> Tensor | None:
-        """The clients' rates."""
+        """The clients' learning rates as factors of the optimizer's."""
         return None if self.factor == 1 else self._states["rate"]
 
     @property
     def computes_locally(self) -> bool:
-        """Not where the rate stays."""
+        """Whether the rate can fall."""
         return self.factor > 1
 
     # After local training.
 
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        """Clients validate, and lower their rates where it is time."""
+        """Compute validation losses, and lower the rates of clients whose loss has stopped falling."""
         if self.factor == 1:
             return
         clients = [cohort.clients[position] for position in positions]
@@ -174,14 +173,14 @@ class LearningRateDecay(Method):
     def _losses(
         self, task: int, clients: Sequence[int], training: Sequence[bool], trained: dict[str, Tensor]
     ) -> Tensor:
-        """``[k]`` float64 validation losses; NaN of clients that have stopped, which need none."""
+        """``[k]`` float64 validation losses; NaN for clients that have stopped."""
         context = self.context
         network = context.network
         device = next(iter(trained.values())).device
         found = torch.full((len(clients),), torch.nan, dtype=torch.float64)
         statistics = context.evaluation_statistics() if context.batchnorm == "drop" else nullcontext()
         with evaluation_mode(network), statistics:
-            names = context.state_tensors()  # without running statistics where there shall be none
+            names = context.state_tensors()  # without running statistics if they are dropped
             for row, client in enumerate(clients):
                 if training[row]:
                     model = {name: trained[name][row] for name in names}
@@ -200,10 +199,10 @@ class LearningRateDecay(Method):
     # Reports and checkpoints.
 
     def end_round(self, plan: RoundPlan) -> None:
-        """Note how far the rates have fallen of clients whose task is over, sampled or not."""
+        """Record the rates of all clients whose task is over, sampled or not."""
         context = self.context
         due = set(context.due(plan))
-        if not due:  # of most rounds
+        if not due:  # the case in most rounds
             return
         ending: dict[int, list[int]] = {}
         for client in context.clients.holders(TOPIC):
@@ -231,11 +230,11 @@ class LearningRateDecay(Method):
         )
 
     def report(self) -> Report:
-        """``stopped_share``: of clients and tasks, those for which training ended before the task; ``mean_rate``: mean
-        factor of learning rates at the ends of tasks.
+        """``stopped_share``: share of clients and tasks whose training stopped before the task's end; ``mean_rate``:
+        mean factor of learning rates at the ends of tasks.
 
-        A row per task, at its end: clients that trained in it, how many of these have stopped, the mean factor of their
-        learning rates, and the mean of their lowest validation losses.
+        A row per task, at its end: clients that trained in it, the number of these that have stopped, the mean factor
+        of their learning rates, and the mean of their lowest validation losses.
         """
         clients = sum(row["clients"] for row in self._rows)
         figures = {"stopped_share": 0.0, "mean_rate": 1.0}
@@ -247,6 +246,6 @@ class LearningRateDecay(Method):
         return Report(figures, [dict(row) for row in self._rows])
 
     def client_storage(self) -> int:
-        """The four numbers."""
+        """Bytes of the four numbers."""
         held = self.context.clients.holders(TOPIC)
         return sum(value.element_size() for value in BEGINNING.values()) * bool(held)

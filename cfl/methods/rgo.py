@@ -34,46 +34,48 @@ from cfl.runtime.option_checks import check_choices, check_integers, check_numbe
 
 
 class RGO(Method):
-    """Gradients preconditioned by the inverse curvature of earlier tasks; features permuted anew in every task.
+    """Preconditions gradients by the inverse curvature of earlier tasks, and permutes features in every task.
 
     From the paper's abstract: an iteratively updated optimizer modifies the gradient so that a quadratic estimate of
-    the old tasks' loss grows least, without replayed data, and a virtual feature encoding layer gives every task a
-    structure of its own from nothing but the task's number. The authors have published no code. The formulas below are
-    a reading of that idea, not theirs.
+    the old tasks' loss grows least, without replayed data, and a virtual feature encoding layer gives every task its
+    own structure, from the task's number alone. The authors have published no code. The formulas below are our reading
+    of that idea.
 
     **Optimizer**: the gradient ``G [o, d]`` of a layer becomes ``G P`` between backward and the optimizer. After tasks
     ``1 .. t`` is ``P = d S^-1 / trace(S^-1)`` with ``S = sum_i (c_i A_i + damping trace(c_i A_i) / d I)``. ``A = E[x
     x^T]`` are the second moments of the layer's inputs (patches for convolutions, added up over positions), ``c`` is
     the mean square of the loss gradients by the layer's outputs, with labels drawn from the model's own predictions:
     the Kronecker approximation of the Gauss-Newton matrix, ``trace(D A D^T) c`` for a change ``D``, with the outputs'
-    side reduced to its mean. ``S`` is ``t`` times the running mean, which does not show in ``P``: its trace stays
-    ``d``, so that the mean step is that of plain SGD. ``S^-1`` follows from the last task's ``P`` and a factor by
-    Woodbury's identity; no ``S``, input or sample is kept.
+    side reduced to its mean. ``S`` is ``t`` times the running mean; this factor cancels in ``P``, whose trace
+    is always ``d``, so that the mean step is that of plain SGD. ``S^-1`` follows from the last task's ``P`` and a
+    factor by Woodbury's identity; no ``S``, input or sample is stored.
 
-    **Feature encoding**: before every layer but the network's first the features are permuted (channels before a
-    convolution), in another fixed way for every task, in order for the first. That is a permutation of the weights'
-    columns when the model is handed out, undone when updates come back (:meth:`start_clients`). ``P`` belongs to the
-    server's order of features.
+    **Feature encoding**: before every layer except the network's first, the features are permuted (channels before a
+    convolution). Every task has its own fixed permutation; for the first task it is the identity. It is applied as a
+    permutation of the weights' columns when clients receive the model, and undone when they send updates
+    (:meth:`start_clients`). ``P`` is in the server's order of features.
 
-    Clients: as in FOT's comparison (Bakman et al., 2024, F.2, F.4) a random ``share`` of the clients keeps a ``P`` of
-    its own, from its own samples under the global model after a task; the others train plainly. "Clients that store
-    projection matrix per task: 40 %" may mean the same clients throughout, or others after every task (``drawn``): then
-    a ``P`` knows the tasks only after which its client was drawn, and in the end nearly all clients have one.
+    Clients: as in FOT's comparison (Bakman et al., 2024, F.2, F.4) a random ``share`` of the clients keeps its own
+    ``P``, computed from its own samples with the global model after a task. The others train by plain SGD. "Clients
+    that store projection matrix per task: 40 %" may mean the same clients throughout, or other clients after every task
+    (``drawn``). In the second case a ``P`` includes only the tasks after which its client was drawn, and in the end
+    nearly all clients have one.
 
-    Sends: the new global model down to the clients that look at their samples after a task; nothing up. Keeps, per
-    client of the share: ``sum d^2`` numbers and one more per layer. Extra compute: ``2 o d^2`` operations per local
+    Sends: the new global model down to the clients that compute curvatures after a task; nothing up. Storage per client
+    of the share: ``sum d^2`` numbers and one more per layer. Extra compute: ``2 o d^2`` operations per local
     step, client of the share and layer, where a plain step takes ``6 o d`` per sample; after a task a forward and a
-    backward pass and about ``6 d^3`` float64 operations per layer. Biases and normalisation layers train plainly.
+    backward pass and about ``6 d^3`` float64 operations per layer. Biases and normalisation layers are trained by
+    plain SGD.
 
     Args:
-        share: of all clients, in [0, 1], that take a task into their ``P``.
-        drawn: whether these are drawn ``once``, or anew for each task (``per_task``).
-        damping: above 0; what is added to the curvature in all directions, as a share of its mean.
+        share: share of all clients, in [0, 1], that add a task to their ``P``.
+        drawn: whether these clients are drawn ``once``, or anew for each task (``per_task``).
+        damping: above 0; added to the curvature in all directions, as a share of its mean.
         curvature: ``gauss_newton``, or ``inputs`` for ``c = 1``.
         feature_encoding: whether features are permuted.
-        samples: of a client and task, at most; drawn at random if there are more.
-        memory_clients: who updates its ``P`` after a task: ``all`` of the share that hold it, or those ``sampled`` in
-            its last round.
+        samples: most samples used per client and task; drawn at random if there are more.
+        memory_clients: clients that update their ``P`` after a task: ``all`` of the share that hold it, or those
+            ``sampled`` in its last round.
         layers: patterns over module names; null takes all Linear and Conv2d layers, except the output layer where
             every task has outputs of its own.
         batch_size: samples per pass after a task.
@@ -82,7 +84,7 @@ class RGO(Method):
     looks_back: ClassVar[bool] = True
     common_order: ClassVar[bool] = True
     optimizers: ClassVar[frozenset[str] | None] = frozenset({"SGD"})
-    state = ("_rows", "memory_seconds")  # the matrices are with ``context.clients``
+    state = ("_rows", "memory_seconds")  # the matrices are in ``context.clients``
 
     def __init__(
         self,
@@ -143,8 +145,8 @@ class RGO(Method):
             )
 
     def _check_encoding(self) -> None:
-        """Refuse permutations that follow the task where samples of several tasks pass through one of them, or where
-        another method keeps something of the model, which it does in the server's order."""
+        """Refuse permutations by task if samples of several tasks pass through one of them, or if another method keeps
+        something of the model, which would be in the server's order."""
         context = self.context
         others = {name: method for name, method in context.methods.items() if method is not self}
         crossing = [name for name, method in others.items() if crosses_tasks(method)]
@@ -162,7 +164,7 @@ class RGO(Method):
             raise ConfigError(f"methods.{self.name}.feature_encoding", True, valid)
 
     def keepers(self, task: int) -> frozenset[int]:
-        """The clients that take a task into their ``P``."""
+        """The clients that add a task to their ``P``."""
         context = self.context
         when = (task,) if self.drawn == "per_task" else ()
         order = numpy_generator(context.seed, "rgo share", *when).permutation(context.num_clients)
@@ -171,13 +173,13 @@ class RGO(Method):
     # Feature encoding.
 
     def start_clients(self, cohort: Cohort) -> None:
-        """Permute the columns of the layers' weights: the clients', and what they are held against."""
+        """Permute the columns of the layers' weights, in the clients' models and in the received model."""
         if self._permutations is not None:
             apply = self._permutations.apply
             cohort.turn(partial(apply, cohort.task), partial(apply, cohort.task, undo=True))
 
     def model_for(self, task: int, model: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The model with permuted columns."""
+        """The model with its columns permuted for the task."""
         return model if self._permutations is None else self._permutations.apply(task, model)
 
     def _both_sides(self, task: int, matrices: Mapping[str, Tensor], undo: bool = False) -> dict[str, Tensor]:
@@ -210,7 +212,7 @@ class RGO(Method):
 
     @property
     def computes_locally(self) -> bool:
-        """Not where no client keeps a matrix; encoding features is no part of local steps."""
+        """Whether any client keeps a matrix; feature encoding adds nothing to local steps."""
         return self.share > 0 and bool(self._layers)
 
     def _held(self, clients: list[int], device: torch.device) -> dict[str, Tensor]:
@@ -225,7 +227,7 @@ class RGO(Method):
     # The recursion.
 
     def end_task(self, plan: RoundPlan) -> None:
-        """Let the clients of the share take the task's curvature into their ``P``."""
+        """Let the clients of the share add the task's curvature to their ``P``."""
         context = self.context
         keepers = self.keepers(plan.task)
         if context.is_last(plan.task) or not self._dims or not keepers:
@@ -241,7 +243,7 @@ class RGO(Method):
 
     @torch.no_grad()
     def _update(self, task: int, client: int) -> list[tuple[float, float]]:
-        """One client's part. Per layer: the task's mean curvature ``trace(c A) / d``, the free share of its ``P``."""
+        """Update one client's ``P``. Returns per layer: mean curvature ``trace(c A) / d``, free share of ``P``."""
         device = next(self.context.network.parameters()).device
         held = self._held([client], device)
         figures = []
@@ -312,7 +314,7 @@ class RGO(Method):
             )
 
     def report(self) -> Report:
-        """Clients that take a task into their ``P``, bytes each keeps, and seconds spent on curvatures.
+        """Clients that add a task to their ``P``, bytes that each stores, and seconds spent on curvatures.
 
         A row per task and layer, means over the clients that updated their ``P``. ``curvature`` is ``trace(c A) / d``
         of the task. ``free_space`` is ``trace(P)^2 / (d ||P||_F^2)`` in percent: 100 for plain SGD, ``100 r / d`` if
@@ -326,21 +328,21 @@ class RGO(Method):
         return Report(figures, [dict(row) for row in self._rows])
 
     def _matrix_bytes(self) -> int:
-        """What a client keeps that takes tasks into its ``P``."""
+        """Bytes of the matrices of a client."""
         return sum(
             d * d * torch.promote_types(self._layers[name].weight.dtype, torch.float32).itemsize + 8
             for name, d in self._dims.items()
         )
 
     def client_storage(self) -> int:
-        """A matrix per layer, at clients that keep them; nothing before a task has ended."""
+        """Bytes of the matrices, at clients that keep them; 0 before the end of the first task."""
         return self._matrix_bytes() * bool(self.keepers(0) and self._rows)
 
 
 def drawn_label_loss(logits: Tensor, allowed: Tensor | None, generator: torch.Generator) -> Tensor:
     """Sum over samples of the cross-entropy with a label drawn from the model's own prediction.
 
-    The mean square of its gradient by anything is, over draws, the diagonal mean of the Gauss-Newton matrix there.
+    The expected square of its gradient with respect to a tensor is the diagonal of the Gauss-Newton matrix there.
 
     Args:
         logits: ``[b, O]``.

@@ -1,4 +1,4 @@
-"""SCAFFOLD (Karimireddy et al., ICML 2020): control variates against the drift of clients."""
+"""SCAFFOLD (Karimireddy et al., ICML 2020): control variates that reduce client drift."""
 
 from __future__ import annotations
 
@@ -29,40 +29,40 @@ _TOPIC = "scaffold"
 
 
 class SCAFFOLD(Method):
-    """Clients correct every local step by how their own gradients usually differ from everybody's::
+    """Corrects every local step by the difference between the mean gradients of the federation and of the client::
 
         y_i <- y_i - lr (g_i(y_i) - c_i + c)                           (Karimireddy et al., 2020, Algorithm 1)
 
-    from ``y_i = w_t``, the global model, with the control variates ``c_i``, which the client keeps, and ``c``, which
-    the server keeps. After K local steps (of the optimizer, so that clients of different sizes have different K)::
+    starting at ``y_i = w_t``, the global model. ``c_i`` is the client's control variate and ``c`` the server's. After K
+    local steps (of the optimizer, so that clients of different sizes have different K)::
 
         c_i+ = c_i - c + (w_t - y_i) / (K lr)        option II: the mean gradient of its steps
         c_i+ = g_i(w_t)                              option I: the gradient of its loss at the global model
         c   <- c + 1/N sum_S (c_i+ - c_i)            N: all clients of the federation; S: the round's
 
-    and the global model moves by the mean update, as without the method. Everything starts from zero, so the first
-    round is federated averaging, and ``c`` is the mean of all N clients' ``c_i`` at any time. Clients that have not
-    trained yet, or do not hold the current task, count with what they have: where only some clients ever train, ``c``
-    is the smaller for it, which acts like a smaller learning rate. The mean is uniform, as in the paper, also where
-    ``federated.client_weighting`` weighs updates by samples.
+    and the global model is updated as without the method. All variates start at zero, so the first round is federated
+    averaging, and ``c`` is always the mean of all N clients' ``c_i``. Clients that have not trained yet, or do not hold
+    the current task, count with their current ``c_i``. If only some clients ever train, ``c`` is therefore smaller,
+    which acts like a smaller learning rate. The mean is uniform, as in the paper, also if
+    ``federated.client_weighting`` weights updates by samples.
 
-    Variates are of the parameters that clients and server exchange; running statistics and personal parameters have
-    none. Outputs of other tasks that had no part in a client's loss are not moved by ``c``, and that client's ``c_i``
-    stays what it was there. A client that is left out (``federated.on_bad_update=skip``) keeps its ``c_i``. The
-    correction is added where the method stands among the others, before clipping and the optimizer.
+    There are variates for the parameters that clients and server exchange, not for running statistics and personal
+    parameters. Outputs of other tasks that are not in a client's loss are not moved by ``c``, and the client's ``c_i``
+    does not change there. A client that is left out of a round (``federated.on_bad_update=skip``) keeps its ``c_i``.
+    The correction is added in the method's turn among the others, before clipping and the optimizer.
 
-    Option II takes any step for a gradient, hence includes weight decay (as part of the loss), what other methods add,
-    and, where gradients are clipped, ``c_i - c`` plus the clipped gradients, which then are no mean gradient. It is
-    exact for plain SGD alone: other optimizers, momentum included, are refused unless ``any_optimizer``. Option I
-    computes with the client's unchanged images in batches of ``schedule.batch_size``, the network in training mode:
-    what it is to cancel is the gradient of local steps, with BatchNorm's batch statistics and dropout. It is without
-    weight decay and what other methods add.
+    Option II takes any step for a gradient. It therefore includes weight decay (as part of the loss), changes by other
+    methods and, if gradients are clipped, ``c_i - c`` plus the clipped gradients, which is then no mean gradient. It is
+    exact for plain SGD only; other optimizers, and momentum, are refused unless ``any_optimizer``. Option I uses the
+    client's unaugmented images in batches of ``schedule.batch_size`` with the network in training mode, because it has
+    to cancel the gradients of local steps, with BatchNorm's batch statistics and dropout. It includes neither weight
+    decay nor changes by other methods.
 
-    Variates are as old as a client's last round, and what they are wrong by is added K times: the method wants shorter
-    steps than federated averaging (in the paper's theorems lr falls as 1 / K), and diverges where they are too long.
+    Variates date from a client's last round, and their error is added K times. The method therefore needs shorter steps
+    than federated averaging (in the paper's theorems lr falls as 1 / K), and diverges if steps are too long.
 
     Differs from the paper, which has no tasks: at a task switch variates belong to the last task, and
-    ``at_task_switch`` says what becomes of them; the paper's learning rate of the server is ``federated.server_lr``.
+    ``at_task_switch`` decides whether they are kept. The paper's server learning rate is ``federated.server_lr``.
 
     Sends: ``c`` down and ``c_i+ - c_i`` up, one tensor per exchanged parameter each, read as a sum: twice the
     communication of federated averaging in both directions. Memory per client: one tensor per exchanged parameter.
@@ -73,7 +73,7 @@ class SCAFFOLD(Method):
         variant: the option, ``II`` or ``I``.
         at_task_switch: ``keep`` variates when a new task begins, or ``reset`` all of them, the server's and the
             clients', to zero; the latter where clients change tasks together.
-        any_optimizer: allow others than plain SGD. Then ``(w_t - y_i) / (K lr)`` is a step, but no gradient.
+        any_optimizer: allow optimizers other than plain SGD, for which ``(w_t - y_i) / (K lr)`` is no gradient.
 
     Raises:
         ConfigError: for values other than these, another optimizer, two of these methods, no parameters that clients
@@ -83,7 +83,7 @@ class SCAFFOLD(Method):
 
     scenarios: ClassVar[frozenset[Scenario]] = frozenset({"task", "class", "domain", "density"})
     client_clocks = True
-    state = ("variate",)  # clients' own variates are with ``context.clients``
+    state = ("variate",)  # clients' own variates are in ``context.clients``
 
     def __init__(
         self,
@@ -96,13 +96,13 @@ class SCAFFOLD(Method):
         self.task_free = at_task_switch == "keep"
         self.variant, self.at_task_switch, self.any_optimizer = variant, at_task_switch, any_optimizer
         self.variate: Tensors = {}
-        # name -> [k, ...] c - c_i of the open cohort, in the coordinates it computes in; None while there is no cohort.
+        # name -> [k, ...] c - c_i of the current cohort, in its order of features; None between cohorts.
         self._correction: Tensors | None = None
-        # [k, O] local steps in which outputs were corrected: some get their first part in the loss late.
+        # [k, O] local steps in which outputs were corrected: some outputs enter the loss after the first step.
         self._corrected: Tensor | None = None
 
     def setup(self, context: Context) -> None:
-        """Refuse what it cannot work with."""
+        """Refuse settings with which it cannot work."""
         super().setup(context)
         if context.optimizer is not None:
             self._check_optimizer(context.optimizer)
@@ -121,10 +121,10 @@ class SCAFFOLD(Method):
             self._masks = DropoutMasks(context.network, context.input_shape)
 
     def _check_optimizer(self, optimizer: Optimizer) -> None:
-        """Refuse, or warn of, anything but plain SGD.
+        """Refuse, or warn about, optimizers other than plain SGD.
 
         Raises:
-            ConfigError: naming it.
+            ConfigError: naming the optimizer.
         """
         name, lr = type(optimizer).__name__, float(optimizer.param_groups[0]["lr"])
         if not lr > 0:
@@ -147,13 +147,13 @@ class SCAFFOLD(Method):
     # A round.
 
     def begin_task(self, plan: RoundPlan) -> None:
-        """Forget the variates of earlier tasks, if wanted."""
+        """Reset the variates with ``at_task_switch: reset``."""
         if self.at_task_switch == "reset":
             self.variate = {}
             self.context.clients.forget(_TOPIC)
 
     def start_clients(self, cohort: Cohort) -> None:
-        """The clients receive ``c``."""
+        """Send ``c`` to the clients."""
         context = self.context
         tensors = context.state_tensors()
         of_its_size = {n: tensors[n] for n in context.shared_parameters}
@@ -168,8 +168,8 @@ class SCAFFOLD(Method):
 
     @property
     def changes_gradients(self) -> bool:
-        """Not in a round that starts with variates of zero."""
-        # Between rounds an engine is chosen for those to come, nearly all of which have variates.
+        """Whether any variate is not zero."""
+        # Between rounds an engine is chosen for the later rounds, nearly all of which have variates.
         return self._correction is None or bool(self._correction)
 
     @torch.no_grad()
@@ -184,7 +184,7 @@ class SCAFFOLD(Method):
             self._corrected += cohort.used_outputs
 
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        """The clients renew their ``c_i`` and send how far it has moved."""
+        """Let the clients update their ``c_i`` and send its change."""
         context = self.context
         clients = [cohort.clients[p] for p in positions]
         own = self._own(clients)
@@ -199,7 +199,7 @@ class SCAFFOLD(Method):
         context.channel.uplink(_TOPIC, change, [float(good) for good in usable], clients)
 
     def end_round(self, plan: RoundPlan) -> None:
-        """The server renews ``c``."""
+        """Update ``c`` at the server."""
         total, _ = self.context.channel.sum(_TOPIC)
         for name, change in total.items():
             change /= self.context.num_clients
@@ -207,7 +207,7 @@ class SCAFFOLD(Method):
         self._correction = self._corrected = None
 
     def _own(self, clients: Sequence[int]) -> Tensors:
-        """The clients' ``c_i``, ``[k, ...]``, in the server's coordinates."""
+        """The clients' ``c_i``, ``[k, ...]``, in the server's order of features."""
         tensors = self.context.state_tensors()
         names = self.context.shared_parameters
         nothing = {n: tensors[n].detach().new_zeros(()).expand(tensors[n].shape) for n in names}
@@ -254,7 +254,7 @@ class SCAFFOLD(Method):
         return {name: torch.stack(stack) for name, stack in stacks.items()}
 
     def _masks_of(self, round: int, client: int, number: int, samples: int, device: torch.device) -> Tensors:
-        """Dropout masks of a batch; not those of the local step that has its number, which has other samples."""
+        """Dropout masks of a batch; they differ from those of the local step of the same number."""
         if not self._masks:
             return {}
         key = seed_for(self.context.seed, "scaffold dropout", round, client, number)
@@ -265,6 +265,6 @@ class SCAFFOLD(Method):
     # Reports and checkpoints.
 
     def client_storage(self) -> int:
-        """``c_i``."""
+        """Bytes of ``c_i``."""
         tensors = self.context.state_tensors()
         return payload_bytes({n: tensors[n] for n in self.context.shared_parameters})

@@ -1,4 +1,4 @@
-"""Single-task training: what each task reaches on its own."""
+"""Single-task training: the accuracy that each task reaches alone."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from cfl.methods.context import Context
 
 
 class SingleTask(Method):
-    """Every task is trained from the initial model, as if it were the only one (FOT, Table 11).
+    """Trains every task from the initial model, as if it were the only one (FOT, Table 11).
 
-    With one global model the figure is ``acc_single_task``, the mean of the accuracy matrix's diagonal: forgetting is
-    not what is measured, and ACC, FGT and BWT of such a run say nothing.
+    With one global model the figure is ``acc_single_task``, the mean of the accuracy matrix's diagonal. ACC, FGT and
+    BWT of such a run have no meaning.
 
-    Where models are personal (``PersonalLayers``), what clients keep to themselves starts anew as well, when a client
-    begins a task, which is in the first round of the task that it is sampled in. It is filed away then, and images of
-    earlier tasks are answered with what the client had for them. With ``["*"]`` every client so has a model per task,
-    and nothing is forgotten: STL of FedWeIT (Yoon et al., 2021, Table 1), whose figure is ACC and whose size,
-    ``model_bytes``, grows by a model per task.
+    If models are personal (``PersonalLayers``), personal parameters are reset, too, when a client begins a task, in the
+    first round of the task in which it is sampled. Those of the last task are stored, and images of earlier tasks are
+    tested with the parameters stored for them. With ``["*"]`` every client thus has a model per task, and nothing is
+    forgotten: STL of FedWeIT (Yoon et al., 2021, Table 1), whose figure is ACC and whose size, ``model_bytes``, grows
+    by a model per task.
 
-    Sends nothing of its own. Extra memory per client: what it keeps to itself, once per learned task.
+    Sends nothing of its own. Extra memory per client: its personal parameters, once per learned task.
     """
 
     looks_back: ClassVar[bool] = True
     state = ("_initial",)
 
     def setup(self, context: Context) -> None:
-        """Remember the initial model.
+        """Store the initial model.
 
         Raises:
             ConfigError: if there are two of these methods, which would share their clients' state.
@@ -48,7 +48,7 @@ class SingleTask(Method):
         self._beginners: frozenset[int] = frozenset()
 
     def begin_task(self, plan: RoundPlan) -> None:
-        """Go back to the initial model, with a server that has no momentum yet."""
+        """Reset the global model to the initial one, and the server's momentum."""
         if plan.task == 0:
             return
         self.context.forget_momentum()
@@ -58,7 +58,7 @@ class SingleTask(Method):
 
     @torch.no_grad()
     def start_clients(self, cohort: Cohort) -> None:
-        """Clients that have not yet trained in the task file what they keep, and begin it from the initial values."""
+        """Let clients begin the task from the initial values, and store the personal parameters of their last task."""
         context = self.context
         if not context.has_personal_models:
             return
@@ -67,7 +67,7 @@ class SingleTask(Method):
         self._beginners = frozenset(beginners)
         experienced = [position for position in beginners if latest[position] >= 0]
         if experienced:
-            # As they keep it, not in the coordinates of the task.
+            # In the server's order of features, not in the task's.
             own = context.personal_state(tuple(cohort.clients[position] for position in experienced))
             clients = [cohort.clients[position] for position in experienced]
             self._tasks.file(clients, [latest[position] for position in experienced], own)
@@ -79,20 +79,20 @@ class SingleTask(Method):
 
     @torch.no_grad()
     def finish_clients(self, cohort: Cohort, positions: Sequence[int]) -> None:
-        """Clients that have begun the task remember that."""
+        """Store that clients have begun the task."""
         beginners = [position for position in positions if position in self._beginners]
         if beginners:
             self._tasks.begin([cohort.clients[position] for position in beginners], cohort.task)
 
     def recall(self, client: int, task: int | None, model: dict[str, Tensor]) -> dict[str, Tensor]:
-        """With what the client had for the task."""
+        """The model with the personal parameters stored for the task."""
         if task is None or not self.context.has_personal_models:
             return model
         filed = self._tasks.of(client, task) or {}
         return {**model, **{name: value.to(model[name].device) for name, value in filed.items() if name in model}}
 
     def client_storage(self) -> int:
-        """What a client keeps to itself, once per task that is filed."""
+        """Bytes of the personal parameters, once per stored task."""
         context = self.context
         tensors = context.state_tensors()
         own = payload_bytes({name: tensors[name] for name in context.personal})
@@ -100,8 +100,8 @@ class SingleTask(Method):
         return begun + own * max(self._tasks.filed(context.num_tasks).values(), default=0)
 
     def report(self) -> Report:
-        """Mean accuracy of each task right after it was trained, in percent; where all models are personal,
-        ``model_bytes``, of all clients' models of all tasks."""
+        """Mean accuracy on each task directly after it was trained, in percent; if all models are personal,
+        ``model_bytes`` of all clients' models of all tasks."""
         context = self.context
         diagonal = context.accuracy.compute().diagonal(dim1=-2, dim2=-1)
         value = diagonal.nanmean().item()

@@ -1,4 +1,4 @@
-"""What methods see that declare to need neither task ids nor boundaries (``Method.task_free``).
+"""Rounds, cohorts and contexts as methods see them that need neither task ids nor boundaries (``Method.task_free``).
 
 General continual learning has neither at training time. In rounds, cohorts and batches, ``task`` is an opaque handle
 (:class:`cfl.data.task_handles.TaskHandle`): functions that look up a client's current data take it, arithmetic and
@@ -34,7 +34,7 @@ class _View:
         object.__setattr__(self, "_behind", behind)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # asked for by Python itself; a copy that is being made has nothing yet
+        if name.startswith("_"):  # requested by Python itself, e.g. while an object is copied and still empty
             raise AttributeError(name)
         if name not in self._SHOWN:
             raise TaskHidden(f"{name} of {self._WHOSE}")
@@ -45,19 +45,19 @@ class _View:
 
 
 class TaskFreePlan(_View):
-    """A round without what says where its task begins and ends; see :class:`cfl.data.schedule.RoundPlan`."""
+    """A :class:`cfl.data.schedule.RoundPlan` that hides its task and where the task begins and ends."""
 
     _SHOWN = frozenset({"round", "clients"})
     _WHOSE = "a round"
 
     @property
     def task(self) -> TaskHandle:
-        """Stands for the round's task."""
+        """A handle of the round's task."""
         return TaskHandle(self._behind.task)
 
 
 class TaskFreeCohort(_View):
-    """A cohort, its task hidden."""
+    """A cohort that hides its task."""
 
     _WHO = frozenset({"clients", "sizes", "round", "steps", "lr", "network"})
     _TENSORS = frozenset({"parameters", "buffers", "global_parameters", "own", "gradients", "used_outputs"})
@@ -66,18 +66,18 @@ class TaskFreeCohort(_View):
 
     @property
     def task(self) -> TaskHandle:
-        """Stands for the task that the clients train."""
+        """A handle of the task that the clients train."""
         return TaskHandle(self._behind.task)
 
 
 class TaskFreeContext(_View):
-    """A method's context without what says which task clients are at.
+    """A context that hides which task clients are at.
 
-    Samples are found by a task handle or by handles of their own (:class:`cfl.data.exposure.Handles`): a global index
-    rises from task to task, a handle does not. Later rounds are hidden, since clients may join or leave with a task.
+    Samples are looked up by a task handle or by their own handles (:class:`cfl.data.exposure.Handles`): global indices
+    increase from task to task, handles do not. Later rounds are hidden, since clients may join or leave with a task.
 
     Args:
-        behind: :class:`cfl.methods.context.Context`.
+        behind: the :class:`cfl.methods.context.Context`.
     """
 
     _MODEL = frozenset({"network", "batchnorm", "shared_parameters", "shared_buffers", "personal"})
@@ -94,7 +94,7 @@ class TaskFreeContext(_View):
         | frozenset({"everyones", "at_server", "methods", "clients", "channel", "buffer"})
     )
     _WHOSE = "the context"
-    # What belongs to a task, and the position of the task among its arguments.
+    # Functions that take a task, and its position among their arguments.
     _TASK_AT: ClassVar[dict[str, int]] = {
         "members": 0,
         "own_clients": 0,
@@ -103,7 +103,7 @@ class TaskFreeContext(_View):
         "outputs_in_loss_of": 1,
     }
 
-    # Rounds that have begun, and the next one when none is running.
+    # Rounds so far, and between rounds the next one.
 
     def _begun(self, number: int) -> int:
         latest = self._behind.round
@@ -112,7 +112,7 @@ class TaskFreeContext(_View):
         return number
 
     def plan(self, round: int) -> TaskFreePlan:
-        """A round, without its task."""
+        """The plan of a round, with its task hidden."""
         return TaskFreePlan(self._behind.plan(self._begun(round)))
 
     def present(self, round: int) -> np.ndarray:
@@ -121,7 +121,7 @@ class TaskFreeContext(_View):
         return present
 
     def task_at(self, round: int, client: int) -> TaskHandle:
-        """Stands for the task that a client is at in a round."""
+        """A handle of the task that a client is at in a round."""
         return TaskHandle(self._behind.task_at(self._begun(round), client))
 
     def __getattr__(self, name: str) -> Any:
@@ -161,15 +161,15 @@ class TaskFreeContext(_View):
 
 
 def task_free_plan(plan: RoundPlan) -> RoundPlan:
-    """What a method is shown of a round."""
+    """Hide the task of a round's plan."""
     return cast(RoundPlan, TaskFreePlan(plan))
 
 
 def task_free_cohort(cohort: Cohort) -> Cohort:
-    """What a method is shown of a cohort."""
+    """Hide the task of a cohort."""
     return cast(Cohort, TaskFreeCohort(cohort))
 
 
 def task_free_context(context: Context) -> Context:
-    """What a method is set up with."""
+    """Hide the tasks of a context."""
     return cast(Context, TaskFreeContext(context))

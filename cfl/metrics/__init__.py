@@ -1,1 +1,1 @@
-"""What a run measures after each task, and the figures that follow from it."""
+"""Accuracy and NLL matrices, and the figures computed from them."""

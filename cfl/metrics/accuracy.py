@@ -1,4 +1,4 @@
-"""Accuracy, forgetting and transfer, read off the accuracy matrix of one run.
+"""Accuracy, forgetting and transfer, computed from the accuracy matrix of a run.
 
 ``a[t, i]`` is the accuracy in percent on task ``i`` after learning task ``t``, both counted from 0, NaN where it
 was not evaluated. ``b[i]`` is the accuracy on task ``i`` of the model before any training. A run with one personal
@@ -30,7 +30,7 @@ Worked by hand for three tasks, ``b = (10, 12, 8)`` and
 - FWT = ((20 - 12) + (30 - 8)) / 2 = (8 + 22) / 2 = 15.
 
 A mean over no task (FGT, BWT and FWT after the first task) and a mean with a term that was not evaluated are NaN.
-With a matrix per client, tasks on which a client was never evaluated are not its own: its means are over the others.
+With a matrix per client, a client's means leave out the tasks on which it was never evaluated.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ accuracy on task i after learning task t, ``b[i]`` before any training, both cou
 
 
 def last_evaluated(a: Tensor) -> int | None:
-    """Index of the last row of ``a [..., T, T]`` in which anything was evaluated, in any leading position; or None."""
+    """Index of the last row of ``a [..., T, T]`` with an entry, at any leading position; None if there is none."""
     evaluated = (~torch.isnan(a)).any(-1).reshape(-1, a.shape[-2]).any(0).nonzero()
     return int(evaluated[-1]) if len(evaluated) else None
 
@@ -73,7 +73,7 @@ def _undefined(a: Tensor) -> Tensor:
 
 
 def own_tasks(a: Tensor) -> Tensor:
-    """``[..., T]`` bool: which tasks have a part in the means: with leading dimensions, those evaluated at any time.
+    """``[..., T]`` bool: the tasks over which means are taken; with leading dimensions, those evaluated at any time.
 
     Args:
         a: ``[..., T, T]``.
@@ -83,7 +83,7 @@ def own_tasks(a: Tensor) -> Tensor:
 
 
 def mean_over(terms: Tensor, own: Tensor) -> Tensor:
-    """``[..., n]`` terms to their mean ``[...]`` over those with ``own [..., n]``; NaN of none, and with a NaN term."""
+    """Mean ``[...]`` of the terms ``[..., n]`` where ``own [..., n]`` is True; NaN without any, or if one is NaN."""
     total = torch.where(own, terms, torch.zeros_like(terms)).sum(-1)
     return total / own.sum(-1)
 
@@ -93,7 +93,7 @@ def average_accuracy(a: Tensor, after: int | None = None) -> Tensor:
 
     Args:
         a: ``[..., T, T]`` accuracy matrix in percent.
-        after: the row t, 0 .. T-1; None takes the last row in which anything was evaluated.
+        after: the row t, 0 .. T-1; None takes the last row with an entry.
 
     Returns:
         ``[...]`` float64 in percent, NaN where a term is missing.
@@ -119,15 +119,14 @@ def forgetting(a: Tensor, after: int | None = None) -> Tensor:
 def forgetting_max(a: Tensor, after: int | None = None, include_last: bool = False) -> Tensor:
     """FGT against the best earlier accuracy: ``mean_{i < t} (max_j a[j, i]) - a[t, i]`` (Fed-A-GEM, section 5.1).
 
-    The paper prints the maximum over all ``j < t``, which includes rows from before task i was learned; so does this
-    function. A row in which task i was not evaluated is left out of the maximum. The authors' code does something
-    else, to be had with ``include_last``: its maximum runs over ``i <= j <= t`` (earlier rows count as 0), hence is
-    never negative.
+    As in the paper, the maximum is over all ``j < t``, which includes rows from before task i was learned. Rows in
+    which task i was not evaluated are left out. With ``include_last`` the function follows the authors' code instead:
+    the maximum is over ``i <= j <= t`` (earlier rows count as 0), so the result is never negative.
 
     Args:
         a: ``[..., T, T]`` accuracy matrix in percent.
         after: the row t, 0 .. T-1; None takes the last row in which anything was evaluated.
-        include_last: the authors' code instead of their formula.
+        include_last: follow the authors' code instead of their formula.
 
     Returns:
         ``[...]`` float64 in points; NaN for t = 0 and where a term is missing.
@@ -161,7 +160,7 @@ def forward_transfer(a: Tensor, initial: Tensor, after: int | None = None) -> Te
     """FWT: ``mean_{1 <= i <= t} (a[i-1, i] - b[i])`` (Lopez-Paz and Ranzato 2017): what is known before learning.
 
     Args:
-        a: ``[..., T, T]`` accuracy matrix in percent, evaluated one above the diagonal.
+        a: ``[..., T, T]`` accuracy matrix in percent, with the entries just above the diagonal.
         initial: ``[..., T]`` accuracies b of the model before any training, in percent.
         after: the row t, 0 .. T-1; None takes the last row in which anything was evaluated.
 
@@ -181,10 +180,10 @@ def forward_transfer(a: Tensor, initial: Tensor, after: int | None = None) -> Te
 
 
 class AccuracyMatrix(TaskMatrix):
-    """Counts of correct answers, from which the accuracy matrix of a run is computed exactly, in percent.
+    """Counts correct answers and computes the accuracy matrix of a run from them, in percent.
 
-    Counting is in int64, hence the same to the last bit in whichever order and over however many processes. The counts
-    lie where the first answers lay, so that counting waits for no accelerator.
+    Counts are int64, so the result is bit for bit the same for any order and number of processes. They are on the
+    device of the first answers, so that counting does not wait for an accelerator.
 
     Args:
         num_tasks: number of tasks T of the stream, at least 1.
@@ -223,7 +222,7 @@ class AccuracyMatrix(TaskMatrix):
             if correct.device != self.sums.device:
                 self.to(correct.device)
             correct = correct.detach().to(torch.int64).reshape(())
-        elif not 0 <= correct <= total:  # of a tensor only compute() asks, an accelerator would have to wait here
+        elif not 0 <= correct <= total:  # tensors are checked in compute(): no waiting here
             raise ValueError(f"{correct} correct answers out of {total} cannot be")
         if total < 0:
             raise ValueError(f"total = {total} cannot be; valid: 0 or more")
@@ -238,8 +237,8 @@ class AccuracyMatrix(TaskMatrix):
     def summary(self, after: int | None = None) -> dict[str, float | None]:
         """The figures of :data:`FORMULAS`, ready for JSON.
 
-        For personal models each figure is computed per client, over the tasks that it holds, and then averaged over the
-        clients for which it is defined; three more keys describe the spread of ACC over these clients:
+        With personal models each figure is computed per client, over the tasks that it holds, and then averaged over
+        the clients for which it is defined. Three more keys describe the spread of ACC over these clients:
         ``acc_std_clients`` (standard deviation over this population, in points), ``acc_worst_client`` (the lowest, in
         percent) and ``clients_evaluated`` (how many there are).
 

@@ -1,4 +1,4 @@
-"""Negative log-likelihoods and their forgetting, read off the NLL matrix of one run.
+"""Negative log-likelihoods and their forgetting, computed from the NLL matrix of a run.
 
 ``n[t, i]`` is the mean over task i's test samples of ``-log p(x)`` in nats after learning task t, both counted from 0,
 NaN where it was not evaluated; lower is better. For tasks seen up to and including ``t``::
@@ -8,8 +8,8 @@ NaN where it was not evaluated; lower is better. For tasks seen up to and includ
     new NLL         n[t, t]                                       the task just learned
     NLL forgetting  mean over i < t of max(0, n[t, i] - min over j < t of n[j, i])
 
-(CONFEDMADE, section 4; the forgetting printed there has the opposite sign in the maximum, which for a loss would count
-what has been gained. As there, the best earlier value may be one from before task i was learned.) A run with one
+(CONFEDMADE, section 4. The forgetting printed there has the opposite sign in the maximum, which for a loss would
+measure improvement. As there, the best earlier value may be from before task i was learned.) A run with one
 personal model per client has one such matrix per client: functions take leading dimensions, ``[..., T, T]`` to
 ``[...]``, and never average over them.
 
@@ -60,9 +60,9 @@ def nll_forgetting(n: Tensor, after: int | None = None) -> Tensor:
 
 
 class NLLMatrix(TaskMatrix):
-    """Sums of negative log-likelihoods, from which the NLL matrix of a run is computed, in nats per sample.
+    """Sums negative log-likelihoods and computes the NLL matrix of a run from them, in nats per sample.
 
-    Sums are in float64, hence the same up to that precision in whichever order and over however many processes.
+    Sums are float64, so the result is the same, up to that precision, for any order and number of processes.
 
     Args:
         num_tasks: number of tasks T, at least 1.

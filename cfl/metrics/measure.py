@@ -1,4 +1,4 @@
-"""What a run measures after each task, and how tables and pictures name it: accuracies, or likelihoods."""
+"""The two measures of a run, accuracy and NLL, and their names in tables and pictures."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Measure:
 
     Attributes:
         figure: key of its mean over the tasks seen, in summaries and tables.
-        name: of the files that hold it, e.g. ``accuracy_matrix.csv``.
-        label: of axes and colour scales, with the unit.
-        task_label: of the axis with the tasks measured.
-        formulas: figure -> what it means.
-        bounds: smallest and greatest value there can be, for colour scales; None where values tell.
-        lower_is_better: whether it is a loss.
+        name: first part of the names of its files, e.g. of ``accuracy_matrix.csv``.
+        label: label of axes and colour scales, with the unit.
+        task_label: label of the axis with the tasks measured.
+        formulas: figure -> its formula.
+        bounds: smallest and greatest possible value, for colour scales; None takes those of the data.
+        lower_is_better: whether lower values are better.
     """
 
     figure: str
@@ -33,7 +33,7 @@ class Measure:
 
     @property
     def mean_label(self) -> str:
-        """What the mean over the tasks seen is called, as in ``ACC``."""
+        """Name of the mean over the tasks seen, such as ``ACC``."""
         return self.figure.upper()
 
 

@@ -1,4 +1,4 @@
-"""What was measured on every task after every task, kept as sums and counts from which means are computed."""
+"""The matrix of a figure on every task after every task, kept as sums and counts."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from cfl.runtime.errors import ConfigError
 class TaskMatrix(Metric, ABC):
     """Sums and counts of one figure per task of test samples, after every task and before any training.
 
-    Both are additive: batches may arrive in any order, over any number of processes, before or after a checkpoint was
-    loaded. They are part of ``state_dict()``. With several processes each counts a share of a row, from a cleared row
-    on; :meth:`add_up` then makes it the same in all of them.
+    Sums and counts are additive: batches may arrive in any order, in any number of processes, before or after a
+    checkpoint was loaded. They are part of ``state_dict()``. With several processes each fills its share of a cleared
+    row, and :meth:`add_up` adds the shares up in all of them.
 
     Attributes:
         sums: ``[T + 1, T]``, or ``[C, T + 1, T]`` for clients: row t after learning task t, row T before any training.
-        counts: how many samples they are over, int64, otherwise the same.
+        counts: number of samples in each sum, int64, of the same shape.
 
     Args:
         num_tasks: number of tasks T of the stream, at least 1.
@@ -38,13 +38,13 @@ class TaskMatrix(Metric, ABC):
 
     is_differentiable = False
     full_state_update = False
-    scale = 1.0  # of the means, in the unit of the sums
+    scale = 1.0  # factor of the means, in the unit of the sums
     sums: Tensor
     counts: Tensor
 
     def __init__(self, num_tasks: int, num_clients: int | None, dtype: torch.dtype) -> None:
-        # Without a cache: clear_row, merge_state and load_state_dict change the counts behind torchmetrics' back.
-        # Without its reduction over processes, which would add up what add_up has added up already.
+        # No cache: torchmetrics does not notice when clear_row, merge_state or load_state_dict change counts.
+        # No reduction by torchmetrics: it would add up over processes what add_up has already added up.
         super().__init__(compute_with_cache=False, sync_on_compute=False)
         if num_tasks < 1:
             raise ConfigError("num_tasks", num_tasks, "an integer of at least 1")
@@ -60,7 +60,7 @@ class TaskMatrix(Metric, ABC):
 
         Args:
             row: the row.
-            clients: of whose matrices; None for every client's, or that of the one global model.
+            clients: whose matrices to clear; None for those of all clients, or for that of the global model.
 
         Raises:
             ValueError: ``row`` is not -1 .. T-1.
@@ -70,15 +70,15 @@ class TaskMatrix(Metric, ABC):
         self.counts[place] = 0
 
     def add_up(self, row: int, clients: Sequence[int] | None = None) -> None:
-        """Add what all processes have counted in one row (-1: before training) since it was cleared in all of them.
+        """Add up the sums and counts of one row (-1: before training) over all processes.
 
-        All processes must call it, once, with the same arguments: those with which the row was cleared.
+        All processes must call this once, with the arguments with which the row was cleared.
 
         Raises:
             ValueError: ``row`` is not -1 .. T-1.
         """
         place = self._rows(row, clients)
-        # From the CPU: a process without a share may not have counted on its accelerator yet.
+        # On the CPU: the counts of a process without a share may not be on its accelerator yet.
         added = distributed.add_up({"sums": self.sums[place].cpu(), "counts": self.counts[place].cpu()})
         self.sums[place] = added["sums"].to(self.sums.device)
         self.counts[place] = added["counts"].to(self.counts.device)
@@ -100,7 +100,7 @@ class TaskMatrix(Metric, ABC):
 
     @abstractmethod
     def summary(self, after: int | None = None) -> dict[str, float | None]:
-        """The run's figures, ready for JSON: those of personal models averaged over the clients that have them.
+        """The run's figures, ready for JSON; with personal models, means over the clients for which they are defined.
 
         Args:
             after: the row t, 0 .. T-1; None takes the last row in which anything was evaluated.
@@ -138,7 +138,7 @@ class TaskMatrix(Metric, ABC):
         return (line, task) if client is None else (client, line, task)
 
     def _wrap_compute(self, compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        # torchmetrics would make a scalar of the matrix of a single task, and warn of one in which nothing is known.
+        # torchmetrics would turn the matrix of a single task into a scalar, and warn about a matrix without entries.
         return compute
 
     def _load_from_state_dict(

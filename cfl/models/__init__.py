@@ -1,4 +1,4 @@
-"""Networks, with the sizes and parameter counts of the papers."""
+"""Networks, with the sizes and parameter counts of the papers, and what training them needs."""
 
 from cfl.models.acgan import ACGAN
 from cfl.models.alexnet import AlexNet

@@ -1,4 +1,4 @@
-"""A classifier that also judges whether images are real, and a generator of images of given classes."""
+"""An auxiliary-classifier GAN: a classifier that also detects generated images, and a generator of given classes."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from cfl.runtime.option_checks import check_choices, check_integers, check_numbe
 
 
 class ACGAN(Network):
-    """AC-GAN (Odena et al., 2017): critic and generator, the critic's trunk and class outputs being any classifier.
+    """AC-GAN (Odena et al., 2017): a critic, whose trunk and class outputs are any classifier, and a generator.
 
     The critic has two outputs on one trunk: real against generated, one logit, and the classes (:attr:`head`). As a
     classifier the network is the trunk with the classes alone, so that it is tested, masked and compared like the plain
-    classifier of the same name. What is behind the classifier's own options is the generator's. Generated images are
-    ``bound * tanh(h / bound)`` of the last layer's ``h``, in the units of the network's input (standardised pixels).
+    classifier of the same name. Generated images are ``bound * tanh(h / bound)`` of the last layer's ``h``, in the
+    units of the network's input (standardised pixels).
 
-    FedCIL (Qi et al., 2023) has convolutional critics of its own, for 32 x 32 images only, and transposed convolutions
-    and BatchNorm in the generator. Here the trunk is the classifier that other methods train, and convolutions follow
+    FedCIL (Qi et al., 2023) has other convolutional critics, for 32 x 32 images only, and transposed convolutions and
+    BatchNorm in the generator. Here the trunk is the classifier that other methods train, and convolutions follow
     nearest-neighbour enlargements by 2, cut to size, so that any image size works.
 
     Args:
@@ -37,19 +37,20 @@ class ACGAN(Network):
         classifier: class and options of the critic's trunk and class outputs; null is the MLP with its defaults.
         generator_kind: ``mlp``: fully connected layers; ``conv``: a linear layer to small maps, then enlargement and
             3 x 3 convolution in turn.
-        widths: of the generator's hidden layers, units or maps, each >= 1; default ``[256, 512]`` (``mlp``) or
+        widths: widths of the generator's hidden layers, units or maps, each >= 1; default ``[256, 512]`` (``mlp``) or
             ``[256, 128, 64]`` (``conv``: three enlargements, 4-8-16-32 or 11-21-42-84 pixels).
         generator_norm: ``batch``: BatchNorm behind each of the generator's layers but the last, without which it needs
-            many times the steps to tell classes and noise apart; ``none``: all that is averaged are weights.
-        noise_dim: numbers that a generated image depends on, beside its class.
+            many times the steps to tell classes and noise apart; ``none``: no BatchNorm, so that only weights are
+            averaged.
+        noise_dim: length of the noise vector from which an image is generated, with its class.
         bound: greatest absolute value of a generated pixel, > 0; 3 suits standardised images.
 
     Raises:
-        ConfigError: an option is out of range, or the classifier is none that the trunk could be.
+        ConfigError: an option is out of range, or the classifier cannot be the trunk.
     """
 
     before_options: ClassVar[dict[str, Any]] = {"generator_norm": "none"}
-    """Generators did not normalise before there was the option."""
+    """Value of the option for runs from before it existed."""
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class ACGAN(Network):
         self.trunk: Network = (MLP if classifier is None else classifier)(self.input_shape, num_outputs)
         if isinstance(self.trunk, ACGAN):
             raise ConfigError("model.network.classifier", "ACGAN", "a network without generator")
-        # One name for the class outputs, whatever the trunk is: those that earlier tasks' masks protect.
+        # The class outputs have the same name for every trunk: masks of tasks refer to it.
         self.head = self.trunk.head
         del self.trunk.head
         self.realness = nn.Linear(self.head.in_features, 1)
@@ -91,7 +92,7 @@ class ACGAN(Network):
         )
 
     def features(self, x: Tensor) -> Tensor:
-        """Images ``[B, C, H, W]`` to what enters both outputs of the critic, ``[B, d]``."""
+        """Images ``[B, C, H, W]`` to the input ``[B, d]`` of both outputs of the critic."""
         return self.trunk.features(x)
 
     def judge(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,7 +103,7 @@ class ACGAN(Network):
     def generate(self, noise: Tensor, y: Tensor) -> Tensor:
         """``[B, noise_dim]`` numbers, standard normal, and ``[B]`` int64 outputs to images ``[B, C, H, W]``.
 
-        In training mode the images are normalised together, where the generator normalises.
+        In training mode BatchNorm, if the generator has it, normalises the images together.
         """
         classes = F.one_hot(y, self.num_outputs).to(noise.dtype)
         h: Tensor = self.generator(torch.cat([classes, noise], 1))
@@ -116,7 +117,7 @@ class ACGAN(Network):
 
     @contextmanager
     def generating(self) -> Iterator[None]:
-        """The generator as it is used, not trained: every image by itself, and nothing is learned about them."""
+        """Within the context the generator is in evaluation mode: images are independent, statistics constant."""
         with evaluation_mode(self.generator):
             yield
 

@@ -1,4 +1,4 @@
-"""The AlexNet-like network of the orthogonal-subspace papers."""
+"""The AlexNet-like network of FOT and related papers."""
 
 from __future__ import annotations
 

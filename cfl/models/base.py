@@ -1,4 +1,4 @@
-"""What every network of the project offers to clients, server and methods."""
+"""The base class of networks, and checks of them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from cfl.runtime.option_checks import check_integers
 class Network(nn.Module, ABC):
     """An image classifier whose single output layer holds the outputs of all tasks.
 
-    The heads of several tasks are slices of :attr:`head`; class masks decide which slice a sample may use, so the
-    same network serves task-, class- and domain-incremental streams. Weights live in ``nn.Linear`` and
-    ``nn.Conv2d`` layers only (next to normalisation), because methods that protect input spaces hook exactly those.
+    The heads of several tasks are slices of :attr:`head`. Class masks decide which slice a sample may use, so the same
+    network works in task-, class- and domain-incremental streams. Weights are in ``nn.Linear`` and ``nn.Conv2d`` layers
+    only (beside normalisation), because methods that protect input spaces observe only these.
     Networks run under ``torch.func.functional_call`` and ``torch.func.vmap(..., randomness="different")`` with
     parameters and buffers stacked over clients, ``[K, ...]``.
 
@@ -29,9 +29,9 @@ class Network(nn.Module, ABC):
         ConfigError: a size is not positive.
 
     Attributes:
-        fixed_digest: of weights from a file that the network uses besides its own, and that no checkpoint holds
-            (:class:`cfl.models.frozen_vit.FrozenViT`): a checkpoint goes on with the same ones or not at all. None
-            where there are none.
+        fixed_digest: digest of weights that the network reads from a file and that checkpoints do not hold
+            (:class:`cfl.models.frozen_vit.FrozenViT`). A checkpoint is resumed only with the same weights. None if the
+            network has none.
     """
 
     head: nn.Linear
@@ -48,7 +48,7 @@ class Network(nn.Module, ABC):
 
     @abstractmethod
     def features(self, x: Tensor) -> Tensor:
-        """Images ``[B, C, H, W]`` to what enters the head, ``[B, d]``."""
+        """Images ``[B, C, H, W]`` to the input ``[B, d]`` of the head."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Images ``[B, C, H, W]`` to logits ``[B, num_outputs]``."""
@@ -57,10 +57,10 @@ class Network(nn.Module, ABC):
 
 
 def require_head(network: Network) -> None:
-    """Refuse a classifier whose outputs are not where methods look for them.
+    """Refuse a classifier without the output layer that methods use.
 
     Raises:
-        ConfigError: there is no Linear layer ``head`` that makes the outputs.
+        ConfigError: there is no Linear layer ``head`` that computes the outputs.
     """
     head = getattr(network, "head", None)
     if not isinstance(head, nn.Linear) or head.out_features != network.num_outputs:
@@ -69,10 +69,10 @@ def require_head(network: Network) -> None:
 
 
 def require_one_name_each(network: nn.Module) -> None:
-    """Refuse a network in which a module with weights goes by two names.
+    """Refuse a network in which a module with weights has two names.
 
-    ``torch.func.functional_call`` does not put the weights of such a module back, and the global model would be left
-    with those of a client. Modules that share a weight are no such case.
+    ``torch.func.functional_call`` does not restore the weights of such a module, so that the global model would keep
+    those of a client. Different modules that share a weight are allowed.
 
     Raises:
         ConfigError: naming the module.
@@ -95,7 +95,7 @@ def final_map(network: Network, final_size: Callable[[int], int]) -> tuple[int, 
 
     Args:
         network: after ``Network.__init__``; named in the error.
-        final_size: image side to side of the last map, both in pixels; non-decreasing, below 1 where nothing is left.
+        final_size: image side to side of the last map, both in pixels; non-decreasing, below 1 if the map vanishes.
 
     Raises:
         ConfigError: the images are so small that a map vanishes; says the smallest side that works.

@@ -1,8 +1,8 @@
 """BatchNorm for padded batches: statistics over the real samples only.
 
-Clients trained side by side need batches of one size, so small batches are padded. Through ordinary BatchNorm the
-padding would leak into every output, gradient and running statistic; through these layers it does not, and a padded
-batch trains exactly as the unpadded one.
+Clients trained side by side need batches of one size, so small batches are padded. With ordinary BatchNorm the padding
+would affect every output, gradient and running statistic. With these layers it does not, and a padded batch trains
+exactly as the unpadded one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 
 class _MaskedBatchNorm(_BatchNorm):
-    """What the masked layers share; see :class:`MaskedBatchNorm2d`."""
+    """Base class of the masked layers; see :class:`MaskedBatchNorm2d`."""
 
     # On the class, so that a layer converted in place has it too.
     _mask: Tensor | None = None
@@ -32,8 +32,8 @@ class _MaskedBatchNorm(_BatchNorm):
             return super().forward(input)
         self._check_input_dim(input)
         # Torch's layer fails in two cases that must work here. The cumulative average (momentum None) reads a counter
-        # as a Python number, which vmap cannot. And a batch of one value is refused, which would make a client's last
-        # batch fail alone and pass padded.
+        # as a Python number, which vmap cannot. And it refuses a batch of one value, so that a client's last
+        # batch would fail when unpadded and work when padded.
         refused = (tracks and self.momentum is None) or len(input) * math.prod(input.shape[2:]) == 1
         if self._mask is None and not refused:
             return super().forward(input)
@@ -57,7 +57,7 @@ class _MaskedBatchNorm(_BatchNorm):
         divisor = values.clamp(min=1).to(wide.dtype)
 
         mean = wide.masked_fill(padding, 0).sum(reduced) / divisor
-        # Filling again after the subtraction, not multiplying: junk may be NaN, and NaN * 0 is NaN.
+        # Filled again after the subtraction, not multiplied by 0: padding may be NaN, and NaN * 0 is NaN.
         centred = (wide - mean.view(per_channel)).masked_fill(padding, 0)
         variance = centred.square().sum(reduced) / divisor
         scale = torch.rsqrt(variance + self.eps)
@@ -69,7 +69,7 @@ class _MaskedBatchNorm(_BatchNorm):
         return output.to(x.dtype), mean, variance, values
 
     def _track(self, mean: Tensor, variance: Tensor, values: Tensor) -> None:
-        """Move the running statistics; the running variance uses the unbiased estimate, as torch's does."""
+        """Update the running statistics; the running variance uses the unbiased estimate, as torch's does."""
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
@@ -94,12 +94,12 @@ class MaskedBatchNorm2d(_MaskedBatchNorm, nn.BatchNorm2d):
     Arguments, parameters, buffers and state dict are those of ``nn.BatchNorm2d``. Inside :func:`batch_mask` the
     statistics of a batch, in training and, with ``track_running_stats=False``, in evaluation, are taken over the
     samples whose mask is True. Their outputs, all gradients, and the running statistics are then those of the batch
-    without the padding, whatever the padding holds, NaN included, as long as the loss leaves out the padded rows.
-    Padded rows come out as the layer's bias and pass no gradient to their input. Outside :func:`batch_mask` the layer
-    is ``nn.BatchNorm2d`` itself, except for batches of one value.
+    without the padding, for any values of the padding, even NaN, as long as the loss leaves out the padded rows. Padded
+    rows have the layer's bias as output and pass no gradient to their input. Outside :func:`batch_mask` the layer
+    behaves as ``nn.BatchNorm2d``, except for batches of one value.
 
-    A batch with fewer than two real values per channel, masked or not, leaves the running statistics as they are: one
-    value has no variance. Its output is the layer's bias, where torch's layer would raise an error. Works under
+    A batch with fewer than two real values per channel, masked or not, does not change the running statistics, since
+    one value has no variance. Its output is the layer's bias, where torch's layer would raise an error. Works under
     ``torch.func.vmap`` with stacked parameters and buffers, with ``momentum=None`` too.
     """
 
@@ -126,7 +126,7 @@ def batch_mask(network: nn.Module, mask: Tensor | None) -> Iterator[None]:
             layer._mask = mask
         yield
     finally:
-        # Also after an error: a mask of a vmap that has ended must not stay behind.
+        # Also after an error: a mask of a finished vmap must not remain.
         for layer, mask_before in zip(layers, before, strict=True):
             layer._mask = mask_before
 
@@ -140,9 +140,9 @@ _MASKED: dict[type[nn.Module], type[_MaskedBatchNorm]] = {
 def convert_batchnorm(module: _Module) -> _Module:
     """Make every ``nn.BatchNorm1d`` and ``nn.BatchNorm2d`` in ``module`` a masked one, in place; returns ``module``.
 
-    The layer objects stay and only their class changes, as torch's own lazy layers do it: so names, weights, buffers,
-    hooks, layers used in several places and training flags are kept. Subclasses of the two, whose forward pass may
-    differ, are left alone and reported by :func:`unmaskable_layers`.
+    Only the class of the layer objects changes, as in torch's lazy layers, so that names, weights, buffers, hooks,
+    layers used in several places and training flags are kept. Subclasses of the two, whose forward pass may differ, are
+    not changed and are reported by :func:`unmaskable_layers`.
     """
     for layer in module.modules():
         if type(layer) in _MASKED:
@@ -155,7 +155,7 @@ def unmaskable_layers(module: nn.Module) -> list[str]:
 
     These are BatchNorm layers of any other kind (3-D, synchronised, lazy, a user's subclass, or simply not converted),
     and InstanceNorm with running statistics, which are averages over the batch. Batch statistics that a network
-    computes without a layer of its own cannot be seen here.
+    computes without such a layer cannot be detected.
     """
     return [
         name

@@ -1,4 +1,4 @@
-"""One network used by several threads."""
+"""Copies of a network for several threads."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import nn
 
 
 def networks_for_threads(network: nn.Module, jobs: int) -> list[nn.Module]:
-    """As many modules as threads may compute with at a time, one each; all hold the same tensors.
+    """One module for each thread that may compute at the same time; all hold the same tensors.
 
-    Hooks and modes belong to a module, so threads that watch layers or give them other tensors must not share one. On
-    a CPU there is a module per math thread, but not more than jobs; elsewhere, and for one thread, the network itself.
+    Hooks and modes belong to a module, so threads that observe layers or replace their tensors must not share one. On a
+    CPU there is a module per math thread, but not more than jobs; elsewhere, and for one thread, the network itself.
     """
     at_once = min(torch.get_num_threads(), jobs) if next(network.parameters()).device.type == "cpu" else 1
     if at_once <= 1:

@@ -1,10 +1,10 @@
-"""Weights as sums: what a network shares, what a task adds to it, and what is borrowed from others.
+"""Decomposed weights: the sum of a shared base, task-adaptive weights and other clients' adaptive weights.
 
-Torch's parametrization does it, so layers stay what they are and their ``weight`` is computed when it is asked for::
+They use torch's parametrization, so layers do not change and their ``weight`` is computed on access::
 
     weight = base * sigmoid(mask) + adaptive + sum_j attention_j others_j knowledge_j
 
-That is equation 1 of FedWeIT (Yoon et al., 2021), there for ``other`` clients only; without the sum it is additive
+This is equation 1 of FedWeIT (Yoon et al., 2021), there for ``other`` clients only. Without the sum it is additive
 parameter decomposition (Yoon et al., ICLR 2020).
 """
 
@@ -22,10 +22,10 @@ _ADDED = ".parametrizations.weight.0."
 
 
 class Knowledge:
-    """Weights that all clients look at alike, ``[J, *shape]``, or None.
+    """The knowledge base of a layer, ``[J, *shape]``, the same for all clients; or None.
 
-    They are neither parameter nor buffer, of which every client would have a copy. Copies of a network, which threads
-    compute with, share them with it.
+    It is neither parameter nor buffer, of which every client would have a copy. Copies of a network for threads share
+    it.
     """
 
     def __init__(self) -> None:
@@ -40,18 +40,18 @@ class DecomposedWeight(nn.Module):
 
     Args:
         weight: ``[O, ...]``, the base.
-        masked: whether there is a mask; without, the base counts as it is.
+        masked: whether there is a mask; without, the base is not scaled.
         adaptive: whether there are adaptive weights.
-        attends: whether there is attention to a knowledge base; how many entries that has, :meth:`reserve` says.
-        remembers: whether the adaptive weights of earlier tasks go on being trained. They have no part in the weight.
+        attends: whether there is attention to a knowledge base; :meth:`reserve` sets its number of entries.
+        remembers: whether adaptive weights of earlier tasks are still trained. They are not part of the weight.
 
     Attributes:
         mask: ``[O]``, a logit per output unit, or None.
         adaptive: ``[O, ...]``, or None; at first a third of the base.
         attention: ``[J]``, a factor per entry of the knowledge base, or None.
-        others: ``[J]``, 1 for entries that a client may use, else 0, so that it has no part in their gradient either.
+        others: ``[J]``, 1 for entries that a client may use, else 0, which also makes their gradient 0.
         earlier: ``[T, O, ...]``, adaptive weights of earlier tasks, zeros where there are none; or None.
-        knowledge: the entries; while there are none, nothing is borrowed.
+        knowledge: the entries of the knowledge base; while there are none, their sum is 0.
     """
 
     mask: nn.Parameter | None
@@ -78,9 +78,9 @@ class DecomposedWeight(nn.Module):
         self.knowledge = Knowledge()
 
     def reserve(self, entries: int = 0, earlier: int = 0) -> None:
-        """Make room for a knowledge base of so many entries, and for so many earlier tasks.
+        """Allocate a knowledge base of ``entries`` entries, and adaptive weights of ``earlier`` earlier tasks.
 
-        Sizes that follow from the federation, which a network is made before.
+        These sizes follow from the federation, which is built after the network.
         """
         if self.attention is not None and len(self.attention) != entries:
             self.attention = nn.Parameter(self.attention.new_zeros(entries), self.attention.requires_grad)
@@ -108,10 +108,10 @@ class DecomposedWeight(nn.Module):
 
 @dataclass(frozen=True)
 class DecomposedLayer:
-    """Where the parts of a layer's weight are found in a network's parameters and buffers.
+    """Names of the parts of a layer's weight among a network's parameters and buffers.
 
     Attributes:
-        name: of the layer in its network.
+        name: name of the layer in its network.
         module: the layer.
     """
 
@@ -120,7 +120,7 @@ class DecomposedLayer:
 
     @property
     def parts(self) -> DecomposedWeight:
-        """What holds them."""
+        """The module that holds the parts."""
         return self.module.parametrizations.weight[0]  # type: ignore[union-attr, index, return-value]
 
     @property
@@ -150,7 +150,7 @@ class DecomposedLayer:
 
     @property
     def others(self) -> str:
-        """Name of the buffer that says which entries may be used."""
+        """Name of the buffer that marks usable entries of the knowledge base."""
         return f"{self.name}{_ADDED}others"
 
     @property
@@ -171,7 +171,7 @@ def decompose(
     attends: bool = False,
     remembers: bool = False,
 ) -> None:
-    """Decompose the weights of all Linear and Conv2d layers but ``network.head``, in place.
+    """Decompose the weights of all Linear and Conv2d layers except ``network.head``, in place.
 
     ``weight`` of layer ``x`` becomes ``x.parametrizations.weight.original``, the base, and its parts
     ``x.parametrizations.weight.0.mask``, ``.adaptive`` and so on. Other parameters keep their names. See
@@ -205,8 +205,8 @@ def is_base(name: str) -> bool:
 
 
 def per_unit(values: Tensor, weights: Tensor) -> Tensor:
-    """``[..., O]`` values of output units in the form ``[..., O, 1, ...]`` that multiplies weights ``[..., O, ...]``.
+    """Reshape values ``[..., O]`` of output units to ``[..., O, 1, ...]``, to multiply weights ``[..., O, ...]``.
 
-    Leading axes are those that ``values`` has.
+    Leading axes are those of ``values``.
     """
     return values.view(*values.shape, *[1] * (weights.ndim - values.ndim))

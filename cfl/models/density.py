@@ -15,14 +15,14 @@ from cfl.runtime.errors import ConfigError
 
 
 class DensityNetwork(Network):
-    """A network whose outputs are logits of its own input's D = C H W variables, each 0 or 1.
+    """A network whose outputs are the logits of the D = C H W variables of its input, each 0 or 1.
 
-    A network of this kind is trained on the mean over samples of ``-log p(x)`` in nats, whatever the samples' labels
-    are, and evaluated by that as well. It has no ``head``: no output belongs to a task.
+    It is trained and evaluated by the mean over samples of ``-log p(x)`` in nats; labels are not used. It has no
+    ``head``: no output belongs to a task.
 
     Args:
         input_shape: ``(C, H, W)`` of one sample.
-        num_outputs: C H W, as ``data.scenario: density`` makes it.
+        num_outputs: C H W, as set by ``data.scenario: density``.
 
     Raises:
         ConfigError: another number of outputs.
@@ -40,7 +40,7 @@ class DensityNetwork(Network):
 
     @property
     def differs_by_client(self) -> bool:
-        """Whether the same weights are another density at another client."""
+        """Whether the same weights give another density at every client."""
         return False
 
     @abstractmethod
@@ -49,12 +49,12 @@ class DensityNetwork(Network):
 
         Args:
             x: the samples.
-            clients: where densities differ by client, those over whose ``log p(x)`` the mean is taken.
+            clients: if densities differ by client, the clients over whose ``log p(x)`` the mean is taken.
         """
 
     @abstractmethod
     def sample(self, count: int, generator: torch.Generator | None = None, client: int = 0) -> Tensor:
-        """``[count, C, H, W]`` samples of the density, each variable 0 or 1; of a client's, where they differ."""
+        """``[count, C, H, W]`` samples of the density, each variable 0 or 1; ``client`` matters if densities differ."""
 
 
 def is_density(network: nn.Module) -> bool:
@@ -63,7 +63,7 @@ def is_density(network: nn.Module) -> bool:
 
 
 def densities_differ(network: nn.Module) -> bool:
-    """Whether the same weights are another density at another client."""
+    """Whether the same weights give another density at every client."""
     return is_density(network) and bool(network.differs_by_client)
 
 
@@ -82,7 +82,7 @@ class Sampler(nn.Module):
 
     Args:
         network: the density network; its tensors' names here begin with ``network.``.
-        client: of whose density, where they differ.
+        client: the client to sample for, if densities differ.
     """
 
     def __init__(self, network: nn.Module, client: int = 0) -> None:
@@ -100,7 +100,7 @@ class LogLikelihood(nn.Module):
 
     Args:
         network: the density network; its tensors' names here begin with ``network.``.
-        clients: over whose log-likelihoods the mean is taken, where they differ.
+        clients: clients over whose log-likelihoods the mean is taken, if densities differ.
     """
 
     def __init__(self, network: nn.Module, clients: Sequence[int] = (0,)) -> None:

@@ -1,9 +1,9 @@
-"""Dropout whose masks are counted, not consumed: a pure function of a key, the sample's row and the unit.
+"""Dropout whose masks are a pure function of a key, the sample's row and the unit.
 
-Torch draws masks from one stream per device, so that a client's masks would depend on who else is trained beside it,
-in which order, and on which device. Here the random bits are a hash of a counter: the same for every cohort width,
-number of threads or processes, and device. It is also faster: one pass of integer arithmetic over eight bytes at a
-time, where torch's generator draws one number per unit.
+Torch draws masks from one stream per device, so that a client's masks would depend on the other clients of its cohort,
+on their order and on the device. Here the random bits are a hash of a counter: the same for every cohort width, number
+of threads or processes, and device. It is also faster: integer arithmetic on eight bytes at a time, where torch's
+generator draws one number per unit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ROUND_UP = 8  # random bytes per 64-bit word
 
 
 class _CountedDropout(_DropoutNd):
-    """What the counted layers share; see :class:`CountedDropout`."""
+    """Base class of the counted layers; see :class:`CountedDropout`."""
 
     # On the class, so that a layer converted in place has them too.
     _drawn: Tensor | None = None
@@ -40,7 +40,7 @@ class _CountedDropout(_DropoutNd):
 
 
 class CountedDropout(_CountedDropout, nn.Dropout):
-    """``nn.Dropout`` that takes its mask from :func:`dropout_masks`; outside of it, it is ``nn.Dropout`` itself."""
+    """``nn.Dropout`` that uses the mask set by :func:`dropout_masks`; without one it behaves as ``nn.Dropout``."""
 
 
 class CountedDropout2d(_CountedDropout, nn.Dropout2d):
@@ -53,7 +53,7 @@ _COUNTED: dict[type[nn.Module], type[_CountedDropout]] = {nn.Dropout: CountedDro
 def convert_dropout(module: _Module) -> _Module:
     """Make every ``nn.Dropout`` and ``nn.Dropout2d`` in ``module`` a counted one, in place; returns ``module``.
 
-    The layer objects stay and only their class changes. Subclasses of the two are left alone.
+    Only the class of the layer objects changes. Subclasses of the two are not changed.
     """
     for layer in module.modules():
         if type(layer) in _COUNTED:
@@ -88,7 +88,7 @@ class _Group:
         bits: random bits compared per unit, 8 or 16.
         threshold: a unit is kept if its bits, as an unsigned number, are below.
         start: first word of the group in a sample's row of words.
-        words: number of its words.
+        words: number of the group's words.
         sites: the layers.
     """
 
@@ -166,7 +166,7 @@ class DropoutMasks:
             part = words[..., group.start : group.start + group.words]
             if group.bits == 8:
                 bits, threshold = part.view(torch.uint8), group.threshold
-            else:  # torch compares no unsigned 16-bit numbers; signed ones are as random
+            else:  # torch cannot compare unsigned 16-bit numbers; signed ones are as random
                 bits, threshold = part.view(torch.int16), group.threshold - 2**15
             kept = torch.empty(bits.shape, dtype=dtype, device=bits.device)
             torch.lt(bits, threshold, out=kept).mul_(group.scale)
@@ -215,13 +215,13 @@ def _mask_shapes(
 def dropout_masks(network: nn.Module, masks: dict[str, Tensor]) -> Iterator[None]:
     """Within the context, the named layers of ``network`` drop by these masks.
 
-    Likewise for what other layers draw in every step (:mod:`cfl.models.step_draws`).
+    The same holds for other tensors drawn in every step (:mod:`cfl.models.step_draws`).
 
     Enter it around the forward pass, inside the function given to ``torch.func.vmap`` if the masks are mapped.
 
     Args:
         network: holds the layers.
-        masks: layer name -> ``[B, ...]``, as :meth:`DropoutMasks.draw` gives them for one client, or another draw.
+        masks: layer name -> ``[B, ...]``, one client's masks of :meth:`DropoutMasks.draw`, or other drawn tensors.
     """
     layers = [(network.get_submodule(name), mask) for name, mask in masks.items()]
     try:

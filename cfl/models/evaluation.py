@@ -1,4 +1,4 @@
-"""Another mode of a network for a moment."""
+"""Context managers that put a network into evaluation or training mode."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import nn
 
 @contextmanager
 def evaluation_mode(network: nn.Module) -> Iterator[None]:
-    """Dropout off and running statistics in use within the context; each module's own mode afterwards."""
+    """Within the context the network is in evaluation mode; afterwards each module has its former mode."""
     with _mode(network, False):
         yield
 
 
 @contextmanager
 def training_mode(network: nn.Module) -> Iterator[None]:
-    """Every module trains within the context; each is in its own mode afterwards."""
+    """Within the context the network is in training mode; afterwards each module has its former mode."""
     with _mode(network, True):
         yield
 

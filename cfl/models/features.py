@@ -1,4 +1,4 @@
-"""What enters a network's output layer, for given parameters."""
+"""Features: the inputs of a network's output layer, for given parameters."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class _Features(nn.Module):
 
 
 def features_of(network: Network, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """``[B, C, H, W]`` images to ``[B, d]``, in the mode the network is in.
+    """Features ``[B, d]`` of images ``[B, C, H, W]``, with the network in its current mode.
 
     Args:
         network: the architecture.
-        tensors: parameters and buffers by name, those to compute with; the network's own where one is missing.
+        tensors: parameters and buffers by name; for missing ones the network's own are used.
         x: the images.
     """
     named = {f"network.{name}": tensor for name, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""A vision transformer that nobody trains, beside the parameters of the network that uses it."""
+"""A frozen vision transformer that is not among the parameters of the network that uses it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ HOW_TO_GET = (
 
 
 class FrozenViT:
-    """torchvision's ``VisionTransformer`` (Dosovitskiy et al., ICLR 2021) without its head, its weights fixed.
+    """torchvision's ``VisionTransformer`` (Dosovitskiy et al., ICLR 2021) without its head and with fixed weights.
 
-    It is no ``nn.Module``, so that a network that holds it has none of its weights among its parameters and buffers:
-    they are not stacked over clients, sent, averaged or written to checkpoints. Copies of a network share it. The
-    holder passes on moves between devices and number formats (:meth:`apply`).
+    It is no ``nn.Module``, so its weights are not among the parameters and buffers of the network that holds it: they
+    are not stacked over clients, sent, averaged or written to checkpoints. Copies of a network share it. The network
+    moves it between devices and number formats (:meth:`apply`).
 
     Args:
         image_size: side of the square images, in pixels; others are scaled.
@@ -38,14 +38,14 @@ class FrozenViT:
         num_heads: attention heads per block; divides ``hidden_dim``.
         hidden_dim: length d of a token.
         mlp_dim: width of a block's hidden layer.
-        weights: file of a state dict in torchvision's names, ``~`` is expanded; its head, if any, is not used. None
+        weights: file of a state dict with torchvision's names, ``~`` is expanded; its head, if any, is not used. None
             draws weights from torch's generator.
 
     Raises:
         ConfigError: sizes that do not fit together, or a file that is absent, unreadable or of other sizes.
 
     Attributes:
-        digest: of the weights that a file gave; None where they were drawn.
+        digest: digest of weights from a file; None if they were drawn.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class FrozenViT:
         mlp_dim: int,
         weights: str | None = None,
     ) -> None:
-        # Imported here, because it takes as long as everything else that a run without it imports of networks.
+        # Imported here, because it takes as long as importing all other networks.
         from torchvision.models import VisionTransformer
 
         if image_size % patch_size:
@@ -75,7 +75,7 @@ class FrozenViT:
             )
         self.digest = None if weights is None else tensors_digest(vit.state_dict().values())
         vit.requires_grad_(False).eval()
-        # Under vmap on a CPU, torch computes attention for one client after another, and warns of it.
+        # Under vmap on a CPU, torch computes attention for one client after another, and warns about it.
         warnings.filterwarnings("ignore", message=".*aten::_scaled_dot_product_flash_attention_for_cpu")
         for layer in vit.modules():
             if isinstance(layer, nn.MultiheadAttention):
@@ -84,14 +84,14 @@ class FrozenViT:
         self.image_size, self.vit = image_size, vit
 
     def apply(self, change: Callable[[Tensor], Tensor]) -> None:
-        """What ``nn.Module._apply`` does to a module's tensors: moves and casts."""
+        """Apply a change to all tensors, such as a move or a cast, like ``nn.Module._apply``."""
         self.vit._apply(change)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FrozenViT:
         return self
 
     def tokens(self, x: Tensor) -> Tensor:
-        """What the first block is given: class token and patches with their positions.
+        """The input of the first block: class token and patches with their positions.
 
         Args:
             x: ``[B, C, H, W]``, C 3, or 1 for grey images, which become three equal channels. They are scaled

@@ -1,4 +1,4 @@
-"""How weights start, where that is not PyTorch's own way."""
+"""Initial weights that differ from PyTorch's defaults."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 _CUT = 0.87962566103423978
-"""Deviation of a standard normal distribution that is cut at two deviations."""
+"""Standard deviation of a standard normal distribution cut at two deviations."""
 
 
 def variance_scaled(values: Tensor, generator: torch.Generator | None = None) -> Tensor:

@@ -28,7 +28,7 @@ from cfl.runtime.option_checks import check_choices, check_integers
 
 
 class MaskedLinear(nn.Linear):
-    """``(W * M) x + b`` with a mask that comes with every call."""
+    """``(W * M) x + b`` with the mask as an argument of every call."""
 
     def forward(self, input: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
         """Inputs ``[B, I]`` and mask ``[O, I]`` bool to ``[B, O]``."""
@@ -45,20 +45,20 @@ class MADE(DrawsEachStep, DensityNetwork):
     also adds ``(U_l * M_l) 1``. The loss is the mean over samples of ``-log p(x)``, the sum over variables of their
     binary cross-entropies.
 
-    Order-agnostic training takes another random order of the variables in every local step, connectivity-agnostic
-    training one of ``num_masks`` draws of the hidden degrees after the other, beginning anywhere in each round. All
-    masks of a step follow from one draw. Draws are keyed by (``mask_seed``, round, step), so that all clients of a
-    round have the same; without ``synchronised`` by the client as well, and what clients share then are weights of
-    different connectivities (CONFEDMADE, Table 1). Client 0's draws are those of the synchronised case.
+    Order-agnostic training uses another random order of the variables in every local step. Connectivity-agnostic
+    training cycles through ``num_masks`` draws of the hidden degrees, from a random one in each round. All masks of a
+    step follow from one draw. Draws are keyed by (``mask_seed``, round, step), so that all clients of a round have the
+    same masks. Without ``synchronised`` they are keyed by the client as well, and clients average weights of different
+    connectivities (CONFEDMADE, Table 1). Client 0's draws are those of the synchronised case.
 
-    Evaluation takes the first order and the first hidden degrees, or the mean of p over ``eval_orders`` draws of them,
-    the first included. Without ``synchronised`` there is a density per client, each with the client's own first order
-    and hidden degrees; what is scored of a global model is the mean of all their log-likelihoods.
+    Evaluation uses the first order and the first hidden degrees, or the mean of p over ``eval_orders`` draws of them,
+    including the first. Without ``synchronised`` there is a density per client, with the client's own first order and
+    hidden degrees; the score of a global model is the mean of all their log-likelihoods.
 
-    Differs from the papers: Germain et al. draw masks from one stream of random numbers, here each has a key; initial
-    weights are torch's for linear layers; their code's direct connections into hidden layers are left out.
-    CONFEDMADE's code, in order-agnostic training with one draw of hidden degrees, leaves the mask into the outputs at
-    the first order while the other two change: outputs then depend on themselves, and what it calls likelihood is none
+    Differs from the papers: Germain et al. draw masks from one stream of random numbers, here each draw has a key.
+    Initial weights are torch's for linear layers. Their code's direct connections into hidden layers are left out.
+    CONFEDMADE's code, in order-agnostic training with one draw of hidden degrees, keeps the mask into the outputs at
+    the first order while the other two change. Outputs then depend on themselves, so that its values are no likelihoods
     (``stale_output_mask``).
 
     Args:
@@ -73,13 +73,13 @@ class MADE(DrawsEachStep, DensityNetwork):
         num_masks: draws of the hidden degrees; with 2 or more, training is connectivity-agnostic.
         synchronised: all clients have the same masks.
         eval_orders: draws whose densities are averaged in evaluation, for ``order_agnostic`` or ``num_masks`` above 1.
-        mask_seed: seed of all draws; null draws it with the initial weights, hence by the run's seed. A number, where
-            trained weights shall be used outside of their run.
-        stale_output_mask: reproduce the defect above, in training and evaluation, where the order is then not the first
-            one. For comparisons; needs ``order_agnostic`` and ``num_masks`` 1.
+        mask_seed: seed of all draws; null draws it with the initial weights, and so from the run's seed. Give a number
+            to use trained weights outside of their run.
+        stale_output_mask: reproduce the defect described above in training and evaluation, where the order is then not
+            the first one. For comparisons; needs ``order_agnostic`` and ``num_masks`` 1.
 
     Raises:
-        ConfigError: for values other than these, or options without effect on each other's account.
+        ConfigError: for values other than these, or options that have no effect together.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class MADE(DrawsEachStep, DensityNetwork):
         self.direct, self.conditioning = direct, conditioning
         self.order, self.order_agnostic, self.num_masks = order, order_agnostic, num_masks
         self.synchronised, self.eval_orders, self.stale_output_mask = synchronised, eval_orders, stale_output_mask
-        # Always drawn: the initial weights do not depend on who names the seed.
+        # Always drawn, so that initial weights do not depend on ``mask_seed``.
         drawn = int(torch.randint(2**62, ()))
         self.mask_seed = drawn if mask_seed is None else mask_seed
 
@@ -139,7 +139,7 @@ class MADE(DrawsEachStep, DensityNetwork):
 
     @property
     def draws(self) -> bool:
-        """Whether a step's degrees are others than evaluation's first."""
+        """Whether degrees are drawn anew in every step."""
         return self.order_agnostic or self.num_masks > 1 or not self.synchronised
 
     def draw(self, round: int, client: int, step: int) -> Tensor:
@@ -158,11 +158,11 @@ class MADE(DrawsEachStep, DensityNetwork):
 
     @property
     def differs_by_client(self) -> bool:
-        """Clients with masks of their own have densities of their own."""
+        """Whether clients have their own masks, and so their own densities."""
         return not self.synchronised
 
     def evaluation_degrees(self, number: int, device: torch.device, client: int = 0) -> Degrees:
-        """The degrees of one of a client's densities that are averaged in evaluation, from 0."""
+        """The degrees of one of the densities, numbered from 0, that are averaged in a client's evaluation."""
         key = (number, 0 if self.synchronised else client)
         if key not in self._of_evaluation:
             order = first = self._first_order(key[1])
@@ -205,10 +205,10 @@ class MADE(DrawsEachStep, DensityNetwork):
         return self._hidden_layers(self._variables(x), self._present_degrees(x))
 
     def _variables(self, x: Tensor) -> Tensor:
-        return x.flatten(1).to(self.output.bias.dtype)  # weights may have to be computed first
+        return x.flatten(1).to(self.output.bias.dtype)  # not of a weight, which may have to be computed
 
     def forward(self, x: Tensor) -> Tensor:
-        """Samples ``[B, C, H, W]``, each variable 0 or 1, to logits ``[B, D]``; by a step's degrees, or the first."""
+        """Samples ``[B, C, H, W]``, each variable 0 or 1, to logits ``[B, D]``, by the step's degrees or the first."""
         return self.logits(x, self._present_degrees(x))
 
     def logits(self, x: Tensor, degrees: Degrees) -> Tensor:
@@ -224,10 +224,10 @@ class MADE(DrawsEachStep, DensityNetwork):
         return logits
 
     def log_likelihood(self, x: Tensor, clients: Sequence[int] = (0,)) -> Tensor:
-        """``log p(x)`` ``[B]`` in nats of samples ``[B, C, H, W]``, each variable 0 or 1: that of evaluation.
+        """``log p(x)`` ``[B]`` in nats of samples ``[B, C, H, W]``, each variable 0 or 1, as in evaluation.
 
-        With n = ``eval_orders`` above 1: ``log (1/n sum_e p_e(x))``. With masks of their own: the mean over ``clients``
-        of each one's ``log p(x)``, at the cost of as many passes.
+        With n = ``eval_orders`` above 1: ``log (1/n sum_e p_e(x))``. If clients have their own masks: the mean of
+        ``log p(x)`` over ``clients``, with one pass for each.
         """
         if self.synchronised or not clients:
             clients = (0,)
@@ -243,15 +243,15 @@ class MADE(DrawsEachStep, DensityNetwork):
 
     @torch.no_grad()
     def sample(self, count: int, generator: torch.Generator | None = None, client: int = 0) -> Tensor:
-        """``[count, C, H, W]`` samples of the density of evaluation: ancestral, variable by variable in their order.
+        """``[count, C, H, W]`` ancestral samples of the evaluated density, variable by variable in their order.
 
-        With ``eval_orders`` above 1 each sample first draws one of the densities that are averaged. Per variable and
-        sample, what it adds to the first hidden layer and one output are computed, and all layers between them.
+        With ``eval_orders`` above 1 each sample first draws one of the averaged densities. For each variable it updates
+        the first hidden layer and computes the layers above it and one output.
 
         Args:
-            count: how many.
+            count: number of samples.
             generator: on the CPU; torch's own if not given.
-            client: whose density, where clients have masks of their own.
+            client: the client to sample for, if clients have their own masks.
 
         Raises:
             ConfigError: with ``stale_output_mask`` there is no density to sample from.
@@ -268,7 +268,7 @@ class MADE(DrawsEachStep, DensityNetwork):
         return x.view(count, *self.input_shape)
 
     def _ancestral(self, uniform: Tensor, degrees: Degrees) -> Tensor:
-        """Samples ``[n, D]``: a variable is 1 where its number of ``uniform`` ``[n, D]`` is below its probability."""
+        """Samples ``[n, D]``: a variable is 1 if its entry of ``uniform`` ``[n, D]`` is below its probability."""
         masks = [*inner_masks(degrees), output_mask(degrees)]
         layers = cast(list[MaskedLinear], [*self.layers, self.output])
         *inner, outer = (layer.weight * mask for layer, mask in zip(layers, masks, strict=True))
@@ -279,7 +279,7 @@ class MADE(DrawsEachStep, DensityNetwork):
             added = [(u.weight * mask).sum(1) for u, mask in zip(conditions, masks, strict=True)]
             biases = [bias + more for bias, more in zip(biases, added, strict=True)]
         x = torch.zeros_like(uniform)
-        first = biases[0].expand(len(x), -1).clone()  # into the first hidden layer, by the variables known so far
+        first = biases[0].expand(len(x), -1).clone()  # input of the first hidden layer from the variables drawn so far
         for variable in degrees.order.argsort().tolist():
             h = torch.relu(first) if inner else x
             for weight, bias in zip(inner[1:], biases[1:-1], strict=True):

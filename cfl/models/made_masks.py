@@ -1,14 +1,14 @@
 """MADE's degrees, and the masks that follow from them.
 
-A degree says how much a unit may know: variable d comes at place ``m_0(d)`` of the order, from 0, and hidden unit k
-of layer l may depend on the variables at places ``0 .. m_l(k)``. With D variables::
+Degrees limit the variables that a unit depends on: variable d has position ``m_0(d)`` in the order, from 0, and hidden
+unit k of layer l may depend on the variables at positions ``0 .. m_l(k)``. With D variables::
 
     M_l[k, j] = 1 if m_{l-1}(j) <= m_l(k)        into hidden layer l = 1 .. L
     M_V[d, j] = 1 if m_L(j) < m_0(d)             into the outputs
     M_D[d, e] = 1 if m_0(e) < m_0(d)             from variables to outputs directly
 
-(Germain et al., ICML 2015, eq 8 to 13, there with places from 1), so that output d depends on earlier variables only.
-Masks are ``[to, from]``, as weights are. All masks of a step belong to one draw of degrees.
+(Germain et al., ICML 2015, eq 8 to 13, there with positions from 1), so that output d depends on earlier variables
+only. Masks are ``[to, from]``, as weights are. All masks of a step belong to one draw of degrees.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Degrees:
     """Degrees of all units of a network.
 
     Attributes:
-        order: ``[D]`` int64, a permutation: the place of each variable.
+        order: ``[D]`` int64, a permutation: the position of each variable.
         hidden: per hidden layer ``[H]`` int64, in ``0 .. D - 2``.
-        output_order: ``[D]`` int64, the places that the mask into the outputs goes by. The same as ``order``: with any
-            other an output may depend on itself.
+        output_order: ``[D]`` int64, the positions used for the mask into the outputs. The same as ``order``; with any
+            other, an output may depend on itself.
     """
 
     order: Tensor
@@ -39,7 +39,7 @@ class Degrees:
     output_order: Tensor
 
     def flat(self) -> Tensor:
-        """``[D + sum H + D]``, all in one tensor."""
+        """All degrees in one tensor, ``[D + sum H + D]``."""
         return torch.cat([self.order, *self.hidden, self.output_order])
 
     @classmethod
@@ -60,7 +60,7 @@ class Degrees:
 
 
 def natural_order(variables: int) -> Tensor:
-    """``[D]`` int64: every variable at its own number's place."""
+    """``[D]`` int64: the variables in the order of their numbers."""
     return torch.arange(variables)
 
 
@@ -72,7 +72,8 @@ def random_order(variables: int, seed: int, purpose: str, *indices: int) -> Tens
 def random_hidden(widths: Sequence[int], variables: int, seed: int, purpose: str, *indices: int) -> tuple[Tensor, ...]:
     """Per hidden layer ``[H]`` int64, uniform between the smallest degree of the layer before and ``D - 2``.
 
-    The smallest of the inputs is 0. A degree of ``D - 1`` would let a unit see all variables: no output may use it.
+    The smallest of the inputs is 0. A unit with degree ``D - 1`` could depend on all variables, and no output could use
+    it.
 
     Args:
         widths: H of every hidden layer.

@@ -1,4 +1,4 @@
-"""Images with their channels last in memory, as convolutions and pooling on a CPU are quickest."""
+"""Puts the channels of images last in memory, which makes convolutions and pooling on a CPU faster."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 def channels_last(x: Tensor) -> Tensor:
     """The same ``[B, C, H, W]`` numbers with the channels innermost in memory.
 
-    With one channel both orders are the same memory, and torch takes it for the usual one: here its strides say
-    otherwise, so that layers behind keep the order.
+    With one channel both orders have the same memory layout, and torch assumes the usual one. Strides are set here so
+    that the following layers keep channels last.
     """
     _, channels, height, width = x.shape
     if channels == 1:
@@ -21,9 +21,10 @@ def channels_last(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def gains_by_channels_last(network: nn.Module, x: Tensor) -> bool:
-    """Whether a network without gradients should be given :func:`channels_last` images like these.
+    """Whether passes without gradients should use :func:`channels_last` images like these.
 
-    It should if it has convolutions on a CPU and can take them; a forward pass that takes ``view`` of a map cannot.
+    They should for a network with convolutions on a CPU, unless its forward pass fails with such images, for example
+    because it calls ``view`` on a map.
 
     Args:
         network: in evaluation mode.

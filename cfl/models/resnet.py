@@ -126,7 +126,7 @@ class ResNet18(Network):
             take_weights(weights, HOW_TO_GET, self._take_blocks)
 
     def _take_blocks(self, state: dict[str, Tensor]) -> None:
-        """The blocks of torchvision's network, whose stages are ``layer1`` to ``layer4``."""
+        """Load the blocks of torchvision's network, whose stages are ``layer1`` to ``layer4``."""
         here = {"conv1": "conv1", "bn1": "norm1", "conv2": "conv2", "bn2": "norm2"}
         here |= {"downsample.0": "shortcut", "downsample.1": "shortcut_norm"}
         own, found = self.blocks.state_dict(), {}
@@ -136,7 +136,7 @@ class ResNet18(Network):
                     start = f"layer{stage + 1}.{block}.{theirs}."
                     for name in (name for name in state if name.startswith(start)):
                         found[f"{2 * stage + block}.{ours}.{name.removeprefix(start)}"] = state[name]
-        # Without running statistics where there are none; whatever else is missing or too much is an error.
+        # Running statistics may be missing; any other missing or surplus tensor is an error.
         statistics = ("running_mean", "running_var", "num_batches_tracked")
         self.blocks.load_state_dict({n: w for n, w in found.items() if n in own or not n.endswith(statistics)})
 

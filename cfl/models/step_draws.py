@@ -1,8 +1,8 @@
-"""What a network draws anew in every local step, as a pure function of (round, client, step).
+"""Random tensors that a network draws in every local step, as a pure function of (round, client, step).
 
-As with dropout (:mod:`cfl.models.dropout`), the draw is made outside of the network and lent to it for one forward
-pass, so that it depends neither on who is trained beside a client nor on the engine. Unlike a dropout mask it is of the
-whole step, not of one sample.
+As with dropout (:mod:`cfl.models.dropout`), a tensor is drawn outside of the network and set for one forward pass, so
+that it depends neither on the other clients of the cohort nor on the engine. Unlike a dropout mask it belongs to the
+whole step, not to one sample.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from torch import Tensor, nn
 
 
 class DrawsEachStep(nn.Module):
-    """A module that wants one random tensor per client and local step; within the pass it is :attr:`_drawn`."""
+    """A module that uses one random tensor per client and local step; during the pass it is :attr:`_drawn`."""
 
     _drawn: Tensor | None = None
 
     @property
     def draws(self) -> bool:
-        """Whether anything is to be drawn."""
+        """Whether the module draws anything."""
         return True
 
     @abstractmethod
     def draw(self, round: int, client: int, step: int) -> Tensor:
-        """``[n]`` on the CPU, n always the same; the same tensor whenever these three are the same."""
+        """Draw a tensor ``[n]`` on the CPU, n constant; the result depends on these three arguments only."""
 
 
 class StepDraws:
-    """Draws for all modules of a network that want it.
+    """Draws the tensors of all such modules of a network.
 
     Args:
-        network: any.
+        network: any network.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -44,7 +44,7 @@ class StepDraws:
         return bool(self._modules)
 
     def draw(self, round: int, clients: Sequence[int], step: int, device: torch.device) -> dict[str, Tensor]:
-        """Module name -> ``[k, n]`` of these clients, to be lent by :func:`cfl.models.dropout.dropout_masks`."""
+        """Module name -> ``[k, n]`` for these clients, to be set by :func:`cfl.models.dropout.dropout_masks`."""
         return {
             name: torch.stack([module.draw(round, client, step) for client in clients]).to(device)
             for name, module in self._modules.items()

@@ -1,4 +1,4 @@
-"""A frozen vision transformer that is told what to do by prompts from a pool (L2P)."""
+"""A frozen vision transformer with trained prompts from a pool (L2P)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cfl.runtime.option_checks import check_integers
 
 
 class PromptPool(nn.Module):
-    """M prompts of L tokens, each with a key; a sample takes the k prompts whose keys are most like its query.
+    """M prompts of L tokens, each with a key; a sample chooses the k prompts whose keys are closest to its query.
 
     ``argmax_{S, |S| = k} sum_{s in S} cos(q, key_s)``, eq 3 of Wang et al. (CVPR 2022); of equal cosines the first
     prompt wins. Prompts and keys start uniform on [-1, 1].
@@ -37,7 +37,7 @@ class PromptPool(nn.Module):
         """``[B, d]`` queries to the chosen prompts ``[B, k L, d]`` and their keys' cosines ``[B, k]``, best first."""
         cosines = normalize(query, dim=-1) @ normalize(self.keys, dim=-1).T
         chosen = cosines.argsort(dim=-1, descending=True, stable=True)[:, : self.top_k]
-        # A product with zeros and ones, because the gradient of indexing is summed in no fixed order on a GPU.
+        # A product with zeros and ones: on a GPU, gradients of indexing are summed in no fixed order.
         places = torch.arange(len(self.keys), device=query.device)
         selection = (chosen.unsqueeze(-1) == places).to(cosines.dtype)  # [B, k, M]
         prompts = (selection @ self.prompts.flatten(1)).unflatten(-1, self.prompts.shape[1:]).flatten(1, 2)
@@ -53,16 +53,16 @@ class PromptedViT(Network):
 
         q(x) = f(x)[class],   features(x) = mean_prompts f([P_s1; ...; P_sk; x_e])
 
-    Clients train, and server and checkpoints hold, prompts, keys and head alone: M d (L + 1) weights and the head,
-    46,080 with the defaults. Every client is supposed to have the transformer beforehand, 85,798,656 weights with the
-    defaults; that is counted nowhere. Two passes through it for each image, one of them with gradients.
+    Clients train, and server and checkpoints hold, prompts, keys and head only: M d (L + 1) weights and the head,
+    46,080 with the defaults. Every client is assumed to have the transformer, 85,798,656 weights with the defaults,
+    which are not counted. Each image takes two passes through it, one of them with gradients.
 
-    Keys have no part in the logits' gradients: on their own they stay where they start, which the method ``L2P``
-    changes by its pull term.
+    The logits' gradients with respect to keys are 0, so that keys do not change unless the method ``L2P`` trains them
+    by its pull term.
 
-    Differs from the authors' code: every sample chooses its own prompts, as in the paper, where the code takes for a
-    whole batch those that most of its samples choose, so that a prediction depends on its test batch. Prompts have no
-    positions of their own: these are trained anyway, and so the order of prompts and tokens does not matter.
+    Differs from the authors' code: every sample chooses its own prompts, as in the paper. The code uses for a whole
+    batch the prompts that most of its samples choose, so that a prediction depends on its test batch. Prompts have no
+    position embeddings: as prompts are trained, these would add nothing, and the order of tokens does not matter.
 
     The defaults are ViT-B/16. Pre-trained weights expect pixels normalised as in their training: for torchvision's,
     mean 0.485, 0.456, 0.406 and std 0.229, 0.224, 0.225 of the data source.
@@ -118,7 +118,7 @@ class PromptedViT(Network):
         self.head = nn.Linear(hidden_dim, num_outputs)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PromptedViT:
-        """Take the transformer along to another device or number format."""
+        """Also move the transformer to another device or number format."""
         super()._apply(fn, recurse)
         self.backbone.apply(fn)
         return self

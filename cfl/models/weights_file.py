@@ -1,4 +1,4 @@
-"""Weights that were trained elsewhere, from a file."""
+"""Reads pre-trained weights from a file."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ KEY = "model.network.weights"
 
 
 def take_weights(path: str, valid: str, take: Callable[[dict[str, Tensor]], object]) -> None:
-    """Read a state dict and hand it over.
+    """Read a state dict and pass it to a function.
 
     Args:
         path: the file; ``~`` is expanded. It holds tensors and plain values only.
-        valid: which file would be valid, and where it can be had.
-        take: is given name -> tensor, on the CPU; whatever it raises means that they do not fit.
+        valid: description of a valid file, and where to get it.
+        take: called with name -> tensor, on the CPU; any error that it raises means that they do not fit.
 
     Raises:
         ConfigError: the file is absent, unreadable, or does not fit.
@@ -32,6 +32,6 @@ def take_weights(path: str, valid: str, take: Callable[[dict[str, Tensor]], obje
         if unusable := [n for n, t in tensors.items() if t.is_floating_point() and not bool(t.isfinite().all())]:
             raise ValueError(f"{unusable[0]} holds NaN or infinity")
         take(tensors)
-    except Exception as error:  # whatever unpickling and torch's own checks may raise
+    except Exception as error:  # any error of unpickling or of torch's checks
         reason = " ".join(str(error).split())
         raise ConfigError(KEY, f"{path} ({reason[:300]})", valid) from error

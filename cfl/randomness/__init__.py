@@ -1,1 +1,1 @@
-"""Counted randomness: every draw is named by a seed, a purpose and numbers, so that order and company do not matter."""
+"""Counted randomness: every draw is keyed by a seed, a purpose and indices, and so independent of all other draws."""

@@ -1,4 +1,4 @@
-"""Random bits that are a hash of a counter: the same on every device, in any order, whoever asks for them beside whom.
+"""Random bits computed as a hash of a counter: the same on every device and in any order.
 
 The hash is SplitMix64 (Steele, Lea, Flood, 2014): word j of a key is ``mix(key + j * step)``, modulo 2^64.
 """
@@ -27,9 +27,9 @@ _counters: dict[tuple[int, torch.device], Tensor] = {}
 
 
 def _counter(count: int, device: torch.device) -> Tensor:
-    """``[count]`` int64: 1 .. count times the step. The same few sizes are asked for again and again."""
+    """``[count]`` int64: 1 .. count times the step. Cached, because the same few sizes recur."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        # A graph makes its own: it would go on reading the memory of one that is dropped here.
+        # A CUDA graph makes its own: it would go on reading the memory of one that the cache has dropped.
         return torch.arange(1, count + 1, device=device).mul_(_STEP)
     key = (count, device)
     if key not in _counters:
@@ -78,7 +78,7 @@ def random_words(keys: Tensor, count: int) -> Tensor:
 
 
 def random_words_at(key: int | Tensor, places: Tensor) -> Tensor:
-    """Some words of one key: ``[...]`` int64 places from 0 to ``[...]`` int64, word ``place + 1`` each.
+    """Selected words of a key: ``[...]`` int64 places from 0 to ``[...]`` int64, word ``place + 1`` for each.
 
     Args:
         key: any 64-bit integer that int64 holds; or int64 keys that broadcast to ``[...]``.

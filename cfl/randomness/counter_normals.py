@@ -1,4 +1,4 @@
-"""Random numbers of other kinds than bits, as hashes of a counter; see :mod:`cfl.randomness.counter_bits`."""
+"""Uniform and normal numbers and choices, computed as hashes of a counter; see :mod:`cfl.randomness.counter_bits`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def normals(keys: Tensor, count: int) -> Tensor:
     """
     pairs = -(-count // 2)
     words = random_words(keys, pairs)
-    # Single precision from here on: it is what takes the time, and all 32 bits count only near 0, where u is exact.
+    # Single precision from here on, because it is faster. All 32 bits matter only near 0, where u is exact.
     u = ((words & _LOW).float() + 0.5).mul_(2.0**-32)
     angle = ((words >> 32) & _LOW).float().mul_(2 * math.pi * 2.0**-32)
     radius = u.clamp_(max=1.0).log_().mul_(-2.0).clamp_(min=0.0).sqrt_()

@@ -1,7 +1,7 @@
-"""Counted randomness: every draw comes from a generator named by (seed, purpose, indices).
+"""Counted randomness: every draw comes from a generator keyed by (seed, purpose, indices).
 
-No draw depends on how many draws happened before it, so resuming, cohort width, number of processes
-and order of evaluation never change a result.
+No draw depends on earlier draws, so resuming, cohort width, number of processes and order of evaluation do not
+change results.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def seed_for(seed: int, purpose: str, *indices: int) -> int:
     Args:
         seed: the run's seed.
         purpose: what the draw is for; different purposes give independent streams.
-        indices: task, round, client, ... whatever identifies the draw.
+        indices: numbers that identify the draw, such as task, round and client.
     """
     name = "/".join([str(int(seed)), purpose, *(str(int(i)) for i in indices)])
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") >> 1
@@ -35,9 +35,9 @@ def torch_generator(seed: int, purpose: str, *indices: int, device: torch.device
 
 
 def seed_device(device: torch.device, seed: int) -> None:
-    """Seed the generators that a network on ``device`` draws from where it says no more than ``torch.rand()``.
+    """Seed torch's default generators for a network on ``device``.
 
-    ``torch.manual_seed`` would also note for every other kind of device where it was called from, each time.
+    ``torch.manual_seed`` would also record its caller for every other kind of device, each time.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""Seeds of many NumPy generators at once: the same as one after another, at a fifth of the time.
+"""Seeds many NumPy generators at once: the same seeds as one after another, in a fifth of the time.
 
 Seeding a generator costs more than shuffling a small client's samples with it, nearly all of it in
 ``numpy.random.SeedSequence``, whose arithmetic is done here for all seeds together.
@@ -42,12 +42,12 @@ def pcg64_words(seeds: Sequence[int]) -> np.ndarray:
 
 def numpy_generator_of(words: np.ndarray) -> np.random.Generator:
     """``numpy.random.Generator(numpy.random.PCG64(seed))`` from the seed's row of :func:`pcg64_words`."""
-    sequence: Any = _Words(words)  # which PCG64 takes, though NumPy's type for it says otherwise
+    sequence: Any = _Words(words)  # PCG64 accepts it, although NumPy's type annotation does not
     return np.random.Generator(np.random.PCG64(sequence))
 
 
 class _Hash:
-    """SeedSequence's hash of ``[n]`` uint32 words, whose constant moves on with every call."""
+    """SeedSequence's hash of ``[n]`` uint32 words; its constant changes with every call."""
 
     def __init__(self, constant: int, factor: int) -> None:
         self.constant, self.factor = constant, factor
@@ -60,11 +60,11 @@ class _Hash:
 
 
 class _Words(ISeedSequence):
-    """A seed sequence whose state is known."""
+    """A seed sequence with a given state."""
 
     def __init__(self, words: np.ndarray) -> None:
         self.words = words
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
-        """The four words of 64 bits that PCG64 asks for."""
+        """The four 64-bit words that PCG64 requests."""
         return self.words

@@ -1,1 +1,1 @@
-"""Errors, files, processes and precision: what every room above builds on."""
+"""Errors, files, processes and precision: the lowest package, used by all others."""

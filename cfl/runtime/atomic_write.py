@@ -1,4 +1,4 @@
-"""Files that are written in one step: of two processes one has the last word, and nobody reads a part."""
+"""Writes files atomically: a reader never sees a part of a file, and the last of several writers wins."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file in one step, as UTF-8. One that is there already stays as it is if the new one cannot be written.
+    """Write a file atomically, as UTF-8. An existing file stays unchanged if writing fails.
 
     Raises:
         OSError: it cannot be written.
@@ -22,5 +22,5 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def beside(path: Path) -> Path:
-    """A name of this process's own in the same folder, with the same suffix."""
+    """A temporary name that only this process uses, in the same folder and with the same suffix."""
     return path.with_name(f".{os.getpid()}-{path.name}")

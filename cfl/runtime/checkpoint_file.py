@@ -1,4 +1,4 @@
-"""Checkpoint files that carry a digest of themselves: what was changed since it was written is not read."""
+"""Checkpoint files with a SHA-256 of their content. A file that changed after it was written is refused."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from torch import Tensor
 from cfl.runtime.errors import ConfigError
 
 _ZIP = b"PK\x03\x04"
-"""How files begin that torch.save writes."""
+"""First bytes of files written by torch.save."""
 _BEFORE_DIGEST = b"\ncfl sha256 "
 _END_BYTES = len(_BEFORE_DIGEST) + 2 * hashlib.sha256().digest_size
 _MARK = "ends_with_digest"
-"""Entry that tells a file whose end was cut off from one that was written before there were digests."""
+"""Entry that marks files with a digest, so that a truncated file is not taken for one from before there were any."""
 _AT_A_TIME = 1 << 20
-"""Values that are looked at together: what clients keep may not fit into memory."""
+"""Values checked at a time, because clients' states may not fit into memory."""
 _log = logging.getLogger(__name__)
 
 
 def write_checkpoint(content: Mapping[str, Any], path: Path) -> None:
-    """Write tensors and plain values to a file, and the file's SHA-256 behind them; whoever calls makes it atomic.
+    """Write tensors and plain values to a file, followed by the SHA-256. The caller makes the write atomic.
 
-    torch.load reads such a file, too: what stands behind its archive does not disturb it.
+    torch.load can read such a file, too: it ignores the bytes behind its archive.
 
     Raises:
         OSError: it cannot be written.
@@ -41,18 +41,18 @@ def write_checkpoint(content: Mapping[str, Any], path: Path) -> None:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """What a file of :func:`write_checkpoint` holds, its tensors on the CPU and mapped from the file.
+    """Read a file of :func:`write_checkpoint`. Tensors are on the CPU, mapped from the file.
 
-    The whole file is read once for its digest, 0.7 s a GB. One that was written before there were digests is read with
-    a warning.
+    The whole file is read once for its digest, 0.7 s a GB. A file from before there were digests is read with a
+    warning.
 
     Raises:
-        ConfigError: the file is no checkpoint, not as it was written, or holds weights that are not finite.
+        ConfigError: the file is no checkpoint, was changed or damaged, or holds weights that are not finite.
     """
     try:
         carries_digest = _is_as_written(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # torch raises whatever the broken byte leads it to
+    except Exception as error:  # torch may raise any error for a damaged file
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError("ckpt_path", str(path), f"a whole checkpoint written by cfl fit ({reason})") from error
     if not isinstance(checkpoint, dict) or "federation" not in checkpoint:
@@ -68,13 +68,13 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def _is_as_written(path: Path) -> bool:
-    """Whether a file carries a digest, which it then agrees with.
+    """Check a file against its digest. Returns False if the file carries none.
 
     Raises:
-        ValueError: it does not agree, or the file is of another kind.
+        ValueError: the digest does not match, or the file is of another kind.
     """
     with path.open("rb") as file:
-        if file.read(len(_ZIP)) != _ZIP:  # of which torch would complain in words about its own options
+        if file.read(len(_ZIP)) != _ZIP:  # torch's own message would be about its options
             raise ValueError("this file is not a checkpoint")
         size = file.seek(0, os.SEEK_END) - _END_BYTES
         file.seek(max(0, size))
@@ -92,7 +92,7 @@ def _is_as_written(path: Path) -> bool:
 
 
 def _weights(checkpoint: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """The global model's tensors and what clients keep of theirs, flattened, by name."""
+    """The tensors of the global model and of the clients' models, flattened, by name."""
     yield from ((name, tensor.reshape(-1)) for name, tensor in checkpoint.get("state_dict", {}).items())
     of_clients = checkpoint["federation"].get("clients", {}).get("model", {}).get("rows", {})
     for dtype, rows in of_clients.items():

@@ -1,4 +1,4 @@
-"""Classes by their dotted paths, without running anybody's code to find them."""
+"""Finds classes by their dotted paths without importing code of other packages."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ PACKAGE = __name__.partition(".")[0]
 def named_class(path: str) -> type | None:
     """The class of a dotted path, or None.
 
-    Only this project's own modules are imported for it; a class of another package is found where its module has been
-    imported already. So it may be asked of paths in any file.
+    Only modules of this project are imported. A class of another package is found only if its module is already
+    imported. It is therefore safe for paths from any file.
     """
     parts = path.split(".")
     for end in range(len(parts) - 1, 0, -1):

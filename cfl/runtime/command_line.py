@@ -1,4 +1,4 @@
-"""A command line with the run that it is about: whose configuration is read, and whom that may have imported."""
+"""Completes a command line with the configuration of its run, and decides which packages that may import."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _COMMANDS = ("fit", "validate", "test")
 
 
 class CommandLine(NamedTuple):
-    """What a command was given.
+    """The completed arguments of a command.
 
     Attributes:
-        arguments: for the parser: with the run's configuration where it is taken, without ``--allow``.
-        of_run: whether a run's configuration is taken that nobody has named.
+        arguments: arguments for the parser, with the run's configuration if it is used, and without ``--allow``.
+        of_run: whether the configuration beside a checkpoint is used, which the user has not named.
         allowed: the packages of ``--allow``.
     """
 
@@ -35,13 +35,13 @@ class CommandLine(NamedTuple):
 
 
 def read_command_line(arguments: Sequence[str]) -> CommandLine:
-    """Add configuration and folder of the run that a checkpoint belongs to, where no configuration is given.
+    """Add the configuration and the folder of a checkpoint's run, if the command line names no configuration.
 
     Args:
         arguments: the command line without the program's name.
 
     Raises:
-        ConfigError: packages are allowed where none is needed.
+        ConfigError: ``--allow`` is given where it has no effect.
     """
     given, allowed = _without_allowed(arguments)
     configured = _is_configured(given)
@@ -53,23 +53,23 @@ def read_command_line(arguments: Sequence[str]) -> CommandLine:
         if checkpoint != "last":
             folder = checkpoint and str(Path(checkpoint).parent)
         if folder and checkpoint and (Path(folder) / CONFIG).is_file():
-            # The folder may have been moved since, or be known by another relative path from here.
+            # The folder may have been moved since, or have another relative path from here.
             place = ["--config", str(Path(folder) / CONFIG), "--run.dir", folder]
             return CommandLine([given[0], *place, *given[1:]], True, allowed)
     return CommandLine(given, False, allowed)
 
 
 def place_of_current_folder(arguments: Sequence[str]) -> int | None:
-    """Where ``python -m cfl`` may look for modules in the current folder: a place in ``sys.path``.
+    """The position of the current folder in ``sys.path`` for ``python -m cfl``.
 
-    In front, as Python has it, for a command on a configuration of the user's own. Nowhere, for one that reads a run,
-    whose author may have put modules beside it. What ``--allow`` names may lie there: then it comes after all else.
+    It is first, as is usual in Python, for a command with the user's own configuration. It is left out for a command
+    that reads a run, because the run's author may have put modules beside it. With ``--allow`` it comes last.
 
     Args:
         arguments: the command line without the program's name.
 
     Returns:
-        The place, or None.
+        The position, or None.
     """
     given, allowed = _without_allowed(arguments)
     reads_run = given[:1] == ["compare"] or _value(given, "--ckpt_path") is not None
@@ -79,7 +79,7 @@ def place_of_current_folder(arguments: Sequence[str]) -> int | None:
 
 
 def _without_allowed(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """The arguments without ``--allow`` and its values, and these."""
+    """Split the arguments into those without ``--allow`` and the values of ``--allow``."""
     rest: list[str] = []
     allowed: list[str] = []
     words = iter(arguments)
@@ -93,7 +93,7 @@ def _without_allowed(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ..
 
 
 def _is_configured(arguments: Sequence[str]) -> bool:
-    """Whether a configuration is given by name."""
+    """Whether the command line names a configuration."""
     return any(word.startswith(("--config", "-c")) for word in arguments)
 
 

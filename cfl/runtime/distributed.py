@@ -1,8 +1,7 @@
-"""The processes that share one experiment: which one this is, and what they tell each other.
+"""Communication between the processes of a run: ranks, exchange of values and tensors, and failures.
 
-Where nobody started more there is one process, and every function gives back what it was given. Otherwise all
-processes must call the functions that exchange something, in the same order. Values travel on the CPU; tensors where
-they lie.
+With a single process every function returns its argument. With several, all processes must call the functions that
+exchange something, in the same order. Plain values are sent on the CPU, tensors on their own device.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ T = TypeVar("T")
 Key = TypeVar("Key", bound=Hashable)
 
 _FAILURE = "cfl failure"
-_PATIENCE = 1.0  # seconds that the word of a failure may take longer than the end of the process that sent it
+_PATIENCE = 1.0  # seconds to wait for the reason of a failure after the failed process has ended
 
 
 class ProcessFailed(RuntimeError):
-    """Another process of the run has failed, has ended, or does not answer; the message says which and why."""
+    """Another process of the run has failed, ended or does not answer; the message says which one and why."""
 
 
 def count() -> int:
@@ -41,13 +40,13 @@ def rank() -> int:
 
 
 def gather(value: T) -> list[T]:
-    """Every process's value, by rank.
+    """Collect a value from every process, by rank.
 
     Args:
         value: small; anything that can be pickled.
 
     Raises:
-        ProcessFailed: if a process did not get as far as this.
+        ProcessFailed: if another process failed before this call.
     """
     if count() == 1:
         return [value]
@@ -58,13 +57,13 @@ def gather(value: T) -> list[T]:
 
 
 def from_first(value: T) -> T:
-    """The value of process 0, in all processes.
+    """Send the value of process 0 to all processes.
 
     Args:
-        value: anything that can be pickled; that of the others is ignored.
+        value: anything that can be pickled; ignored in the other processes.
 
     Raises:
-        ProcessFailed: if a process did not get as far as this.
+        ProcessFailed: if another process failed before this call.
     """
     values = [value]
     if count() > 1:
@@ -74,17 +73,17 @@ def from_first(value: T) -> T:
 
 
 def add_up(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Sums over processes, the same bits in each of them.
+    """Add tensors up over all processes, with bit-identical results in each.
 
     Args:
         tensors: name -> tensor; a name that a process does not have counts as zeros there.
 
     Returns:
-        name -> sum, for all names of all processes. One reduction per dtype, whatever the number of names.
+        name -> sum, for all names of all processes. There is one reduction per dtype, whatever the number of names.
 
     Raises:
-        ValueError: if a name stands for tensors of different shape or dtype.
-        ProcessFailed: if a process did not get as far as this.
+        ValueError: if processes have tensors of different shape or dtype under one name.
+        ProcessFailed: if another process failed before this call.
     """
     if count() == 1:
         return dict(tensors)
@@ -109,13 +108,13 @@ def add_up(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def share_out(own: Mapping[Key, Mapping[str, Tensor]]) -> dict[Key, dict[str, Tensor]]:
-    """What any process has, in every process: key -> name -> tensor. What is here already is not copied.
+    """Send every process's tensors to all others: key -> name -> tensor. This process's own tensors are not copied.
 
-    Every process's tensors go to all others as they are, in one message.
+    Each process sends its tensors in one message.
 
     Raises:
         ValueError: if two processes have the same key.
-        ProcessFailed: if a process did not get as far as this.
+        ProcessFailed: if another process failed before this call.
     """
     found = {key: dict(tensors) for key, tensors in own.items()}
     if count() == 1:
@@ -141,7 +140,7 @@ def share_out(own: Mapping[Key, Mapping[str, Tensor]]) -> dict[Key, dict[str, Te
                 dist.broadcast(message, source)
         if source != rank():
             for (key, name, shape, dtype), part in zip(listing, message.split(sizes), strict=True):
-                # A copy: it would otherwise keep the whole message, and need not start where its dtype may.
+                # A copy: a view would keep the whole message in memory, and may not be aligned for its dtype.
                 found[key][name] = part.clone().view(dtype).view(shape)
     return found
 
@@ -151,25 +150,25 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 
 def leave() -> None:
-    """Give back the connection to the other processes, if there is one."""
+    """Close the connection to the other processes, if there is one."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 
 
-# What happens when one of them fails.
+# Failures of a process.
 
 
 def report_failure(error: BaseException) -> None:
-    """Leave word for the other processes that this one is about to end, and why."""
+    """Tell the other processes that this one is about to end, and why."""
     if count() > 1:
         told = isinstance(error, BadUpdate | ConfigError | DataFilesMissing)
         reason = str(error) if told else f"{type(error).__name__}: {error}"
-        with suppress(RuntimeError):  # nobody is left to read it
+        with suppress(RuntimeError):  # no other process is left
             dist.distributed_c10d._get_default_store().compare_set(_FAILURE, "", f"process {rank()}: {reason}")
 
 
 def failure_elsewhere() -> str | None:
-    """What a process that has failed left word of, or None if all is well."""
+    """The reason that a failed process reported, or None if no process has failed."""
     if count() == 1:
         return None
     try:
@@ -180,14 +179,14 @@ def failure_elsewhere() -> str | None:
 
 
 def cause_elsewhere(error: BaseException | None) -> ProcessFailed | None:
-    """The failure of another process in a chain of causes, or None if this process failed by itself."""
+    """The failure of another process among the causes of an error, or None if this process failed by itself."""
     while error is not None and not isinstance(error, ProcessFailed):
         error = error.__cause__
     return error
 
 
 def raise_if_one_failed() -> None:
-    """Ask whether another process has failed; costs a message to process 0.
+    """Check whether another process has failed, by a message to process 0.
 
     Raises:
         ProcessFailed: with its reason.
@@ -199,10 +198,10 @@ def raise_if_one_failed() -> None:
 
 @contextmanager
 def answered() -> Iterator[None]:
-    """Within the context, messages are exchanged; one that gets no answer says why, as far as that is known.
+    """Within the context, a failed exchange of messages raises the reason of the failure, if it is known.
 
     Raises:
-        ProcessFailed: instead of whatever the message layer raises.
+        ProcessFailed: in place of the errors of torch.distributed.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Errors that say what was being done, and in which round."""
+"""Adds to an error what was being done, and in which round."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from cfl.runtime.errors import BadUpdate, ConfigError
 
 
 class ErrorContext:
-    """Within the context, say where a failure happened; a StopIteration, say, would end the fit without a word.
+    """Within the context, errors are raised again with a message that says where they happened.
 
-    Not a ``contextlib.contextmanager``, which hands a StopIteration on as it came. Errors whose message already says
-    where they come from pass unchanged.
+    A StopIteration, for example, would otherwise end the fit silently. ``contextlib.contextmanager`` is not used,
+    because it passes a StopIteration on. Errors whose message already says where they happened pass unchanged.
 
     Args:
-        where: says what failed and when, as in ``closing the round failed in round 3 (task 1)``; asked only then.
+        where: returns the message, such as ``closing the round failed in round 3 (task 1)``; called on an error only.
 
     Raises:
-        RuntimeError: with these words, and the failure as its cause.
+        RuntimeError: with this message, and the original error as its cause.
     """
 
     def __init__(self, where: Callable[[], str]) -> None:

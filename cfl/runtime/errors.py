@@ -1,4 +1,4 @@
-"""Errors a user can act on."""
+"""Errors that a user can act on."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class ConfigError(ValueError):
 
 
 class EngineCannot(ConfigError):
-    """An engine cannot compute a network; another one may."""
+    """This engine cannot compute the network; another engine may."""
 
 
 class DataFilesMissing(FileNotFoundError):
-    """A data set's files are absent and could not be downloaded; the message says what goes where."""
+    """Files of a data set are missing and could not be downloaded; the message says which file belongs where."""
 
 
 class BadUpdate(RuntimeError):
@@ -32,4 +32,4 @@ class BadUpdate(RuntimeError):
 
 
 class DamagedFile(RuntimeError):
-    """A file that this program wrote holds something else now; the message names it."""
+    """A file that this program wrote has changed since; the message names it."""

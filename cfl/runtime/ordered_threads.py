@@ -1,4 +1,4 @@
-"""Jobs on several threads, results in the jobs' order."""
+"""Runs jobs on several threads and returns results in the jobs' order."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ Result = TypeVar("Result")
 
 
 def in_order(compute: Callable[[Tool, Job], Result], jobs: Iterable[Job], tools: Sequence[Tool]) -> Iterator[Result]:
-    """``compute(tool, job)`` for every job, one tool per thread; results come in the order of the jobs.
+    """Run ``compute(tool, job)`` for every job, with one thread per tool, and yield results in the order of the jobs.
 
-    With one tool all happens in the caller's thread, with the math threads it has; with more, each thread has one math
-    thread, and the caller may use a result while the threads compute the next ones. A job is taken from ``jobs``, in
-    the caller's thread, when one that came before has been handed over: no more than ``len(tools) + 1`` are under way
-    or wait for the caller.
+    With one tool, everything runs in the caller's thread with its math threads. With more, each thread has one math
+    thread, and the caller may use a result while the threads compute the next ones. ``jobs`` is read in the caller's
+    thread, one job for each result taken: at most ``len(tools) + 1`` jobs are running or have results waiting.
 
     Raises:
-        BaseException: what a job raised, in its turn; later jobs are dropped.
+        BaseException: the error of a job, when its result is due; later jobs are dropped.
     """
     if len(tools) == 1:
         yield from (compute(tools[0], job) for job in jobs)

@@ -1,4 +1,4 @@
-"""In what precision float32 products are computed: as asked for in local steps, truly so between them."""
+"""The precision of float32 products: that of ``engine.matmul_precision`` in local steps, true float32 elsewhere."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 
 @contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
-    """Within the context torch's float32 matmul precision is this one: ``highest``, ``high`` or ``medium``.
+    """Within the context, set torch's float32 matmul precision to ``highest``, ``high`` or ``medium``.
 
-    Convolutions follow: of its own accord cuDNN computes them in TF32, whatever holds for other products.
+    It is applied to convolutions as well, which cuDNN computes in TF32 by default.
     """
     before, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision(precision)
@@ -25,9 +25,9 @@ def matmul_precision(precision: str) -> Iterator[None]:
 
 
 def full_precision() -> AbstractContextManager[None]:
-    """Within the context float32 products are float32, whatever the process allows otherwise.
+    """Within the context, compute float32 products in true float32, whatever the process allows otherwise.
 
-    What is computed between local steps decides what later tasks may change, by shares and angles that TF32's rounding
-    of a thousandth would drown: the residual of an input inside a basis is 1e-7 of it, or 1e-3.
+    Methods decide between local steps which directions later tasks may change. TF32's rounding error of a thousandth
+    would hide the quantities they compare: the residual of an input inside a basis is 1e-7 of it, or 1e-3 with TF32.
     """
     return matmul_precision("highest")

@@ -1,4 +1,4 @@
-"""Text of unknown origin, made safe to show."""
+"""Makes text of unknown origin safe to show."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ _ENTITY = re.compile(r"&(?=#?\w+;)")  # elsewhere the sign stands for itself
 
 
 def printable(text: str) -> str:
-    """A text whose characters a terminal shows and does not obey.
+    """Spell out the control characters of a text, so that a terminal shows them and they have no effect.
 
-    Escape sequences, other control characters and marks that turn the direction of writing are spelled out, ``\\x1b``.
+    Escape sequences, other control characters and marks that change the direction of writing become, e.g., ``\\x1b``.
     Line breaks and tabs stay.
     """
     return "".join(c if c.isprintable() or c in _KEPT else c.encode("unicode_escape").decode() for c in text)
 
 
 def on_one_line(text: str) -> str:
-    """As :func:`printable`, with every run of white space as one blank."""
+    """As :func:`printable`, with every sequence of white space replaced by one blank."""
     return printable(" ".join(text.split()))
 
 
@@ -29,7 +29,7 @@ def in_markdown(text: str) -> str:
 
 
 def fenced(text: str, language: str) -> str:
-    """A text as a block of code in Markdown, behind a fence that nothing in it can close."""
+    """Format a text as a code block in Markdown, with a fence that the text cannot close."""
     longest = max((len(ticks) for ticks in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{printable(text).strip()}\n{fence}"

@@ -32,7 +32,7 @@ class _Incomplete(ModuleType):
             return getattr(importlib.import_module(_SERVED[name]), name)
         if name.startswith("__"):
             raise AttributeError(name)
-        self.__class__ = ModuleType
+        self.__class__ = ModuleType  # type: ignore[assignment]
         spec = PathFinder.find_spec(_PACKAGE)
         assert spec is not None
         assert spec.loader is not None

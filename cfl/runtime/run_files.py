@@ -1,10 +1,10 @@
-"""The files of a run folder: whoever writes or reads one takes its name from here.
+"""Names of the files in a run folder, for all modules that write or read them.
 
-A method adds ``<its name>.csv``; pictures are named after what they draw.
+A method adds ``<its name>.csv``. Pictures are named after what they show.
 """
 
 CONFIG = "config.yaml"
-"""The whole configuration, resolved; it starts the run anew."""
+"""The whole configuration, resolved; the run can be repeated with it."""
 CHECKPOINT = "last.ckpt"
 """The federation between two rounds, and the global model."""
 PARTITION = "partition.csv"
@@ -15,11 +15,11 @@ ROUNDS = "rounds.csv"
 SUMMARY = "summary.json"
 """Figures of a finished run, written last."""
 CLIENTS = "clients"
-"""Folder of single clients' tables."""
+"""Folder with a table per client."""
 
 
 def matrix_file(measure: str, variant: str = "", ending: str = "csv") -> str:
-    """What was measured on every task after every task.
+    """Name of the file with the accuracy or NLL matrix.
 
     Args:
         measure: ``accuracy`` in percent, or ``nll`` in nats.
@@ -30,5 +30,5 @@ def matrix_file(measure: str, variant: str = "", ending: str = "csv") -> str:
 
 
 def client_matrix_file(measure: str, client: int) -> str:
-    """The same of one client, in :data:`CLIENTS`."""
+    """Name of the file with one client's matrix, in the folder :data:`CLIENTS`."""
     return f"{measure}_matrix_{client:03d}.csv"

@@ -1,4 +1,4 @@
-"""Which revision of the program's own code this is, told without git."""
+"""Identifies the revision of the program's code without git."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ DIGITS = 12
 
 @cache
 def source_digest() -> str:
-    """Hex digits that every ``*.py`` file of the package ``cfl`` decides, in content and path.
+    """A digest, in hexadecimal digits, of the content and paths of all ``*.py`` files of the package ``cfl``.
 
-    Read once per process, at the first call: a file that is changed while a run goes on is not the code that it runs.
+    Files are read once per process, at the first call, because files changed later are not the code that runs.
     """
     return digest_of([_package("cfl")])
 
 
 def digest_of(packages: Sequence[Path]) -> str:
-    """The digest of some packages' files, wherever the packages lie.
+    """The digest of the files of some packages, wherever the packages are installed.
 
     Args:
-        packages: their folders; paths count from the folder that holds each.
+        packages: folders of the packages; paths are relative to the folder that holds each.
     """
     files = {path.relative_to(folder.parent).as_posix(): path for folder in packages for path in source_files(folder)}
     digest = hashlib.sha256()
@@ -37,7 +37,7 @@ def digest_of(packages: Sequence[Path]) -> str:
 
 
 def source_files(folder: Path) -> Iterator[Path]:
-    """Every ``*.py`` file below a folder, in folders that are links, too: ``cfl/callbacks`` is one in a checkout."""
+    """Every ``*.py`` file below a folder, also in folders that are links, such as ``cfl/callbacks`` in a checkout."""
     for place, _, names in os.walk(folder, followlinks=True):
         yield from (Path(place) / name for name in names if name.endswith(".py"))
 

@@ -1,4 +1,4 @@
-"""Digests of tensors: the same shapes, types and bytes or not, in a few digits."""
+"""Digests of tensors, equal if shapes, types and bytes are equal."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ DIGITS = 16
 
 
 def tensor_sha256(tensor: Tensor) -> bytes:
-    """SHA-256 (32 bytes) of a tensor's type, shape ``[...]`` and content, on any device, however it lies in memory."""
+    """SHA-256 (32 bytes) of a tensor's type, shape ``[...]`` and content, for any device and memory layout."""
     digest = hashlib.sha256(repr((tensor.dtype, tuple(tensor.shape))).encode())
     digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().data)
     return digest.digest()
 
 
 def tensors_digest(tensors: Iterable[Tensor]) -> str:
-    """``DIGITS`` hexadecimal digits for tensors ``[...]`` in their order; 0.9 s a GB."""
+    """Digest of tensors ``[...]`` in their order, ``DIGITS`` hexadecimal digits; 0.9 s a GB."""
     return hashlib.sha256(b"".join(map(tensor_sha256, tensors))).hexdigest()[:DIGITS]

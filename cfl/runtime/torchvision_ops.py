@@ -2,9 +2,9 @@
 
 torchvision's wheels are built against one torch build. Next to another (a CPU torch beside a CUDA wheel, say)
 its extension library does not load and ``import torchvision`` fails with "operator torchvision::nms does not
-exist", although nothing here calls a compiled operator. Declaring the two schemas it looks up is enough. It is done
-when torchvision is about to be imported, so that ``import cfl`` does not import torch; nothing is done where the
-operators load.
+exist", although nothing here calls a compiled operator. Declaring the two schemas that it looks up is enough. This is
+done just before torchvision is imported, so that ``import cfl`` does not import torch. If the operators load, nothing
+is done.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def declare_missing_operators() -> bool:
 
 
 class _BeforeTorchvision(MetaPathFinder):
-    """Finds nothing: is asked first, and does what has to be done before."""
+    """An import hook that finds no module, but declares the operators before torchvision is imported."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         if name == "torchvision":

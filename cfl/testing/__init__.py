@@ -1,4 +1,4 @@
-"""Check methods, networks and data sets of one's own for what the program relies on."""
+"""Checks that your own methods, networks and data sets have the properties that the program relies on."""
 
 from cfl.testing.methods import PROPERTIES, check_method
 from cfl.testing.networks import check_network

@@ -1,4 +1,4 @@
-"""Where two results differ, and by how much, in words."""
+"""Describes the differences between two results."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 
 
 def difference(found: Any, expected: Any, tolerance: float = 0.0, place: str = "") -> str | None:
-    """The greatest difference between two nested results, in words; None if there is none.
+    """Describe the greatest difference between two nested results; None if there is none.
 
-    Seconds (keys with ``seconds`` in them) are left out: no two runs take the same time.
+    Seconds (keys with ``seconds`` in them) are ignored, because they differ between runs.
 
     Args:
         found: tensors, numbers and plain values in mappings and sequences.
         expected: the same of another run.
-        tolerance: floating-point numbers may differ by this, in parts of the greatest entry if that is above 1. At 0
-            they must be the same bit for bit, NaN included.
-        place: what the two are, for the text.
+        tolerance: allowed difference of floating-point numbers, relative to the greatest entry if that is above 1. At 0
+            they must be the same bit for bit, including NaN.
+        place: name of the two values in the text.
 
     Returns:
         Such as ``head.weight differs by 0.012``.
@@ -30,13 +30,13 @@ def difference(found: Any, expected: Any, tolerance: float = 0.0, place: str = "
 
 
 def distance(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
-    """Greatest difference of any weight that both models have; counts of batches are no weights."""
+    """Greatest difference of a weight that both models have; counters of batches are ignored."""
     common = [n for n in expected if n in found and "num_batches" not in n]
     return max((float((found[n] - expected[n]).abs().max()) for n in common), default=0.0)
 
 
 def _differences(found: Any, expected: Any, tolerance: float, place: str) -> list[tuple[float, str]]:
-    """All of them, each with its size; infinite for what is no matter of size."""
+    """All differences, each with its size; infinite for differences that are not numbers."""
     inf = float("inf")
     found, expected = (torch.from_numpy(v) if isinstance(v, np.ndarray) else v for v in (found, expected))
     if isinstance(expected, Tensor) and isinstance(found, Tensor):

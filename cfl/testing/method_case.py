@@ -1,4 +1,4 @@
-"""A method, what it needs, and runs of it that several checks look at."""
+"""A method to check, with its settings, and the runs of it that several checks share."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from cfl.testing.tiny_networks import NetworkFactory, double, norm_net
 from cfl.testing.tiny_runs import OneStepAtATime, Rounds, fit, sgd, tiny_client
 
 Which = Literal["tried", "neutral", "fedavg"]
-"""The method, the method with options that switch it off, or federated averaging in its place."""
+"""The method, the method with options that switch it off, or federated averaging."""
 Shares = Literal["equal", "unequal", "missing"]
-"""How samples are dealt: to clients alike; partial batches and clients that finish early; tasks that clients lack."""
+"""How samples are dealt: equally; with partial batches and unequal steps; with tasks that clients lack."""
 NAME = "tried"
-"""Under which the method stands in the runs' ``methods``."""
+"""Name of the method in the runs' ``methods``."""
 
 _DEALS: dict[Shares, dict[str, Any]] = {
     "equal": {},
@@ -45,12 +45,12 @@ _SCHEDULES: dict[Shares, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Run:
-    """What a run leaves behind; not to be changed, since several checks look at it.
+    """The results of a run; not to be changed, since several checks share it.
 
     Attributes:
         models: the global model after every round, name -> tensor.
-        federation: after the last round.
-        method: the one that is checked, as the run has left it; None for federated averaging.
+        federation: the federation after the last round.
+        method: the checked method after the run; None for federated averaging.
     """
 
     models: list[dict[str, Tensor]]
@@ -58,11 +58,11 @@ class Run:
     method: Method | None
 
     def everything(self) -> dict[str, Any]:
-        """The global model and all else that a checkpoint holds."""
+        """The global model and everything else that a checkpoint holds."""
         return {"model": self.models[-1], **self.federation.state_dict()}
 
     def kept(self) -> dict[str, Any]:
-        """What every client keeps, topic -> client -> tensors, whatever the order in which they came to have it."""
+        """The states of all clients, topic -> client -> tensors, independent of the order in which they were stored."""
         clients = self.federation.clients
         topics = sorted(clients.state_dict())
         return {topic: {client: clients.get(topic, client) for client in clients.holders(topic)} for topic in topics}
@@ -70,34 +70,34 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class MethodCase:
-    """A method and what it needs to be tried.
+    """A method and the settings of its test runs.
 
-    The runs have two tasks and five clients, three of them in each round. Without other wishes tasks are
-    domain-incremental where the method allows that, else task- or class-incremental, else of densities.
+    The runs have two tasks and five clients, three of them in each round. By default tasks are domain-incremental if
+    the method allows that, else task- or class-incremental, else of densities.
 
     Attributes:
         make: makes the method, a fresh one with every call, with options under which it has an effect.
-        reduces_to_fedavg: makes it with options under which it is federated averaging, bit for bit; None: there are
-            none.
+        reduces_to_fedavg: makes it with options under which it is federated averaging, bit for bit; None if there are
+            no such options.
         network: the network.
         optimizer: makes the clients' optimizer from parameters.
         stream: number of tasks -> their stream.
-        scenario: the scenario, where it does not follow from the stream.
+        scenario: the scenario, if it does not follow from the stream.
         data: options of ``FederatedDataModule`` and, under ``schedule``, of ``Schedule``.
         federated: options of ``FederatedOrchestrator`` (``federated`` in a configuration).
         rounds: of each task.
-        beside: makes further methods, name -> method, which stand behind this one, and in the run of federated
+        beside: makes further methods, name -> method, which come after this one, and are used in the run of federated
             averaging as well.
         buffer: makes the settings of clients' buffers, for methods that replay.
-        for_densities: makes the method for a network whose parameters are ``layers.*``, where ``density`` is among its
+        for_densities: makes the method for a network whose parameters are ``layers.*``, if ``density`` is among its
             scenarios and its options name layers; None: ``make``.
         wrong_options: each makes the method with an option that it must refuse.
         fedavg_in_first_task: whether it is federated averaging, bit for bit, until the first task is over; None: not
             checked.
-        tolerance: greatest difference between two computations in float64 that are the same.
+        tolerance: greatest difference between two computations in float64 that count as the same.
         rough_tolerance: the same in float32.
         device_tolerance: the same in float64 on a GPU and on the CPU, whose kernels add up in other orders.
-        least_change: what a method that does something changes at least in some weight of the global model.
+        least_change: smallest change of a weight of the global model that counts as an effect of the method.
     """
 
     make: Callable[[], Method]
@@ -121,7 +121,7 @@ class MethodCase:
     _runs: dict[tuple[Any, ...], Run] = field(default_factory=dict, repr=False, init=False)
 
     def __post_init__(self) -> None:
-        """Say at once if ``make`` makes no methods, or the same one twice."""
+        """Refuse a ``make`` that does not make methods, or returns the same object twice."""
         one, other = self.make(), self.make()
         if not isinstance(one, Method):
             raise TypeError(f"make returns {type(one).__name__}; it must make a cfl.methods.Method")
@@ -130,11 +130,11 @@ class MethodCase:
 
     @property
     def who(self) -> str:
-        """The method's class, for sentences."""
+        """The name of the method's class, for messages."""
         return type(self.make()).__name__
 
     def tasks(self, number: int) -> Stream:
-        """The stream of so many tasks."""
+        """The stream with ``number`` tasks."""
         if self.stream is not None:
             return self.stream(number)
         scenarios = self.make().scenarios
@@ -143,7 +143,7 @@ class MethodCase:
         return split(number, classes=2 * number) if scenarios & {"task", "class"} else black_and_white(number)
 
     def of_scenario(self) -> Scenario | None:
-        """The scenario as an option; None where it follows from the stream."""
+        """The scenario as an option; None if it follows from the stream."""
         if self.scenario is not None or self.stream is not None:
             return self.scenario
         scenarios = self.make().scenarios
@@ -155,10 +155,10 @@ class MethodCase:
         """The federation's samples.
 
         Args:
-            tasks: how many.
+            tasks: number of tasks.
             width: clients side by side.
             shares: how samples are dealt.
-            options: of ``FederatedDataModule``, and ``stream``; they win over the case's own.
+            options: options of ``FederatedDataModule``, and ``stream``; they override the case's own.
         """
         given = {"num_clients": 5, "scenario": self.of_scenario(), **self.data, **_DEALS[shares], **options}
         stream = given.pop("stream", None) or self.tasks(tasks)
@@ -173,7 +173,7 @@ class MethodCase:
         return tiny_data(stream, **{**given, "schedule": schedule})
 
     def methods(self, which: Which) -> dict[str, Method]:
-        """Fresh methods of a run.
+        """New methods for a run.
 
         Raises:
             ValueError: there are no neutral options.
@@ -216,21 +216,21 @@ class MethodCase:
         accelerator: str = "cpu",
         one_by_one: bool = False,
     ) -> Run:
-        """A whole run, made once however often it is asked for.
+        """A whole run, computed once and cached.
 
         Args:
             which: the method, its neutral options, or federated averaging.
-            tasks: how many.
+            tasks: number of tasks.
             width: clients side by side.
             engine: what computes local steps.
             in_double: with the network in float64.
             shares: how samples are dealt.
-            network: instead of the case's.
+            network: network in place of the case's.
             accelerator: the Trainer's.
             one_by_one: Lightning runs every local step by itself.
 
         Raises:
-            AssertionError: something was raised in it.
+            AssertionError: the run raised an error.
         """
         key = (which, tasks, width, engine, in_double, shares, network, accelerator, one_by_one)
         if key not in self._runs:

@@ -1,4 +1,4 @@
-"""What a method declares: refused where it says so, works where it does not. Each check raises AssertionError."""
+"""Checks of a method's declarations: what they exclude is refused, the rest works. Each raises AssertionError."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OPTIMIZERS = {
 
 
 def scenarios_are_those_declared(case: MethodCase) -> None:
-    """A run in a scenario that the method declares comes to its end; in any other it is refused."""
+    """A run in a declared scenario finishes; in any other scenario it is refused."""
     scenarios: tuple[Scenario, ...] = get_args(Scenario)
     for scenario in scenarios:
         scenario_is_as_declared(case, scenario)
@@ -56,8 +56,8 @@ def scenario_is_as_declared(case: MethodCase, scenario: Scenario) -> None:
 
 
 def refuses_what_it_excludes(case: MethodCase) -> None:
-    """Ways to go through tasks, and optimizers, that its declarations exclude are refused; others work, or are refused
-    by the method itself."""
+    """Exposures, clocks, sequences and optimizers that the declarations exclude are refused; others work, or the
+    method itself refuses them."""
     method = case.make()
     for options, key, allowed in (
         ({"exposure": "asynchronous"}, "data.exposure", method.task_free),
@@ -88,9 +88,9 @@ def refuses_wrong_options(case: MethodCase) -> None:
 
 
 def server_sees_sums_only(case: MethodCase) -> None:
-    """Unless it declares ``individual_uplinks``, nothing of what the server reads is a single client's among several.
+    """Unless it declares ``individual_uplinks``, the server never reads the message of a single client of several.
 
-    What a method takes from a cohort behind the channel's back shows with several processes.
+    Data that a method takes from a cohort without the channel are detected by the check with several processes.
     """
     if case.make().individual_uplinks:
         return
@@ -114,7 +114,7 @@ def server_sees_sums_only(case: MethodCase) -> None:
 def boundaries_are_unknown(case: MethodCase) -> None:
     """A ``task_free`` method cannot tell whether six rounds of the same data are one task or three.
 
-    Only where it allows domain-incremental tasks; where tasks add classes, the data tell.
+    Only for domain-incremental tasks: if tasks add classes, the data show boundaries.
     """
     method = case.make()
     if not method.task_free or "domain" not in method.scenarios:
@@ -128,7 +128,7 @@ def boundaries_are_unknown(case: MethodCase) -> None:
             schedule={"rounds_per_task": rounds, "clients_per_round": 1.0},
         )
         watch = Rounds()
-        # A buffer that is offered samples once would tell the tasks' apart by itself.
+        # A buffer that is offered each sample once would show which samples are new.
         whole = replace(case, buffer=lambda: ReplayBuffer(20, offered="every_step"))
         whole.start(data, case.methods("tried"), double(case.network), callbacks=[watch])
         models.append(watch.models[-1])
@@ -159,7 +159,7 @@ def reports_are_plain_values(case: MethodCase) -> None:
 
 
 def storage_is_declared(case: MethodCase) -> None:
-    """What clients keep for the method between rounds is counted in ``client_storage``."""
+    """``client_storage`` counts the states that clients keep for the method between rounds."""
     run = case.run(tasks=3)
     method, federation = run.method, run.federation
     assert method is not None
@@ -177,7 +177,7 @@ def storage_is_declared(case: MethodCase) -> None:
 
 
 def shapes_are_right(case: MethodCase) -> None:
-    """What it returns has the shapes of what it was given: one that can be spread over another would go unseen."""
+    """Returned tensors have the shapes of the arguments; a shape that broadcasts would otherwise go unnoticed."""
     methods = case.methods("tried")
     method: Any = methods[NAME]
     for name in ("transform_step", "model_for", "recall", "as_tested"):
@@ -194,13 +194,13 @@ def shapes_are_right(case: MethodCase) -> None:
 
 
 class _WrongShape(Exception):
-    """A sentence about what a method has returned."""
+    """A message about the shape of a returned tensor."""
 
 
 def _same_shapes(
     case: MethodCase, name: str, function: Callable[..., dict[str, Tensor]], *given: Any
 ) -> dict[str, Tensor]:
-    """What ``function`` returns, name -> tensor, if it has the shapes of its last argument."""
+    """The result of ``function``, name -> tensor, if it has the shapes of the last argument."""
     shapes = {n: _kind(value) for n, value in given[-1].items()}
     returned = function(*given)
     for n, value in returned.items():
@@ -210,7 +210,7 @@ def _same_shapes(
 
 
 def _fitting_pulls(case: MethodCase, function: Callable[..., Mapping[str, Pull]], cohort: Cohort) -> Mapping[str, Pull]:
-    """What ``function`` returns, if anchors and strengths belong to weights."""
+    """The result of ``function``, if anchors and strengths fit the weights."""
     found = function(cohort)
     for name, pull in found.items():
         wanted = list(cohort.parameters[name].shape)
@@ -235,14 +235,14 @@ def _kind(tensor: Tensor) -> str:
 
 
 class _Repeated(Permuted):
-    """The same task over and over."""
+    """A stream that repeats one task."""
 
     def pixel_map(self, task: int, seed: int) -> Tensor | None:
         return None
 
 
 class _WatchesSums(Method):
-    """Notes which sums the server reads while clients of the round are still training, or of one client alone."""
+    """Records sums that the server reads while clients of the round still train, or that hold a single client."""
 
     def __init__(self) -> None:
         self.single: list[tuple[str, int, int, int]] = []
@@ -270,7 +270,7 @@ class _WatchesSums(Method):
                 self.single.append((topic, self._round, senders, self._clients))
             return read(topic)
 
-        # On the object, so that every way to it is watched: mean reads a sum.
+        # Replaced on the object, so that all calls are recorded: mean calls sum.
         channel.uplink, channel.sum = noting, reading  # type: ignore[method-assign]
 
     def start_clients(self, cohort: Cohort) -> None:
@@ -309,7 +309,7 @@ def _require_refusal(
     value: object = None,
     named: str = "",
 ) -> None:
-    """A ConfigError whose key begins so, with the value if one is given, with what is valid, and with ``named``."""
+    """Require a ConfigError with this beginning of the key, the value if given, a valid value, and ``named``."""
     try:
         run()
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""What a method's numbers may depend on, and on what they must depend. Each check raises AssertionError."""
+"""Checks of what a method's numbers may and must depend on. Each raises AssertionError."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cfl.testing.tiny_runs import SaveRounds
 
 
 def width_does_not_matter(case: MethodCase) -> None:
-    """One client at a time, two, or all of a round side by side: the same models, states and bytes, in float64."""
+    """One, two or all clients of a round side by side give the same models, states and bytes, in float64."""
     alone = case.run(width=1, in_double=True, shares="unequal")
     for width in (2, 5):
         many = case.run(width=width, in_double=True, shares="unequal")
@@ -26,11 +26,11 @@ def width_does_not_matter(case: MethodCase) -> None:
 
 
 def engines_agree(case: MethodCase) -> None:
-    """Stacked clients (``vmap``) and clients one by one on threads (``workers``): the same, up to rounding."""
+    """Stacked clients (``vmap``) and clients one by one on threads (``workers``) agree up to rounding."""
     which = "with engine.kind workers instead of vmap"
     expected = case.run(in_double=True)
     _require_equal(case, "engines", which, case.run(in_double=True, engine="workers"), expected, case.tolerance)
-    # In float32, too: with a chain of layers, workers that nobody asks for gradients leave none behind.
+    # In float32, too: with a chain of layers, workers keep no gradients if no method uses them.
     for network in {case.network, *([mlp] if case.network is norm_net else [])}:
         found, expected = case.run(engine="workers", network=network), case.run(network=network)
         by = distance(found.models[-1], expected.models[-1])
@@ -52,14 +52,14 @@ def blocks_agree(case: MethodCase) -> None:
 
 
 def devices_agree(case: MethodCase) -> None:
-    """On a GPU the same as on the CPU, up to rounding, in float64. Not among :data:`NUMBERS`: it needs a GPU."""
+    """A GPU and the CPU agree up to rounding, in float64. Not in :data:`NUMBERS`, because it needs a GPU."""
     expected = case.run(in_double=True, shares="unequal")
     found = case.run(in_double=True, shares="unequal", accelerator="gpu")
     _require_equal(case, "devices", "on a GPU instead of the CPU", found, expected, case.device_tolerance)
 
 
 def resumed_equals_straight(case: MethodCase) -> None:
-    """A run that goes on from a checkpoint ends bit for bit like one that was never interrupted.
+    """A run resumed from a checkpoint ends bit for bit like an uninterrupted one.
 
     Interrupted in the middle of a task, at its end, and in the next one; checkpoints are read with ``weights_only``.
     """
@@ -82,7 +82,7 @@ def resumed_equals_straight(case: MethodCase) -> None:
 
 
 def state_is_complete(case: MethodCase) -> None:
-    """What ``state_dict`` gives, a fresh method takes and gives back, and reports the same."""
+    """A new method that loads ``state_dict`` has the same state and the same report."""
     run = case.run(tasks=3)
     method, other = run.method, case.make()
     assert method is not None
@@ -100,7 +100,7 @@ def state_is_complete(case: MethodCase) -> None:
 
 
 def changes_something(case: MethodCase) -> None:
-    """Two tasks end elsewhere than with federated averaging."""
+    """After two tasks the model differs from that of federated averaging."""
     by = distance(case.run().models[-1], case.run("fedavg").models[-1])
     if not by > case.least_change:
         raise AssertionError(
@@ -121,7 +121,7 @@ def reduces_to_fedavg(case: MethodCase) -> None:
 
 
 def first_task(case: MethodCase) -> None:
-    """It is federated averaging until the first task is over, or is not, as the case says; of one task and of two."""
+    """It equals federated averaging until the end of the first task, or not, as declared; for one and two tasks."""
     if case.fedavg_in_first_task is None:
         return
     for tasks in (1, 2):
@@ -139,7 +139,7 @@ def first_task(case: MethodCase) -> None:
 
 
 def clients_may_lack_tasks(case: MethodCase) -> None:
-    """Where each of three tasks is missing at some client, the run ends with finite weights."""
+    """If each of three tasks is missing at a client, the run ends with finite weights."""
     run = case.run(tasks=3, shares="missing")
     wrong = sorted(n for n, v in run.models[-1].items() if v.is_floating_point() and not bool(v.isfinite().all()))
     if wrong:
@@ -147,7 +147,7 @@ def clients_may_lack_tasks(case: MethodCase) -> None:
 
 
 def _require_equal(case: MethodCase, what: str, which: str, found: Run, expected: Run, tolerance: float) -> None:
-    """The same models after every round, states of clients and method, and bytes."""
+    """Require equal models after every round, states of clients and method, and bytes."""
     differs = _first_difference(found, expected, tolerance)
     assert found.method is not None
     assert expected.method is not None
@@ -174,9 +174,9 @@ def _first_of(found: Sequence[Any], expected: Sequence[Any], tolerance: float) -
 
 
 def _resumable(case: MethodCase, callbacks: Sequence[Callback], ckpt_path: Path | None = None) -> Federation:
-    """Three tasks with momentum at the server, which has to be restored as well."""
+    """A run of three tasks with server momentum, which has to be restored as well."""
     data, methods = case.data_of(tasks=3), case.methods("tried")
-    # Momentum is of no use, and refused, where clients keep all parameters.
+    # Momentum is refused if clients keep all parameters.
     shares = bool(case.run().federation.shared_parameters)
     momentum = {"server_momentum": 0.5} if shares else {}
     return case.start(data, methods, callbacks=callbacks, ckpt_path=ckpt_path, federated=momentum)

@@ -1,4 +1,4 @@
-"""Check a method, of the package or of one's own, for what every method must do."""
+"""``check_method``: checks the properties that every method must have."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from cfl.testing.method_numbers import NUMBERS
 from cfl.testing.processes import processes_do_not_matter
 
 PROPERTIES: dict[str, Callable[[MethodCase], None]] = {**NUMBERS, **DECLARATIONS}
-"""Name of a property of every method -> its check, as failures name them."""
+"""Name of a property of every method -> its check."""
 
 
 def check_method(make: Callable[[], Method], *, skip: Collection[str] = (), processes: int = 1, **needs: Any) -> None:
-    """Run a method in small federations of made-up images and check what holds for every method.
+    """Run a method in small federations of synthetic images and check the properties that every method must have.
 
-    It takes seconds, on the CPU, and reads no files. Checked is, under these names:
+    It takes seconds, on the CPU, and reads no files. The checks, by name:
 
-    - ``width``: how many clients are trained side by side changes no number;
+    - ``width``: results do not depend on the number of clients trained side by side;
     - ``engines``: ``vmap`` and ``workers`` agree;
-    - ``resuming``: a run that goes on from a checkpoint ends bit for bit like one that was not interrupted;
-    - ``state``: a fresh method that loads ``state_dict`` has the same state and report;
-    - ``effect``: it ends elsewhere than federated averaging;
+    - ``resuming``: a run resumed from a checkpoint ends bit for bit like an uninterrupted one;
+    - ``state``: a new method that loads ``state_dict`` has the same state and report;
+    - ``effect``: the model differs from that of federated averaging;
     - ``reduction``: with the options of ``reduces_to_fedavg`` it is federated averaging, bit for bit;
-    - ``first task``: it is federated averaging in the first task, or not, if ``fedavg_in_first_task`` says;
-    - ``missing tasks``: it works where clients lack samples of some task;
-    - ``scenarios``: it works in those it declares and is refused in others;
+    - ``first task``: it is federated averaging in the first task, or not, as ``fedavg_in_first_task`` says;
+    - ``missing tasks``: it works if clients lack samples of a task;
+    - ``scenarios``: it works in the scenarios that it declares and is refused in others;
     - ``declarations``: exposures, clocks, sequences and optimizers that it excludes are refused, others work;
-    - ``options``: what ``wrong_options`` make is refused by a ConfigError with key, value and what is valid;
-    - ``sums``: the server reads sums over clients alone, unless it declares ``individual_uplinks``;
-    - ``shapes``: what it returns has the shapes that belong to it;
+    - ``options``: the methods of ``wrong_options`` are refused by a ConfigError with key, value and what is valid;
+    - ``sums``: the server reads only sums over clients, unless it declares ``individual_uplinks``;
+    - ``shapes``: returned tensors have the right shapes;
     - ``task_free``: if it declares so, it cannot tell one task from three;
-    - ``reports``, ``storage``: its summary and table are plain values, what clients keep is counted.
+    - ``reports``, ``storage``: its summary and table are plain values, and clients' states are counted.
 
     Args:
         make: makes the method, a fresh one with every call, with options under which it has an effect: a class or a
             ``functools.partial`` of it.
         skip: names of checks to leave out.
         processes: above 1, also compare so many processes with one, which takes some seconds more (``processes``).
-        needs: what the method needs, and what is said of it: the attributes of
+        needs: settings that the method needs, and its expected properties: the attributes of
             :class:`cfl.testing.method_case.MethodCase`, such as ``network``, ``stream``, ``optimizer``, ``beside`` or
             ``reduces_to_fedavg``.
 

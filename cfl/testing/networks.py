@@ -1,4 +1,4 @@
-"""Check a network, of the package or of one's own, for what clients, engines and methods rely on."""
+"""``check_network``: checks the properties of a network that clients, engines and methods rely on."""
 
 from __future__ import annotations
 
@@ -30,15 +30,14 @@ _TOLERANCE = 1e-8
 
 
 def check_network(make: NetworkFactory, input_shape: tuple[int, int, int] = (1, 8, 8), num_outputs: int = 4) -> None:
-    """Compute with a classifier and train it in a tiny federation, and check what the program relies on.
+    """Train a classifier in a tiny federation and check the properties that the program relies on.
 
-    It takes about a second for a small network, on the CPU, in float64, and reads no files. Checked is, under these
-    names:
+    It takes about a second for a small network, on the CPU, in float64, and reads no files. The checks, by name:
 
-    - ``head``: ``network.head`` is the ``nn.Linear`` that makes the outputs from ``features(x)``, ``[B, d]``;
-    - ``names``: no module with weights goes by two names;
+    - ``head``: ``network.head`` is the ``nn.Linear`` that computes the outputs from ``features(x)``, ``[B, d]``;
+    - ``names``: no module with weights has two names;
     - ``samples``: in evaluation mode a sample's logits do not depend on the others of its batch;
-    - ``normalisation``: batch statistics can leave out padded samples, and do;
+    - ``normalisation``: batch statistics leave out padded samples;
     - ``stacked``: parameters stacked over clients under ``torch.func.vmap`` give the logits, gradients and running
       statistics that single networks give;
     - ``engines``: it trains to the same weights by ``vmap`` and ``workers``, and at any cohort width.
@@ -95,7 +94,7 @@ def _check_head(who: str, network: Network, x: Tensor) -> None:
 
 
 def _check_samples(who: str, network: Network, x: Tensor) -> None:
-    """Of networks that hold statistics of their own: those of the batch are wanted where there are none."""
+    """Only for networks with running statistics: without them, the batch's statistics are intended."""
     layers = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     if any(layer.running_mean is None for layer in layers):
         return
@@ -130,7 +129,7 @@ def _check_normalisation(who: str, make: NetworkFactory, network: Network, x: Te
 
 
 def _still(network: nn.Module) -> None:
-    """No dropout, whose masks depend on the size of the batch."""
+    """Switch off dropout, whose masks depend on the batch size."""
     for module in network.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.eval()

@@ -1,4 +1,4 @@
-"""Several processes at once, connected as Lightning's launcher connects them but forked, which saves seconds each."""
+"""Runs several connected processes as Lightning's launcher does, but forked, which saves seconds for each."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from cfl.testing.tiny_networks import double
 from cfl.testing.tiny_runs import Rounds
 from cfl.training.strategy import ClientParallel
 
-TIMEOUT = 60.0  # seconds; nothing here takes a tenth of that
+TIMEOUT = 60.0  # seconds; all jobs here take less than a tenth of it
 
 
 def environment(rank: int, size: int, port: int) -> dict[str, str]:
-    """What Lightning's launcher tells a process of ``size`` on one machine."""
+    """The environment variables that Lightning's launcher sets for one of ``size`` processes on a machine."""
     return {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
@@ -37,7 +37,7 @@ def environment(rank: int, size: int, port: int) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A free port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -54,7 +54,7 @@ def _work(rank: int, size: int, port: int, pipe: Connection) -> None:
     while True:
         try:
             function, arguments = pipe.recv()
-        except EOFError:  # nobody has any more work
+        except EOFError:  # the crew was closed
             return
         try:
             pipe.send((True, function(*arguments)))
@@ -63,7 +63,7 @@ def _work(rank: int, size: int, port: int, pipe: Connection) -> None:
 
 
 class Failed(Exception):
-    """What a process of a crew has raised.
+    """An error raised in a process of a crew.
 
     Attributes:
         kind: name of the exception's class, or ``died``.
@@ -76,7 +76,7 @@ class Failed(Exception):
 
 
 class Crew:
-    """``size`` processes that wait for functions to run; the group of one job serves the next, too."""
+    """``size`` processes that wait for functions to run; their process group is reused for all jobs."""
 
     def __init__(self, size: int = 2) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -92,12 +92,12 @@ class Crew:
             self.pipes.append(here)
 
     def start(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Have every process call ``function``, which pickles by name."""
+        """Call ``function``, which is pickled by name, in every process."""
         for pipe in self.pipes:
             pipe.send((function, arguments))
 
     def outcome(self, rank: int) -> Any:
-        """What one of them returned; a :class:`Failed` if it has raised, or has died without a word."""
+        """The result of one process; a :class:`Failed` if it raised an error or died."""
         if not self.pipes[rank].poll(TIMEOUT):
             raise TimeoutError(f"process {rank} of the crew neither returns nor dies")
         try:
@@ -107,7 +107,7 @@ class Crew:
         return result if good else Failed(*result)
 
     def outcomes(self) -> list[Any]:
-        """What each of them returned, by rank; see :meth:`outcome`."""
+        """The results of all processes, by rank; see :meth:`outcome`."""
         return [self.outcome(rank) for rank in range(len(self.pipes))]
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -127,7 +127,7 @@ class Crew:
 
 
 def arrays(tree: Any) -> Any:
-    """Nested dictionaries and lists with NumPy arrays for tensors, so that they pass between processes as they are."""
+    """Nested dictionaries and lists with NumPy arrays in place of tensors, to be sent between processes."""
     if isinstance(tree, Tensor):
         return tree.detach().cpu().numpy()
     if isinstance(tree, Mapping):
@@ -136,13 +136,13 @@ def arrays(tree: Any) -> Any:
 
 
 def processes_do_not_matter(case: MethodCase, processes: int = 2) -> None:
-    """Several processes, each with its share of a round's clients, end with the numbers of one, in float64.
+    """Several processes, each with its share of a round's clients, give the numbers of one process, in float64.
 
-    What a method keeps on the object instead of at the clients or at the server is seen here. Processes take some
-    seconds to start, and are told what to run by pickling: ``case`` may hold no lambdas and no local classes.
+    This detects state that a method keeps on its object instead of at the clients or at the server. Processes take some
+    seconds to start. ``case`` is pickled, so it may hold no lambdas and no local classes.
 
     Raises:
-        AssertionError: they do not, or one of them fails.
+        AssertionError: numbers differ, or a process fails.
         ValueError: the case cannot be pickled.
     """
     bare = replace(case)  # without runs
@@ -169,7 +169,7 @@ def processes_do_not_matter(case: MethodCase, processes: int = 2) -> None:
 
 
 def _numbers(case: MethodCase, processes: int) -> Any:
-    """What one process knows at the end: models, what clients and the method keep, bytes."""
+    """The results in one process: models, states of clients and of the method, bytes."""
     methods, watch = case.methods("tried"), Rounds()
     data = case.data_of(shares="unequal")
     parallel = several(processes) if processes > 1 else {}

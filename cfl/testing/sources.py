@@ -1,4 +1,4 @@
-"""Check a data set, of the package or of one's own, for what streams rely on."""
+"""``check_source``: checks the properties of a data set that streams rely on."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from cfl.testing.method_case import told
 
 
 def check_source(source: Source, root: Path | None = None) -> None:
-    """Load a data set twice and check what is said of it.
+    """Load a data set twice and check its declared properties.
 
-    Checked is, under these names:
+    The checks, by name:
 
     - ``transform``: ``mean``, ``std`` and ``scale`` fit the channels, and give finite network inputs;
-    - ``images``, ``labels``: uint8 ``[N, C, H, W]`` of the announced ``shape``, int64 from 0 below ``num_classes``,
+    - ``images``, ``labels``: uint8 ``[N, C, H, W]`` of the declared ``shape``, int64 from 0 below ``num_classes``,
       at least one sample in the training and in the test set;
-    - ``again``: loading once more gives the same samples in the same order, whatever became of the first ones;
+    - ``again``: loading again gives the same samples in the same order, also if the first ones were changed;
     - ``apart``: training and test set share no memory, and not all test images are training images as well.
 
     Args:

@@ -1,4 +1,4 @@
-"""Made-up images and small federations, for checks that take fractions of a second."""
+"""Synthetic images and small federations, for checks that take fractions of a second."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from cfl.data.streams import ClassSplit, Permuted, Stream
 
 
 def source(classes: int = 4, train: int = 80, test: int = 40) -> Synthetic:
-    """4 x 4 grey images, hard enough that accuracies are neither chance nor 100 %."""
+    """A source of 4 x 4 grey images, hard enough that accuracies are neither chance nor 100 %."""
     return Synthetic(classes, [1, 4, 4], train, test, noise=60.0)
 
 
 def permuted(tasks: int = 2, **of_source: int) -> Permuted:
-    """Domain-incremental: 4 classes, pixels permuted."""
+    """A domain-incremental stream: 4 classes with permuted pixels."""
     return Permuted(source(**of_source), tasks)
 
 
 def split(tasks: int = 2, **of_source: int) -> ClassSplit:
-    """Task- or class-incremental: the classes of the source divided over the tasks."""
+    """A task- or class-incremental stream: the classes of the source divided among the tasks."""
     return ClassSplit(source(**of_source), tasks)
 
 
 def black_and_white(tasks: int = 2) -> Permuted:
-    """For densities: images of black and white pixels, permuted."""
+    """A stream for densities: images of black and white pixels, permuted."""
     return Permuted(Binarised(source()), tasks)
 
 
 def tiny_data(
     stream: Stream | None = None, *, num_clients: int = 4, schedule: Mapping[str, Any] | None = None, **options: Any
 ) -> FederatedDataModule:
-    """Two permuted tasks of three rounds with all of four clients, unless said otherwise.
+    """A data module, by default with two permuted tasks of three rounds, with all of four clients in each.
 
     Args:
         stream: the tasks.
@@ -54,7 +54,7 @@ def tiny_data(
 
 
 def unequal(width: int, stream: Stream | None = None, **schedule: Any) -> FederatedDataModule:
-    """Seven clients of 4 to 24 samples in batches of 4: partial batches, clients that finish early."""
+    """A data module with seven clients of 4 to 24 samples in batches of 4, with partial batches and unequal steps."""
     return tiny_data(
         stream,
         num_clients=7,

@@ -1,4 +1,4 @@
-"""Networks of a hundred weights, and the same ones in float64."""
+"""Networks with about a hundred weights, and networks in float64."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ mlp: NetworkFactory = partial(MLP, hidden=[8], dropout=0.0)
 
 
 class ConvNet(Network):
-    """A convolution and a linear layer, each with BatchNorm if wanted, and the head: about 100 weights."""
+    """A convolution and a linear layer, optionally with BatchNorm, and the head: about 100 weights."""
 
     def __init__(self, input_shape: tuple[int, int, int], num_outputs: int, norm: bool = False) -> None:
         super().__init__(input_shape, num_outputs)

@@ -1,4 +1,4 @@
-"""Whole runs of small federations on the CPU: no files, no output, a twentieth of a second each."""
+"""Runs small federations on the CPU, without files or output, in a twentieth of a second each."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tiny_client(
     methods: dict[str, Method] | None = None,
     engine: EngineOptions | None = None,
 ) -> Client:
-    """The Client for these data, under the data's seed; its steps are computed by vmap unless said otherwise."""
+    """A Client for these data, with the data's seed and, by default, the engine vmap."""
     engine = EngineOptions("vmap") if engine is None else engine
     return Client(network, optimizer, methods, data.input_shape, data.num_outputs, data.seed, engine)
 
@@ -47,7 +47,7 @@ def tiny_trainer(
     """A silent Trainer on the CPU.
 
     Args:
-        data: says how many rounds there are.
+        data: the data module, which sets the number of rounds.
         federated: options of ``FederatedOrchestrator``.
         callbacks: further callbacks, behind the orchestrator.
         options: of ``Trainer``.
@@ -76,7 +76,7 @@ def fit(
     ckpt_path: Any = None,
     **options: Any,
 ) -> Federation:
-    """Run all rounds and return what is left; arguments as for :func:`tiny_trainer`."""
+    """Run all rounds and return the federation; arguments as for :func:`tiny_trainer`."""
     with _quiet():
         trainer = tiny_trainer(data, federated, callbacks, **options)
         trainer.fit(client, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
@@ -86,7 +86,7 @@ def fit(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Lightning says nothing below an error."""
+    """Within the context Lightning prints errors only."""
     log = logging.getLogger("lightning.pytorch")
     before = log.level
     log.setLevel(logging.ERROR)
@@ -111,7 +111,7 @@ class OneStepAtATime(Callback):
 
 
 class Rounds(Callback):
-    """Keeps the global model as it is after every round.
+    """Stores a copy of the global model after every round.
 
     Attributes:
         models: name -> tensor, one model per finished round.
@@ -128,18 +128,18 @@ class Rounds(Callback):
 
 
 class SaveRounds(Callback):
-    """Writes checkpoints between rounds, as runs that are killed there would have left them.
+    """Writes checkpoints between rounds, like those of a run killed there.
 
     Args:
-        rounds: after how many finished rounds.
-        folder: for the files ``<finished rounds>.ckpt``.
+        rounds: numbers of finished rounds after which to write.
+        folder: folder of the files ``<finished rounds>.ckpt``.
     """
 
     def __init__(self, rounds: Sequence[int], folder: Path) -> None:
         self.rounds, self.folder = tuple(rounds), folder
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write one, if it is wanted after this round."""
+        """Write a checkpoint, if one is due after this round."""
         assert isinstance(pl_module, Client)
         assert pl_module.federation is not None
         done = pl_module.federation.round

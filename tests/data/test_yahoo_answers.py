@@ -193,7 +193,7 @@ def test_absent_packages_are_named(module: str, how: str, tmp_path: Path, monkey
 
 
 @pytest.fixture
-def select_clients(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the package ``sentence-transformers`` was asked for; in its place is one that needs no model."""
     asked: dict[str, Any] = {}
 

@@ -1,4 +1,4 @@
-"""Partitions: which client holds which training sample."""
+"""Partitions: rules that deal training samples to clients."""
 
 from cfl.data.partitions.assignment import client_indices
 from cfl.data.partitions.base import Partition

@@ -1,4 +1,4 @@
-"""Every task's training samples, dealt to the clients that take part in it."""
+"""Deals every task's training samples to the clients that take part in it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def client_indices(
     seed: int,
     repartition: bool,
 ) -> list[ClientShares]:
-    """Which samples of each task every participating client holds.
+    """Indices of the samples of each task that every participating client holds.
 
     Args:
         tasks: the stream's tasks, in order.
@@ -30,10 +30,10 @@ def client_indices(
         num_clients: number of clients in the whole federation.
         seed: the run's seed; task ``t`` is dealt with the generator of (seed, "partition", t).
         repartition: True deals each task anew among its members (FOT). False deals the training set once among all
-            clients: where the tasks have the same one, a client sees the same samples in every task it takes part in
-            (Fed-A-GEM's permuted and rotated MNIST), and the samples of clients that are no members of a task rest.
-            Where their training sets differ, these are dealt as one set in which no two tasks share a class, so that
-            clients may hold many samples of one task and few, or none, of another.
+            clients: if the tasks share it, a client has the same samples in every task it takes part in (Fed-A-GEM's
+            permuted and rotated MNIST), and samples of clients that are no members of a task are not used in it. If
+            their training sets differ, these are dealt as one set in which no two tasks share a class, so that clients
+            may hold many samples of one task and few, or none, of another.
 
     Returns:
         per task, client id to ascending int64 indices into ``task.train``, as views of one flat array. A client's
@@ -83,7 +83,7 @@ def _dealt_as_one(
 
 
 def _between(part: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """Of ascending numbers those from ``start`` to below ``stop``, counted from ``start``."""
+    """The numbers from ``start`` to below ``stop`` of an ascending array, less ``start``."""
     return part[np.searchsorted(part, start) : np.searchsorted(part, stop)] - start
 
 

@@ -1,4 +1,4 @@
-"""What a partition must offer, and the two steps that all of them share."""
+"""The base class of partitions, and two functions that all of them share."""
 
 from __future__ import annotations
 

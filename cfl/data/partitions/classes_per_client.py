@@ -70,7 +70,7 @@ class ClassesPerClient(Partition):
     def _choose_classes(self, total: int, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         """Distinct class positions of each client, ``[clients, num_classes]`` int64."""
         chosen = np.empty((num_clients, self.num_classes), dtype=np.int64)
-        # After a block of clients all classes have equally many holders again, whoever chose what: client i of every
+        # After a block of clients all classes have equally many holders again, whatever was chosen: client i of every
         # block can choose at the same time.
         block = total // math.gcd(total, self.num_classes)
         at_once = block * max(1, _DRAWS_AT_ONCE // (block * total))

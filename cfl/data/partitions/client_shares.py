@@ -1,4 +1,4 @@
-"""Who holds which samples, compactly: one flat array for all clients instead of an array per client."""
+"""A compact form of the clients' shares: one flat array for all clients instead of an array per client."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Shares(Sequence[np.ndarray]):
-    """One share of samples after another: ``shares[i]`` is a view of share ``i``.
+    """A sequence of shares of samples; ``shares[i]`` is a view of share ``i``.
 
     Memory is 8 bytes per sample and 8 per share; an array object per share would add more than 100.
 

@@ -10,10 +10,10 @@ from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_integers, check_numbers
 
 _HOPELESS = 200
-"""Clients left short by one draw at which no redraw is worth its time.
+"""Number of clients with too few samples after one draw at which further draws are hopeless.
 
-Clients are short independently of each other, or the less so the more others are: proportions are negatively
-associated (Joag-Dev and Proschan, 1983). If a draw left m clients short on average, it would leave nobody short with
+Clients have too few samples independently of each other or with negative correlation: proportions are negatively
+associated (Joag-Dev and Proschan, 1983). If a draw left m clients short on average, it would leave no client short with
 probability below exp(-m), and for m < 60 it would leave 200 short with probability below exp(-100).
 """
 
@@ -24,8 +24,8 @@ class Dirichlet(Partition):
     Small ``alpha`` concentrates a class on few clients; large ``alpha`` approaches equal shares. Classes are dealt in
     ascending order. With ``balance`` a client that already holds its average share ``N / C`` gets nothing of the
     following classes: its proportion is set to 0 and the others are renormalised. The whole partition is redrawn until
-    every client holds ``min_samples``; a draw that leaves 200 clients or more short shows that none will do, and ends
-    the search. All samples are dealt; client sizes differ.
+    every client holds ``min_samples``. If a draw leaves 200 clients or more with too few, the search ends with an
+    error. All samples are dealt; client sizes differ.
 
     Source: Yurochkin et al. (ICML 2019) for the class-wise draw; balancing and redrawing as in Fed-A-GEM's code
     (Dai et al., 2024), which uses alpha 0.3 and 10 samples.

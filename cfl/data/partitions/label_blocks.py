@@ -13,7 +13,7 @@ from cfl.runtime.option_checks import check_integers
 
 
 class LabelBlocks(Partition):
-    """Each client gets a few blocks of equal size, every one of samples of one class.
+    """Each client gets a few blocks of equal size; all samples of a block have one class.
 
     The samples of each class, in random order, are cut into blocks; what does not fill a block is left out. Of all
     blocks, ``C * blocks_per_client`` are drawn at random and dealt at random, so a client's blocks may be of one class.
@@ -39,8 +39,8 @@ class LabelBlocks(Partition):
         self.name = f"label-blocks-{blocks_per_client}"
 
     def check(self, num_samples: int, num_classes: int, num_clients: int) -> None:
-        """See :meth:`Partition.check`; the samples must suffice for all blocks. Whether the classes do, only
-        :meth:`split` can tell.
+        """See :meth:`Partition.check`; the samples must suffice for all blocks. :meth:`split` checks whether the
+        classes do.
         """
         super().check(num_samples, num_classes, num_clients)
         needed = self.blocks_per_client * num_clients

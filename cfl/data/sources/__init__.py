@@ -1,4 +1,4 @@
-"""Data sets by the names used in configs; files are read, and heavy libraries imported, only by ``load``."""
+"""Data sets by the names used in configurations. Only ``load`` reads files and imports heavy libraries."""
 
 from cfl.data.sources.arrays import Arrays
 from cfl.data.sources.base import Source

@@ -1,4 +1,4 @@
-"""Any images packed as arrays in one ``.npz`` file."""
+"""Images stored as arrays in one ``.npz`` file."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class Arrays(StandardSource):
         super().__init__(mean, std, max_train, max_test)
 
     def sizes_known(self) -> bool:
-        """Whether both were given; a file is not opened at construction."""
+        """Whether ``shape`` and ``num_classes`` were given; the file is not opened at construction."""
         return self._given
 
     def _existing_file(self, needed: str) -> Path:
@@ -167,7 +167,7 @@ class Arrays(StandardSource):
         return file
 
     def __getattr__(self, name: str) -> Any:
-        """``shape``, ``num_classes``, ``mean`` and ``std`` where they were not given, when first asked for."""
+        """Read ``shape``, ``num_classes``, ``mean`` and ``std`` on first use, if they were not given."""
         if name == "shape":
             self.shape = npz_shape(self._existing_file(name), self.channels)
         elif name == "num_classes":

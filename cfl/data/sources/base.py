@@ -1,4 +1,4 @@
-"""What a data set must offer to become part of a task stream."""
+"""The base class of data sets."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Source(ABC):
         std: per channel, of ``stored / scale``.
         scale: stored value that means 1.0.
         superclasses: the data set's own groups of classes, each ascending; none for most data sets.
-        told_by: of a class that reads any of many data sets, the option that says which.
-        unlike_published: once loaded, in what the files are not the published data set; empty where they are, or where
-            nothing is known of it.
+        told_by: for classes that read many data sets, the option that names the data set.
+        unlike_published: after loading, how the files differ from the published data set; empty if they do not, or if
+            the published one is not known.
     """
 
     told_by: ClassVar[str | None] = None

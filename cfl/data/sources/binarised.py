@@ -1,4 +1,4 @@
-"""Images whose pixels have become black or white, by a threshold or by chance."""
+"""Binarised images: pixels become black or white by a threshold or at random."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ from cfl.runtime.option_checks import check_choices
 
 
 class Binarised(Source):
-    """Another source's images with every stored value above a threshold as 1, all others as 0; or drawn by chance.
+    """Another source's images with stored values above a threshold as 1 and all others as 0, or drawn at random.
 
     Network input is 0 or 1, whatever the source's normalisation. CONFEDMADE (Paul et al., 2023) takes MNIST above 127.
-    Binarised MNIST as densities are usually compared on was drawn once, a pixel being 1 with the probability that its
-    value is of white (Salakhutdinov and Murray, 2008): ``BinarySet`` reads that draw, ``drawn`` makes another one.
+    The binarised MNIST on which densities are usually compared was drawn once, with value / white as the probability of
+    a 1 (Salakhutdinov and Murray, 2008). ``BinarySet`` reads that draw; ``drawn`` makes another one.
 
     Args:
         source: the data set.
-        threshold: stored value that is still 0; null takes half of what means white (127.5 of 255).
+        threshold: largest stored value that becomes 0; null takes half of the value of white (127.5 of 255).
         split: the ``source``'s own training and test set, or both ``merged`` and cut anew, of each class 5/7 for
-            training and 1/7 for tests, as CONFEDMADE does; what it keeps for validation is left out. The same cut in
-            every run.
+            training and 1/7 for tests, as CONFEDMADE does; its validation part is left out. The same cut in every run.
         drawn: a pixel is 1 with the probability value / white, drawn once, the same in every run.
 
     Raises:
-        ConfigError: for a threshold at which no pixel could be white or black, one beside ``drawn``, or another split.
+        ConfigError: a threshold at which all pixels would be black or white, one beside ``drawn``, or another split.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Binarised(Source):
 
     @property
     def unlike_published(self) -> str:  # type: ignore[override]
-        """The ``source``'s."""
+        """As for ``source``."""
         return self.source.unlike_published
 
     def load(self, root: Path) -> tuple[ImageSet, ImageSet]:

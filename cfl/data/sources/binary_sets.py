@@ -1,4 +1,4 @@
-"""The binary data sets on which densities are estimated, in the formats they are passed around in."""
+"""Binary data sets for density estimation, in their common file formats."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ VARIABLES = {
     "tretail": 135,
     "web": 300,
 }
-"""Numbers of variables of the sets that are known by name."""
+"""Number of variables of each set known by name."""
 
 PARTS = ("train", "valid", "test")
 _DIGITS, _BETWEEN = b"01", b", \t\r\n"

@@ -1,4 +1,4 @@
-"""The handwritten digits that scikit-learn carries: real data without any download."""
+"""The handwritten digits that are part of scikit-learn: real data without a download."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Digits(StandardSource):
         super().__init__(mean, std, max_train, max_test)
 
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
-        """Both sets; ``root`` is not looked at."""
+        """Both sets; ``root`` is not used."""
         from sklearn.datasets import load_digits  # slow to import
 
         stored = load_digits()

@@ -1,4 +1,4 @@
-"""Expected files: are they there and whole, how are they obtained, and what to tell the user otherwise."""
+"""Checks and downloads a data set's files, and says in the error message how to get missing ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cfl.runtime.errors import DataFilesMissing
 _log = logging.getLogger(__name__)
 _Loaded = TypeVar("_Loaded")
 
-NETWORK_TIMEOUT = 10.0  # seconds without an answer; a machine without network must not wait for minutes
+NETWORK_TIMEOUT = 10.0  # seconds without an answer, so that a machine without network does not wait for minutes
 
 WHERE_ELSE = (
     "Put the files there, or point the option `data.root` or the environment variable "
@@ -51,7 +51,7 @@ class DataFile:
     is_idx: bool = False
 
     def damage(self) -> str | None:
-        """What is wrong with the file where it exists, or with its archive where only that exists; else None."""
+        """Describe the damage of the file, or of its archive if only that exists; None if there is none."""
         if not self.path.exists():
             return self.archive.damage() if self.archive else None
         if not self.path.is_file():
@@ -77,7 +77,7 @@ class DataFile:
 
 
 def refuse_damaged(title: str, files: Sequence[DataFile]) -> None:
-    """Stop where a file is present but not what was published: it is neither used nor overwritten.
+    """Refuse a file that differs from the published one; it is neither used nor overwritten.
 
     Raises:
         DataFilesMissing: naming every damaged file.
@@ -93,11 +93,11 @@ def refuse_damaged(title: str, files: Sequence[DataFile]) -> None:
 
 
 def fetch(title: str, files: Sequence[DataFile], attempt: Callable[[], _Loaded], hint: str = "") -> _Loaded:
-    """Run ``attempt``, which downloads or unpacks ``files`` and reads them; nothing half-done remains if it fails.
+    """Run ``attempt``, which downloads or unpacks ``files`` and reads them; partial files are removed if it fails.
 
     Args:
         title: name of the data set for messages.
-        files: what the attempt brings.
+        files: the files that the attempt provides.
         attempt: called once, with a network timeout of :data:`NETWORK_TIMEOUT` seconds.
         hint: another way to get the data, added to the error message.
 
@@ -120,7 +120,7 @@ def fetch(title: str, files: Sequence[DataFile], attempt: Callable[[], _Loaded],
 
 @contextlib.contextmanager
 def _patience(seconds: float) -> Iterator[None]:
-    """Bound every network operation; the download functions take no timeout themselves."""
+    """Within the context, limit the time of every network operation; the download functions have no timeout option."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)
     try:
@@ -131,7 +131,7 @@ def _patience(seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_leftovers(files: Sequence[DataFile]) -> Iterator[None]:
-    """On failure remove what was created, except whole files: a cut-off one must not be met by the next run."""
+    """On failure remove files that were created, except complete ones, so that the next run finds no truncated file."""
     archives = {file.archive for file in files if file.archive is not None}
     new_files = [file for file in [*files, *archives] if not file.path.exists()]
     new_folders = {folder for file in new_files for folder in file.path.parents if not folder.exists()}

@@ -1,4 +1,4 @@
-"""Images as files, one folder per class."""
+"""Image files in one folder per class."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class ImageFolder(StandardSource):
         return self._given
 
     def __getattr__(self, name: str) -> Any:
-        """``num_classes`` where it was not given, when first asked for."""
+        """Count ``num_classes`` on first use, if it was not given."""
         if name != "num_classes":
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         folder = data_root() / Path(self.folder).expanduser() / "train"

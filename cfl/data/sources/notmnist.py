@@ -1,4 +1,4 @@
-"""notMNIST, which is published as one set of image files and copied around as idx files."""
+"""notMNIST, which is published as one set of image files and also distributed as idx files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _read_part(images_file: Path, labels_file: Path) -> ImageSet:
 
 
 def _read_archive(archive: Path, shape: tuple[int, int, int]) -> ImageSet:
-    """The published archive, unpacked for the time of reading: the data root may not be written to."""
+    """Read the published archive, unpacked into a temporary folder since the data root may not be writable."""
     with tempfile.TemporaryDirectory() as unpacked:
         try:
             with tarfile.open(archive) as packed:
@@ -79,7 +79,7 @@ class NotMNIST(StandardSource):
     Nothing is downloaded. Default normalisation: FOT's 5-Datasets.
 
     Args:
-        test_share: share that becomes the test set where the files do not say, between 0.01 and 0.99. The split is
+        test_share: share that becomes the test set if the files do not define one, between 0.01 and 0.99. The split is
             stratified and the same in every run. FOT's 16,853 + 1,873 samples are a share of 0.1.
         mean: subtracted per channel, in units of ``stored / 255``; null: 0.4254.
         std: divided by per channel, in the same units, positive; null: 0.4501.

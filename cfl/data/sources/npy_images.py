@@ -1,4 +1,4 @@
-"""Photographs that mammoth's archives hold as ``.npy`` arrays, one for images and one for labels."""
+"""Reads images from ``.npy`` arrays in mammoth's format, one file for images and one for labels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def read_npy_images(title: str, images_file: Path, labels_file: Path, side: int)
         title: of the data set, for messages.
         images_file: unsigned bytes, or floats that are bytes / 255.
         labels_file: integers.
-        side: of the images in pixels, for messages: whoever asks compares shapes.
+        side: side of the images in pixels, for messages; the caller compares shapes.
 
     Raises:
         DataFilesMissing: a file is damaged or holds something else.

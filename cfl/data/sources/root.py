@@ -1,4 +1,4 @@
-"""Where data sets live on disk."""
+"""Finds the folder of all data sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choosing samples: stratified splits and class-balanced subsets, both fixed whatever the run's seed."""
+"""Stratified splits and class-balanced subsets; neither depends on the run's seed."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def balanced_subset(labels: Tensor, size: int, purpose: str) -> Tensor:
 def merged_split(parts: Sequence[ImageSet], purpose: str) -> tuple[ImageSet, ImageSet]:
     """All samples of several sets cut anew: of each class 5/7 for training and 1/7 for tests, rounded down.
 
-    The rest, what a validation set would be, is left out. Which samples are where is random, the same in every run;
-    both parts keep the order of the whole.
+    The rest, which would be a validation set, is left out. Samples are drawn at random, the same in every run; both
+    parts keep the order of the whole.
 
     Args:
         parts: sets of the same kind, in their order.

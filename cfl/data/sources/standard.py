@@ -1,4 +1,4 @@
-"""What every source shares: its normalisation, limits for quick runs, and checks of what was read."""
+"""The common base class of sources: normalisation, limits for quick runs, and checks of the loaded samples."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class StandardSource(Source):
         return self._limit(train, self.max_train, "train"), self._limit(test, self.max_test, "test")
 
     def _hold_against(self, published: tuple[int, int], found: tuple[int, int], root: Path) -> None:
-        """Note and warn where the files hold other numbers of training and test samples than the published set."""
+        """Record and warn if the files hold other numbers of training and test samples than the published set."""
         if found == published:
             return
         self.unlike_published = (
@@ -112,7 +112,7 @@ class StandardSource(Source):
     def _check_content(self, part: str, read: ImageSet) -> None:
         if len(read) == 0:
             raise DataFilesMissing(f"{self.name}: the {part} set is empty")
-        # Of files of the user's own nobody knows what else they should be.
+        # For the user's own files there is nothing to compare with.
         others = ": these are not this data set's files" if self.sizes_known() else ""
         if tuple(read.images.shape[1:]) != self.shape:
             raise DataFilesMissing(

@@ -1,4 +1,4 @@
-"""Made-up images for tests and for trying out a set-up: no files, any size, easy to learn."""
+"""Synthetic images for tests and for trying out a set-up: no files, any size, easy to learn."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Synthetic(StandardSource):
         super().__init__(mean, std, max_train, max_test)
 
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
-        """Both sets; ``root`` is not looked at."""
+        """Both sets; ``root`` is not used."""
         prototypes = numpy_generator(self.seed, "synthetic prototypes").uniform(
             _DARKEST, _BRIGHTEST, (self.num_classes, *self.shape)
         )

@@ -1,4 +1,4 @@
-"""USPS, which two file formats carry."""
+"""USPS, from either of two file formats."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Data sets in the layout and with the checks and downloads of ``torchvision.datasets``.
 
-A root that torchvision filled can be used as it is. torchvision is imported when a set is read, not before.
+A root that torchvision filled can be used unchanged. torchvision is imported only when a set is read.
 """
 
 from __future__ import annotations

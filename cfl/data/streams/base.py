@@ -1,4 +1,4 @@
-"""What a task stream must offer to the rest of the program."""
+"""The base class of task streams."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Stream(ABC):
 
     @property
     def unlike_published(self) -> list[str]:
-        """In what the data sets that were read are not the published ones, a line each."""
+        """Differences of the loaded data sets from the published ones, a line for each."""
         held = [part for value in vars(self).values() for part in (value if isinstance(value, list) else [value])]
         said = dict.fromkeys(part.unlike_published for part in held if isinstance(part, Source))
         return [line for line in said if line]

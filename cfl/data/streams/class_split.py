@@ -17,7 +17,7 @@ from cfl.runtime.option_checks import check_choices, check_integers
 
 
 class ClassSplit(Stream):
-    """Class-split tasks: disjoint groups of classes, each relabelled from 0.
+    """Makes tasks of disjoint groups of classes, each relabelled from 0.
 
     FOT (Bakman et al., ICLR 2024) and Fed-A-GEM (Dai et al., 2024) take the classes in natural order.
 
@@ -28,10 +28,10 @@ class ClassSplit(Stream):
             gives every task an equal share of all classes. The attribute of this name holds the resulting list,
             one number per task.
         class_order: ``natural`` takes the classes as the source numbers them; ``seeded`` shuffles them with the
-            run's seed first; ``superclass`` makes a task of each group of classes that the data set itself forms, as
+            run's seed first; ``superclass`` makes a task of each of the data set's own groups of classes, as
             Overlapped-CIFAR-100 (FedWeIT) does with CIFAR-100's 20.
-        task_order: in which order the tasks come, the classes of each staying together: ``given`` by the classes,
-            ``seeded`` shuffles them with the run's seed, a list names all of them, from 0.
+        task_order: order of the tasks, whose classes stay together: ``given`` by the classes, ``seeded`` shuffles them
+            with the run's seed, a list names all of them, from 0.
 
     Raises:
         ConfigError: ``data.stream.num_tasks``, ``data.stream.classes_per_task`` or ``data.stream.class_order`` when
@@ -97,7 +97,7 @@ class ClassSplit(Stream):
         ]
 
     def _task_name(self, task: int, group: list[int]) -> str:
-        if "seeded" in (self.class_order, self.task_order):  # tables average over seeds: no name may depend on one
+        if "seeded" in (self.class_order, self.task_order):  # tables average over seeds, so names do not depend on them
             return f"{self.source.name} split {task}"
         if self.class_order == "superclass":
             number = self.task_order[task] if isinstance(self.task_order, list) else task

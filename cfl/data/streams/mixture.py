@@ -29,7 +29,7 @@ class Mixture(Stream):
         sources: the data sets.
         tasks_per_source: how many tasks to keep of each, the first ones; null: as many as its classes give.
         classes_per_task: classes in each task.
-        class_seed: keys the shuffles; not the run's seed, so that a task is the same thing in all runs.
+        class_seed: keys the shuffles; independent of the run's seed, so that tasks are the same in all runs.
         max_train: keep at most this many training samples of each task, class-balanced, the same ones in every run;
             null: all. For data sets of very different sizes.
 

@@ -1,1 +1,1 @@
-"""Mathematics and base classes that several methods share."""
+"""Computations and base classes shared by several methods."""

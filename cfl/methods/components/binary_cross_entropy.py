@@ -1,4 +1,4 @@
-"""The loss of classifiers whose outputs are one yes or no each."""
+"""Binary cross-entropy of classifiers with one independent output per class (iCaRL, GLFC)."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from cfl.methods.components.herding import herd
 from cfl.randomness.generators import seed_for
 
 Table = dict[str, Tensor]
-"""``place``, ``output`` and ``rank`` ``[S]`` int64 of a client's exemplars: where the sample is, its class, and how
-many of the class were chosen before it; place -1 in free slots. Stacked for a cohort ``[K, S]``."""
+"""``place``, ``output`` and ``rank`` ``[S]`` int64 of a client's exemplars: the sample's index, its class, and the
+number of samples of the class chosen before it; place -1 in free slots. Stacked for a cohort ``[K, S]``."""
 
 
 def no_exemplars(size: int) -> Table:
@@ -26,17 +26,17 @@ def no_exemplars(size: int) -> Table:
 
 
 def with_classes(before: Table, each: int, features: Tensor, labels: Tensor, places: Tensor) -> Table:
-    """A client's exemplars when it learns classes: iCaRL's Algorithms 4 and 5.
+    """A client's exemplars after it has learned classes: iCaRL's Algorithms 4 and 5.
 
     Args:
-        before: its table; other entries are not looked at.
-        each: exemplars of every class, of classes that it has already the first ones.
+        before: the client's table of exemplars; other entries of it are ignored.
+        each: exemplars of every class; of earlier classes the first ones are kept.
         features: ``[n, d]`` of the samples to choose from.
-        labels: ``[n]`` int64, their classes; exemplars that it has of these classes are chosen anew.
-        places: ``[n]`` int64, where they are.
+        labels: ``[n]`` int64, their classes; exemplars of these classes are chosen anew.
+        places: ``[n]`` int64, their indices.
 
     Returns:
-        The new table. Where there are more exemplars than slots, those of the latest classes stay.
+        The new table. If there are more exemplars than slots, those of the latest classes are kept.
     """
     found = labels.unique().tolist()
     stays = (before["place"] >= 0) & (before["rank"] < each) & ~torch.isin(before["output"], torch.tensor(found))
@@ -58,10 +58,10 @@ class Replayed(NamedTuple):
     """Exemplars that join a local step, as if they were in the clients' training sets.
 
     Attributes:
-        places: ``[K, M]`` int64, valid everywhere; anybody's where a client takes fewer than M.
+        places: ``[K, M]`` int64 indices, valid everywhere; arbitrary ones where a client takes fewer than M.
         mask: ``[K, M]`` bool, False there.
-        weights: ``[K, M]`` float64, so that own samples and exemplars of a client have one mean together.
-        own_factor: ``[K]`` float64, what the mean over own samples has to be multiplied with for that.
+        weights: ``[K, M]`` float64, such that the loss is the mean over a client's own samples and exemplars together.
+        own_factor: ``[K]`` float64, by which the mean over own samples has to be multiplied for that.
     """
 
     places: Tensor
@@ -73,7 +73,7 @@ class Replayed(NamedTuple):
 def replayed(
     table: Table, cohort: Cohort, batch: CohortBatch, batch_size: int | None, seed: int, purpose: str
 ) -> Replayed | None:
-    """Which exemplars join a step, see :func:`memory_share`; None for no sample at all.
+    """The exemplars that join a step, see :func:`memory_share`; None if there are none.
 
     Args:
         table: the cohort's, ``[K, S]``.
@@ -98,14 +98,14 @@ def replayed(
 def memory_share(
     held: Tensor, sizes: Sequence[int], mask: Tensor, batch_size: int | None, keys: Sequence[int]
 ) -> tuple[Tensor, Tensor] | None:
-    """Which slots of K clients' memories join a step; None for no sample at all.
+    """The slots of K clients' memories that join a step; None if there are none.
 
     Args:
         held: ``[K, S]`` bool, slots that hold a sample.
         sizes: the clients' numbers of training samples.
         mask: ``[K, B]`` bool on the CPU, the step's own samples; a client without any takes nothing.
-        batch_size: samples per client and step, at most what it holds; None for as large a share of the memory as the
-            step has of the client's training samples, so that an epoch goes through memory and samples alike.
+        batch_size: samples per client and step, at most what it holds. None takes the same share of the memory as the
+            step takes of the client's training samples, so that an epoch goes through the memory once.
         keys: K 63-bit integers, one draw each.
 
     Returns:

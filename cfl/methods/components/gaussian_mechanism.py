@@ -1,4 +1,4 @@
-"""The Gaussian mechanism on what clients send: clip, then add noise (FOT, Appendix H)."""
+"""The Gaussian mechanism on clients' messages: clip, then add noise (FOT, Appendix H)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class GaussianMechanism:
     Under secure aggregation the server sees only the sum over ``C`` clients, whose noise has variance
     ``C sigma^2``: that is why each client's share is divided by ``C``.
 
-    What is promised, and what is not: one released sum, neighbouring data sets differ by adding or removing one client
-    (a client that is replaced moves the sum by up to ``2 clip``), all ``C`` clients really add their noise, and the
-    server really sees the sum only. Several layers and several tasks are several releases and compose. Values that
-    are sent besides, such as energies, are not covered. The classical proof holds for ``epsilon <= 1``; larger values
-    are accepted, as in the paper (epsilon = 5), with a logged warning.
+    The guarantee is for one released sum. Neighbouring data sets differ by adding or removing one client; replacing a
+    client changes the sum by up to ``2 clip``. All ``C`` clients have to add their noise, and the server must see the
+    sum only. Several layers and several tasks are several releases, whose losses add up. Other values that are sent,
+    such as energies, are not protected. The classical proof holds for ``epsilon <= 1``; larger values are accepted, as
+    in the paper (epsilon = 5), with a logged warning.
 
     Args:
         epsilon: privacy loss of one release, above 0.
@@ -70,7 +70,7 @@ class GaussianMechanism:
         return a * (self.clip / norm).clamp(max=1.0).to(a.dtype)  # norm 0: inf, hence 1
 
     def privatise(self, a: Tensor, generator: torch.Generator, num_clients: int) -> Tensor:
-        """What one client sends for one layer: ``a`` clipped, plus its share of the noise.
+        """One client's message for one layer: ``a`` clipped, plus its share of the noise.
 
         Args:
             a: ``[d, s]`` (any shape works), one layer's sketch; unchanged.

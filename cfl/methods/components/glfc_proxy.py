@@ -1,4 +1,4 @@
-"""The proxy server of GLFC: which old model is the best, judged on images that clients have given away in gradients."""
+"""The proxy server of GLFC: chooses the best old model, evaluated on images reconstructed from clients' gradients."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 
 @dataclass
 class KeptModel:
-    """A global model worth remembering.
+    """A stored global model.
 
     Attributes:
         tensors: name -> tensor, copies.
-        classes: ``[O]`` bool, those that the server had images of when it was chosen: what it may know.
+        classes: ``[O]`` bool, classes of which the server had images when it was chosen.
         accuracy: in [0, 1], on the pool's images.
-        version: a number that no other model has, from 1.
+        version: unique number of the model, from 1.
     """
 
     tensors: dict[str, Tensor]
@@ -28,11 +28,11 @@ class KeptModel:
 
 
 class ProxyServer:
-    """A pool of images of the current task's classes, and two slots: the best model of this task and of the one before.
+    """A pool of images of the current task's classes, and two slots: the best models of this and of the previous task.
 
-    Differs from the authors' code, in which whatever clients send replaces the pool and moves the slots on, stragglers'
-    images too; the best accuracy so far is never forgotten, so that a task whose images are harder to recognise finds
-    no model; and a client that has noticed new data distils from the current slot whenever there is one.
+    Differs from the authors' code in three points. There, all images that clients send replace the pool and shift the
+    slots, those of stragglers too. The best accuracy is never reset, so that a task whose images are harder to
+    recognise gets no model. And a client with a signal distils the model of the current slot whenever there is one.
 
     Args:
         num_outputs: number of classes O.
@@ -40,8 +40,8 @@ class ProxyServer:
     Attributes:
         images: ``[M, C, H, W]`` the pool, None before the first image.
         labels: ``[M]`` int64.
-        current: the best model since the pool was opened, or None.
-        previous: the best one of the pool before, or None.
+        current: the best model on the current pool, or None.
+        previous: the best model on the previous pool, or None.
     """
 
     def __init__(self, num_outputs: int) -> None:
@@ -53,17 +53,17 @@ class ProxyServer:
         self._version = 0
 
     def receive(self, images: Tensor, labels: Tensor) -> bool:
-        """Clients have given images away.
+        """Add images that were reconstructed from clients' gradients.
 
-        Where most of them are of classes that nobody has sent before, a new task has begun: the slots move on, and the
-        pool holds these images alone. Otherwise these are stragglers, and the pool grows.
+        If most of them are of classes that no client has sent before, a new task has begun: the slots are shifted, and
+        the pool is replaced by these images. Otherwise they are from stragglers and are added to the pool.
 
         Args:
             images: ``[m, C, H, W]``.
             labels: ``[m]`` int64.
 
         Returns:
-            whether the slots have moved on.
+            whether the slots were shifted.
         """
         moves = self.images is None or 2 * int((~self.classes[labels]).sum()) > len(labels)
         if moves:
@@ -78,12 +78,12 @@ class ProxyServer:
     def judge(
         self, tensors: Mapping[str, Tensor], accuracy_of: Callable[[Mapping[str, Tensor]], float], changed: bool = False
     ) -> None:
-        """Keep a global model if it is no worse than the current slot's on the pool.
+        """Store a global model if its accuracy on the pool is at least that of the current slot.
 
         Args:
             tensors: the model.
-            accuracy_of: a model's accuracy on the pool.
-            changed: whether the pool has grown, so that the current slot's accuracy is another now.
+            accuracy_of: computes a model's accuracy on the pool.
+            changed: whether the pool has grown, so that the current slot's accuracy has to be computed again.
         """
         if self.images is None:
             return
@@ -96,14 +96,14 @@ class ProxyServer:
             self.current = KeptModel(copies, self.classes.clone(), found, self._version)
 
     def old_model(self, signals: bool, classes: Tensor) -> KeptModel | None:
-        """What a client distils from.
+        """The model that a client distils.
 
-        The current slot's model if the client has just noticed new data, which that model does not know yet; else, and
-        where the other clients were faster, so that it knows most of them, the previous slot's.
+        For a client with a signal it is the current slot's model, unless that already knows most of the client's
+        classes because other clients were faster. In this case, and without a signal, it is the previous slot's.
 
         Args:
-            signals: whether the client has noticed new data in this round.
-            classes: ``[O]`` bool, those of the client's present data.
+            signals: whether the client has a signal in this round.
+            classes: ``[O]`` bool, classes of the client's current data.
         """
         current = self.current
         if signals and current is not None and 2 * int((classes & current.classes).sum()) <= int(classes.sum()):

@@ -1,4 +1,4 @@
-"""An image from the gradient that it leaves in a network ("Deep Leakage from Gradients", Zhu, Liu and Han, 2019)."""
+"""Reconstructs an image from its gradient ("Deep Leakage from Gradients", Zhu, Liu and Han, 2019)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch.func import functional_call
 class GradientEncoder(nn.Module):
     """The LeNet of deep leakage: three 5 x 5 convolutions to 12 maps, strides 2, 2, 1, sigmoids, one linear layer.
 
-    Weights and biases are uniform on -0.5 .. 0.5, as there; sigmoids because inversion differentiates twice. It is
-    never trained: whoever knows the generator's seed has it.
+    Weights and biases are uniform on -0.5 .. 0.5, as in the paper. It has sigmoids because inversion differentiates
+    twice. It is never trained, so that clients and server create the same encoder from a seed.
 
     Args:
         input_shape: ``(C, H, W)`` of one image.
-        num_outputs: classes.
-        generator: of the weights.
+        num_outputs: number of classes.
+        generator: draws the weights.
     """
 
     def __init__(self, input_shape: tuple[int, int, int], num_outputs: int, generator: torch.Generator) -> None:
@@ -51,7 +51,7 @@ def encoder_gradient(encoder: nn.Module, image: Tensor, label: int, create_graph
         label: class.
         create_graph: whether the gradient is to be differentiated by the image.
     """
-    # Copies, so that it does not matter whether the encoder's own parameters want gradients.
+    # Copies, so that the encoder's own parameters need not require gradients.
     leaves = {name: parameter.detach().requires_grad_() for name, parameter in encoder.named_parameters()}
     with torch.enable_grad():
         logits: Tensor = functional_call(encoder, leaves, (image.unsqueeze(0),))
@@ -61,10 +61,10 @@ def encoder_gradient(encoder: nn.Module, image: Tensor, label: int, create_graph
 
 
 def recovered_label(gradient: Mapping[str, Tensor]) -> int:
-    """The label of the image of a gradient (Zhao, Mopuri and Bilen, 2020, "iDLG").
+    """The label of the image that belongs to a gradient (Zhao, Mopuri and Bilen, 2020, "iDLG").
 
-    The output layer's gradient is ``(p - onehot(y)) h^T``, and what enters it, after a sigmoid, is positive: the true
-    class is the one whose row is negative.
+    The output layer's gradient is ``(p - onehot(y)) h^T``. Its input h is positive, as it follows a sigmoid. The true
+    class is therefore the one whose row is negative.
 
     Args:
         gradient: as :func:`encoder_gradient` gives it.
@@ -81,20 +81,20 @@ def invert_gradient(
     generator: torch.Generator,
     keep: int = 1,
 ) -> Tensor:
-    """Images whose gradient comes closest to a given one: the last iterates of L-BFGS.
+    """Images whose gradient is closest to a given one: the last iterates of L-BFGS.
 
-    Minimises ``sum over parameters || g(x) - gradient ||^2`` over x, from a standard normal image on, with a line
-    search for the strong Wolfe conditions. Runs where the gradient lies, in its precision. After convergence a step
+    Minimises ``sum over parameters || g(x) - gradient ||^2`` over x, starting at a standard normal image, with a line
+    search for the strong Wolfe conditions. Runs on the gradient's device, in its precision. After convergence a step
     takes one evaluation and changes nothing.
 
     Args:
         encoder: its parameters have the gradient's names; on the gradient's device and of its dtype.
         gradient: name -> tensor.
-        label: the image's class, :func:`recovered_label` if nobody said it.
+        label: the image's class, such as from :func:`recovered_label`.
         input_shape: ``(C, H, W)``.
         steps: at least 1, each of up to 20 iterations, as torch's ``LBFGS.step`` takes them.
-        generator: of the first image.
-        keep: how many of the last iterates.
+        generator: draws the first image.
+        keep: number of last iterates to return.
 
     Returns:
         ``[min(keep, steps), C, H, W]``, finite; the last one is the best.

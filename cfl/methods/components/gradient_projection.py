@@ -1,4 +1,4 @@
-"""What becomes of clients' gradients in view of a reference gradient."""
+"""Projects, scales, rotates or averages clients' gradients with respect to a reference gradient."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Refinement = Literal["project", "project_and_scale", "rotate", "average"]
 REFINEMENTS: tuple[Refinement, ...] = ("project", "project_and_scale", "rotate", "average")
 
 ROUNDING = 64
-"""Up to so many times the precision of the gradients, a projection on the reference counts as 0, in its lengths."""
+"""A projection on the reference counts as 0 up to this many times the precision of the gradients, in its lengths."""
 
 Gradients = Mapping[str, Tensor]
 """Name -> ``[k, ...]`` of k clients, or for a reference also ``[1, ...]``, the same for all."""
@@ -32,13 +32,13 @@ def inner(left: Gradients, right: Gradients) -> Tensor:
 def conflicts(product: Tensor, length: Tensor, dtype: torch.dtype) -> Tensor:
     """``[k]`` bool: which gradients are at more than a right angle to the reference, ``g . g_ref < 0`` (eq 5).
 
-    A gradient that is 0 but for rounding, as that of a client whose model is its own teacher, has a product of either
-    sign: what is taken out of it would be as small, but whether something is must not depend on rounding.
+    A gradient that is 0 up to rounding, as for a client whose model is its own teacher, may have a product of either
+    sign. Such gradients do not count as conflicts, so that the result does not depend on rounding.
 
     Args:
         product: ``[k]`` inner products of gradients and reference.
         length: ``[k]`` or ``[1]`` squared length of the reference.
-        dtype: of the gradients.
+        dtype: dtype of the gradients.
     """
     return product < -ROUNDING * torch.finfo(dtype).eps * length
 
@@ -63,10 +63,10 @@ def refine(
     A reference of length 0 changes nothing.
 
     Args:
-        gradients: of k clients.
-        reference: theirs; parameters that it lacks have reference 0.
-        rows: ``[k]`` bool, whose gradients to change.
-        how: one of these.
+        gradients: gradients of k clients.
+        reference: their reference; parameters that it lacks have reference 0.
+        rows: ``[k]`` bool, clients whose gradients to change.
+        how: one of the four ways above.
         product: ``[k]`` inner products of gradients and reference, if known.
         length: ``[k]`` or ``[1]`` squared length of the reference, if known.
     """
@@ -88,7 +88,7 @@ def refine(
         of_reference, result = ones, squared + 2 * product + length
     else:
         of_reference, result = along, squared + along * product
-    # What is left of g may be nothing; then there is no direction to give a length to.
+    # The projected g may be 0, and then has no direction to scale.
     something = result > 8 * torch.finfo(next(iter(gradients.values())).dtype).eps * squared
     scale = (squared / result.clamp(min=1e-30)).sqrt() * something
     _combine(gradients, reference, rows, scale, of_reference * scale)

@@ -1,4 +1,4 @@
-"""Herding (Welling, 2009), as iCaRL chooses exemplars: few samples whose mean is close to that of all."""
+"""Herding (Welling, 2009), by which iCaRL chooses exemplars: few samples whose mean is close to the mean of all."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def herd(features: Tensor, count: int) -> Tensor:
     """Choose samples one after another, each so that the mean of the chosen comes closest to the mean of all.
 
     ``p_k = argmin_x || mu - (phi(x) + sum_{j < k} phi(p_j)) / k ||`` over the samples not chosen yet (Rebuffi et al.,
-    CVPR 2017, Algorithm 4). The first m of a longer choice are the choice of m.
+    CVPR 2017, Algorithm 4). The first m samples of a longer choice are the choice of m samples.
 
     Args:
         features: ``[n, d]``, finite.
-        count: how many; all n, in this order, if there are fewer.
+        count: number of samples to choose; all n, in this order, if there are fewer.
 
     Returns:
-        ``[min(count, n)]`` int64 rows; of equally good ones the first, as of two samples alone.
+        ``[min(count, n)]`` int64 rows; of equally good ones the first is chosen, as with two samples.
     """
     features = features.double()
     mean, total = features.mean(0), torch.zeros_like(features[0])

@@ -30,13 +30,13 @@ class Labelled(NamedTuple):
 
 
 def mean_gradient(network: nn.Module, tensors: Mapping[str, Tensor], batches: Iterable[Labelled]) -> dict[str, Tensor]:
-    """Gradient of the mean cross-entropy over all samples, the network in the mode it is in.
+    """Gradient of the mean cross-entropy over all samples, with the network in its current mode.
 
     Args:
-        network: the architecture; its own tensors are not touched.
+        network: the architecture; its own tensors do not change.
         tensors: parameters and buffers by name.
-        batches: at least one sample. What depends on the batch, as BatchNorm in training mode does, is taken batch by
-            batch.
+        batches: at least one sample. Layers that depend on the batch, such as BatchNorm in training mode, use each
+            batch by itself.
 
     Returns:
         parameter name -> gradient, zero where the loss does not depend on it.
@@ -49,6 +49,6 @@ def mean_gradient(network: nn.Module, tensors: Mapping[str, Tensor], batches: It
             logits: Tensor = functional_call(network, {**leaves, **buffers}, (x,))
             if allowed is not None:
                 logits = logits.masked_fill(~allowed.to(logits.device), -torch.inf)
-            F.cross_entropy(logits, y, reduction="sum").backward()  # adds to what the batches before have left
+            F.cross_entropy(logits, y, reduction="sum").backward()  # adds to the gradients of earlier batches
         samples += len(y)
     return {n: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad / samples for n, leaf in leaves.items()}

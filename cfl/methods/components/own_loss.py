@@ -1,4 +1,4 @@
-"""Methods that train on own and remembered samples with another loss than cross-entropy."""
+"""Base class of methods that replace the cross-entropy by a loss of their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cfl.methods.base import Method
 
 
 class OwnLoss(Method, ABC):
-    """Takes the cross-entropy off a step's own samples and off those that it adds; :meth:`sample_loss` replaces it."""
+    """Replaces the cross-entropy of a step's own samples, and of those that it adds, by :meth:`sample_loss`."""
 
     replaces_own_loss = True
 
@@ -21,5 +21,5 @@ class OwnLoss(Method, ABC):
         """The loss of :meth:`ours`."""
 
     def sample_weights(self, weights: Tensor, logits: Tensor, samples: Samples) -> Tensor:
-        """No cross-entropy of the step's own samples and of the memory's."""
+        """Weights with 0 for the step's own samples and for the memory's."""
         return torch.where(self.ours(samples), torch.zeros_like(weights), weights)

@@ -1,4 +1,4 @@
-"""A model of the server's that clients need beside the current one, and who has been sent it."""
+"""An earlier global model that clients need beside the current one, and the clients that have received it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class PreviousModel:
-    """The model of the task before, say: a client is sent it once, when it first needs it."""
+    """An earlier global model, such as the previous task's. A client receives it once, when it first needs it."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -24,17 +24,17 @@ class PreviousModel:
         return bool(self.tensors)
 
     def keep(self, tensors: Mapping[str, Tensor], holders: Collection[int]) -> None:
-        """Lend another model from now on.
+        """Replace the model.
 
         Args:
             tensors: name -> tensor; copied.
-            holders: clients that have it anyway.
+            holders: clients that have it already.
         """
         self.tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         self.holders = set(holders)
 
     def lend(self, context: Context, topic: str, clients: Sequence[int], device: torch.device) -> dict[str, Tensor]:
-        """Send it to those of these clients that have not got it; they count as having it from :meth:`note` on.
+        """Send the model to those of these clients that do not have it. They are recorded by :meth:`note`.
 
         Returns:
             Name -> tensor on the device.
@@ -45,5 +45,5 @@ class PreviousModel:
         return self.tensors
 
     def note(self, clients: Collection[int]) -> None:
-        """These clients have it. Told when a round is over, to all processes alike."""
+        """Record that these clients have the model. Called after a round, with the same clients in all processes."""
         self.holders.update(clients)

@@ -1,4 +1,4 @@
-"""A few entries of a long vector: which ones, what it costs to send them, and how to hold and add them."""
+"""Sparse vectors: chooses the largest entries, counts the bytes to send them, and stores and adds them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def largest(values: Tensor, fraction: float) -> Tensor:
 
 
 def index_bytes(size: int) -> int:
-    """Bytes that say which of ``size`` entries is meant: an int32 as long as it can, else an int64."""
+    """Bytes of an index into ``size`` entries: an int32 if it suffices, else an int64."""
     return 4 if size <= 2**31 else 8
 
 
@@ -55,9 +55,9 @@ def message_bytes(entries: int, size: int, value_bytes: int) -> int:
     """Bytes of a message that holds some entries of a vector, the others being zero.
 
     Args:
-        entries: how many.
-        size: of the whole vector.
-        value_bytes: of what is sent for an entry, one value or several.
+        entries: number of entries sent.
+        size: length of the vector.
+        value_bytes: bytes of one entry, of one value or several.
 
     Returns:
         ``entries * (value_bytes + index_bytes(size))``, or ``size * value_bytes`` where the whole vector takes less.
@@ -66,7 +66,7 @@ def message_bytes(entries: int, size: int, value_bytes: int) -> int:
 
 
 class SparseRows:
-    """Rows ``[J, n]`` of which few entries are not zero: these alone are held.
+    """Rows ``[J, n]`` with few entries that are not zero; only these are stored.
 
     Args:
         row: ``[e]`` int32, the row of each entry.
@@ -80,7 +80,7 @@ class SparseRows:
 
     @classmethod
     def of(cls, rows: Sequence[Tensor]) -> SparseRows:
-        """From at least one dense row ``[n]``; all of one size and dtype, on one device."""
+        """Make sparse rows of at least one dense row ``[n]``; all of one size and dtype, on one device."""
         size = rows[0].numel()
         places = [values.nonzero().squeeze(1) for values in rows]
         index = torch.int32 if index_bytes(size) == 4 else torch.int64

@@ -1,8 +1,8 @@
-"""Orthogonal subspaces of layer inputs: sketch them, choose a rank, grow a basis, project updates off it.
+"""Orthogonal subspaces of layer inputs: sketches, choice of the rank, growing a basis, projecting updates.
 
 The linear algebra of FOT (Federated Orthogonal Training, ICLR 2024) and of its parent GPM (Gradient Projection
-Memory, ICLR 2021), as plain functions on tensors. A layer computes ``W x``; if every change of ``W`` is orthogonal
-to the inputs ``x`` of earlier tasks, the layer's answers to those inputs stay as they were.
+Memory, ICLR 2021), as plain functions on tensors. A layer computes ``W x``. If every change of ``W`` is orthogonal
+to the inputs ``x`` of earlier tasks, the layer's outputs for these inputs do not change.
 
 Inputs are rows here, ``[n, d]``, the transpose of the papers' ``X``: that is how networks hold them, and a weight
 ``[o, d]`` then acts as ``rows @ weight.T``. A basis ``O`` is ``[d, k]`` with orthonormal columns, ``0 <= k <= d``;
@@ -24,8 +24,8 @@ from cfl.runtime.option_checks import check_choices, check_integers, check_numbe
 
 RankRule = Literal["code", "gpm"]
 
-# What float32 leaves of something that is exactly zero, relative to what it was computed from. Measured for 27 <= d
-# <= 2048: at most 3.4e-7 for the residual of rows inside the basis, at most 1.7e-7 for a sketch's surplus directions.
+# Float32 rounding error of values that should be 0, relative to their inputs. Measured for 27 <= d <= 2048: at most
+# 3.4e-7 for the residual of rows inside the basis, at most 1.7e-7 for a sketch's surplus directions.
 _ROUNDING = 1e-6
 
 # A new direction of which less than this share lies outside the basis consists of float32 rounding there.
@@ -60,15 +60,15 @@ def layer_inputs(layer: nn.Module, x: Tensor, with_bias: bool = False, max_rows:
     ``rows @ weight.view(o, -1).T`` is the layer's output without bias, one row per sample (Linear) or per sample and
     output position in row-major order (Conv2d). With ``with_bias`` a column of ones is appended, so that
     ``rows @ cat([weight.view(o, -1), bias[:, None]], 1).T`` is the whole output: a change of weight and bias that is
-    orthogonal to these rows moves neither. (A convolution padded so widely that a patch is all padding then freezes
-    its bias, the only thing that answers to that patch.)
+    orthogonal to these rows changes no output. (If a convolution is padded so widely that a patch is all padding, its
+    bias is then frozen, since the output for this patch is the bias.)
 
     A convolution's rows hold each activation ``kh * kw`` times over, hence the pieces; how they are cut changes
     neither their values nor their order.
 
     Args:
         layer: see :func:`layer_dim`.
-        x: what the layer received: ``[..., in_features]`` for Linear, ``[..., C, H, W]`` for Conv2d.
+        x: the layer's input: ``[..., in_features]`` for Linear, ``[..., C, H, W]`` for Conv2d.
         with_bias: append the column of ones.
         max_rows: largest ``n`` of a piece, at least 1.
 
@@ -137,8 +137,8 @@ class Sketch:
 
     Args:
         d: length of the input vectors, see :func:`layer_dim`.
-        s: number of columns, in directions. More columns, a truer spectrum: on power-law spectra ``s = 5 d`` comes
-            close while ``s = d`` under-estimates the rank for a given threshold.
+        s: number of columns. More columns give a more accurate spectrum: on power-law spectra ``s = 5 d`` comes close,
+            while ``s = d`` under-estimates the rank for a given threshold.
         dtype: of ``A`` and of the arithmetic, ``torch.float32`` or ``torch.float64``.
         device: where ``A`` lives.
 
@@ -154,7 +154,7 @@ class Sketch:
     ) -> None:
         if d < 1 or s < 1:
             raise ValueError(f"a sketch needs d >= 1 and s >= 1, got d={d}, s={s}")
-        # No memory yet: a wide sketch takes longer to be filled with zeros than its first piece to be multiplied.
+        # Allocated later: filling a wide sketch with zeros takes longer than multiplying its first piece.
         self.A = torch.zeros((), dtype=dtype, device=device).expand(d, s)
         self.input_energy = torch.zeros((), dtype=torch.float64, device=device)
         self.residual_energy = torch.zeros((), dtype=torch.float64, device=device)
@@ -162,11 +162,11 @@ class Sketch:
 
     @torch.no_grad()
     def add(self, rows: Tensor, basis: Tensor | None, gaussian: Tensor) -> None:
-        """Add one piece of inputs; nothing of it is kept.
+        """Add one piece of inputs; they are not stored.
 
         Args:
             rows: ``[n, d]`` layer inputs, any float dtype.
-            basis: ``[d, k]`` what earlier tasks protect already, or None.
+            basis: ``[d, k]`` basis of earlier tasks, or None.
             gaussian: ``[n, s]`` standard normal, drawn afresh for every piece.
         """
         with torch.autocast(self.A.device.type, enabled=False):
@@ -205,7 +205,7 @@ def residual_share(input_energy: Tensor | float, residual_energy: Tensor | float
     """``rho = ||X*||_F / ||X||_F``, the share of a task's inputs outside the basis, in [0, 1]; not squared.
 
     With energies summed over clients it is exact for the pooled data, where FOT's Appendix E averages the clients'
-    own ratios. A layer whose inputs are all zero needs nothing: share 0.
+    own ratios. For a layer whose inputs are all zero the share is 0.
 
     Args:
         input_energy: ``||X||_F^2``, scalar.
@@ -218,7 +218,7 @@ def residual_share(input_energy: Tensor | float, residual_energy: Tensor | float
 def choose_rank(
     singular_values: Tensor, rho: float, threshold: float, rule: RankRule, minimum_rank: int, room: int
 ) -> int:
-    """How many principal directions of a sketch join the basis.
+    """The number of principal directions of a sketch to add to the basis.
 
     With ``f_r = sum_{j<=r} S_j^2 / sum_j S_j^2`` the energy share of the first ``r`` directions in the residual,
     ``f_0 = 0``, the rule's answer is the smallest ``r`` with
@@ -232,14 +232,14 @@ def choose_rank(
 
     Both assume an exact spectrum; see :class:`Sketch` for what a narrow sketch does to it.
 
-    The rules may answer 0: the basis covers the task well enough. The authors' code adds one direction in that case
-    too (``minimum_rank=1``); over 20 tasks that alone takes 19 of the 27 dimensions of a first layer that looks at
-    3x3 patches of colour images. Hence 0 is the sensible minimum; the published numbers were computed with 1.
+    The result may be 0, if the basis covers the task well enough. The authors' code adds one direction in that case
+    too (``minimum_rank=1``). Over 20 tasks that alone takes 19 of the 27 dimensions of a first layer on 3x3 patches of
+    colour images. Hence the default minimum is 0; the published numbers were computed with 1.
 
     Args:
         singular_values: ``[m]``, of the summed sketch, descending.
         rho: residual share of the task's inputs in [0, 1], see :func:`residual_share`. Below 1e-6 it is rounding, and
-            nothing is needed.
+            the result is ``minimum_rank``.
         threshold: share to be covered, in [0, 1].
         rule: ``"code"`` or ``"gpm"``.
         minimum_rank: directions to add even if the rule needs fewer, at least 0.
@@ -247,7 +247,7 @@ def choose_rank(
 
     Returns:
         Directions to add: at most ``room``, and at most the number of singular values above 1e-6 of the largest, as
-        the others belong to no data. That number is also the answer where no ``r`` meets the rule (``"code"`` with
+        the others are rounding errors. That number is also the result if no ``r`` meets the rule (``"code"`` with
         threshold 1).
 
     Raises:
@@ -304,9 +304,9 @@ def principal_directions(A: Tensor) -> tuple[Tensor, Tensor]:
 def grow_basis(basis: Tensor | None, directions: Tensor) -> Tensor:
     """The basis with new directions added, orthonormal (FOT's GramSchmidt step).
 
-    The old columns stay as they are, bit for bit, so what was protected stays protected and rounding does not pile
-    up over tasks; the new columns follow, computed in float64. Directions that lie inside the old span, or in that
-    of the directions before them, are dropped; at ``d`` columns the basis is full and the rest is cut off.
+    The old columns do not change, bit for bit, so that rounding errors do not accumulate over tasks. The new columns
+    follow, computed in float64. Directions inside the old span, or in the span of earlier directions, are dropped. At
+    ``d`` columns the basis is full and further directions are dropped.
 
     Args:
         basis: ``[d, k]`` or None.
@@ -323,7 +323,7 @@ def grow_basis(basis: Tensor | None, directions: Tensor) -> Tensor:
     grown = old.double()
     while wanted.shape[1] > 0 and grown.shape[1] < d:
         outside = wanted
-        for _ in range(2):  # once leaves the rounding of the first subtraction, twice is enough
+        for _ in range(2):  # twice, because the first subtraction leaves rounding errors
             outside = outside - grown @ (grown.T @ outside)
         new = torch.linalg.vector_norm(outside, dim=0) > _INSIDE * lengths
         outside, wanted, lengths = outside[:, new], wanted[:, new], lengths[new]
@@ -346,7 +346,7 @@ def project(delta: Tensor, basis: Tensor | None) -> Tensor:
 
     Args:
         delta: ``[o, d]``, or any ``[o, ...]`` with ``d`` values per leading index, e.g. ``[o, c, kh, kw]``.
-        basis: ``[d, k]`` or None. ``k = d`` freezes the layer: the answer is exactly zero.
+        basis: ``[d, k]`` or None. ``k = d`` freezes the layer: the result is exactly zero.
 
     Returns:
         The projected tensor in ``delta``'s shape and dtype; ``delta`` itself if the basis is empty.

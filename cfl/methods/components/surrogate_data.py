@@ -1,4 +1,4 @@
-"""Unlabelled images of another data set, which everybody may have: read, sized, dealt out, gone through."""
+"""Surrogate data: reads, resizes, deals and iterates over unlabelled images of another data set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cfl.runtime.errors import ConfigError
 
 
 def read_surrogate(source: Source, root: Path, shape: tuple[int, int, int], key: str) -> Tensor:
-    """The training images of a data set as ``[N, C, H, W]`` uint8, its labels forgotten.
+    """The training images of a data set as ``[N, C, H, W]`` uint8, without labels.
 
     Smaller images are padded with black on all sides, the odd row or column at the bottom or right; grey ones are
     repeated over the channels.
@@ -24,8 +24,8 @@ def read_surrogate(source: Source, root: Path, shape: tuple[int, int, int], key:
     Args:
         source: the data set.
         root: folder with its files.
-        shape: ``(C, H, W)`` that is wanted.
-        key: of the source in the configuration, for the error.
+        shape: ``(C, H, W)`` to deliver.
+        key: key of the source in the configuration, for the error.
 
     Raises:
         ConfigError: if its images are larger, or their channels others, than wanted.
@@ -45,11 +45,11 @@ def read_surrogate(source: Source, root: Path, shape: tuple[int, int, int], key:
 def normalised_as(transform: PixelTransform, scale: float) -> PixelTransform:
     """A stream's normalisation for the images of another data set.
 
-    Mean and deviation, in units of white, are the stream's; which stored value is white is the data set's. A stream's
+    Mean and deviation, in units of white, are the stream's; the stored value of white is the data set's. The stream's
     permutation or rotation of pixels is left out.
 
     Args:
-        transform: of the stream.
+        transform: transform of the stream.
         scale: the data set's stored value that means 1.0.
     """
     return PixelTransform(transform.mean, transform.std, scale)
@@ -61,14 +61,14 @@ def shards(size: int, parties: int, seed: int, purpose: str) -> list[np.ndarray]
 
 
 def passes(shard: np.ndarray, count: int, seed: int, purpose: str, *indices: int) -> Tensor:
-    """The first ``count`` images of going through a shard again and again, each time in a new random order.
+    """The first ``count`` images of repeated passes through a shard, each pass in a new random order.
 
     Args:
         shard: at least one index.
-        count: how many.
+        count: number of images.
         seed: the run's seed.
-        purpose: what the order is for.
-        indices: round and client, say; the number of the pass is added.
+        purpose: purpose of the draws.
+        indices: keys of the draws, such as round and client; the number of the pass is added.
 
     Returns:
         ``[count]`` int64.

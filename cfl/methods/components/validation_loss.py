@@ -20,14 +20,14 @@ def validation_loss(
     outputs: Tensor | None = None,
     client: int = 0,
 ) -> float:
-    """Mean cross-entropy over samples in nats; of a network that estimates a density, mean ``-log p(x)``.
+    """Mean cross-entropy over samples in nats; for a density network, mean ``-log p(x)``.
 
     Args:
-        network: images ``[B, C, H, W]`` to logits ``[B, O]``, in the mode in which it shall compute.
+        network: images ``[B, C, H, W]`` to logits ``[B, O]``, in its current mode.
         tensors: parameters and buffers by name.
         batches: ``[B, C, H, W]`` inputs and ``[B]`` int64 output indices.
-        outputs: ``[O]`` bool, the outputs among which the softmax runs, or None for all.
-        client: whose density, where the same weights are another one at another client.
+        outputs: ``[O]`` bool, the outputs over which the softmax is taken, or None for all.
+        client: the client, if the same weights give another density at every client.
 
     Raises:
         ValueError: no samples.

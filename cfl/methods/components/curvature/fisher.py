@@ -1,4 +1,4 @@
-"""The diagonal of a network's Fisher information: how much its predictions depend on each weight."""
+"""The diagonal of a network's Fisher information."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def diagonal_fisher(
         tensors: parameters and buffers by name, those to compute with; the network's own where one is missing.
         batches: ``[B, C, H, W]`` inputs and ``[B]`` int64 output indices.
         kind: the labels.
-        outputs: ``[O]`` bool, the outputs among which the softmax runs, or None for all. What leads to the others alone
-            gets zero.
-        names: the parameters wanted; all if not given.
-        generator: for ``sampled``, on the CPU; samples draw in their order.
+        outputs: ``[O]`` bool, the outputs over which the softmax is taken, or None for all. Parameters that affect the
+            others only get zero.
+        names: the parameters to compute it for; all if not given.
+        generator: for ``sampled``, on the CPU; numbers are drawn in the order of the samples.
         reduction: ``mean`` or ``sum`` over samples.
         batch_statistics: BatchNorm normalises by each batch's own statistics, taken as constants, instead of the
             running ones; the result then depends on how samples are cut into batches.
@@ -90,28 +90,28 @@ def diagonal_fisher(
 
 
 def _gains(network: nn.Module, x: Tensor) -> bool:
-    """Whether channels should be last: pooling and convolutions of small maps then take two thirds of the time."""
+    """Whether to put channels last: pooling and convolutions of small maps then take two thirds of the time."""
     with evaluation_mode(network):
         return gains_by_channels_last(network, x)
 
 
 def _turned(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Parameters and buffers with the weights of convolutions in the order of the images."""
+    """Parameters and buffers, with the weights of convolutions in the images' memory format."""
     weights = {name: tensors.get(name, own) for name, own in network.named_parameters() if own.ndim == 4}
     return {**tensors, **{name: channels_last(weight.detach()) for name, weight in weights.items()}}
 
 
 def check_fisher(kind: FisherKind, network: nn.Module, key: str) -> None:
-    """Refuse, before training, a Fisher information that :func:`diagonal_fisher` does not compute of a network.
+    """Refuse, before training, a kind of Fisher information that :func:`diagonal_fisher` cannot compute for a network.
 
     Args:
         kind: the labels.
-        network: of the run.
-        key: of the option, for the error.
+        network: the run's network.
+        key: key of the option, for the error.
 
     Raises:
-        ConfigError: naming ``key``; or masks that differ by client, whose network computes with client 0's outside of
-            local training.
+        ConfigError: naming ``key``; or for masks that differ by client, because the network uses client 0's masks
+            outside of local training.
     """
     if densities_differ(network):
         raise ConfigError("model.network.synchronised", False, "true where Fisher information is measured")
@@ -163,5 +163,5 @@ def _draw(p: Tensor, generator: torch.Generator | None) -> Tensor:
     """One label per row of ``p [B, O]``, from one uniform number each."""
     uniform = torch.rand(len(p), 1, generator=generator, dtype=torch.float64).to(p.device)
     share = p.double().cumsum(1)
-    # Above every cumulative share up to rounding: scaled, so that an output without probability is never drawn.
+    # Scaled by the last cumulative sum, so that rounding never draws an output without probability.
     return (share <= uniform * share[:, -1:]).sum(1)

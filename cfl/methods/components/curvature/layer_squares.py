@@ -13,7 +13,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-CHUNK = 2**22  # numbers that may be held at once for samples' own gradients: 16 MB of float32
+CHUNK = 2**22  # largest number of values held at once for per-sample gradients: 16 MB of float32
 CACHED = 2**18  # the same, of convolutions on a CPU: 1 MB of float32
 
 
@@ -51,7 +51,7 @@ def convolution_squares(module: nn.Conv2d, a: Tensor, d: Tensor, weight: bool) -
 
 
 def unfolded(a: Tensor, module: nn.Conv2d, channels_last: bool = False) -> Tensor:
-    """What a convolution with zero padding multiplies its weight with.
+    """The input patches that a convolution with zero padding multiplies its weight with.
 
     As ``torch.nn.functional.unfold``, by one strided copy, which takes a fifth of the time on a CPU.
 
@@ -103,7 +103,7 @@ def normalisation_squares(a: Tensor, d: Tensor, mean: Tensor, deviation: Tensor)
 
 
 def _convolution_chunk(a: Tensor) -> int:
-    """Cores work fastest on what their caches hold; an accelerator on much at a time."""
+    """Largest number of values at a time: what fits the caches on a CPU, more on an accelerator."""
     return min(CHUNK, CACHED) if a.device.type == "cpu" else CHUNK
 
 

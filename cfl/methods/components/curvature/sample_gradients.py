@@ -1,9 +1,9 @@
 """Sums over samples of squared per-sample gradients, without one backward pass per sample.
 
-What is differentiated is ``v_b . logits_b`` of every sample b, for given signals ``v [B, O]``. Autograd runs once for
-the batch, down to the layers' outputs; a layer's weights get theirs from its inputs and its outputs' gradients
-(:mod:`cfl.methods.components.curvature.layer_squares`). That holds for a layer that is called once and whose weights
-nobody else uses; all other parameters are differentiated sample by sample under ``vmap``.
+It differentiates ``v_b . logits_b`` of every sample b, for given signals ``v [B, O]``. Autograd runs once for the
+batch, down to the layers' outputs. The gradients of a layer's weights follow from its inputs and its outputs' gradients
+(:mod:`cfl.methods.components.curvature.layer_squares`). That holds for a layer that is called once and does not share
+its weights; all other parameters are differentiated sample by sample under ``vmap``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def squared_gradient_sums(
         tensors: parameters and buffers by name, those to compute with; the network's own where one is missing.
         x: ``[B, ...]`` inputs.
         signals: logits ``[B, O]`` to some v, each ``[B, O]``; logits and v carry no gradient.
-        names: the parameters wanted.
+        names: the parameters to compute it for.
         batch_statistics: BatchNorm layers normalise by the batch's own statistics instead of their running ones, taken
             as constants. Layers without running statistics always do.
 
@@ -79,12 +79,12 @@ def _output_gradients(logits: Tensor, layers: Sequence[_Seen], v: Tensor) -> Seq
     return torch.autograd.grad(logits, outputs, v, retain_graph=True, allow_unused=True)
 
 
-# What layers saw in the forward pass.
+# Inputs and outputs of layers in the forward pass.
 
 
 @dataclass
 class _Seen:
-    """One layer's call: input, output, and what its weights' gradients need besides."""
+    """One layer's call: its input and output, and further values that the gradients of its weights need."""
 
     module: nn.Module
     weight: str | None
@@ -124,12 +124,12 @@ _ABOUT = {
 
 
 class _Recording(TorchFunctionMode):
-    """Within the context, notes the layers' inputs and outputs, and who else uses their weights.
+    """Within the context, records the layers' inputs and outputs, and other uses of their weights.
 
     Args:
-        network: about to be called.
-        tensors: name -> the very tensors it is called with.
-        names: the parameters wanted.
+        network: the network that will be called.
+        tensors: name -> the tensor objects it is called with.
+        names: the parameters to compute it for.
     """
 
     def __init__(self, network: nn.Module, tensors: Mapping[str, Tensor], names: Sequence[str]) -> None:
@@ -160,7 +160,7 @@ class _Recording(TorchFunctionMode):
         self._hooks.close()
 
     def layers(self) -> list[_Seen]:
-        """Those whose parameters' gradients follow from what they saw."""
+        """The layers whose parameters' gradients follow from their inputs and outputs."""
         return [seen for name, seen in self._seen.items() if name not in self._elsewhere]
 
     def _watch(self, name: str, module: nn.Module) -> Iterator[Any]:
@@ -181,7 +181,7 @@ class _Recording(TorchFunctionMode):
                 output = output.detach().requires_grad_()
             mask = inputs[1] if isinstance(module, MaskedLinear) else None
             self._seen[name] = _Seen(module, own.get("weight"), own.get("bias"), inputs[0], output, statistics, mask)
-            return output.clone()  # what follows may change it in place
+            return output.clone()  # later operations may change it in place
 
         yield module.register_forward_pre_hook(before)
         yield module.register_forward_hook(after)
@@ -199,7 +199,7 @@ class _Recording(TorchFunctionMode):
 
 
 def _is_known(module: nn.Module) -> bool:
-    """Whether the layer's gradients can be written down; a subclass may do anything."""
+    """Whether the layer's gradients are known in closed form; not for subclasses, which may compute anything."""
     if type(module) is nn.Conv2d:
         return module.padding_mode == "zeros" and not isinstance(module.padding, str)
     return type(module) in (
@@ -238,7 +238,7 @@ def _add_sample_by_sample(
 
 @contextmanager
 def _constant_statistics(network: nn.Module, everywhere: bool) -> Iterator[None]:
-    """BatchNorm layers without running statistics, or all, take those of the first batch they see, as constants."""
+    """Within the context, BatchNorm layers without running statistics, or all, use the first batch's as constants."""
     layers = [m for m in network.modules() if isinstance(m, _BatchNorm) and (everywhere or m.running_mean is None)]
     before = [(layer, layer.running_mean, layer.running_var) for layer in layers]
     found: dict[nn.Module, tuple[Tensor, Tensor]] = {}

@@ -1,4 +1,4 @@
-"""Training a model at the server on images that generators have made."""
+"""Trains a model at the server on generated images."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from cfl.models.evaluation import training_mode
 
 
 class MadeBatch(NamedTuple):
-    """What one step is taken on; see :func:`cfl.methods.components.gan.losses.acgan_loss`.
+    """The batch of one step; see :func:`cfl.methods.components.gan.losses.acgan_loss`.
 
     Attributes:
         x: ``[N, C, H, W]``.
         y: ``[N]`` int64.
-        weights: ``[N]``, of the images and of the ones generated against them.
+        weights: ``[N]``, of the images and of the images generated for comparison with them.
         noise: ``[N, Z]``.
         allowed: ``[N, O]`` bool or None.
         dropped: dropout layer name -> ``[N, ...]``, see :class:`cfl.models.dropout.DropoutMasks`.
@@ -38,18 +38,18 @@ class MadeBatch(NamedTuple):
 def consolidated(
     network: ACGAN, tensors: Mapping[str, Tensor], names: Collection[str], batches: Iterable[MadeBatch], lr: float
 ) -> dict[str, Tensor]:
-    """Some parameters after AC-GAN steps of Adam with betas 0.5 and 0.999, one on each batch.
+    """Train some parameters by AC-GAN steps of Adam with betas 0.5 and 0.999, one on each batch.
 
     Args:
-        network: the architecture; its own parameters are not touched.
+        network: the architecture; its own parameters do not change.
         tensors: parameters and buffers by name, to start from.
-        names: of the parameters that are trained; all else is left as it is.
-        batches: what to take the steps on.
+        names: names of the parameters to train; all others stay unchanged.
+        batches: the batches, one per step.
         lr: learning rate.
     """
     others = {name: tensor.detach().clone() for name, tensor in tensors.items() if name not in names}
     trained = {name: tensors[name].detach().clone().requires_grad_() for name in names}
-    # Fused, it reads the weights once a step: on CPUs four times as fast as one operation after the other.
+    # Fused Adam reads the weights once per step: on CPUs four times as fast as separate operations.
     optimizer = torch.optim.Adam(trained.values(), lr=lr, betas=(0.5, 0.999), fused=True)
     loss_of = _Loss(network)
     with training_mode(network):

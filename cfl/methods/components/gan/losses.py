@@ -1,4 +1,4 @@
-"""Losses of an AC-GAN, routed so that one backward pass trains critic and generator, each by its own."""
+"""Losses of an AC-GAN, arranged so that one backward pass gives critic and generator the gradients of their losses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.func import functional_call
 from cfl.models.acgan import ACGAN
 
 _NEVER = -1e9
-"""Logit of an output that takes no part. Finite, because a difference of two log-probabilities is wanted of it."""
+"""Logit of an output that is left out. Finite, because differences of log-probabilities are computed from it."""
 
 
 def acgan_loss(
@@ -22,7 +22,7 @@ def acgan_loss(
     fake_weights: Tensor,
     allowed: Tensor | None = None,
 ) -> Tensor:
-    """Critic's and generator's losses ``[]`` of samples and of one generated image for each, of the same class.
+    """Critic's and generator's losses ``[]`` on samples, with one generated image of the same class for each.
 
     With the critic's real-or-not logit r and class probabilities p, sample ``x_i`` of class ``y_i`` and generated
     ``x'_i = G(z_i, y_i)``::
@@ -30,8 +30,8 @@ def acgan_loss(
         critic:     sum_i w_i (-log s(r(x_i)) - log p_y(x_i)) + v_i (-log(1 - s(r(x'_i))) - log p_y(x'_i))
         generator:  sum_i v_i (-log s(r(x'_i)) - log p_y(x'_i))
 
-    where s is the logistic function. The critic's loss does not see the generator's parameters, nor the generator's
-    loss the critic's: the gradient of the sum is each one's gradient of its own loss.
+    where s is the logistic function. The critic's loss has no gradient with respect to the generator's parameters, nor
+    the generator's loss with respect to the critic's. The gradient of the sum thus holds each one's own gradient.
 
     Args:
         network: holds the parameters.
@@ -68,7 +68,7 @@ def _masked(logits: Tensor, allowed: Tensor | None) -> Tensor:
 
 
 def _frozen_judge(network: ACGAN, x: Tensor) -> tuple[Tensor, Tensor]:
-    """What the critic says, differentiable by the images alone."""
+    """The critic's outputs, differentiable with respect to the images only."""
     tensors = {f"network.{name}": tensor.detach() for name, tensor in network.named_parameters()}
     judged: tuple[Tensor, Tensor] = functional_call(_Judge(network), tensors, (x,))
     return judged
@@ -87,7 +87,7 @@ class _Judge(nn.Module):
 
 
 class Generation(nn.Module):
-    """Images by given generators, each by itself, without gradients and some at a time.
+    """Generates images with given generators, one generator at a time, in batches and without gradients.
 
     Args:
         network: the architecture; its own generator is not used.

@@ -1,1 +1,1 @@
-"""What layers receive, and what methods make of it: sketches, memories, projections, permutations."""
+"""Layer inputs, and what methods compute from them: sketches, memories, projections, permutations."""

@@ -1,4 +1,4 @@
-"""Layer inputs in a network that drops, each without the dropout directly in front of its layer."""
+"""Layer inputs in a network with active dropout, each before the dropout directly in front of its layer."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ def watch_before_dropout(
     masks: Mapping[str, Tensor],
     watchers: Mapping[nn.Module, Callable[[nn.Module, Tensor], None]],
 ) -> None:
-    """One forward pass that shows watchers what their layers would be given if nothing were dropped since the last one.
+    """One forward pass that calls watchers with their layers' inputs, computed without the dropout just before them.
 
-    A layer's input is computed with all dropout up to the weighted layers (Linear, Conv2d) that it is computed from,
-    and without the dropout between these and the layer itself, whatever else lies there: pooling, flattening, another
-    dropout. The values are those of the network's own operations.
+    A layer's input is computed with all dropout up to the preceding weighted layers (Linear, Conv2d), and without the
+    dropout between these and the layer itself, whatever else lies between: pooling, flattening, another dropout. The
+    values are those of the network's own operations.
 
-    Every sample travels twice. In the second copy nothing is dropped; in front of every weighted layer it becomes the
-    first again, in which everything is. BatchNorm by the batch's own statistics sees both copies, which changes nothing
-    where they are equal, that is, anywhere but directly behind a dropout.
+    Every sample is computed twice. In the second copy nothing is dropped. In front of every weighted layer the second
+    copy is replaced by the first, in which dropout is active. BatchNorm by the batch's own statistics sees both copies,
+    which changes nothing where they are equal, that is, everywhere except directly behind a dropout.
 
     Args:
-        network: evaluated, but for the layers in ``masks``; as it was afterwards.
+        network: in evaluation mode, except for the layers in ``masks``; unchanged afterwards.
         model: its parameters and buffers.
         x: ``[b, C, H, W]``.
-        masks: of dropout layers, ``[b, ...]``, see :meth:`cfl.models.dropout.DropoutMasks.draw`.
+        masks: masks of dropout layers, ``[b, ...]``, see :meth:`cfl.models.dropout.DropoutMasks.draw`.
         watchers: weighted layer of ``network`` -> called as ``watcher(layer, input)`` with ``[b, ...]``.
     """
 
@@ -55,7 +55,7 @@ def watch_before_dropout(
 
 @contextmanager
 def _dropping(network: nn.Module, masks: dict[str, Tensor]) -> Iterator[None]:
-    """Within the context the named layers drop by these masks, in a network that is otherwise in its present mode."""
+    """Within the context the named layers drop by these masks; the network's mode does not change otherwise."""
     layers = [network.get_submodule(name) for name in masks]
     modes = [layer.training for layer in layers]
     for layer in layers:

@@ -1,4 +1,4 @@
-"""The covariance of a layer's inputs: all that a sketch of them depends on but chance."""
+"""The covariance of a layer's inputs, and sketches drawn from it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_ROWS = 4096
 # Float64 products take twice the time of float32 ones; of a symmetric product in four strips, 5/8 are computed.
 _SYMMETRIC = 2 * 5 / 8
 
-# One normal number takes as long as so many float32 multiplications (measured: 3.4 ns against 1/40 ns).
+# Time of drawing one normal number, in float32 multiplications (measured: 3.4 ns against 1/40 ns).
 _NORMAL = 130
 
 # The eigenvectors of a covariance and the product that is its root, in float32 multiplications over d^3 (measured).
@@ -25,9 +25,9 @@ _ROOT = 9
 class InputCovariance:
     """``C = sum_j x_j x_j^T`` over a layer's input vectors ``x_j [d]``, in float64, batch by batch.
 
-    The vectors are those of :func:`cfl.methods.components.subspace.layer_inputs`. Float64, because a sketch drawn from
-    ``C`` has the square roots of its eigenvalues: float32 would leave singular values of 3e-4 of the largest where
-    there is nothing.
+    The vectors are those of :func:`cfl.methods.components.subspace.layer_inputs`. Float64, because the singular values
+    of a sketch drawn from ``C`` are square roots of its eigenvalues: in float32 singular values that are 0 would come
+    out as 3e-4 of the largest.
 
     A convolution with vertical stride 1 needs no patches. With ``l_t`` the vector of all values that a patch sees of
     padded image line t (``channels * kw`` long, one per horizontal position), the block of kernel lines i and i + a is
@@ -59,7 +59,7 @@ class InputCovariance:
 
     @torch.no_grad()
     def add(self, layer: nn.Module, x: Tensor) -> None:
-        """Add what ``layer``, or a copy of it, received; nothing of it is kept.
+        """Add inputs of ``layer``, or of a copy of it; they are not stored.
 
         Raises:
             ValueError: ``x`` does not fit the layer.
@@ -130,7 +130,7 @@ def _image_lines(layer: nn.Conv2d, x: Tensor) -> list[Tensor]:
 
 
 def _strips(d: int) -> list[slice]:
-    """Four strips of equal height, the last of what is left; one where products would be small."""
+    """Four strips of equal height, the last with the remainder; a single strip if products would be small."""
     height = d if d < 64 else -(-d // 4)
     return [slice(start, min(start + height, d)) for start in range(0, d, height)]
 
@@ -141,7 +141,7 @@ def covariance_is_cheaper(layer: nn.Module, rows: int, d: int, columns: int) -> 
     An estimate from the number of operations on a CPU, known before the data are seen. In float32 multiplications,
     with n rows and s columns: ``n s (d + 130)`` for the product and its ``n s`` normal numbers, against
     ``n d^2 w + s d (d + 130) + 9 d^3`` for the covariance (w = 5/4, or 2/kh by lines), the draw, and the square root in
-    between. Two thirds, because the estimate is a rough one and drawing row by row is the plain way.
+    between. Two thirds, because the estimate is rough and row by row is the direct way.
 
     Args:
         layer: whose inputs.
@@ -167,15 +167,16 @@ def draw_sketch(
     ``C* = (I - O O^T) C (I - O O^T)`` is taken here, in float64: energies outside the basis are right to about 1e-15
     of the whole, which is less than the rounding of float32 inputs projected one by one leaves (1e-13).
 
-    L is the symmetric square root of C*. A triangular factor would be cheaper, but where an input depends on those
-    before it, as behind a basis or with units that never fire, rounding decides what its columns are; the sketch would
-    then change at random with the number of processes. The root moves by no more than sqrt(2) times what the inputs do.
+    L is the symmetric square root of C*. A triangular factor would be cheaper. But if an input depends on those before
+    it, as behind a basis or with units that never fire, its columns would be determined by rounding, and the sketch
+    would change at random with the number of processes. The root changes by at most sqrt(2) times as much as the
+    inputs.
 
     Args:
         covariance: ``C [d, d]`` of the inputs, float64.
         basis: ``O [d, k]`` orthonormal, or None.
         columns: s.
-        generator: the draws are float32 on its device, ``[d, s]`` at once.
+        generator: draws float32 numbers on its device, all ``[d, s]`` at once.
 
     Returns:
         ``A [d, s]`` float32 and the float64 scalars ``||X||_F^2``, ``||X*||_F^2``; NaN if the covariance has any.

@@ -1,4 +1,4 @@
-"""Global principal subspace extraction (Bakman et al., ICLR 2024, section 4.2): what clients compute and send."""
+"""Global principal subspace extraction (Bakman et al., ICLR 2024, section 4.2): the clients' part."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SubspaceExtraction:
     """Clients' sketches ``A_i = (X_i - O O^T X_i) G_i`` of every protected layer (eq 8, 9), and two scalars each.
 
     Args:
-        context: whose clients; bound for good.
+        context: context of the method whose clients send.
         layers: name -> protected layer of the network.
         with_bias: layer -> whether its bias counts as the weight of an input that is always 1.
         multiples: ``conv`` and ``linear`` -> columns of a sketch as a multiple of the layer's input dimension d.
@@ -42,12 +42,12 @@ class SubspaceExtraction:
             masks for clients that draw the same Gaussian numbers.
         sharing: worker processes, at least 1, of which those with equally many clients draw the same Gaussian numbers
             (:func:`cfl.methods.components.layer_inputs.workers_in_step.stream_of`).
-        scalars: ``energy``: summed squares of the inputs and of what is outside the basis; ``client_mean``: number of
-            samples, and that times the client's own share outside.
+        scalars: ``energy``: summed squares of the inputs and of their part outside the basis; ``client_mean``: number
+            of samples, and that number times the client's own share outside.
         mechanism: noise on the sketches, or None.
 
     Attributes:
-        dims: layer -> d, with the bias's 1 where it counts.
+        dims: layer -> d, including the 1 of the bias if it counts.
     """
 
     def __init__(
@@ -81,18 +81,18 @@ class SubspaceExtraction:
         bases: Mapping[str, Tensor],
         local: Iterable[dict[str, Tensor]] | None = None,
     ) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        """Some of the ``senders``, in the given order: client and its message.
+        """Compute the messages of some of the ``senders``; yields client and message in the given order.
 
         A message holds for every layer a sketch ``[1, d, s]`` under its name and the scalars ``[1, 2]`` (float64) under
         ``<name> energies``. On a CPU, as many clients at a time as there are math threads
         compute, each with one of them and with a copy of the network to watch.
 
         Args:
-            task: whose samples.
-            clients: the k clients that compute here.
+            task: the task whose samples are used.
+            clients: the k clients that this process computes.
             senders: all clients of the extraction, ascending.
             bases: layer -> ``[d, r]`` basis of earlier tasks; none where missing.
-            local: the clients' own models; None takes the one they are evaluated with.
+            local: the clients' own models; None takes the model with which they are evaluated.
         """
         context = self.context
         network = context.network
@@ -125,7 +125,7 @@ class SubspaceExtraction:
     ) -> dict[str, Tensor]:
         """One client's message: sketches of the layer inputs of ``network`` with the tensors of ``model``.
 
-        Model and bases are in the task's coordinates, the message is in the server's.
+        Model and bases are in the task's order of features, the message is in the server's.
         """
         context = self.context
         device = next(network.parameters()).device
@@ -173,7 +173,7 @@ class SubspaceExtraction:
         return "gpse dropout", task, client
 
     def _generator(self, task: int, client: int, senders: Sequence[int], number: int) -> torch.Generator:
-        """Of a client's numbers for a layer."""
+        """The generator of a client's Gaussian numbers for a layer."""
         seed = self.context.seed
         if self.sharing == 1:
             return torch_generator(seed, "sketch", task, client, number)
@@ -185,7 +185,7 @@ class SubspaceExtraction:
 def inputs_per_sample(
     network: nn.Module, layers: Mapping[str, nn.Module], input_shape: Sequence[int]
 ) -> dict[str, int]:
-    """How often a layer's weight is applied to one sample: 1, or a convolution's output positions; 0 if never used."""
+    """Uses of each layer's weight for one sample: 1, or a convolution's output positions; 0 for an unused layer."""
     found = dict.fromkeys(layers, 0)
     some = next(network.parameters())
 

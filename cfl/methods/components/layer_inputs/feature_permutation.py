@@ -1,4 +1,4 @@
-"""Permutations of the features between layers, another one for every task."""
+"""Permutations of the features between layers, a different one for every task."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from cfl.randomness.generators import numpy_generator
 
 
 class FeaturePermutations:
-    """Every task's permutation of the columns of some weights; task 0 has them in order.
+    """Every task's permutation of the columns of some weights; the identity for task 0.
 
-    A weight with permuted columns, ``W'_j = W_perm(j)``, computes from inputs ``h`` what ``W`` computes from them in
-    another order: ``W' h = W h'`` with ``h'_perm(j) = h_j``. So nothing has to be put between the layers.
+    Permuting the columns of a weight, ``W'_j = W_perm(j)``, has the same effect as permuting its inputs ``h``:
+    ``W' h = W h'`` with ``h'_perm(j) = h_j``. So no layers have to be inserted.
 
     Args:
         columns: weight name -> number of input features: of columns for a matrix ``[o, d]``, of channels for a
@@ -28,7 +28,7 @@ class FeaturePermutations:
         self._known: dict[tuple[int, str, bool], Tensor] = {}
 
     def order(self, task: int, name: str) -> Tensor:
-        """``perm``, ``[columns]`` int64, by a generator named by the task and the weight's place among ``columns``."""
+        """``perm``, ``[columns]`` int64, by a generator keyed by the task and the weight's index in ``columns``."""
         number = list(self.columns).index(name)
         generator = numpy_generator(self.seed, "feature permutation", task, number)
         return torch.from_numpy(generator.permutation(self.columns[name]))

@@ -1,4 +1,4 @@
-"""What a client's samples look like to the layers of the global model, for statistics taken after a task."""
+"""Forward passes of a client's samples through the global model, for statistics computed after a task."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def some_samples(
 ) -> Iterator[Tensor]:
     """Network inputs ``[b, C, H, W]``, ``b <= batch_size``, of at most ``most`` of a client's training samples.
 
-    Which ones is drawn by a generator named ``purpose``, task and client.
+    They are drawn by a generator keyed by ``purpose``, task and client.
     """
     own = context.indices(task, client)
     if len(own) > most:
@@ -41,9 +41,9 @@ def some_samples(
 
 
 def client_model(context: Context, task: TaskRef, client: int) -> dict[str, Tensor]:
-    """Parameters and buffers with which a client computes in a task before it trains: the global ones and its own.
+    """Parameters and buffers of a client's model in a task before it trains: the global ones and its own.
 
-    BatchNorm's running statistics are copies where nobody keeps any: a pass that uses the batch's own moves them.
+    If running statistics are dropped, BatchNorm's are copies, because a pass with the batch's own changes them.
     """
     own = {name: values[0] for name, values in context.personal_state((client,)).items()}
     state = context.state_tensors()
@@ -60,7 +60,7 @@ def _running_statistics(network: nn.Module) -> set[str]:
 
 @contextmanager
 def evaluating(context: Context) -> Iterator[None]:
-    """The network without dropout, for a client's model: with the batch's own statistics where nobody keeps any."""
+    """Within the context, evaluate a client's model: without dropout, with the batch's statistics if it has none."""
     nobody_keeps = context.batchnorm == "drop"
     statistics = context.evaluation_statistics() if nobody_keeps else nullcontext()
     with evaluation_mode(context.network), statistics:
@@ -69,9 +69,9 @@ def evaluating(context: Context) -> Iterator[None]:
 
 @contextmanager
 def evaluating_global(context: Context) -> Iterator[None]:
-    """As :func:`evaluating`, for a model that is no client's: as it is tested, with the batch's own statistics where
-    clients keep theirs to themselves too. ``context.state_tensors()`` has none of these meanwhile; what is
-    taken before has the initial ones, which nothing has ever moved.
+    """As :func:`evaluating`, for the global model: as it is tested, with the batch's own statistics also if clients
+    keep theirs local. Within the context ``context.state_tensors()`` has no running statistics; before, it has the
+    initial ones, which never change.
     """
     with evaluation_mode(context.network), context.evaluation_statistics():
         yield
@@ -79,7 +79,7 @@ def evaluating_global(context: Context) -> Iterator[None]:
 
 @contextmanager
 def inputs_watched(watchers: Mapping[nn.Module, Callable[[nn.Module, Tensor], None]]) -> Iterator[None]:
-    """Within the context, every layer tells its watcher, as ``watcher(layer, x)``, what it is about to be given."""
+    """Within the context, every layer calls its watcher, as ``watcher(layer, x)``, with its input."""
 
     def hook(watcher: Callable[[nn.Module, Tensor], None]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         return lambda layer, inputs: watcher(layer, inputs[0])
@@ -94,7 +94,7 @@ def inputs_watched(watchers: Mapping[nn.Module, Callable[[nn.Module, Tensor], No
 
 @contextmanager
 def seen_inputs(layers: Mapping[str, WeightedLayer], see: See) -> Iterator[None]:
-    """Within the context, every forward pass shows ``see`` the layers' names and inputs, in pieces ``[n, d]``."""
+    """Within the context, every forward pass calls ``see`` with the layers' names and inputs, in pieces ``[n, d]``."""
 
     def watcher(name: str) -> Callable[[nn.Module, Tensor], None]:
         def show(layer: nn.Module, x: Tensor) -> None:
@@ -109,12 +109,12 @@ def seen_inputs(layers: Mapping[str, WeightedLayer], see: See) -> Iterator[None]
 
 @contextmanager
 def probed_outputs(layers: Mapping[str, WeightedLayer]) -> Iterator[dict[str, list[Tensor]]]:
-    """Within the context, zeros that want gradients are added to the layers' outputs.
+    """Within the context, zeros that require gradients are added to the layers' outputs.
 
-    Their gradients are those by the outputs, whatever happens to the outputs in place later.
+    Their gradients are those with respect to the outputs, also if the outputs are changed in place later.
 
     Yields:
-        name -> the zeros, one tensor ``[b, o, ...]`` per time the layer was used; to be emptied between passes.
+        name -> the zeros, one tensor ``[b, o, ...]`` for each use of the layer; to be emptied between passes.
     """
     probes: dict[str, list[Tensor]] = {name: [] for name in layers}
 

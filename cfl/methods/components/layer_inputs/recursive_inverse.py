@@ -1,4 +1,4 @@
-"""The inverse of a growing sum of positive definite matrices, kept as a multiple of a matrix of fixed trace."""
+"""The inverse of a growing sum of positive definite matrices, stored as a multiple of a matrix of fixed trace."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def inverse_with(inverse: Tensor | None, added: Tensor) -> Tensor:
-    """``(S + N)^-1`` from ``S^-1``, without inverting back.
+    """``(S + N)^-1`` from ``S^-1``, without computing ``S``.
 
     With ``S^-1 = C C^T`` and ``I + C^T N C = L L^T``, Woodbury's identity reads ``(S + N)^-1 = B^T B`` with
-    ``B = L^-1 C^T``: symmetric and positive definite as computed, and no difference of nearly equal numbers.
+    ``B = L^-1 C^T``. The result is symmetric and positive definite, and no nearly equal numbers are subtracted.
 
     Args:
         inverse: ``[d, d]``, ``S^-1``; None if there is no ``S`` yet.
@@ -31,8 +31,8 @@ def inverse_with(inverse: Tensor | None, added: Tensor) -> Tensor:
 def factor(matrix: Tensor) -> Tensor:
     """Lower triangular ``C`` with ``C C^T = matrix``.
 
-    A matrix that float32 has rounded may have an eigenvalue just below zero; then the least power of ten times the mean
-    eigenvalue, from 1e-9 on, that makes it positive definite is added to all of them.
+    Rounding to float32 may leave an eigenvalue just below zero. The mean eigenvalue times the smallest power of ten,
+    from 1e-9 on, that makes the matrix positive definite is then added to all eigenvalues.
     """
     symmetric = (matrix + matrix.T) / 2
     mean = symmetric.diagonal().mean()

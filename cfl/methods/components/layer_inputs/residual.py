@@ -1,4 +1,4 @@
-"""The part of a layer's inputs that a basis does not hold, gathered piece by piece, and its principal directions."""
+"""The part of a layer's inputs outside a basis, collected in pieces, and its principal directions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from cfl.methods.components.subspace import principal_directions, project, resid
 
 
 class ResidualInputs:
-    """Exact counterpart of :class:`cfl.methods.components.subspace.Sketch` for inputs that stay where they are.
+    """Exact counterpart of :class:`cfl.methods.components.subspace.Sketch` for inputs that are not sent.
 
-    Rows are kept while there are fewer than ``d`` of them; from then on their second moments ``[d, d]``.
+    Rows are stored while there are fewer than ``d`` of them; from then on, their second moments ``[d, d]``.
 
     Args:
         basis: ``[d, k]`` orthonormal columns, ``k >= 0``.
@@ -38,20 +38,20 @@ class ResidualInputs:
         if self._count >= d:
             if self._moments is None:
                 self._moments = torch.zeros(d, d, dtype=torch.float64, device=rows.device)
-            # In float32 what is exactly zero would come out as 1e-4 of the largest singular value.
+            # In float32 singular values that are 0 would come out as 1e-4 of the largest.
             together = torch.cat(self._rows).double()
             self._moments += together.T @ together
             self._rows = []
 
     @property
     def share(self) -> float:
-        """``||X*||_F / ||X||_F`` in [0, 1], 0 if there is nothing."""
+        """``||X*||_F / ||X||_F`` in [0, 1], 0 without inputs."""
         return residual_share(self._energy, self._residual_energy)
 
     def principal(self) -> tuple[Tensor, Tensor]:
         """Left singular vectors ``[d, m]`` and singular values ``[m]`` of the residual inputs, largest first, float64.
 
-        Of float32 inputs, singular values below about 1e-6 of the largest are rounding, and so are their vectors.
+        For float32 inputs, singular values below about 1e-6 of the largest, and their vectors, are rounding errors.
         """
         if self._moments is not None:
             energies, vectors = torch.linalg.eigh(self._moments)

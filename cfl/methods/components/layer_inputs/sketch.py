@@ -1,4 +1,4 @@
-"""One client's sketch of one layer's inputs, computed in whichever of two ways is cheaper."""
+"""One client's sketch of one layer's inputs, computed in the cheaper of two ways."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cfl.methods.components.subspace import Sketch, layer_dim, layer_inputs, ske
 
 
 class Sketched(NamedTuple):
-    """What a sketch says of a layer's inputs.
+    """A sketch of a layer's inputs.
 
     Attributes:
         A: ``[d, s]``.
@@ -26,13 +26,13 @@ class Sketched(NamedTuple):
 
 
 class LayerSketch:
-    """``A = X* G`` (FOT eq 8, 9), piece by piece (:class:`cfl.methods.components.subspace.Sketch`) or by way of the
-    covariance.
+    """Computes ``A = X* G`` (FOT eq 8, 9), either piece by piece (:class:`cfl.methods.components.subspace.Sketch`) or
+    from the covariance.
 
-    Both ways have the same distribution (:func:`cfl.methods.components.layer_inputs.covariance.draw_sketch`). Which is
-    taken depends on layer, ``rows`` and ``columns`` only, so that a client's draws do not depend on how it cuts its
-    samples into batches, and is the same on every machine and device. With many more rows than inputs, as convolutions
-    have, the covariance is several times cheaper.
+    Both ways have the same distribution (:func:`cfl.methods.components.layer_inputs.covariance.draw_sketch`). The
+    choice depends on layer, ``rows`` and ``columns`` only. It is the same on every machine and device, and a client's
+    draws do not depend on the batch size. With many more rows than inputs, as for convolutions, the covariance is
+    several times cheaper.
 
     Args:
         layer: see :func:`cfl.methods.components.subspace.layer_dim`.
@@ -40,8 +40,8 @@ class LayerSketch:
         columns: s.
         basis: ``[d, k]`` of earlier tasks' inputs, on the layer's device, or None.
         generator: one per client, layer and task, on the CPU, so that the draws are the same on every device.
-        rows: number of inputs to come.
-        shared: other clients draw the same numbers, so that only the first way will do.
+        rows: number of inputs that will be added.
+        shared: whether other clients draw the same numbers, which is possible piece by piece only.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class LayerSketch:
             self._sketch = Sketch(d, columns, device=device)
 
     def add(self, layer: nn.Module, x: Tensor) -> None:
-        """Add what the layer, or a copy of it, received in a forward pass."""
+        """Add inputs of the layer, or of a copy of it, from a forward pass."""
         if self._covariance is not None:
             self._covariance.add(layer, x)
         elif self._sketch is not None:
             sketch_rows(self._sketch, layer_inputs(layer, x, self._with_bias), self._basis, self._generator)
 
     def finish(self) -> Sketched:
-        """The sketch of all that was added; once."""
+        """The sketch of all inputs added; to be called once."""
         if self._sketch is not None:
             return Sketched(self._sketch.A, self._sketch.input_energy, self._sketch.residual_energy)
         assert self._covariance is not None

@@ -1,4 +1,4 @@
-"""Which layers of a network a method is about: those that multiply input vectors with a weight."""
+"""Selects the layers of a network that multiply input vectors with a weight."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _log = logging.getLogger(__name__)
 def weighted_layers(network: nn.Module) -> dict[str, WeightedLayer]:
     """All Linear and Conv2d layers by module name, in the network's order.
 
-    Not the output layers of ``nn.MultiheadAttention``, whose weights it uses without calling them: nothing that looks
-    at a layer's inputs sees theirs.
+    The output layers of ``nn.MultiheadAttention`` are not included: it uses their weights without calling them, so that
+    their inputs cannot be observed.
     """
     unseen = _never_called(network)
     return {
@@ -45,8 +45,8 @@ def choose_layers(
         network: where to look.
         patterns: as in file names; None chooses all but ``without`` and those whose weights are frozen.
         key: the patterns' config key, for errors.
-        without: a layer that is left out unless a pattern names it, such as outputs that every task has of its own.
-        frozen: names of parameters that nobody trains.
+        without: a layer that is left out unless a pattern names it, such as an output layer with outputs per task.
+        frozen: names of parameters that are not trained.
 
     Raises:
         ConfigError: if a pattern matches nothing, a chosen layer has no weight of its own or a frozen one, or shares it
@@ -80,7 +80,7 @@ def choose_layers(
 
 
 def _holders(network: nn.Module) -> dict[int, list[str]]:
-    """Identity of a parameter -> all its names; a module that has several is no second holder."""
+    """Identity of a parameter -> the names under which modules hold it; a module with several names counts once."""
     found: dict[int, list[str]] = {}
     for name, module in network.named_modules():
         for parameter, tensor in module.named_parameters(prefix=name, recurse=False):
@@ -89,7 +89,7 @@ def _holders(network: nn.Module) -> dict[int, list[str]]:
 
 
 def _other_weights(network: nn.Module) -> str:
-    """Names of the parameters that neither a Linear, a Conv2d nor a normalising layer holds that is ever called."""
+    """Names of the parameters that do not belong to a Linear, Conv2d or normalisation layer that is called."""
     seen = (nn.Linear, nn.Conv2d, *_NORMALISING)
     unseen = _never_called(network)
     names = [

@@ -1,4 +1,4 @@
-"""Which clients draw the same numbers where several processes, seeded alike, simulate the clients one after another."""
+"""Clients that draw the same numbers if several processes with the same seed simulate them one after another."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ def stream_of(position: int, clients: int, workers: int) -> int:
     """Number of the stream that a client's sketch is drawn from, from 0; clients with one number draw the same.
 
     The clients are dealt out as by ``numpy.array_split``: the first ``clients % workers`` workers have one more than
-    the others. Workers with equally many clients have drawn equally often in all rounds before, so that their p-th
-    clients draw the same. Those with fewer are behind in the same stream, at places that line up with nobody else's.
+    the others. Workers with equally many clients have drawn equally often in all earlier rounds, so their p-th clients
+    draw the same numbers. Workers with fewer clients are behind in the same stream and share no numbers with others.
     64 clients on 5 workers, 13 + 13 + 13 + 13 + 12: four share 13 streams, the fifth has 12 of its own.
 
     Args:
-        position: of the client among those of the round.
-        clients: their number, the same in every round.
+        position: the client's position among those of the round.
+        clients: number of clients in a round, the same in every round.
         workers: at least 1.
     """
     fewer, with_more = divmod(clients, workers)
