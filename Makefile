@@ -28,9 +28,13 @@ install: $(BIN)/.installed  ## create .venv with the pinned dependencies
 # Fixed, so that the demo's figures do not depend on a trial's outcome.
 DEMO := --schedule.cohort_width 10 --engine.kind workers --engine.stack 5
 
-demo: $(BIN)/.installed  ## train FedAvg and FOT on real digits, print one table, draw the curves
-	@$(BIN)/cfl fit --seed_everything $(SEED) $(DEMO) --config configs/methods/fedavg.yaml --run.dir $(RUNS)/fedavg --run.overwrite true
-	@$(BIN)/cfl fit --seed_everything $(SEED) $(DEMO) --config configs/methods/fot.yaml --run.dir $(RUNS)/fot --run.overwrite true
+FIT_DEMO = $(BIN)/cfl fit --seed_everything $(SEED) $(DEMO) --config configs/methods/$(1).yaml --run.dir $(RUNS)/$(1) --run.overwrite true
+
+demo: $(BIN)/.installed  ## train FedAvg and FOT on real digits, side by side; print one table, draw the curves
+	@mkdir -p $(RUNS)
+	@$(call FIT_DEMO,fedavg) > $(RUNS)/fedavg.txt 2>&1 & fedavg=$$!; \
+		$(call FIT_DEMO,fot); fot=$$?; \
+		wait $$fedavg || { cat $(RUNS)/fedavg.txt; exit 1; }; exit $$fot
 	@$(BIN)/cfl compare $(RUNS)/fedavg $(RUNS)/fot --out $(RUNS) --pictures
 
 bench: $(BIN)/.installed  ## measure speed and memory into runs/bench: WORKS=W1,W2 ROUNDS=10 ENGINES=loop,cfl

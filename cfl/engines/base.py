@@ -134,6 +134,9 @@ class Engine(ABC):
         Without methods that say otherwise, the mean cross-entropy on its unmasked samples.
         """
 
+    leaves_finished_clients = False
+    """Whether :meth:`train` leaves a client as it is after its last step, while others of its cohort go on."""
+
     failed_step: int | None = None
     """The local step in which the last :meth:`train` failed, where the engine knows it."""
 

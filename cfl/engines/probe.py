@@ -22,6 +22,8 @@ SHARE_OF_RUN = 0.02
 
 LEAST_SECONDS = 0.25
 MOST_SECONDS = 5.0
+MOST_OF_RUN = 0.25
+"""A probe never takes a greater share than this of a short run: it could not be saved again."""
 
 BUILDING_SHARE = 0.05
 MOST_BUILDING = 2.0
@@ -84,7 +86,7 @@ def probe(
         best[choice] = min(best.get(choice, float("inf")), cost)
 
     def budget() -> float:
-        return min(max(SHARE_OF_RUN * run(), LEAST_SECONDS), MOST_SECONDS)
+        return min(max(SHARE_OF_RUN * run(), LEAST_SECONDS), MOST_SECONDS, MOST_OF_RUN * run())
 
     def run() -> float:
         return min(best.values()) * client_steps

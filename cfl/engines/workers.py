@@ -74,6 +74,7 @@ class WorkerEngine(Engine):
         self.channels_last = turned is None and any(isinstance(m, nn.Conv2d) for m in network.modules())
         self.input_shape = tuple(input_shape)
         self.stack = stack if self.chain is not None and self.chain.stackable else 1
+        self.leaves_finished_clients = self.stack == 1
         self.masks = DropoutMasks(network, input_shape)
         self.draws = StepDraws(network)
         self._recorded = RecordedSteps(self.chain, eager) if self.chain is not None and self.stack == 1 else None

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
+import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 from torch.optim import Optimizer
 
+from cfl.engines import remembered
 from cfl.engines.base import Engine, EngineOptions
 from cfl.engines.choice import EngineChoice, build_engine, candidates, from_dict
 from cfl.engines.objective import Objective
@@ -25,7 +27,7 @@ from cfl.runtime import distributed
 
 @dataclass(frozen=True)
 class Chosen:
-    """An engine, and what was measured to find it; nothing where there was no choice."""
+    """An engine, and what was measured to find it, now or by an earlier run; nothing where there was no choice."""
 
     choice: EngineChoice
     trials: list[Measured]
@@ -42,7 +44,8 @@ def choose_engine(
     resumed: dict[str, Any] | None = None,
     blocks: bool = False,
 ) -> Chosen:
-    """What the settings say, the checkpoint's choice, or the fastest in a short trial on the next round's data.
+    """What the settings say, the checkpoint's choice, the one that an earlier trial of the same question has found, or
+    the fastest in a short trial on the next round's data.
 
     Args:
         options: the settings of engines.
@@ -70,16 +73,25 @@ def choose_engine(
         data.schedule.batch_size,
         by_hand,
     )
+    fused_sgd = partial(step_at_once, methods=cast(Composition, federation.methods), engine=None, watched=watched)
     settled = open_choices[0] if len(open_choices) == 1 else from_dict(resumed, open_choices)
+    asked, known = "", None
+    if settled is None:
+        fused = fused_sgd(optimizer_of([nn.Parameter(torch.zeros(1))]))
+        shapes = (input_shape, data.schedule.batch_size, data.schedule.local_epochs)
+        asked = remembered.question(network, open_choices, shapes, fused is not None, by_hand, blocks)
+        known = remembered.recall(asked, open_choices)
+        settled = None if known is None else known.choice
     # What is open depends on a process's math threads: if one needs a trial, the others must be in it.
     everyones = distributed.gather(settled)
     if everyones[0] is not None and None not in everyones:
-        return Chosen(everyones[0], [])
+        return Chosen(everyones[0], [] if known is None else [known])
     next_round = min(federation.round, data.num_rounds - 1)
-    fused_sgd = partial(step_at_once, methods=cast(Composition, federation.methods), engine=None, watched=watched)
     trials = Trials(data, next_round, network, input_shape, options, optimizer_of, fused_sgd, by_hand)
     in_one_go = trials.most_steps if blocks else 1
     measured = probe(open_choices, trials.of, trials.client_steps_of_run, steps_in_one_go=in_one_go)
+    if distributed.rank() == 0:
+        remembered.remember(asked, measured[0])
     return Chosen(distributed.from_first(measured[0].choice), measured)
 
 

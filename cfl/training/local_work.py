@@ -173,24 +173,28 @@ class LocalWork:
         total = torch.zeros((), device=self._device)
         optimizer = cast(Optimizer, self._optimizer)
         for batch in block.steps:
-            losses = self._step_losses(batch)
-            if self.context.fused_sgd is None:
-                optimizer.zero_grad()
-            self.backward(losses.sum())
-            self.adjust_gradients()
-            if self.context.fused_sgd is None:
-                optimizer.step()
+            gradients = partial(self._gradients_of, batch, optimizer)
+            total += gradients() if self.context.fused_sgd is not None else optimizer.step(gradients)  # type: ignore[arg-type]
             self.rescale()
-            total += losses.detach().sum()
             if batch.closes:
                 self.finish(batch.closes)
         return total
 
+    def _gradients_of(self, batch: CohortBatch, optimizer: Optimizer) -> Tensor:
+        """The sum of a step's losses, detached; its gradients are left for the optimizer."""
+        losses = self._step_losses(batch).sum()
+        if self.context.fused_sgd is None:
+            optimizer.zero_grad()
+        self.backward(losses)
+        self.adjust_gradients()
+        return losses.detach()
+
     @property
     def _in_one_go(self) -> bool:
         """Whether nobody but the engine has a part in a step."""
-        quiet = self.buffer is None and not self.federation.data.by_global_index
-        return quiet and self.context.fused_sgd is not None and not self.methods.with_capability(BatchExtension)
+        others = self.buffer is not None or self.methods.with_capability(BatchExtension)
+        alone = not others and not self.federation.data.by_global_index and self.context.fused_sgd is not None
+        return alone and self.engine.leaves_finished_clients
 
     def _train_in_one_go(self, block: CohortBlock) -> Tensor:
         self.local_step = block.first

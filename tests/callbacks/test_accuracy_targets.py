@@ -307,7 +307,7 @@ def test_a_checkpoint_is_not_resumed_with_other_targets(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (asked(0), "targets.accuracies = 0.0 cannot work; valid: numbers in (0, 100], in percent"),
+        (asked(0), "targets.accuracies = 0.0 cannot work; valid: a number in (0, 100]"),
         (asked(90, 100.5), "targets.accuracies = 100.5 cannot work"),
         (asked(-1), "targets.accuracies = -1.0 cannot work"),
         (("--targets.accuracies", "[.nan]"), "targets.accuracies = nan cannot work"),

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from cfl.callbacks import RoundProgress
 from cfl.data.cohorts import CohortBatch, CohortBlock
+from cfl.data.partitions import Dirichlet
 from cfl.engines import EngineOptions
 from cfl.methods import ER, EWC, SCAFFOLD, FedProx, Method
 from cfl.models import Network
@@ -107,6 +108,18 @@ METHODS: dict[str, Callable[[], dict[str, Method]]] = {
     "fedprox": lambda: {"fedprox": FedProx(0.1)},
     "scaffold": lambda: {"scaffold": SCAFFOLD("II")},
 }
+
+
+def test_a_stacked_client_is_collected_directly_after_its_last_step(length: Callable[[int], None]) -> None:
+    """Weight decay and pulls go on moving its row while its neighbours train."""
+    found = []
+    for steps in (1, 1000):
+        length(steps)
+        data = tiny_data(schedule={"cohort_width": 3, "batch_size": 4}, partition=Dirichlet(alpha=1.0))
+        client = tiny_client(data, mlp, DECAY, {"fedprox": FedProx(0.8)}, EngineOptions("workers", 2, 3))
+        found.append(weights(fit(client, data)))
+    for name, value in found[0].items():
+        assert torch.equal(found[1][name], value)
 
 
 @pytest.mark.parametrize("name", METHODS)
