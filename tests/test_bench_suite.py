@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from benchmarks.added_by_methods import METHODS, added, added_by_methods, scenario_for
+from benchmarks.added_by_methods import METHODS, added, added_by_methods, needed, scenario_for
 from benchmarks.arrays import MEAN, STD, data_file, task_tensors
 from benchmarks.bench import Bench, Peak
 from benchmarks.command import main
+from benchmarks.config import config_of
+from benchmarks.counted import counted_flops
 from benchmarks.engines import ENGINES, Engine, chosen_engines
 from benchmarks.extraction import Extraction, extraction, extraction_figures
 from benchmarks.fisher import fisher, fisher_figures
@@ -315,6 +317,31 @@ def test_what_a_method_adds() -> None:
         "added_task_end_downlink_bytes": 50,
         "added_peak_rss_mb": 40.0,
     }
+
+
+def test_added_seconds_are_held_against_added_arithmetic() -> None:
+    row = {"fedavg_seconds_per_round_median": 4.0, "added_seconds_per_round": 3.0}
+    assert needed(row, 150, 100) == {
+        "added_flops_share": 0.5,
+        "needed_seconds_per_round": 2.0,
+        "added_over_needed": 1.5,
+    }
+    assert needed(row, 100, 100)["added_over_needed"] is None
+    for given in ((None, 100), (100, None)):
+        assert set(needed(row, *given).values()) == {None}
+
+
+@pytest.mark.slow
+def test_flops_of_a_round_are_counted_while_it_runs(tmp_path: Path) -> None:
+    """Federated averaging's are those of the work; FedProx adds none, A-GEM's reference a second pass."""
+    work = replace(TINY, name="W5", permuted=True)
+    config = config_of(work, data_file(tmp_path, work), "second task")
+    plain = counted_flops(tmp_path / "plain", config)
+    assert plain == round_flops(work) + 2 * work.sampled * (64 * 6 + 6 + 6 * 2 + 2)  # the mean of the updates
+    assert counted_flops(tmp_path / "fedprox", config, [METHODS / "fedprox.yaml"]) == plain
+    assert counted_flops(tmp_path / "agem", config, [METHODS / "agem.yaml"]) > 1.5 * plain  # type: ignore[operator]
+    config["schedule"]["batch_size"] = 0
+    assert counted_flops(tmp_path / "wrong", config) is None
 
 
 def test_extraction_figures() -> None:
@@ -771,6 +798,7 @@ def test_methods_and_extractions_in_miniature(tmp_path: Path, monkeypatch: pytes
     """
     monkeypatch.setattr("benchmarks.running.subprocess.Popen", Forked)
     monkeypatch.setattr("benchmarks.suite.Peak", NoPeak)
+    monkeypatch.setattr("benchmarks.added_by_methods.counted_flops", lambda place, config, methods=(): 100)
     fot = next(path for path in METHODS.glob("*.yaml") if path.stem == "fot")
     case = Extraction(replace(TINY, name="W6", variant="MLP"), 1.0, "domain", 0.5)
     works = {
@@ -787,6 +815,7 @@ def test_methods_and_extractions_in_miniature(tmp_path: Path, monkeypatch: pytes
     assert added_row["added_task_end_uplink_bytes"] == TINY.sampled * (4 * 5 * (64**2 + 6**2) + 2 * 2 * 8)
     assert added_row["added_task_end_downlink_bytes"] == TINY.sampled * PARAMETERS * 4
     assert added_row["added_task_end_seconds"] > 0
+    assert added_row["added_flops_share"] == 0
     assert extraction_row["not_run"] is None
     assert extraction_row["rounds"] == 2
     assert (

@@ -13,6 +13,7 @@ import yaml
 import cfl.methods
 from benchmarks.bench import Bench
 from benchmarks.config import config_of
+from benchmarks.counted import counted_flops
 from benchmarks.engines import CFL
 from benchmarks.flops import round_flops
 from benchmarks.rounds import Measured
@@ -38,6 +39,7 @@ def added_by_methods(bench: Bench, work: Work = WORK, files: Sequence[Path] | No
         A row per method.
     """
     rows = []
+    plain: dict[str, int | None] = {}
     for file in sorted(METHODS.glob("*.yaml")) if files is None else files:
         config = config_of(work, bench.data(work), "second task")
         config["data"]["scenario"] = scenario_for(yaml.safe_load(file.read_text())["methods"] or {})
@@ -54,6 +56,10 @@ def added_by_methods(bench: Bench, work: Work = WORK, files: Sequence[Path] | No
         add_floor(row, round_flops(work), bench.peak.flops_per_second)
         if row["not_run"] is None:
             row |= added(measured[file.stem], measured["federated averaging"])
+            scenario, place = config["data"]["scenario"], bench.folder / work.label
+            if scenario not in plain:
+                plain[scenario] = counted_flops(place / f"flops-{scenario}", config)
+            row |= needed(row, counted_flops(place / f"flops-of-{file.stem}", config, [file]), plain[scenario])
         rows.append(row)
     return rows
 
@@ -66,6 +72,26 @@ def scenario_for(methods: dict[str, Any]) -> str:
     """
     classes = [getattr(cfl.methods, entry["class_path"].rpartition(".")[2]) for entry in methods.values()]
     return next((s for s in ("domain", "task", "class") if all(s in method.scenarios for method in classes)), "domain")
+
+
+def needed(row: Row, flops: int | None, plain: int | None) -> dict[str, float | None]:
+    """What the method's own products and convolutions must cost, at the rate at which federated averaging computes its.
+
+    Args:
+        row: with seconds of federated averaging, and added seconds.
+        flops: of a round with the method; None if they could not be counted.
+        plain: of a round of federated averaging.
+
+    Returns:
+        ``added_flops_share``, of those of federated averaging; ``needed_seconds_per_round``; ``added_over_needed``,
+        None where less than a hundredth is added, which is elementwise work and noise.
+    """
+    if not flops or not plain:
+        return {"added_flops_share": None, "needed_seconds_per_round": None, "added_over_needed": None}
+    share = (flops - plain) / plain
+    seconds = share * row["fedavg_seconds_per_round_median"]
+    over = row["added_seconds_per_round"] / seconds if share > 0.01 else None
+    return {"added_flops_share": share, "needed_seconds_per_round": seconds, "added_over_needed": over}
 
 
 def added(method: Measured, base: Measured) -> dict[str, float]:

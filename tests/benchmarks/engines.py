@@ -121,7 +121,14 @@ def fit_command(configs: Sequence[Path], run_folder: Path, options: Sequence[str
         run_folder: of the run, overwritten.
         options: of ``cfl fit``.
     """
+    return [*fit_options(configs, run_folder, options), "--trainer.callbacks+=benchmarks.pace.Pace", *_WIRE]
+
+
+_WIRE = ("--trainer.callbacks.wire",)
+
+
+def fit_options(configs: Sequence[Path], run_folder: Path, options: Sequence[str] = ()) -> list[str]:
+    """``cfl fit`` without a coordinator; arguments as for :func:`fit_command`."""
     given = [part for config in configs for part in ("--config", str(config))]
     run = ["--run.dir", str(run_folder), "--run.overwrite", "true"]
-    pace = ["--trainer.callbacks+=benchmarks.pace.Pace", "--trainer.callbacks.wire"]
-    return [sys.executable, "-m", "cfl", "fit", *given, *run, *options, *pace]
+    return [sys.executable, "-m", "cfl", "fit", *given, *run, *options]

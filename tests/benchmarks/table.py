@@ -45,6 +45,8 @@ COLUMNS: dict[str, list[Column]] = {
     "W5": [
         *_ROUND,
         ("added s", "added_seconds_per_round", "+.3f", 1),
+        ("added FLOPs", "added_flops_share", "+.0%", 1),
+        ("added / needed", "added_over_needed", ".2f", 1),
         ("added up MB", "added_uplink_bytes_per_round", "+.2f", 1e-6),
         ("added down MB", "added_downlink_bytes_per_round", "+.2f", 1e-6),
         ("task end s", "added_task_end_seconds", ".2f", 1),
