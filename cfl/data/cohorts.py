@@ -241,8 +241,8 @@ class CohortBlock:
 
     @cached_property
     def steps(self) -> tuple[CohortBatch, ...]:
-        """The S steps."""
-        return tuple(self._step(number) for number in range(len(self)))
+        """The S steps, kept with all that each has fetched of its samples."""
+        return tuple(map(self.step, range(len(self))))
 
     @property
     def closes(self) -> tuple[int, ...]:
@@ -266,7 +266,8 @@ class CohortBlock:
         index, mask = (t.to(device, non_blocking=non_blocking) for t in (self.index, self.mask))
         return replace(self, index=index, mask=mask)
 
-    def _step(self, number: int) -> CohortBatch:
+    def step(self, number: int) -> CohortBatch:
+        """One of the S steps, which has fetched nothing yet."""
         width, step = self.widths[number], self.first + number
         batch = CohortBatch(
             clients=self.clients,

@@ -146,7 +146,8 @@ class Engine(ABC):
         Returns:
             ``[k, S]``, each client's loss in each step as :meth:`losses` has it.
         """
-        return torch.stack([self.losses(cohort, batch, context) for batch in block.steps], 1)
+        steps = map(block.step, range(len(block)))
+        return torch.stack([self.losses(cohort, batch, context) for batch in steps], 1)
 
     @abstractmethod
     def backward(self, total: Tensor, cohort: Cohort) -> None:

@@ -97,7 +97,7 @@ class Trials:
             if context.fused_sgd is not None and engine.steps_at_once:
                 engine.train(cohort, part, context)
                 return
-            for batch in part.steps:
+            for batch in map(part.step, range(len(part))):
                 losses = engine.losses(cohort, batch, context)
                 optimizer.zero_grad()
                 engine.backward(losses.sum(), cohort)

@@ -172,7 +172,7 @@ class LocalWork:
             return self._train_in_one_go(block)
         total = torch.zeros((), device=self._device)
         optimizer = cast(Optimizer, self._optimizer)
-        for batch in block.steps:
+        for batch in map(block.step, range(len(block))):  # one at a time: each fetches its samples
             gradients = partial(self._gradients_of, batch, optimizer)
             total += gradients() if self.context.fused_sgd is not None else optimizer.step(gradients)  # type: ignore[arg-type]
             self.rescale()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -213,3 +214,23 @@ def test_a_failure_names_its_step(length: Callable[[int], None], steps: int) -> 
     client = tiny_client(data, Lonely, engine=EngineOptions("workers", 2))
     with pytest.raises(RuntimeError, match=r"local step 1 of clients \[0, 1\] failed in round 0 \(task 0\)"):
         fit(client, data)
+
+
+@pytest.mark.parametrize("kind", ["vmap", "workers"])
+def test_a_steps_samples_are_let_go_before_the_next_ones_are_fetched(length: Callable[[int], None], kind: Any) -> None:
+    """A block would hold a whole epoch's images otherwise."""
+    length(1000)
+    data = tiny_data(schedule={"batch_size": 2, "rounds_per_task": 1})
+    gather, fetched, most = data.gather, list[Any](), 0
+
+    def noted(*given: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        nonlocal most
+        x, y = gather(*given, **options)
+        most = max(most, sum(reference() is not None for reference in fetched))
+        fetched.append(weakref.ref(x))
+        return x, y
+
+    data.gather = noted  # type: ignore[method-assign]
+    fit(tiny_client(data, methods={"er": ER(8)}, engine=EngineOptions(kind)), data)
+    assert len(fetched) >= 20
+    assert most <= 3
