@@ -141,7 +141,7 @@ def test_piped_command_writes_text_and_ends_on_a_signal(tmp_path: Path) -> None:
     assert not re.search(r"[^\n -~]", first + output), "control characters"
     assert output.splitlines()[-1] == f"interrupted; continue with: cfl fit --ckpt_path {tmp_path / 'run'}/last.ckpt"
     assert "stopping after this round" in errors
-    shown = int(progress_lines(first + output)[-1][2])
+    shown = 1 + int(progress_lines(first + output)[-1][2])  # rounds count from 0
     assert tiny_cli.checkpoint(tmp_path / "run")["federation"]["round"] == shown
     assert len(tiny_cli.rows(tmp_path / "run" / "rounds.csv")) == shown
 

@@ -26,6 +26,7 @@ from cfl.data.partitions import Dirichlet
 from cfl.federation.client_states import ClientStates
 from cfl.federation.federation import Federation
 from cfl.methods.personal import PersonalLayers
+from cfl.reporting.rounding import rounded
 from cfl.runtime.errors import ConfigError
 
 HEAD = 4 * 8 + 4
@@ -120,7 +121,7 @@ def test_a_run_may_be_resumed_with_another_limit(
     capsys.readouterr()
     assert tiny_cli.run("validate", "--ckpt_path", str(tmp_path / "last.ckpt"), *limited(LIMITS[first])) == 0
     shown = capsys.readouterr().out
-    assert f"{whole['summary']['acc']:8.3f}" in shown
+    assert f" {rounded(whole['summary']['acc'], 3)}" in shown
 
 
 def test_a_checkpoint_may_be_moved_and_read_by_plain_torch(tmp_path: Path, whole: dict[str, Any]) -> None:

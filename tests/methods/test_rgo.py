@@ -157,7 +157,7 @@ CASES: dict[str, tuple[NetworkFactory, Callable[[int], Stream], dict[str, Any], 
         deep_mlp,
         permuted,
         {"share": 0.75, "curvature": "inputs", "samples": 7, "batch_size": 3, "memory_clients": "sampled"},
-        {"layers": MLP_LAYERS, "share": 0.75, "sample_weights": False, "samples": 7, "everyone": False},
+        {"layers": MLP_LAYERS, "share": 0.75, "weigh": False, "samples": 7, "everyone": False},
     ),
     "others after every task": (
         deep_mlp,

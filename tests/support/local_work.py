@@ -46,4 +46,6 @@ def counted_steps() -> Iterator[Work]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Client, "optimizer_step", step)
+        for module in ("client", "local_work"):  # a block of steps collects from clients, too
+            patch.setattr(f"cfl.training.{module}.steps_per_block", lambda seconds: 1)
         yield work
