@@ -26,6 +26,7 @@ from cfl.methods.base import Method
 from cfl.methods.composition import Composition
 from cfl.models.base import Network
 from cfl.models.density import is_density
+from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
 from cfl.training.blocks import steps_are_watched, steps_per_block
 from cfl.training.engine_choice import choose_engine, chosen_engine, gradients_are_watched
@@ -177,7 +178,8 @@ class Client(LightningModule):
         self.work = LocalWork(federation, engine, width, self._objective, self.seed, precision, watched, blocks)
         trials = chosen.trials
         seconds = trials[0].seconds_per_client_step * width if blocks and trials else math.inf
-        federation.data.steps_per_block = steps_per_block(seconds)
+        # All processes must have as many batches, whatever each has measured.
+        federation.data.steps_per_block = steps_per_block(max(distributed.gather(seconds)))
         return self._optimizer_of(self.work.cohort.parameters.values())
 
     def optimizer_for_its_options(self, clipping: str | None) -> Optimizer:

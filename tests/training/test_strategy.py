@@ -325,21 +325,33 @@ class Witness(Callback):
         self.models.append(arrays(weights(pl_module.federation)))
 
 
-def train(variant: str, size: int, as_double: bool = True, parallel: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Run a variant as one of ``size`` processes; what this process knows at the end."""
+def train(
+    variant: str,
+    size: int,
+    as_double: bool = True,
+    parallel: dict[str, Any] | None = None,
+    engine: EngineOptions | None = None,
+    in_blocks: bool = False,
+) -> dict[str, Any]:
+    """Run a variant as one of ``size`` processes; what this process knows at the end.
+
+    Steps are watched, hence single ones, unless they come ``in_blocks``.
+    """
     network, methods, of_data, federated = VARIANTS[variant]
     options: dict[str, Any] = copy.deepcopy(of_data)
     stream, buffer = options.pop("stream", None), ReplayBuffer(**options.pop("buffer", {}))
     schedule = {"rounds_per_task": 2, "batch_size": 4, "cohort_width": 2, **options.pop("schedule", {})}
     data = tiny_data(stream, **{"num_clients": 5, "partition": UNEQUAL, "schedule": schedule, **options})
-    engine = EngineOptions("workers") if variant == "workers" else None
+    if engine is not None:
+        schedule["cohort_width"] = "auto"
+    engine = engine or (EngineOptions("workers") if variant == "workers" else None)
     client: Client = tiny_client(data, double(network) if as_double else network, MOMENTUM, methods(), engine)
     client.buffer = buffer
     witness = Witness()
     trainer = parallel or (several(size) if size > 1 else {})
     if variant == "clipped":
         trainer["gradient_clip_val"] = 0.3
-    federation: Federation = fit(client, data, federated, callbacks=[witness], **trainer)
+    federation: Federation = fit(client, data, federated, callbacks=[] if in_blocks else [witness], **trainer)
     return {
         "rank": rank(),
         "state": arrays(federation.state_dict()),
@@ -398,6 +410,16 @@ def assert_the_same_as_one_process(crew: Crew, variant: str) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_two_processes_are_the_same_as_one(crew: Crew, variant: str) -> None:
     assert_the_same_as_one_process(crew, variant)
+
+
+@pytest.mark.parametrize("engine", [None, EngineOptions("auto")], ids=["fixed", "auto"])
+@pytest.mark.parametrize("variant", ["unequal clients", "ewc", "workers"])
+def test_processes_have_as_many_blocks_and_the_same_numbers(three: Crew, variant: str, engine: Any) -> None:
+    """Whatever each has measured in a trial."""
+    one = alone(variant)
+    for result in three.run(train, variant, len(three.pipes), True, None, engine, True):
+        assert_close(result["weights"], one["weights"], 1e-8)
+        assert_close(result["state"]["clients"], one["state"]["clients"], 1e-8)
 
 
 @pytest.mark.parametrize("variant", ["unequal clients", "fot", "personal", "task-incremental"])
