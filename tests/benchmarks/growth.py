@@ -41,7 +41,7 @@ ROOM = 4
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 POPULATIONS = (100, 1000, 10_000, 100_000, 1_000_000)
 SAMPLED = (10, 100, 1000, 10_000)
-TASKS = (5, 10)
+TASKS = (5, 10, 20, 50, 100)
 PARAMETERS = (10_000, 100_000, 1_000_000, 10_000_000)
 PROCESSES = (2, 8, 64)
 
@@ -437,7 +437,7 @@ def chosen_lines(names: str) -> list[str]:
     """
     wanted = {name.strip() for name in names.split(",") if name.strip()}
     for name in sorted(wanted - set(LINES)):
-        raise ConfigError("LINES", name, f"{', '.join(LINES)}, separated by commas")
+        raise ConfigError("--lines", name, f"{', '.join(LINES)}, separated by commas")
     return [name for name in LINES if name in wanted or not wanted]
 
 
