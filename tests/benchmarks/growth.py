@@ -219,7 +219,7 @@ def processes(bench: Bench) -> list[Row]:
     parallel = ("--trainer.strategy", "cfl.training.strategy.ClientParallel", "--trainer.devices", "2")
     points = [
         Point(
-            {"line": "processes", "point": f"1 process, {sampled} clients", "processes": 1},
+            {"line": "processes", "point": f"1 process, {sampled} client" + "s" * (sampled > 1), "processes": 1},
             replace(W1, sampled=sampled),
             Engine("cfl", options=fixed_engine(min(16, sampled), 1, 1), environment=ONE_THREAD),
         )
