@@ -180,7 +180,7 @@ def population(bench: Bench) -> list[Row]:
     works = [replace(MANY, clients=clients, sampled=100) for clients in POPULATIONS]
     points = [Point({"line": "clients", "point": w.clients}, w, stacked_engine(w.sampled)) for w in works]
     rows = measure(bench, points, 3 * bench.rounds)
-    add_slopes(rows, "point", {"beyond_data_mb": "mb_per_client", "startup_seconds": "startup_per_client"})
+    add_slopes(rows, "point", {"beyond_data_mb": "mb_per_client"})
     return rows
 
 
@@ -362,7 +362,6 @@ COLUMNS: dict[str, list[Column]] = {
         *_SECONDS,
         ("ms per sampled client", "seconds_per_client", ".3f", 1e3),
         ("start-up s", "startup_seconds", ".1f", 1),
-        ("start-up us per added client", "startup_per_client", ".1f", 1e6),
         *_MEMORY,
         ("bytes per added client", "mb_per_client", ".0f", 1e6),
     ],
