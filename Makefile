@@ -7,10 +7,11 @@ SEED ?= 0
 RUNS ?= runs/demo
 ROUNDS ?= 10
 BENCH ?= runs/bench
+GROWTH ?= runs/growth
 export MPLBACKEND := Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo bench bench-gpu tables test test-fast test-slow lint types tests coverage docs format clean
+.PHONY: help install demo bench bench-gpu growth tables test test-fast test-slow lint types tests coverage docs format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | awk -F '\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -43,6 +44,9 @@ bench: $(BIN)/.installed  ## measure speed and memory into runs/bench: WORKS=W1,
 bench-gpu: $(BIN)/.installed  ## the same on a GPU, some five minutes, into runs/bench-gpu: WORKS=W1,W2 ROUNDS=10
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks --device gpu --works "$(or $(WORKS),W1,W2,W3,W9)" --engines "$(ENGINES)" \
 		--rounds "$(ROUNDS)" --out "$(BENCH)-gpu"
+
+growth: $(BIN)/.installed  ## measure what must not grow with clients, tasks, network or processes, into runs/growth: ONLY=clients,tasks
+	@PYTHONPATH=tests $(BIN)/python -m benchmarks.growth --lines "$(ONLY)" --out "$(GROWTH)"
 
 # fot-table1, fot-figure4, ...: a target for every table's file; docs/tables.md explains the variables.
 TABLES := $(foreach file,$(filter-out %/paper.yaml,$(wildcard cfl/papers/*/*.yaml)),$(subst /,-,$(file:cfl/papers/%.yaml=%)))

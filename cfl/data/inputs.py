@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from cfl.data.augmentation import Augmentation, augmentation_words
-from cfl.data.types import ImageSet, Task
+from cfl.data.types import ImageSet, Task, mapped_apart
 from cfl.randomness.generators import numpy_generator
 
 Moment = tuple[int, int]
@@ -43,6 +43,10 @@ class Inputs:
         self._mapped: tuple[tuple[int, torch.device], ImageSet] | None = None
         self._test_orders: dict[tuple[int, torch.device], Tensor] = {}
         self._lock = threading.Lock()
+        # Per task, the first with the same stored images and normalisation: samples of both are fetched together.
+        alike: dict[tuple[Hashable, ...], int] = {}
+        kinds = [(id(task.train), *task.transform.normalisation) for task in tasks]
+        self._alike = torch.tensor([alike.setdefault(kind, task) for task, kind in enumerate(kinds)])
 
     def of_task(self, task: int, index: Tensor, moment: Moment | None = None) -> tuple[Tensor, Tensor]:
         """Training samples of a task.
@@ -82,10 +86,14 @@ class Inputs:
         if words is None and moment is not None and self._augmentation is not None:
             words = self.words(tasks, index, moment)
         bits = None if words is None else words.reshape(-1)
+        if not self._alike.any():
+            x, y = self._stored_alike(0, of, flat, bits)
+            return x.view(*index.shape, *x.shape[1:]), y.view(index.shape)
         x = torch.empty((len(flat), *self._shape), device=index.device)
         y = torch.empty_like(flat)
-        for task, rows in _rows_by_task(of):
-            x[rows], y[rows] = self.stored(task, flat[rows], None if bits is None else bits[rows])
+        for first, rows in _rows_by_task(self._alike.to(of.device)[of]):
+            own = None if bits is None else bits[rows]
+            x[rows], y[rows] = self._stored_alike(first, of[rows], flat[rows], own)
         return x.view(*index.shape, *x.shape[1:]), y.view(index.shape)
 
     def stored(self, task: int, index: Tensor, words: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -95,6 +103,20 @@ class Inputs:
         if self._augmentation is not None and words is not None:
             images = self._augmentation(images, words)
         return self._tasks[task].transform(images), data.labels.index_select(0, index) + self._offsets[task]
+
+    def _stored_alike(self, first: int, tasks: Tensor, index: Tensor, words: Tensor | None) -> tuple[Tensor, Tensor]:
+        """As :meth:`stored`, for samples of tasks that are like ``first`` but for pixel maps and outputs."""
+        found, which = tasks.unique(return_inverse=True)
+        own = found.tolist()
+        if len(own) <= 1:
+            return self.stored(own[0] if own else first, index, words)
+        data = self._resident(self._tasks[first].train, index.device)
+        images = data.images.index_select(0, index)
+        if self._augmentation is not None and words is not None:
+            images = self._augmentation(images, words)
+        images = mapped_apart(images, [self._tasks[task].transform for task in own], which)
+        offsets = index.new_tensor([self._offsets[task] for task in own])
+        return self._tasks[first].transform.normalised(images), data.labels.index_select(0, index) + offsets[which]
 
     def labels(self, tasks: Tensor, index: Tensor) -> Tensor:
         """``[n]`` int64 output index of training samples of ``[n]`` tasks, without their images."""

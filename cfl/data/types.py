@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,6 +60,11 @@ class PixelTransform:
         self.mean, self.std, self.scale, self.pixel_map = mean, std, scale, pixel_map
         self._on_device: dict[torch.device, tuple[Tensor, Tensor, Tensor | None, Tensor | None]] = {}
 
+    @property
+    def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...], float]:
+        """Mean, standard deviation and scale."""
+        return tuple(self.mean), tuple(self.std), self.scale
+
     def with_pixel_map(self, pixel_map: Tensor) -> PixelTransform:
         """The same normalisation behind another pixel map ``[H * W]``."""
         return PixelTransform(self.mean, self.std, self.scale, pixel_map)
@@ -95,6 +101,27 @@ class PixelTransform:
         """The normalisation alone, ``[..., C, H, W]`` uint8 to float32."""
         factor, offset, _, _ = self._constants(images.device)
         return images.float().mul_(factor).add_(offset)
+
+
+def mapped_apart(images: Tensor, transforms: Sequence[PixelTransform], which: Tensor) -> Tensor:
+    """:meth:`PixelTransform.mapped` of ``[n, C, H, W]`` images, each by its own of some transforms.
+
+    Args:
+        images: uint8.
+        transforms: whatever their normalisation.
+        which: ``[n]`` int64, each image's place in ``transforms``.
+    """
+    pixels = images.shape[-2] * images.shape[-1]
+    own = [transform._constants(images.device)[2:] for transform in transforms]
+    same = torch.arange(pixels, device=images.device)
+    index = torch.stack([same if index is None else index for index, _ in own])[which].unsqueeze(1)
+    flat = images.flatten(-2)
+    flat = flat.gather(-1, index.expand(flat.shape))
+    if any(outside is not None for _, outside in own):
+        none = torch.zeros_like(same, dtype=torch.bool)
+        black = torch.stack([none if outside is None else outside for _, outside in own])[which].unsqueeze(1)
+        flat = flat.masked_fill(black, 0)
+    return flat.view(images.shape)
 
 
 def _pixels(images: Tensor, index: Tensor) -> Tensor:

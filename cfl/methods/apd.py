@@ -115,6 +115,7 @@ class APD(Method):
         self._initial: Tensors = {}
         self._rows: list[dict[str, Any]] = []
         self._client_bytes: dict[int, int] = {}
+        self._filed_entries: dict[int, tuple[int, int]] = {}
         self._beginners: frozenset[int] = frozenset()
         self._anchor: Tensors = {}
         self._strength: Tensors = {}
@@ -434,11 +435,19 @@ class APD(Method):
                 if name in model:
                     total += size * int((model[name].abs() > self.threshold).sum())
         if not self.retroactive:
-            size = model[self._layers[0].base].element_size()
-            for task in range(at):
+            # Sets that were filed do not change: only those filed since the last time are read.
+            counted, entries = self._filed_entries.get(client, (0, 0))
+            for task in range(counted, at):
                 filed = self._tasks.of(client, task)
-                total += 0 if filed is None else size * int(filed["entries above the threshold"])
+                entries += 0 if filed is None else int(filed["entries above the threshold"])
+            self._filed_entries[client] = (at, entries)
+            total += model[self._layers[0].base].element_size() * entries
         return total
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state."""
+        super().load_state_dict(state)
+        self._filed_entries = {}
 
     def report(self) -> Report:
         """The model's size, and a row per task, client that learned it and layer.

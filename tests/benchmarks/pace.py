@@ -179,7 +179,7 @@ class Pace(Callback):
         if self._ended is None:
             self._report = information(trainer, pl_module)
         else:
-            self._report["between_seconds"] = time.perf_counter() - self._ended
+            self._report |= {"between_seconds": time.perf_counter() - self._ended, **memory()}
         word = "round"
         if self._wire is not None:
             self._wire.send(self._report)

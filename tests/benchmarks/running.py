@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -46,6 +47,7 @@ class Running:
         ours, theirs = socket.socketpair()
         self._wire = Wire(ours, timeout)
         self._finished = False
+        self._started = time.perf_counter()
         with log.open("wb") as output, theirs:
             self._process = subprocess.Popen(
                 [*command, str(theirs.fileno())],
@@ -59,12 +61,12 @@ class Running:
             )
 
     def ready(self) -> Report:
-        """Wait until it could run a round; what it says about itself.
+        """Wait until it could run a round; what it says about itself, and ``startup_seconds``.
 
         Raises:
             NotRun: it ends, or says nothing in time.
         """
-        return self._receive()
+        return self._receive() | {"startup_seconds": time.perf_counter() - self._started}
 
     def round(self) -> Report:
         """Let it run one round and come to rest again; its report.
