@@ -44,7 +44,7 @@ from cfl.data.sources import (
 from cfl.data.sources import (
     data_root as resolve_root,
 )
-from cfl.data.sources.split import balanced_subset
+from cfl.data.sources.split import balanced_subset, stratified_split
 from cfl.data.streams import Permuted, Sequence
 from cfl.data.types import ImageSet
 from cfl.runtime.errors import ConfigError, DataFilesMissing
@@ -250,6 +250,22 @@ def test_digits_split_is_fixed(tmp_path):
     assert torch.equal(first[0].images, second[0].images)
     assert torch.equal(first[1].labels, second[1].labels)
     assert len(Digits(test_share=0.5).load(tmp_path)[1]) == 899
+
+
+@pytest.mark.parametrize("test_share", [0.01, 0.2, 1 / 6, 0.5, 0.9])
+@pytest.mark.parametrize("size", [200, 997])
+@pytest.mark.parametrize("classes", [2, 7, 10])
+def test_stratified_splits_are_those_of_scikit_learn(classes, size, test_share):
+    from sklearn.model_selection import train_test_split
+
+    labels = torch.from_numpy(np.sort(np.random.default_rng(size).integers(0, classes, size) ** 2))
+    tests = max(test_share, 2 * classes / size)
+    numbers = torch.arange(size)
+    images = torch.stack([numbers // 256, numbers % 256], 1).to(torch.uint8)
+    found = stratified_split(ImageSet(images.reshape(-1, 2, 1, 1), labels), tests)
+    wanted = train_test_split(np.arange(size), test_size=tests, stratify=labels.numpy(), random_state=0)
+    for part, indices in zip(found, wanted, strict=True):
+        assert (part.images.long().flatten(1) @ torch.tensor([256, 1])).tolist() == np.sort(indices).tolist()
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.2, 20.0, float("nan")])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cfl.data.types import ImageSet
@@ -18,18 +20,42 @@ SHARES = "[0.01, 0.99]"
 def stratified_split(whole: ImageSet, test_share: float) -> tuple[ImageSet, ImageSet]:
     """Split into training and test set with equal class shares; the same split in every run.
 
-    Both parts keep the order of ``whole``.
+    Both parts keep the order of ``whole``. They are those of scikit-learn's ``train_test_split`` with
+    ``stratify=labels`` and ``random_state=0``, whose import would take a second of every run.
 
     Args:
         whole: ``[N, C, H, W]`` images with labels.
         test_share: share of the samples that goes to the test set, one of :data:`SHARES`.
     """
-    from sklearn.model_selection import train_test_split  # slow to import
+    labels = whole.labels.numpy()
+    _, counts = np.unique(labels, return_counts=True)
+    by_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
+    random = np.random.RandomState(0)
+    tests = math.ceil(test_share * len(labels))
+    for_training = _proportional(counts, len(labels) - tests, random)
+    for_tests = _proportional(counts - for_training, tests, random)
+    train, test = [], []
+    for own, first, second in zip(by_class, for_training, for_tests, strict=True):
+        shuffled = own[random.permutation(len(own))]
+        train.append(shuffled[:first])
+        test.append(shuffled[first : first + second])
+    kept, held_out = (torch.from_numpy(np.sort(np.concatenate(chosen))) for chosen in (train, test))
+    return whole.subset(kept), whole.subset(held_out)
 
-    train, test = train_test_split(
-        np.arange(len(whole)), test_size=test_share, stratify=whole.labels.numpy(), random_state=0
-    )
-    return whole.subset(torch.from_numpy(np.sort(train))), whole.subset(torch.from_numpy(np.sort(test)))
+
+def _proportional(counts: NDArray[np.int64], total: int, random: np.random.RandomState) -> NDArray[np.int64]:
+    """``[classes]``: ``total`` samples in proportion to ``counts``; largest remainders are rounded up, ties by lot."""
+    wanted = counts / counts.sum() * total
+    whole = np.floor(wanted)
+    remainders, missing = wanted - whole, int(total - whole.sum())
+    for remainder in np.unique(remainders)[::-1]:
+        if missing == 0:
+            break
+        (ties,) = np.where(remainders == remainder)
+        rounded_up = random.choice(ties, size=min(len(ties), missing), replace=False)
+        whole[rounded_up] += 1
+        missing -= len(rounded_up)
+    return whole.astype(np.int64)
 
 
 def balanced_subset(labels: Tensor, size: int, purpose: str) -> Tensor:
