@@ -21,10 +21,9 @@ from cfl.cli.installed_configs import find_config
 from cfl.cli.linked_defaults import FOLLOWING, check_given
 from cfl.cli.refusals import Refusal, refusal, sentence
 from cfl.reporting.experiment import with_moved_classes
-from cfl.runtime.errors import BadUpdate, ConfigError, DamagedFile, DataFilesMissing
-from cfl.runtime.printable import printable
+from cfl.runtime.errors import BadUpdate, ConfigError, DamagedFile, DataFilesMissing, NotUnderstood
 
-_SAID_IN_FULL = (ConfigError, DataFilesMissing, BadUpdate, DamagedFile, MisconfigurationException)
+_SAID_IN_FULL = (ConfigError, NotUnderstood, DataFilesMissing, BadUpdate, DamagedFile, MisconfigurationException)
 _ROLE = re.compile(r":[a-z]+:`(~?)([^`]+)`")
 _read: list[tuple[str, Mapping[str, Any]]] = []
 """The configuration files of the command line that is being parsed, each with what it holds."""
@@ -190,7 +189,7 @@ class Parser(LightningArgumentParser):
         return text
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print what is wrong and exit with 2; with JSONARGPARSE_DEBUG=true, raise with the whole trace."""
+        """Raise what is wrong in one sentence; with JSONARGPARSE_DEBUG=true, with the whole trace."""
         parser = getattr(ex, "subcommand_parser", None) or self
         refused = refusal(parser, message, ex, _refused)
         if not self.exit_on_error:  # the options of one class: the parser around it knows under which key they stand
@@ -205,8 +204,7 @@ class Parser(LightningArgumentParser):
             given = [one for file, content in _read for one in in_content(content, file)]
             given += on_command_line(_words)
             reason = " ".join(message.split()) if refused is None else sentence(refused, given)
-        print(printable(f"error: {reason}"), file=sys.stderr)
-        raise SystemExit(2)
+        raise NotUnderstood(str(reason)) from ex
 
 
 def _without_roles(text: str | None) -> str | None:
