@@ -149,7 +149,7 @@ def test_a_run_from_parts_is_that_of_the_same_configuration(run: cfl.Run, tmp_pa
         schedule=Schedule(rounds_per_task=3, clients_per_round=2, batch_size=8, cohort_width=10),
     )
     client = Client(
-        partial(MLP, hidden=[8]),
+        partial(MLP, hidden=[8], dropout=0.0),
         partial(torch.optim.SGD, lr=0.2),
         {"ewc": EWC()},
         data.input_shape,
