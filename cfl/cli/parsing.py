@@ -19,6 +19,7 @@ from cfl.cli.given import in_content, on_command_line
 from cfl.cli.import_policy import require_classes
 from cfl.cli.installed_configs import find_config
 from cfl.cli.linked_defaults import FOLLOWING, check_given
+from cfl.cli.plugins import import_named_in
 from cfl.cli.refusals import Refusal, refusal, sentence
 from cfl.reporting.experiment import with_moved_classes
 from cfl.runtime.errors import BadUpdate, ConfigError, DamagedFile, DataFilesMissing, NotUnderstood
@@ -167,16 +168,16 @@ class Parser(LightningArgumentParser):
         given = args[0] if args else kwargs.pop("args", None)
         _words[:] = map(str, sys.argv[1:] if given is None else given)
         check_given(on_command_line(_words))
+        import_named_in("\n".join(_words))
         found = super().parse_args([with_moved_classes(word) for word in _words], *args[1:], **kwargs)
         require_classes(found.get(found.get("subcommand"), found), copies=FOLLOWING)
         return found
 
     def parse_string(self, *args: Any, **kwargs: Any) -> Any:
         """As ever, for a file's content; classes that have moved go by their former paths, too."""
-        if args:
-            args = (with_moved_classes(args[0]), *args[1:])
-        else:
-            kwargs["content"] = with_moved_classes(kwargs["content"])
+        content = args[0] if args else kwargs.pop("content")
+        import_named_in(content)
+        args = (with_moved_classes(content), *args[1:])
         return super().parse_string(*args, **kwargs)
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
