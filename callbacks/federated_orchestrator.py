@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal, TypeVar
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from cfl.callbacks.accuracy_targets import AccuracyTargets
@@ -31,7 +33,8 @@ class FederatedOrchestrator(Callback):
     It translates Lightning's hooks; the work of a round is in :class:`cfl.training.local_work.LocalWork`. A round
     closes in ``on_train_batch_end`` of its last batch, because Lightning validates before ``on_train_epoch_end``, and
     the new global model is to be evaluated. The round is counted after its evaluation, before any callback's
-    ``on_train_epoch_end``.
+    ``on_train_epoch_end``. From then on ``trainer.callback_metrics`` has the round's ``train/loss`` and, after an
+    evaluation, ``cl/acc``, ``cl/fgt`` and so on.
 
     Args:
         client_weighting: weight of a client in the mean: ``uniform`` (1 each) or ``samples`` (its number of training
@@ -200,9 +203,19 @@ class FederatedOrchestrator(Callback):
         evaluated = federation.schedule.row_is_whole(plan)
         figures = federation.measured.summary(after=plan.task) if evaluated else {}
         federation.curve.append(figures.get(federation.measure.figure))
+        self._tell(trainer, work.mean_loss, figures)
         federation.seconds += time.perf_counter() - self._started
         if any(targets.end_the_run(federation.curve) for targets in _all_of(AccuracyTargets, trainer)):
             federation.stopped = not federation.finished
+
+    @staticmethod
+    def _tell(trainer: Trainer, loss: float, figures: Mapping[str, float | None]) -> None:
+        """Give other callbacks the round's loss, and the figures of an evaluation if there was one."""
+        metrics = trainer.callback_metrics
+        for name in [name for name in metrics if name.startswith("cl/")]:
+            del metrics[name]
+        metrics["train/loss"] = torch.tensor(loss)
+        metrics.update({f"cl/{key}": torch.tensor(value) for key, value in figures.items() if value is not None})
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that the round was closed.

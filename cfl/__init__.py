@@ -2,6 +2,7 @@
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 # ``python -m cfl`` puts the current folder in front of all others. People unpack runs there, so nothing is imported
 # from it before it is known whether this command reads somebody's run. A checkout of the project stays where it is.
@@ -22,4 +23,17 @@ from cfl.runtime import quick_torchmetrics, torchvision_ops  # before anything t
 torchvision_ops.declare_when_imported()
 quick_torchmetrics.serve_when_imported()
 
+if TYPE_CHECKING:
+    from cfl.api import Run, fit, load, trainer
+
+__all__ = ["Run", "__version__", "fit", "load", "trainer"]
 __version__ = "0.2.0"
+
+
+def __getattr__(name: str) -> object:
+    """What :mod:`cfl.api` offers, imported when it is first used: torch and Lightning take seconds."""
+    if name in __all__:
+        from cfl import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -296,7 +296,7 @@ def restored(arguments: Sequence[str]) -> tuple[Client, str, Path]:
 
     Raises:
         ConfigError: for whatever ``cfl validate`` refuses.
-        SystemExit: the command line cannot be parsed; said on standard error.
+        NotUnderstood: the command line cannot be parsed.
     """
     line = read_command_line(["validate", *arguments])
     alone = [f"--trainer.{setting}" for setting in ALONE]
@@ -315,7 +315,30 @@ def restored(arguments: Sequence[str]) -> tuple[Client, str, Path]:
     return client, built.settled.config_yaml, path
 
 
-def _build(kind: type[FederatedCLI], line: CommandLine) -> FederatedCLI:
+def trained(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Path:
+    """Run a command line of ``cfl fit``; return the run folder.
+
+    Args:
+        arguments: the command line without the program's name.
+        callbacks: of the Trainer, besides those of the configuration.
+
+    Raises:
+        Exception: what stopped the run, as an error for users where it is one.
+        SystemExit: a signal did, with its exit status.
+    """
+    try:
+        built = _build(FederatedCLI, read_command_line(arguments), callbacks)
+    except Exception as error:
+        reason = reason_for_user(error)
+        if reason is None or reason is error or debugging():
+            raise
+        raise reason from error
+    finally:
+        folder_lock.release()
+    return Path(built.settled.config.run.dir)
+
+
+def _build(kind: type[FederatedCLI], line: CommandLine, callbacks: Sequence[Callback] = ()) -> FederatedCLI:
     """Parse the command line, build what it names and may name, and run the subcommand."""
     warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
     warnings.filterwarnings("ignore", message=".*LightningCLI's args parameter.*")
@@ -336,6 +359,7 @@ def _build(kind: type[FederatedCLI], line: CommandLine) -> FederatedCLI:
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
             save_config_callback=None,
+            trainer_defaults={"callbacks": [*callbacks]},
             parser_class=Parser,
             parser_kwargs={
                 "prog": "cfl",

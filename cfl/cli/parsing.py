@@ -19,12 +19,12 @@ from cfl.cli.given import in_content, on_command_line
 from cfl.cli.import_policy import require_classes
 from cfl.cli.installed_configs import find_config
 from cfl.cli.linked_defaults import FOLLOWING, check_given
+from cfl.cli.plugins import import_named_in
 from cfl.cli.refusals import Refusal, refusal, sentence
 from cfl.reporting.experiment import with_moved_classes
-from cfl.runtime.errors import BadUpdate, ConfigError, DamagedFile, DataFilesMissing
-from cfl.runtime.printable import printable
+from cfl.runtime.errors import BadUpdate, ConfigError, DamagedFile, DataFilesMissing, NotUnderstood
 
-_SAID_IN_FULL = (ConfigError, DataFilesMissing, BadUpdate, DamagedFile, MisconfigurationException)
+_SAID_IN_FULL = (ConfigError, NotUnderstood, DataFilesMissing, BadUpdate, DamagedFile, MisconfigurationException)
 _ROLE = re.compile(r":[a-z]+:`(~?)([^`]+)`")
 _read: list[tuple[str, Mapping[str, Any]]] = []
 """The configuration files of the command line that is being parsed, each with what it holds."""
@@ -168,16 +168,16 @@ class Parser(LightningArgumentParser):
         given = args[0] if args else kwargs.pop("args", None)
         _words[:] = map(str, sys.argv[1:] if given is None else given)
         check_given(on_command_line(_words))
+        import_named_in("\n".join(_words))
         found = super().parse_args([with_moved_classes(word) for word in _words], *args[1:], **kwargs)
         require_classes(found.get(found.get("subcommand"), found), copies=FOLLOWING)
         return found
 
     def parse_string(self, *args: Any, **kwargs: Any) -> Any:
         """As ever, for a file's content; classes that have moved go by their former paths, too."""
-        if args:
-            args = (with_moved_classes(args[0]), *args[1:])
-        else:
-            kwargs["content"] = with_moved_classes(kwargs["content"])
+        content = args[0] if args else kwargs.pop("content")
+        import_named_in(content)
+        args = (with_moved_classes(content), *args[1:])
         return super().parse_string(*args, **kwargs)
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
@@ -190,7 +190,7 @@ class Parser(LightningArgumentParser):
         return text
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print what is wrong and exit with 2; with JSONARGPARSE_DEBUG=true, raise with the whole trace."""
+        """Raise what is wrong in one sentence; with JSONARGPARSE_DEBUG=true, with the whole trace."""
         parser = getattr(ex, "subcommand_parser", None) or self
         refused = refusal(parser, message, ex, _refused)
         if not self.exit_on_error:  # the options of one class: the parser around it knows under which key they stand
@@ -205,8 +205,7 @@ class Parser(LightningArgumentParser):
             given = [one for file, content in _read for one in in_content(content, file)]
             given += on_command_line(_words)
             reason = " ".join(message.split()) if refused is None else sentence(refused, given)
-        print(printable(f"error: {reason}"), file=sys.stderr)
-        raise SystemExit(2)
+        raise NotUnderstood(str(reason)) from ex
 
 
 def _without_roles(text: str | None) -> str | None:

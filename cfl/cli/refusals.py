@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from cfl.cli.given import Given, value_of
 from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING
+from cfl.cli.plugins import offered
 from cfl.runtime.class_paths import PACKAGE
 from cfl.runtime.command_line import ALLOW
 from cfl.training.client import ELEMENTWISE_OPTIMIZERS
@@ -141,6 +142,8 @@ def _valid(parser: ArgumentParser, key: str, text: str, ex: Exception | None) ->
     while ex is not None and ex.__cause__ is not None:
         ex = ex.__cause__  # type: ignore[assignment]
     told = isinstance(ex, AttributeError | ModuleNotFoundError) or "is abstract" in str(ex)
+    if isinstance(ex, ModuleNotFoundError):
+        ex = ModuleNotFoundError(f"{ex}; its folder is found in PYTHONPATH, and by python -m cfl if current")
     words = list(dict.fromkeys(_in_words(get_args(kind)[-1] if key == "methods" else kind)))
     return " or ".join(words or [" ".join(str(ex).split())]) + (f" ({ex})" if told and words else "")
 
@@ -163,7 +166,9 @@ def _in_words(kind: Any) -> Iterator[str]:
     elif origin is Optimizer:
         yield f"one of {', '.join(sorted(ELEMENTWISE_OPTIMIZERS))}"
     elif inspect.isclass(origin) and origin is not Tensor:  # whose place nobody's text can take
-        names = sorted(_class_names(origin)) if origin.__module__.startswith(f"{PACKAGE}.") else []
+        names = (
+            sorted(_class_names(origin).union(offered(origin))) if origin.__module__.startswith(f"{PACKAGE}.") else []
+        )
         yield f"one of {', '.join(names)}" if names else f"a subclass of {origin.__name__}"
 
 

@@ -137,7 +137,7 @@ def _input(data: FederatedDataModule) -> str:
         "`x = (stored / scale - mean) / std` for each channel, where `stored` are the data set's integers.",
     ]
     rows = ["| data set | shape | scale | mean | std |", "|---|---|---:|---|---|"]
-    for source in _sources(stream):
+    for source in sources_of(stream):
         transform = source.transform()
         constants = (" ".join(f"{value:.6g}" for value in values) for values in (transform.mean, transform.std))
         shape = " x ".join(map(str, source.shape))
@@ -148,14 +148,15 @@ def _input(data: FederatedDataModule) -> str:
         f"Tasks are made by `{type(stream).__name__}`: {' '.join(about.split())} Any change of the pixels that it "
         "makes comes before the normalisation."
     )
-    if any(source.shape != data.input_shape for source in _sources(stream)):
+    if any(source.shape != data.input_shape for source in sources_of(stream)):
         lines.append(
             "Smaller images are centred on black, and grey ones repeated over the channels, before the normalisation."
         )
     return "\n\n".join(lines)
 
 
-def _sources(stream: Any) -> Sequence[Any]:
+def sources_of(stream: Any) -> Sequence[Any]:
+    """The data sets of a stream."""
     return list(getattr(stream, "sources", None) or [stream.source])
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import io
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -20,7 +18,7 @@ from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import Method
 from cfl.reporting.experiment import completed, experiment_of
 from cfl.runtime.command_line import read_command_line
-from cfl.runtime.errors import ConfigError
+from cfl.runtime.errors import ConfigError, NotUnderstood
 
 _BUILT_ALONE = {"schedule": Schedule, "engine": EngineOptions, "buffer": ReplayBuffer}
 """Section -> its class, where that needs nothing else."""
@@ -72,14 +70,10 @@ class Resolver:
         """
         key = tuple(arguments)
         if validate or key not in self._known:
-            said = io.StringIO()
             try:
-                with contextlib.redirect_stderr(said):
-                    self._known[key] = self._parsers.resolve(key, validate)
-            except SystemExit:
-                lines = [line for line in said.getvalue().splitlines() if line.startswith("error: ")]
-                reason = lines[-1].removeprefix("error: ") if lines else said.getvalue().strip()
-                raise ConfigError("cfl fit", " ".join(key), f"arguments that it understands ({reason})") from None
+                self._known[key] = self._parsers.resolve(key, validate)
+            except NotUnderstood as error:
+                raise ConfigError("cfl fit", " ".join(key), f"arguments that it understands ({error})") from None
         return self._known[key]
 
     def experiment(self, arguments: Sequence[str], seed: int = 0) -> dict[str, Any]:

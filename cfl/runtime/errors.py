@@ -19,6 +19,10 @@ class ConfigError(ValueError):
         self.key, self.value, self.valid = key, value, valid
 
 
+class NotUnderstood(RuntimeError):
+    """A command line or a configuration that cannot be parsed; the message says what is wrong, and what is valid."""
+
+
 class EngineCannot(ConfigError):
     """This engine cannot compute the network; another engine may."""
 

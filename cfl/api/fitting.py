@@ -1,0 +1,68 @@
+"""Trains from Python what ``cfl fit`` trains."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback
+
+from cfl.api.run import Run, load
+from cfl.cli.main import trained
+from cfl.runtime.errors import ConfigError
+
+
+def fit(*settings: str | Path | Mapping[str, Any], callbacks: Sequence[Callback] = ()) -> Run:
+    """Train as ``cfl fit`` does, and return the finished run.
+
+    ::
+
+        run = cfl.fit("methods/fot", {"model.optimizer.lr": 0.1, "schedule": {"rounds_per_task": 5}})
+
+    Args:
+        settings: laid over the default configuration, and over each other, in this order: files, as after ``--config``,
+            and mappings of options, with dotted or nested keys, as on the command line.
+        callbacks: further callbacks of the Trainer. They are no part of the experiment that a checkpoint is held
+            against.
+
+    Raises:
+        ConfigError: a setting that cannot work, before anything is trained.
+        cfl.runtime.errors.NotUnderstood: a key that is no option, or a value of the wrong type.
+        KeyboardInterrupt: SIGINT or SIGTERM ended the run between two rounds; ``{"ckpt_path": "last"}`` continues it.
+    """
+    words: list[str] = []
+    for given in settings:
+        words += _as_options(given) if isinstance(given, Mapping) else ["--config", str(given)]
+    try:
+        folder = trained(["fit", *words], callbacks)
+    except SystemExit as exit:
+        raise KeyboardInterrupt(f"the run was interrupted (exit status {exit.code})") from None
+    return load(folder)
+
+
+def _as_options(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Words of a command line."""
+    for key, value in _flat(settings):
+        try:
+            yield f"--{key}={value if isinstance(value, str | Path) else json.dumps(value, default=_path)}"
+        except TypeError:
+            valid = "a number, a text, a list or a mapping of these, as in a configuration file"
+            raise ConfigError(key, value, valid) from None
+
+
+def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key and value; a class with its options stays one value, and so does what names methods."""
+    for key, value in settings.items():
+        name = f"{above}{key}"
+        if isinstance(value, Mapping) and value and "class_path" not in value and name != "methods":
+            yield from _flat(value, f"{name}.")
+        else:
+            yield name, value
+
+
+def _path(value: Any) -> str:
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(type(value).__name__)

@@ -1,0 +1,55 @@
+"""A Trainer for rounds, for those who build data and clients themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lightning.pytorch import Callback, Trainer
+
+from cfl.callbacks import (
+    AccuracyTargets,
+    DashboardLog,
+    FederatedOrchestrator,
+    LocalModels,
+    RoundCheckpoint,
+    RoundProgress,
+    RunRecord,
+)
+from cfl.cli.installed_configs import DEFAULT_CONFIG
+from cfl.data.datamodule import FederatedDataModule
+
+
+def trainer(
+    data: FederatedDataModule,
+    run_dir: str | Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    **settings: Any,
+) -> Trainer:
+    """A Lightning Trainer with the settings and callbacks that communication rounds need.
+
+    One epoch is one round. ``trainer.fit(client, data)`` then trains; ``client.federation`` holds the results, and so
+    does the run folder.
+
+    Args:
+        data: what is trained on; it knows the number of rounds.
+        run_dir: the run folder, with tables, pictures, summary and checkpoint; None writes nothing.
+        callbacks: further ones. One of the program's own, e.g. ``FederatedOrchestrator(server_lr=0.5)``, takes the
+            place of the one with default options.
+        settings: of the Trainer, over those of ``configs/default.yaml``.
+    """
+    # The order of cfl fit: what others add comes first.
+    own: list[Callback] = [LocalModels(), FederatedOrchestrator(), AccuracyTargets()]
+    if run_dir is not None:
+        own += [RunRecord(dir=str(run_dir)), DashboardLog(), RoundCheckpoint()]
+    own.append(RoundProgress())
+    given = {type(callback) for callback in callbacks}
+    settings = {
+        **yaml.safe_load(DEFAULT_CONFIG.read_text())["trainer"],
+        "enable_checkpointing": run_dir is not None,  # by RoundCheckpoint
+        "max_epochs": data.num_rounds,
+        **settings,
+    }
+    return Trainer(callbacks=[*callbacks, *(one for one in own if type(one) not in given)], **settings)

@@ -1,0 +1,196 @@
+"""A finished run: its figures, pictures and model."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from cfl.cli.main import restored
+from cfl.export.answer import Answer, Choice, answer_of
+from cfl.export.card import sources_of
+from cfl.metrics.measure import ACCURACY, NLL, Measure
+from cfl.reporting.csv_file import RunFolderError
+from cfl.reporting.figures import accuracy_curve, accuracy_heatmap, learning_curves
+from cfl.reporting.run_folder import read_run
+from cfl.runtime.errors import ConfigError
+from cfl.runtime.run_files import CHECKPOINT, CONFIG
+from cfl.training.client import Client
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def load(folder: str | Path) -> Run:
+    """Read a finished run from its folder.
+
+    Raises:
+        RunFolderError: there is no finished run, or a file of it is damaged.
+    """
+    return Run(folder)
+
+
+class Run:
+    """A finished run, read from its folder. Figures are read at once, the model when it is first asked for.
+
+    Args:
+        folder: the run folder.
+
+    Attributes:
+        folder: the run folder.
+        figures: all that the folder's tables say (:class:`cfl.reporting.run_folder.Run`).
+
+    Raises:
+        RunFolderError: there is no finished run, or a file of it is damaged.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.figures = read_run(self.folder)
+        self._answers: dict[Choice, Answer] = {}
+
+    def __repr__(self) -> str:
+        figures = self.figures
+        shown = ", ".join(f"{key.upper()} {value:.2f}" for key, value in self._ends().items())
+        return f"Run({str(self.folder)!r}: {figures.method} on {figures.benchmark}, seed {figures.seed}; {shown})"
+
+    def _ends(self) -> dict[str, float]:
+        values = {"acc": self.acc, "fgt": self.fgt, "bwt": self.bwt, "nll": self.figures.others.get("nll")}
+        return {key: value for key, value in values.items() if value is not None}
+
+    @property
+    def acc(self) -> float | None:
+        """ACC in percent; None where undefined."""
+        return self.figures.acc
+
+    @property
+    def fgt(self) -> float | None:
+        """FGT in points, ``mean of a[i, i] - a[t, i]``; None where undefined."""
+        return self.figures.fgt
+
+    @property
+    def bwt(self) -> float | None:
+        """BWT in points; None where undefined."""
+        return self.figures.bwt
+
+    @property
+    def fwt(self) -> float | None:
+        """FWT in points; None where undefined."""
+        return self.figures.fwt
+
+    @property
+    def accuracy_matrix(self) -> Tensor:
+        """``[T, T]`` float64: accuracy in percent on each task (column) after each task (row), NaN where not evaluated.
+
+        Negative log-likelihoods in nats, for a run that estimates a density.
+        """
+        return self.figures.matrix
+
+    # Pictures.
+
+    def plot_matrix(self) -> Figure:
+        """The accuracy matrix as a picture."""
+        return accuracy_heatmap(self.accuracy_matrix, self.figures.method, measure=self._measure)
+
+    def plot_curve(self) -> Figure:
+        """ACC after each round, if the run was evaluated between task ends; otherwise after each task."""
+        name, measure = self.figures.method, self._measure
+        if self.figures.curve:
+            return learning_curves({name: self.figures.curve}, [], measure)
+        known = {name: self.figures.means} if len(self.figures.means) else None
+        return accuracy_curve({name: self.accuracy_matrix}, measure, known)
+
+    @property
+    def _measure(self) -> Measure:
+        return NLL if self.figures.measure == NLL.name else ACCURACY
+
+    # The model.
+
+    @property
+    def model(self) -> Answer:
+        """What the run's tests scored, in evaluation mode: normalised images ``[N, C, H, W]`` to outputs ``[N, O]``.
+
+        Raises:
+            ConfigError: there is no checkpoint with its configuration, or the model differs by client or task
+                (:meth:`model_for`).
+        """
+        return self.model_for()
+
+    def model_for(self, client: int | None = None, task: int | None = None) -> Answer:
+        """As :attr:`model`, of a client or for a task, where these have models of their own.
+
+        Args:
+            client: the client; None for the global model.
+            task: the task, from 0; with a client, of the client's own.
+
+        Raises:
+            ConfigError: as for ``cfl export``.
+        """
+        choice = Choice(client, task)
+        if choice not in self._answers:
+            self._answers[choice] = answer_of(self._client, choice)
+        return self._answers[choice]
+
+    @torch.no_grad()
+    def predict(self, images: Any, client: int | None = None, task: int | None = None) -> Tensor:
+        """``[N]`` int64: the output with the highest score for each image.
+
+        In task-incremental runs, the choice is among the outputs of ``task``. A class-incremental run's outputs are the
+        stream's classes, task after task.
+
+        Args:
+            images: ``[N, C, H, W]``: uint8 as the data set stores them, which are normalised; or floating-point
+                network input. Changes that tasks make to images, such as a permutation, are not made.
+            client: as for :meth:`model_for`.
+            task: the task of the images, in task-incremental runs and where models differ by task.
+
+        Raises:
+            ConfigError: images of another shape, a task that is missing, a run that estimates a density, or as for
+                :attr:`model`.
+        """
+        data = self._client.require_federation().data
+        if data.scenario == "density":
+            raise ConfigError("predict", self.figures.benchmark, "a run that classifies; run.model gives likelihoods")
+        images = torch.as_tensor(images)
+        if images.ndim != 4 or tuple(images.shape[1:]) != tuple(data.input_shape):
+            raise ConfigError("images", list(images.shape), f"shape [N, {', '.join(map(str, data.input_shape))}]")
+        if not images.is_floating_point():
+            images = self._normalised(images)
+        model = self.model_for(client, task if self._differs_by_task(client) else None)
+        scores = torch.cat([model(part) for part in images.to(torch.float32).split(data.eval_batch_size)])
+        allowed = data.outputs.test_after(data.num_tasks - 1)
+        if allowed is not None:
+            if task is None and data.scenario == "task":
+                raise ConfigError("task", None, f"an integer between 0 and {data.num_tasks - 1}, the images' task")
+            scores = scores.masked_fill(~allowed[task or 0], -torch.inf)
+        return scores.argmax(1)
+
+    def _differs_by_task(self, client: int | None) -> bool:
+        try:
+            self.model_for(client)
+        except ConfigError as error:
+            if error.key not in ("task", "--task"):
+                raise
+            return True
+        return False
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        sources = sources_of(self._client.require_federation().data.stream)
+        transforms = [source.transform() for source in sources]
+        if len({transform.normalisation for transform in transforms}) > 1:
+            valid = "floating-point network input, as this run's data sets are normalised differently"
+            raise ConfigError("images", str(images.dtype), valid)
+        if images.dtype != torch.uint8:
+            raise ConfigError("images", str(images.dtype), "torch.uint8 as stored, or floating-point network input")
+        return transforms[0].normalised(images)
+
+    @cached_property
+    def _client(self) -> Client:
+        """The client module with its federation, restored from the checkpoint."""
+        for name in (CONFIG, CHECKPOINT):
+            if not (self.folder / name).is_file():
+                raise RunFolderError(f"{self.folder / name}: no such file; a model needs it")
+        return restored(["--ckpt_path", str(self.folder / CHECKPOINT)])[0]

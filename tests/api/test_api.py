@@ -1,0 +1,169 @@
+"""Training, reading and asking runs from Python."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from support.tiny_cli import TINY
+from support.tiny_cli import fit as fit_by_command
+
+import cfl
+from cfl.callbacks import FederatedOrchestrator
+from cfl.data.datamodule import FederatedDataModule
+from cfl.data.partitions import Shards
+from cfl.data.schedule import Schedule
+from cfl.data.sources import Synthetic
+from cfl.data.streams import Permuted
+from cfl.engines import EngineOptions
+from cfl.methods import EWC
+from cfl.models import MLP
+from cfl.reporting.csv_file import RunFolderError
+from cfl.runtime.errors import ConfigError, NotUnderstood
+from cfl.training.client import Client
+
+IMAGES = Synthetic(num_classes=4, shape=(1, 4, 4), train_size=96, test_size=40, noise=60.0)
+
+
+class Seen(Callback):
+    """Keeps what callbacks see after each round."""
+
+    def __init__(self) -> None:
+        self.metrics: list[dict[str, float]] = []
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.metrics.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> cfl.Run:
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    return cfl.fit(TINY, {"run.dir": folder, "methods": {"ewc": {"class_path": "EWC"}}})
+
+
+def test_a_fit_is_that_of_the_command(run: cfl.Run, tmp_path: Path) -> None:
+    assert fit_by_command(tmp_path / "run", "--methods.ewc=EWC") == 0
+    other = cfl.load(tmp_path / "run")
+    assert torch.equal(run.accuracy_matrix, other.accuracy_matrix)
+    assert (run.acc, run.fgt, run.bwt, run.figures.config_hash) == (
+        other.acc,
+        other.fgt,
+        other.bwt,
+        other.figures.config_hash,
+    )
+    assert run.accuracy_matrix.shape == (2, 2)
+    assert f"ACC {run.acc:.2f}" in repr(run)
+    assert run.folder.name == "tiny"
+
+
+def test_later_settings_are_laid_over_earlier_ones(tmp_path: Path) -> None:
+    first = {"schedule": {"rounds_per_task": 2, "clients_per_round": 1}, "run": {"dir": str(tmp_path / "run")}}
+    run = cfl.fit(TINY, first, {"schedule.rounds_per_task": 1})
+    assert run.figures.rounds == 2
+    assert "clients_per_round: 1" in (tmp_path / "run" / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "said"),
+    [
+        ({"schedule.clients_per_round": 0}, ConfigError, "schedule.clients_per_round = 0"),
+        ({"model.optimizer.lrr": 0.1}, NotUnderstood, "model.optimizer.lrr is no option; valid: lr"),
+        ({"schedule": {"batch_size": "many"}}, NotUnderstood, "schedule.batch_size"),
+        ({"model.network": torch.zeros(1)}, ConfigError, "model.network"),
+    ],
+)
+def test_bad_settings_raise_their_sentence_and_print_nothing(
+    settings: dict[str, Any], kind: type[Exception], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(kind) as caught:
+        cfl.fit(TINY, {"run.dir": tmp_path / "run"}, settings)
+    assert said in str(caught.value)
+    assert "error" not in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_callbacks_see_losses_every_round_and_figures_when_they_are_new(tmp_path: Path) -> None:
+    seen = Seen()
+    run = cfl.fit(TINY, {"run.dir": tmp_path / "run"}, callbacks=[seen])
+    assert [("cl/acc" in metrics) for metrics in seen.metrics] == [False, False, True] * 2
+    assert all(metrics["train/loss"] > 0 for metrics in seen.metrics)
+    assert seen.metrics[-1]["cl/acc"] == pytest.approx(run.acc)
+    assert seen.metrics[-1]["cl/fgt"] == pytest.approx(run.fgt)
+    assert "cl/fgt" not in seen.metrics[2]  # undefined after the first task
+
+
+def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="no such folder"):
+        cfl.load(tmp_path / "none")
+
+
+def test_predictions_have_the_accuracy_of_the_runs_tests(run: cfl.Run) -> None:
+    _, test = IMAGES.load(Path())
+    found = run.predict(test.images)  # the first task permutes nothing
+    assert 100 * found.eq(test.labels).double().mean() == pytest.approx(run.accuracy_matrix[-1, 0].item())
+    normalised = IMAGES.transform()(test.images)
+    assert torch.equal(run.predict(normalised.numpy()), found)
+    assert torch.equal(run.model(normalised).argmax(1), found)
+
+
+def test_images_that_cannot_be_are_refused(run: cfl.Run) -> None:
+    with pytest.raises(ConfigError, match=r"images = \[3, 1, 5, 4\].*\[N, 1, 4, 4\]"):
+        run.predict(torch.zeros(3, 1, 5, 4))
+    with pytest.raises(ConfigError, match=r"torch\.int32"):
+        run.predict(torch.zeros(3, 1, 4, 4, dtype=torch.int32))
+
+
+def test_task_incremental_predictions_are_among_the_tasks_outputs(tmp_path: Path) -> None:
+    task_incremental = {
+        "data.stream": {"class_path": "ClassSplit", "init_args": {"num_tasks": 2, "source": "Synthetic"}},
+        "data.scenario": "task",
+        "data.partition": "IID",
+        "schedule.rounds_per_task": 1,
+        "run.dir": tmp_path / "run",
+    }
+    run = cfl.fit(TINY, task_incremental)
+    shape = run._client.require_federation().data.input_shape
+    images = torch.zeros(2, *shape, dtype=torch.uint8)
+    half = run._client.require_federation().data.num_outputs // 2
+    assert int(run.predict(images, task=0).max()) < half <= int(run.predict(images, task=1).min())
+    with pytest.raises(ConfigError, match="task = None"):
+        run.predict(images)
+
+
+def test_pictures_are_returned(run: cfl.Run) -> None:
+    assert run.plot_matrix().axes
+    assert run.plot_curve().axes
+
+
+def test_a_run_from_parts_is_that_of_the_same_configuration(run: cfl.Run, tmp_path: Path) -> None:
+    data = FederatedDataModule(
+        stream=Permuted(IMAGES, num_tasks=2),
+        partition=Shards(2),
+        num_clients=4,
+        schedule=Schedule(rounds_per_task=3, clients_per_round=2, batch_size=8, cohort_width=10),
+    )
+    client = Client(
+        partial(MLP, hidden=[8], dropout=0.0),
+        partial(torch.optim.SGD, lr=0.2),
+        {"ewc": EWC()},
+        data.input_shape,
+        data.num_outputs,
+        engine=EngineOptions(kind="vmap"),
+    )
+    trainer = cfl.trainer(data, tmp_path / "run", [FederatedOrchestrator(server_lr=1.0)], accelerator="cpu")
+    trainer.fit(client, data)
+    found = cfl.load(tmp_path / "run")
+    assert torch.equal(found.accuracy_matrix, run.accuracy_matrix)
+    with pytest.raises(RunFolderError, match=r"config\.yaml"):
+        found.model  # noqa: B018
+
+
+def test_importing_the_package_imports_no_torch() -> None:
+    code = "import sys, cfl; dir(cfl); assert 'torch' not in sys.modules; cfl.fit; assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,117 @@
+"""Classes of other packages go by their short names."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from support import toy_plugin
+from support.tiny_cli import TINY, fit
+
+from cfl.cli import plugins
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = [
+    "--methods.toy=ToyMethod",
+    "--methods.toy.step=2",
+    "--model.network=ToyNetwork",
+    "--data.stream.source=ToySource",
+    "--data.partition=ToyPartition",
+    "--schedule.rounds_per_task=1",
+]
+
+
+@pytest.fixture(autouse=True)
+def looked_up_anew() -> Iterator[None]:
+    plugins._in_group.cache_clear()
+    yield
+    plugins._in_group.cache_clear()
+    for name in [name for name in sys.modules if name.startswith("toy_plugin")]:
+        del sys.modules[name]
+
+
+def test_nothing_of_a_package_is_imported_unless_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy_plugin.install(tmp_path / "site")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    plugins.import_named_in("model.network: MLP")
+    assert not [name for name in sys.modules if name.startswith("toy_plugin")]
+    assert set(plugins.offered(plugins.Method)) == {"ToyMethod"}
+
+
+def test_a_run_that_names_them_is_kept_with_their_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    toy_plugin.install(tmp_path / "site")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    assert fit(tmp_path / "run", *OPTIONS) == 0
+    assert "toy counts 4" in capfd.readouterr().out
+    kept = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert kept["methods"]["toy"]["class_path"] == "toy_plugin.classes.ToyMethod"
+    assert kept["model"]["network"]["class_path"] == "toy_plugin.classes.ToyNetwork"
+    file = tmp_path / "own.yaml"
+    file.write_text("methods:\n  toy: {class_path: ToyMethod, init_args: {step: 3}}\nschedule: {rounds_per_task: 1}\n")
+    assert fit(tmp_path / "second", "--config", str(file)) == 0
+    assert "toy counts 6" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ({"cfl.methods": "Other"}, "cfl.methods.Other = 'toy_plugin.classes:ToyMethod'"),
+        ({"cfl.methods": "Twisted"}, "a subclass of Method with that name"),
+    ],
+)
+def test_an_entry_with_another_name_is_refused(
+    names: dict[str, str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    toy_plugin.install(tmp_path / "site", names)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    assert fit(tmp_path / "run", f"--methods.toy={names['cfl.methods']}") == 2
+    assert said in capfd.readouterr().err
+
+
+def test_offered_classes_are_among_the_valid_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    toy_plugin.install(tmp_path / "site")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    assert fit(tmp_path / "run", "--methods.toy=Nobody") == 2
+    assert "ToyMethod" in capfd.readouterr().err
+
+
+def test_a_module_that_is_not_found_says_where_modules_are_looked_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert fit(tmp_path / "run", "--methods.mine=nowhere_at_all.Mine") == 2
+    said = capfd.readouterr().err
+    assert "No module named 'nowhere_at_all'" in said
+    assert "PYTHONPATH" in said
+
+
+def test_a_plugin_works_beside_the_built_wheel(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(site), str(wheel)], check=True)
+    toy_plugin.install(site)
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(site), "PYTHONSAFEPATH": "1"}
+    command = ["fit", "--config", str(TINY), "--run.dir", "run", *OPTIONS]
+    done = subprocess.run(
+        [sys.executable, "-m", "cfl", *command], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "toy counts 4" in done.stdout
+    code = f"import cfl; assert cfl.__file__.startswith({str(site)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, check=True)
