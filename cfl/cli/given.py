@@ -7,7 +7,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
+from cfl.runtime.errors import ConfigError
+from cfl.runtime.yaml_file import BadYAML, parse_yaml, read_yaml
 
 _FILES = (".yaml", ".yml", ".json")
 
@@ -49,18 +50,27 @@ def on_command_line(words: Sequence[str]) -> Iterator[Given]:
         if option.startswith("--"):
             key, value = option.removeprefix("--"), value if equals else following
             if key != "config":
-                yield from in_content(_mapping(value) or value, key=key)
+                yield from in_content(_mapping(key, value) or value, key=key)
             elif not value.endswith(_FILES):
-                yield from in_content(_mapping(value) or {})
+                yield from in_content(_mapping(key, value) or {})
 
 
-def _mapping(text: str) -> Mapping[str, Any] | None:
+def _mapping(key: str, text: str) -> Mapping[str, Any] | None:
     """A mapping, or what the named file holds if it is one; None for anything else."""
     try:
-        content = yaml.safe_load(Path(text).read_bytes() if text.endswith(_FILES) else text)
-    except (yaml.YAMLError, OSError, ValueError):  # the parser says it of the option
+        content = read_yaml(Path(text)) if text.endswith(_FILES) else parse_yaml(text)
+    except OSError:  # the parser says it of the option
+        return None
+    except BadYAML as error:
+        if text.endswith(_FILES) or is_written_out(text):
+            raise ConfigError(key, text, f"YAML ({error})") from None
         return None
     return content if isinstance(content, Mapping) else None
+
+
+def is_written_out(text: str) -> bool:
+    """Whether a word is a configuration, or a part of one, itself, not a name."""
+    return text.startswith("[") or any(sign in text for sign in "{\n")
 
 
 def value_of(key: str, given: Sequence[Given]) -> Given:
