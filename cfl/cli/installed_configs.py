@@ -29,8 +29,10 @@ def find_config(key: str, name: str) -> Path:
     Raises:
         ConfigError: there is neither; says where was looked.
     """
+    if "\0" in name:  # which no path may have
+        raise ConfigError(key, name, "an existing file")
     path = Path(name)
-    if isfile(path):  # unlike Path.is_file, it takes any text
+    if isfile(path):  # unlike Path.is_file, it takes names that are too long
         return path
     if not path.is_absolute():
         installed = _installed(path)

@@ -59,8 +59,6 @@ def check_leaves(config: Any, given: Sequence[Given], copies: Collection[str] = 
 
 def _check_name(key: str, text: str) -> None:
     """Refuse a text that the operating system would, if it were a path. Texts of several words are none."""
-    if "\0" in text:
-        raise ConfigError(key, text, "a text without the character NUL")
     sizes = [len(name.encode(errors="replace")) for name in text.split("/")]
     if len(text.split()) == 1 and (max(sizes) > LONGEST or sum(sizes) + len(sizes) > _LONGEST_PATH):
         valid = f"a text of at most {_LONGEST_PATH} bytes, and {LONGEST} between slashes: no file has a longer name"

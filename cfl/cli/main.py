@@ -35,7 +35,7 @@ from cfl.cli.import_policy import TRUSTED, importing_only
 from cfl.cli.installed_configs import DEFAULT_CONFIG
 from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING
 from cfl.cli.method_keys import keys_as_typed
-from cfl.cli.parsing import Parser, debugging, reason_for_user
+from cfl.cli.parsing import Parser, debugging, place_of, reason_for_user
 from cfl.cli.settling import settle
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.schedule import Schedule
@@ -52,6 +52,7 @@ from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import printable
 from cfl.runtime.run_files import CHECKPOINT
 from cfl.training.client import Client
+from cfl.training.optimizer_options import check_optimizer_options
 
 _RESUMED = {
     "fit": "a run's checkpoint, RUN/last.ckpt, with which it goes on; last: the one in --run.dir, and a start from the "
@@ -148,6 +149,7 @@ class FederatedCLI(LightningCLI):
         self.settled = settle(self._settings, self._plain_config(), trains=self.subcommand == "fit")
         checkpoint, self._rounds_done = self._checkpoint()
         settings = self.settled.config
+        check_optimizer_options((settings.model.optimizer.init_args or Namespace()).as_dict())
         settings.ckpt_path = checkpoint
         self.config = Namespace({**vars(self.config), self.subcommand: settings})
 
@@ -369,7 +371,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if reason is None or debugging():
             raise
         if elsewhere is None or is_first_process():  # one word about another process's failure is enough
-            print(printable(f"error: {reason}"), file=sys.stderr)
+            print(printable(f"error: {reason}{place_of(reason)}"), file=sys.stderr)
         return 2
     finally:
         folder_lock.release()

@@ -14,9 +14,9 @@ from jsonargparse import SUPPRESS, ActionConfigFile, Namespace, set_loader
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser
 
-from cfl.cli.given import Given, in_content, is_written_out, on_command_line
+from cfl.cli.given import Given, in_content, is_written_out, on_command_line, require_names, value_of
 from cfl.cli.import_policy import require_classes
-from cfl.cli.installed_configs import find_config
+from cfl.cli.installed_configs import DEFAULT_CONFIG, find_config
 from cfl.cli.leaves import check_leaves
 from cfl.cli.linked_defaults import FOLLOWING, check_given
 from cfl.cli.refusals import Refusal, allows_null, refusal, sentence
@@ -73,6 +73,7 @@ def _content(key: str, value: str) -> Mapping[str, Any]:
         raise ConfigError(key, value, f"a YAML file ({error})") from None
     if not isinstance(content, dict):
         raise ConfigError(key, value, "a YAML file that holds a mapping")
+    require_names(content)
     if not is_written_out(value):
         _read.append((value, content))
     return content
@@ -212,6 +213,13 @@ def said() -> list[Given]:
     """What the command line that was parsed last, and its files, have said."""
     in_files = [one for file, content in _read for one in in_content(content, file)]
     return [*in_files, *on_command_line(_words)]
+
+
+def place_of(error: BaseException) -> str:
+    """`` (in FILE)`` where a configuration file, written for another class maybe, holds the value, or nothing."""
+    defaults = in_content(read_yaml(DEFAULT_CONFIG), str(DEFAULT_CONFIG))
+    said_of_it = value_of(getattr(error, "key", ""), [*defaults, *said()])
+    return f" (in {said_of_it.file})" if said_of_it.file else ""
 
 
 def _without_roles(text: str | None) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -132,7 +133,8 @@ def _check(text: str) -> None:
     open_ones: list[_Collection] = []
     sizes: dict[str | None, int] = {}
     repeated = 0
-    for number, event in enumerate(yaml.parse(text, _Loader)):
+    events: Iterable[Any] = yaml.parse(text, _Loader)
+    for number, event in enumerate(events):
         line = event.start_mark.line + 1
         if number > _MOST_VALUES:
             raise BadYAML(f"line {line}: more than {_MOST_VALUES} values")
