@@ -14,7 +14,7 @@ import yaml
 MOST_BYTES = 2**24
 """Size of the largest file that is read."""
 _DEEPEST = 100
-_MOST_VALUES, _MOST_REPEATED = 1_000_000, 100_000
+_MOST_VALUES, _MOST_REPEATED = 300_000, 100_000
 _TAG = "tag:yaml.org,2002:"
 _REPLACED = {f"{_TAG}{name}" for name in ("float", "timestamp", "value")}
 _FLOAT = re.compile(
@@ -139,8 +139,8 @@ def _check(text: str) -> None:
         if number > _MOST_VALUES:
             raise BadYAML(f"line {line}: more than {_MOST_VALUES} values")
         if isinstance(event, yaml.NodeEvent):
-            if getattr(event, "tag", None) is not None:
-                raise BadYAML(f"line {line}: the tag {event.tag}; values are written without tags")
+            if (tag := getattr(event, "tag", None)) is not None:
+                raise BadYAML(f"line {line}: the tag {tag}; values are written without tags")
             if open_ones:
                 open_ones[-1].begin(event, line)
         if isinstance(event, yaml.CollectionStartEvent):
