@@ -60,6 +60,7 @@ _RESUMED = {
     "validate": "the checkpoint to score, RUN/last.ckpt; last: the one in --run.dir.",
 }
 _RESUMED["test"] = _RESUMED["validate"]
+_MOST_PROCESSES = 4096
 FORMULAS_HELP = "With a[t, i] the accuracy on task i after task t, b[i] before training: " + "; ".join(
     f"{key.upper()}: {formula}" for key, formula in FORMULAS.items()
 )
@@ -181,6 +182,10 @@ class FederatedCLI(LightningCLI):
             raise ConfigError("trainer.logger", True, valid)
         if self._settings.trainer.fast_dev_run:
             raise ConfigError("trainer.fast_dev_run", self._settings.trainer.fast_dev_run, "a short schedule instead")
+        for key in ("devices", "num_nodes"):
+            count = self._settings.trainer[key]
+            if isinstance(count, int) and count > _MOST_PROCESSES:
+                raise ConfigError(f"trainer.{key}", count, f"at most {_MOST_PROCESSES}")
         precision = self._settings.trainer.precision
         if str(precision) in ("16", "16-mixed"):  # on a CPU Lightning would take bf16-mixed instead
             raise ConfigError("trainer.precision", precision, "32-true or bf16-mixed")

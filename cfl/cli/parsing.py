@@ -30,10 +30,10 @@ _ROLE = re.compile(r":[a-z]+:`(~?)([^`]+)`")
 _MODE = "cfl"
 """Name by which jsonargparse knows :func:`cfl.runtime.yaml_file.parse_yaml`."""
 set_loader(_MODE, parse_yaml, exceptions=(BadYAML,))
-_read: list[tuple[str, Mapping[str, Any]]] = []
-"""The configuration files of the command line that is being parsed, each with what it holds."""
-_words: list[str] = []
-"""The words of that command line."""
+_in_files: list[Given] = []
+"""What the configuration files of the command line that is being parsed say."""
+_in_words: list[Given] = []
+"""What the words of that command line say."""
 _refused: list[Refusal] = []
 """What the parsers of classes have refused of it; another class may have been found to do."""
 
@@ -48,9 +48,9 @@ class _ConfigFile(ActionConfigFile):
         if not is_written_out(value):
             value = str(find_config(dest, value))
         content = _content(dest, value)
-        check_given(
-            in_content(content), {action.dest.partition(".")[0] for action in parser._actions if "." in action.dest}
-        )
+        given = list(in_content(content, None if is_written_out(value) else value))
+        check_given(given, {action.dest.partition(".")[0] for action in parser._actions if "." in action.dest})
+        _in_files.extend(one for one in given if one.file)
         trainer = content.get("trainer")
         more = loggers and isinstance(trainer, Mapping) and _named_classes(trainer.get("logger"))
         if more:
@@ -74,8 +74,6 @@ def _content(key: str, value: str) -> Mapping[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(key, value, "a YAML file that holds a mapping")
     require_names(content)
-    if not is_written_out(value):
-        _read.append((value, content))
     return content
 
 
@@ -153,12 +151,13 @@ class Parser(LightningArgumentParser):
 
         Classes that have moved go by their former paths, too.
         """
-        _read.clear()
-        _refused.clear()
+        for noted in (_in_files, _in_words, _refused):
+            noted.clear()
         given = args[0] if args else kwargs.pop("args", None)
-        _words[:] = map(str, sys.argv[1:] if given is None else given)
-        check_given(on_command_line(_words))
-        found = super().parse_args([with_moved_classes(word) for word in _words], *args[1:], **kwargs)
+        words = list(map(str, sys.argv[1:] if given is None else given))
+        _in_words.extend(on_command_line(words))
+        check_given(_in_words)
+        found = super().parse_args([with_moved_classes(word) for word in words], *args[1:], **kwargs)
         config = found.get(found.get("subcommand"), found)
         require_classes(config, copies=FOLLOWING)
         check_leaves(config, said(), copies=FOLLOWING)
@@ -180,7 +179,9 @@ class Parser(LightningArgumentParser):
             if kind is None or action.default in (None, SUPPRESS) or allows_null(kind):
                 continue
             if action.dest in namespace and namespace[action.dest] is None:
-                raise TypeError(f'Parser key "{action.dest}": null is no value of it')
+                error: Any = TypeError(f'Parser key "{action.dest}": null is no value of it')
+                error.subcommand_parser = self  # as jsonargparse says whose option it is
+                raise error
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         """As ever, without the roles that docstrings mark names with."""
@@ -211,8 +212,7 @@ class Parser(LightningArgumentParser):
 
 def said() -> list[Given]:
     """What the command line that was parsed last, and its files, have said."""
-    in_files = [one for file, content in _read for one in in_content(content, file)]
-    return [*in_files, *on_command_line(_words)]
+    return [*_in_files, *_in_words]
 
 
 def place_of(error: BaseException) -> str:

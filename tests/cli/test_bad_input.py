@@ -243,7 +243,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "optimizer's option": (
         ("--model.optimizer.lr", "-1"),
-        ("model.optimizer = 'Invalid learning rate: -1.0'", "the optimizer accepts"),
+        ("model.optimizer.lr = -1.0", "above 0"),
     ),
     # Trainer settings under which a round is no epoch.
     "epochs": (("--trainer.max_epochs", "3"), ("trainer.max_epochs = 3", "follows from schedule")),

@@ -10,18 +10,12 @@ from typing import Any
 
 import pytest
 import yaml
+from support.foreign import bomb
 
 from cfl.runtime import yaml_file
 from cfl.runtime.yaml_file import MOST_BYTES, BadYAML, ambiguous, parse_yaml, read_yaml
 
 ROOT = Path(__file__).parents[2]
-
-
-def bomb(each: int, levels: int) -> str:
-    """A list of ``each ** levels`` texts in a few hundred characters."""
-    lines = ["a0: &a0 [" + ", ".join(["lol"] * each) + "]"]
-    lines += [f"a{n}: &a{n} [" + ", ".join([f"*a{n - 1}"] * each) + "]" for n in range(1, levels)]
-    return "\n".join(lines)
 
 
 REFUSED: dict[str, tuple[str | bytes, str]] = {
