@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from cfl import __version__
@@ -55,6 +54,7 @@ from cfl.runtime.run_files import (
     matrix_file,
 )
 from cfl.runtime.source_digest import source_digest
+from cfl.runtime.yaml_file import BadYAML, read_yaml
 from cfl.training.access import client_of, data_of, federation_of
 from cfl.training.client import Client
 from cfl.training.density_samples import draw_images
@@ -88,7 +88,7 @@ def check_method_names(names: Iterable[str]) -> None:
     """
     for name in names:
         if not is_method_name(name):
-            raise ConfigError(f"methods.{name}", name, "a name of letters, digits, _ and -")
+            raise ConfigError(f"methods.{name}", name, "a name of at most 100 letters, digits, _ and -")
         if name in TABLES:
             raise ConfigError(f"methods.{name}", name, f"another name: the run folder has a table {name}.csv anyhow")
 
@@ -138,8 +138,8 @@ def wandb_id_in(folder: Path) -> str | None:
 def _methods_in(folder: Path) -> list[str]:
     """Names of the methods in a run folder's configuration; empty if that cannot be read."""
     try:
-        config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        config = read_yaml(folder / CONFIG)
+    except (OSError, BadYAML):
         return []
     methods = config.get("methods") if isinstance(config, dict) else None
     return [name for name in methods or () if is_method_name(name)]

@@ -21,7 +21,7 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
 from cfl.data.datamodule import FederatedDataModule
 from cfl.runtime.errors import ConfigError
-from cfl.runtime.option_checks import check_numbers
+from cfl.runtime.option_checks import check_integers, check_numbers
 from cfl.training.strategy import check_strategy
 
 NEVER = 10**9  # epochs between validations that no run reaches
@@ -63,6 +63,7 @@ def check_trainer(trainer: Trainer, data: FederatedDataModule) -> None:
     ]
     check_evaluation(trainer)
     check_numbers("trainer", "[0, inf]", or_null=True, gradient_clip_val=trainer.gradient_clip_val)
+    check_integers("trainer", 0, log_every_n_steps=settings.log_every_n_steps)
     if getattr(trainer, "_val_check_time_interval", None) is not None:
         raise ConfigError("trainer.val_check_interval", "a time", "1.0: schedule.evaluate_every instead")
     for callback in trainer.callbacks:  # type: ignore[attr-defined]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from lightning.pytorch import Callback, Trainer
 
 from cfl.callbacks import (
@@ -20,6 +19,7 @@ from cfl.callbacks import (
 )
 from cfl.cli.installed_configs import DEFAULT_CONFIG
 from cfl.data.datamodule import FederatedDataModule
+from cfl.runtime.yaml_file import read_yaml
 
 
 def trainer(
@@ -47,7 +47,7 @@ def trainer(
     own.append(RoundProgress())
     given = {type(callback) for callback in callbacks}
     settings = {
-        **yaml.safe_load(DEFAULT_CONFIG.read_text())["trainer"],
+        **read_yaml(DEFAULT_CONFIG)["trainer"],
         "enable_checkpointing": run_dir is not None,  # by RoundCheckpoint
         "max_epochs": data.num_rounds,
         **settings,

@@ -7,8 +7,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
+from cfl.runtime.errors import ConfigError
+from cfl.runtime.yaml_file import BadYAML, parse_yaml, read_yaml
 
+_MOST = 1000
 _FILES = (".yaml", ".yml", ".json")
 
 
@@ -27,16 +29,55 @@ class Given(NamedTuple):
 
 
 def in_content(content: Any, file: str | None = None, key: str = "") -> Iterator[Given]:
-    """What a configuration or a part of it says, in order; of lists, what each of its items does, too."""
+    """What a configuration or a part of it says, in order; of lists, what each of its items does, too.
+
+    Raises:
+        ConfigError: see :func:`require_short`.
+    """
+    as_typed = ".".join(part for part in key.split(".") if part not in ("", "init_args", "class_path"))
+    require_short(as_typed, content)
     if isinstance(content, Mapping):
         for name, inner in content.items():
             yield from in_content(inner, file, f"{key}.{name}")
         return
-    parts = [part for part in key.split(".") if part not in ("", "init_args", "class_path")]
-    yield Given(".".join(parts), content, file)
+    yield Given(as_typed, content, file)
     for item in content if isinstance(content, list) else ():
         if isinstance(item, Mapping):
             yield from in_content(item, file, key)
+
+
+def require_short(key: str, content: Any) -> None:
+    """Refuse a list or mapping that the parser, which copies it for each of its values, could not read in seconds.
+
+    Lists of lists pass: :class:`cfl.data.sequences.FixedTasks` has one for every client, and the parser does not look
+    into them.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    if isinstance(content, Mapping | list) and len(content) > _MOST and not all(isinstance(i, list) for i in content):
+        raise ConfigError(key, content, f"at most {_MOST} values in one list or mapping")
+
+
+def require_names(content: Mapping[str, Any], above: str = "") -> set[str]:
+    """Refuse a file's content that sets an option twice, as ``a: {b: 1}`` and ``a.b: 1``, or in which one has no name.
+
+    Returns:
+        The keys of all that it sets, dotted.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    found: set[str] = set()
+    for name, inner in content.items():
+        if not isinstance(name, str) and above.count(".") < 2:
+            raise ConfigError(f"{above}{name}", inner, "options by their names, which are text")
+        key = f"{above}{name}"
+        for one in require_names(inner, f"{key}.") if isinstance(inner, Mapping) else {key}:
+            if one in found:
+                raise ConfigError(one, inner, "set once in a file; here with its section and in one word")
+            found.add(one)
+    return found
 
 
 def on_command_line(words: Sequence[str]) -> Iterator[Given]:
@@ -49,18 +90,29 @@ def on_command_line(words: Sequence[str]) -> Iterator[Given]:
         if option.startswith("--"):
             key, value = option.removeprefix("--"), value if equals else following
             if key != "config":
-                yield from in_content(_mapping(value) or value, key=key)
+                content = _content(key, value)
+                require_short(key, content)
+                yield from in_content(content if isinstance(content, Mapping) and content else value, key=key)
             elif not value.endswith(_FILES):
-                yield from in_content(_mapping(value) or {})
+                content = _content(key, value)
+                yield from in_content(content if isinstance(content, Mapping) else {})
 
 
-def _mapping(text: str) -> Mapping[str, Any] | None:
-    """A mapping, or what the named file holds if it is one; None for anything else."""
+def _content(key: str, text: str) -> Any:
+    """What a word is as YAML, or what the file holds that it names; None where neither can be read."""
     try:
-        content = yaml.safe_load(Path(text).read_bytes() if text.endswith(_FILES) else text)
-    except (yaml.YAMLError, OSError, ValueError):  # the parser says it of the option
+        return read_yaml(Path(text)) if text.endswith(_FILES) else parse_yaml(text)
+    except OSError:  # the parser says it of the option
         return None
-    return content if isinstance(content, Mapping) else None
+    except BadYAML as error:
+        if text.endswith(_FILES) or is_written_out(text):
+            raise ConfigError(key, text, f"YAML ({error})") from None
+        return None
+
+
+def is_written_out(text: str) -> bool:
+    """Whether a word is a configuration, or a part of one, itself, not a name."""
+    return text.startswith("[") or any(sign in text for sign in "{\n")
 
 
 def value_of(key: str, given: Sequence[Given]) -> Given:

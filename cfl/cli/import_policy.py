@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
-from jsonargparse import Namespace, set_parsing_settings
+from jsonargparse import set_parsing_settings
 from jsonargparse._common import parsing_settings
 
+from cfl.cli.leaves import leaves
 from cfl.runtime.class_paths import PACKAGE, named_class
 from cfl.runtime.errors import ConfigError
 
@@ -73,7 +74,7 @@ def require_classes(config: Any, copies: Collection[str] = ()) -> None:
     Raises:
         ConfigError: naming the key and what stands there.
     """
-    for key, value in _leaves(config):
+    for key, value in leaves(config):
         if any(key.startswith(f"{copy}.") for copy in copies):
             continue
         of = type(value)
@@ -88,20 +89,3 @@ def require_classes(config: Any, copies: Collection[str] = ()) -> None:
         elif callable(value) or of.__module__ not in _PLAIN:
             name = getattr(value, "__qualname__", of.__qualname__)
             raise ConfigError(key, f"{getattr(value, '__module__', '')}.{name}", "a class; this is none")
-
-
-def _leaves(node: Any, above: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value with its key as typed on the command line, but that ``class_path`` is named."""
-    if isinstance(node, Namespace):
-        node = vars(node)
-    if isinstance(node, Mapping):
-        for key, value in node.items():
-            name = str(key)  # options may be mappings by numbers
-            if name.startswith("__"):  # the parser's own notes
-                continue
-            yield from _leaves(value, above if name == "init_args" else f"{above}.{name}".lstrip("."))
-    elif isinstance(node, list | tuple):
-        for value in node:
-            yield from _leaves(value, above)
-    else:
-        yield above, node

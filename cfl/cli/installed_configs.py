@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from itertools import takewhile
+from os.path import isfile
 from pathlib import Path
 
 from cfl.runtime.errors import ConfigError
@@ -28,12 +29,14 @@ def find_config(key: str, name: str) -> Path:
     Raises:
         ConfigError: there is neither; says where was looked.
     """
+    if "\0" in name:  # which no path may have
+        raise ConfigError(key, name, "an existing file")
     path = Path(name)
-    if path.is_file():
+    if isfile(path):  # unlike Path.is_file, it takes names that are too long
         return path
     if not path.is_absolute():
         installed = _installed(path)
-        if installed.is_file() and CONFIGS in installed.parents:
+        if isfile(installed) and CONFIGS in installed.parents:
             return installed
     looked = path.parent.resolve() if path.is_absolute() else f"{Path.cwd()} and {CONFIGS}"
     raise ConfigError(key, name, f"an existing file (looked in {looked}; cfl configs lists those that come along)")

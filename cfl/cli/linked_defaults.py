@@ -5,6 +5,8 @@ The parser would take such a value and drop it without a word.
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Collection, Iterable
 
 from cfl.cli.given import Given
@@ -47,3 +49,14 @@ def check_given(given: Iterable[Given], groups: Collection[str] = ()) -> None:
             raise ConfigError(key, value, f"unset: it follows from {source}")
         if key in groups:
             raise ConfigError(key, value, f"its options, as those that begin with --{key}. in --help")
+        if isinstance(value, str) and "\0" in value:
+            raise ConfigError(key, value, "a text without the character NUL")
+        if isinstance(value, str) and _is_pipe(value):  # the parser would wait for what comes out of it
+            raise ConfigError(key, value, "anything but the name of a pipe")
+
+
+def _is_pipe(text: str) -> bool:
+    try:
+        return stat.S_ISFIFO(os.stat(text).st_mode)
+    except OSError:
+        return False

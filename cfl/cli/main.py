@@ -35,7 +35,7 @@ from cfl.cli.import_policy import TRUSTED, importing_only
 from cfl.cli.installed_configs import DEFAULT_CONFIG
 from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING
 from cfl.cli.method_keys import keys_as_typed
-from cfl.cli.parsing import Parser, debugging, reason_for_user
+from cfl.cli.parsing import Parser, debugging, place_of, reason_for_user
 from cfl.cli.settling import settle
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.schedule import Schedule
@@ -52,6 +52,7 @@ from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import printable
 from cfl.runtime.run_files import CHECKPOINT
 from cfl.training.client import Client
+from cfl.training.optimizer_options import check_optimizer_options
 
 _RESUMED = {
     "fit": "a run's checkpoint, RUN/last.ckpt, with which it goes on; last: the one in --run.dir, and a start from the "
@@ -59,6 +60,7 @@ _RESUMED = {
     "validate": "the checkpoint to score, RUN/last.ckpt; last: the one in --run.dir.",
 }
 _RESUMED["test"] = _RESUMED["validate"]
+_MOST_PROCESSES = 4096
 FORMULAS_HELP = "With a[t, i] the accuracy on task i after task t, b[i] before training: " + "; ".join(
     f"{key.upper()}: {formula}" for key, formula in FORMULAS.items()
 )
@@ -148,6 +150,7 @@ class FederatedCLI(LightningCLI):
         self.settled = settle(self._settings, self._plain_config(), trains=self.subcommand == "fit")
         checkpoint, self._rounds_done = self._checkpoint()
         settings = self.settled.config
+        check_optimizer_options((settings.model.optimizer.init_args or Namespace()).as_dict())
         settings.ckpt_path = checkpoint
         self.config = Namespace({**vars(self.config), self.subcommand: settings})
 
@@ -179,6 +182,10 @@ class FederatedCLI(LightningCLI):
             raise ConfigError("trainer.logger", True, valid)
         if self._settings.trainer.fast_dev_run:
             raise ConfigError("trainer.fast_dev_run", self._settings.trainer.fast_dev_run, "a short schedule instead")
+        for key in ("devices", "num_nodes"):
+            count = self._settings.trainer[key]
+            if isinstance(count, int) and count > _MOST_PROCESSES:
+                raise ConfigError(f"trainer.{key}", count, f"at most {_MOST_PROCESSES}")
         precision = self._settings.trainer.precision
         if str(precision) in ("16", "16-mixed"):  # on a CPU Lightning would take bf16-mixed instead
             raise ConfigError("trainer.precision", precision, "32-true or bf16-mixed")
@@ -393,7 +400,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if reason is None or debugging():
             raise
         if elsewhere is None or is_first_process():  # one word about another process's failure is enough
-            print(printable(f"error: {reason}"), file=sys.stderr)
+            print(printable(f"error: {reason}{place_of(reason)}"), file=sys.stderr)
         return 2
     finally:
         folder_lock.release()

@@ -10,26 +10,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
-from jsonargparse import ActionConfigFile, Namespace
+from jsonargparse import SUPPRESS, ActionConfigFile, Namespace, set_loader
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser
 
-from cfl.cli.given import in_content, on_command_line
+from cfl.cli.given import Given, in_content, is_written_out, on_command_line, require_names, value_of
 from cfl.cli.import_policy import require_classes
-from cfl.cli.installed_configs import find_config
+from cfl.cli.installed_configs import DEFAULT_CONFIG, find_config
+from cfl.cli.leaves import check_leaves
 from cfl.cli.linked_defaults import FOLLOWING, check_given
 from cfl.cli.plugins import import_named_in
-from cfl.cli.refusals import Refusal, refusal, sentence
+from cfl.cli.refusals import Refusal, allows_null, refusal, sentence
 from cfl.reporting.experiment import with_moved_classes
 from cfl.runtime.errors import BadUpdate, ConfigError, DamagedFile, DataFilesMissing, NotUnderstood
+from cfl.runtime.yaml_file import BadYAML, parse_yaml, read_yaml
 
 _SAID_IN_FULL = (ConfigError, NotUnderstood, DataFilesMissing, BadUpdate, DamagedFile, MisconfigurationException)
 _ROLE = re.compile(r":[a-z]+:`(~?)([^`]+)`")
-_read: list[tuple[str, Mapping[str, Any]]] = []
-"""The configuration files of the command line that is being parsed, each with what it holds."""
-_words: list[str] = []
-"""The words of that command line."""
+_MODE = "cfl"
+"""Name by which jsonargparse knows :func:`cfl.runtime.yaml_file.parse_yaml`."""
+set_loader(_MODE, parse_yaml, exceptions=(BadYAML,))
+_in_files: list[Given] = []
+"""What the configuration files of the command line that is being parsed say."""
+_in_words: list[Given] = []
+"""What the words of that command line say."""
 _refused: list[Refusal] = []
 """What the parsers of classes have refused of it; another class may have been found to do."""
 
@@ -41,12 +45,12 @@ class _ConfigFile(ActionConfigFile):
     def apply_config(parser: Any, cfg: Any, dest: str, value: Any) -> None:
         """As the base class; ``methods: {}`` or ``trainer.logger: false`` in a file drop what was there before."""
         before, loggers = cfg.get("methods"), _named_classes(cfg.get("trainer.logger"))
-        if not _is_inline(value):
+        if not is_written_out(value):
             value = str(find_config(dest, value))
         content = _content(dest, value)
-        check_given(
-            in_content(content), {action.dest.partition(".")[0] for action in parser._actions if "." in action.dest}
-        )
+        given = list(in_content(content, None if is_written_out(value) else value))
+        check_given(given, {action.dest.partition(".")[0] for action in parser._actions if "." in action.dest})
+        _in_files.extend(one for one in given if one.file)
         trainer = content.get("trainer")
         more = loggers and isinstance(trainer, Mapping) and _named_classes(trainer.get("logger"))
         if more:
@@ -59,33 +63,17 @@ class _ConfigFile(ActionConfigFile):
             cfg["trainer.logger"] = every if len(every) > 1 else every[0]
 
 
-def _is_inline(value: str) -> bool:
-    """Whether this is the configuration itself, not the name of a file."""
-    return any(sign in value for sign in "{\n")
-
-
 def _content(key: str, value: str) -> Mapping[str, Any]:
     """What a file holds; refuses one that is no YAML by name: the parser tells neither file nor place."""
-    if _is_inline(value):
-        return _mapping_in(key, value, value)
     try:
-        text = Path(value).read_bytes()
+        content = parse_yaml(value) if is_written_out(value) else read_yaml(Path(value))
     except OSError as error:
         raise ConfigError(key, value, f"a file that can be read ({error.strerror})") from None
-    content = _mapping_in(key, value, text)
-    _read.append((value, content))
-    return content
-
-
-def _mapping_in(key: str, value: str, text: str | bytes) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(text)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" (line {mark.line + 1}: {getattr(error, 'problem', '')})" if mark else ""
-        raise ConfigError(key, value, f"a YAML file{where}") from None
+    except BadYAML as error:
+        raise ConfigError(key, value, f"a YAML file ({error})") from None
     if not isinstance(content, dict):
         raise ConfigError(key, value, "a YAML file that holds a mapping")
+    require_names(content)
     return content
 
 
@@ -143,7 +131,7 @@ class Parser(LightningArgumentParser):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, "prog": "cfl", **kwargs})
+        super().__init__(*args, **{"allow_abbrev": False, "prog": "cfl", "parser_mode": _MODE, **kwargs})
         self.owner = ""
 
     def add_class_arguments(self, theclass: Any, *args: Any, **kwargs: Any) -> Any:
@@ -163,14 +151,17 @@ class Parser(LightningArgumentParser):
 
         Classes that have moved go by their former paths, too.
         """
-        _read.clear()
-        _refused.clear()
+        for noted in (_in_files, _in_words, _refused):
+            noted.clear()
         given = args[0] if args else kwargs.pop("args", None)
-        _words[:] = map(str, sys.argv[1:] if given is None else given)
-        check_given(on_command_line(_words))
-        import_named_in("\n".join(_words))
-        found = super().parse_args([with_moved_classes(word) for word in _words], *args[1:], **kwargs)
-        require_classes(found.get(found.get("subcommand"), found), copies=FOLLOWING)
+        words = list(map(str, sys.argv[1:] if given is None else given))
+        _in_words.extend(on_command_line(words))
+        check_given(_in_words)
+        import_named_in("\n".join(words))
+        found = super().parse_args([with_moved_classes(word) for word in words], *args[1:], **kwargs)
+        config = found.get(found.get("subcommand"), found)
+        require_classes(config, copies=FOLLOWING)
+        check_leaves(config, said(), copies=FOLLOWING)
         return found
 
     def parse_string(self, *args: Any, **kwargs: Any) -> Any:
@@ -179,6 +170,18 @@ class Parser(LightningArgumentParser):
         import_named_in(content)
         args = (with_moved_classes(content), *args[1:])
         return super().parse_string(*args, **kwargs)
+
+    def validate(self, namespace: Any, *args: Any, **kwargs: Any) -> None:
+        """As ever, without null where an option has another default and its type does not allow it."""
+        super().validate(namespace, *args, **kwargs)
+        for action in self._actions:
+            kind = getattr(action, "_typehint", None)
+            if kind is None or action.default in (None, SUPPRESS) or allows_null(kind):
+                continue
+            if action.dest in namespace and namespace[action.dest] is None:
+                error: Any = TypeError(f'Parser key "{action.dest}": null is no value of it')
+                error.subcommand_parser = self  # as jsonargparse says whose option it is
+                raise error
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         """As ever, without the roles that docstrings mark names with."""
@@ -202,10 +205,20 @@ class Parser(LightningArgumentParser):
             raise ex or ValueError(message)
         reason: Any = reason_for_user(ex)
         if reason is None:
-            given = [one for file, content in _read for one in in_content(content, file)]
-            given += on_command_line(_words)
-            reason = " ".join(message.split()) if refused is None else sentence(refused, given)
+            reason = " ".join(message.split()) if refused is None else sentence(refused, said())
         raise NotUnderstood(str(reason)) from ex
+
+
+def said() -> list[Given]:
+    """What the command line that was parsed last, and its files, have said."""
+    return [*_in_files, *_in_words]
+
+
+def place_of(error: BaseException) -> str:
+    """`` (in FILE)`` where a configuration file, written for another class maybe, holds the value, or nothing."""
+    defaults = in_content(read_yaml(DEFAULT_CONFIG), str(DEFAULT_CONFIG))
+    said_of_it = value_of(getattr(error, "key", ""), [*defaults, *said()])
+    return f" (in {said_of_it.file})" if said_of_it.file else ""
 
 
 def _without_roles(text: str | None) -> str | None:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from jsonargparse import ArgumentParser
 from torch import Tensor
@@ -23,6 +23,7 @@ from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING
 from cfl.cli.plugins import offered
 from cfl.runtime.class_paths import PACKAGE
 from cfl.runtime.command_line import ALLOW
+from cfl.runtime.errors import shown
 from cfl.training.client import ELEMENTWISE_OPTIMIZERS
 
 _KEY = re.compile(r'Parser key "([^"]+)"')
@@ -104,7 +105,7 @@ def sentence(refused: Refusal, given: Sequence[Given]) -> str:
         return f"{key} is no option; valid: {valid}{file}"
     if what == "missing":
         return f"{key} is missing; {valid}{f', e.g. {_LOGGER}' if key.startswith('trainer.logger.') else ''}"
-    return f"{key} = {said.value!r} cannot work; valid: {valid}{file}"
+    return f"{key} = {shown(said.value)} cannot work; valid: {valid}{file}"
 
 
 def _with_name(refused: Refusal, given: Sequence[Given]) -> str:
@@ -146,6 +147,13 @@ def _valid(parser: ArgumentParser, key: str, text: str, ex: Exception | None) ->
         ex = ModuleNotFoundError(f"{ex}; its folder is found in PYTHONPATH, and by python -m cfl if current")
     words = list(dict.fromkeys(_in_words(get_args(kind)[-1] if key == "methods" else kind)))
     return " or ".join(words or [" ".join(str(ex).split())]) + (f" ({ex})" if told and words else "")
+
+
+def allows_null(kind: Any) -> bool:
+    """Whether null is a value of a type hint."""
+    return kind in (Any, None, NoneType) or any(
+        allows_null(one) for one in get_args(kind) if get_origin(kind) in (Union, UnionType, Annotated)
+    )
 
 
 def _in_words(kind: Any) -> Iterator[str]:

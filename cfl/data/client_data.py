@@ -20,7 +20,11 @@ from cfl.data.task_handles import TaskRef, unwrap_task
 from cfl.data.types import Task
 from cfl.data.validation import set_aside
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.memory import require_memory
 from cfl.runtime.option_checks import check_choices, check_integers, check_numbers
+
+_BYTES_PER_CLIENT = 32
+"""Of every task: the client's number and where its samples begin, in the lists that hold them."""
 
 
 class ClientDataAssignment:
@@ -60,6 +64,8 @@ class ClientDataAssignment:
         seed: int,
     ) -> None:
         check_integers("data", 1, num_clients=num_clients)
+        needed = _BYTES_PER_CLIENT * num_clients * stream.num_tasks
+        require_memory("data.num_clients", num_clients, needed, "fewer clients")
         check_choices("data", EXPOSURES, exposure=exposure)
         if portion is not None and (portion < 1 or exposure != "asynchronous"):
             raise ConfigError("data.portion", portion, "at least 1 with data.exposure: asynchronous, else null")

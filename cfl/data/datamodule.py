@@ -32,7 +32,11 @@ from cfl.data.task_handles import TaskHandles, TaskRef, unwrap_task, unwrap_task
 from cfl.data.types import Task
 from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.memory import require_memory
 from cfl.runtime.option_checks import check_choices, check_integers
+
+_BYTES_PER_EPOCH = 200
+"""Of the random numbers of a client's local epoch, at least."""
 
 
 class CountsRounds(Protocol):
@@ -137,6 +141,7 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
             valid = f"all with data.scenario: {self.scenario}; seen is for class-incremental streams ({how})"
             raise ConfigError("data.class_loss", class_loss, valid)
         self.class_loss = class_loss
+        self._require_choices()
         self.eval_batch_size = eval_batch_size
         self.eval_shuffle = eval_shuffle
         self.evaluate_on = evaluate_on
@@ -149,6 +154,15 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         self._unread: Exception | None = None
         self._idle_named = False
         self._unreached_named = False
+
+    def _require_choices(self) -> None:
+        """Refuse streams in which every answer is right, because nothing competes with it."""
+        classes = self.stream.classes_per_task
+        if self.scenario == "task" and 1 in classes:
+            valid = f"class, or streams with at least 2 classes in every task: task {classes.index(1)} has 1"
+            raise ConfigError("data.scenario", "task", f"{valid}, and so every answer would be right")
+        if self.scenario in ("class", "domain") and self.num_outputs == 1:
+            raise ConfigError("data.stream", self.stream.name, "one with at least 2 classes")
 
     # The current round.
 
@@ -272,6 +286,9 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
             require_binary(self.tasks)
         if self.exposure == "asynchronous":
             _ = self._portions
+        epochs = self.schedule.local_epochs
+        needed = _BYTES_PER_EPOCH * epochs * self.rounds.most_clients
+        require_memory("schedule.local_epochs", epochs, needed, "fewer")
         self._name_idle_clients()
         self._name_unreached_tasks()
 

@@ -39,8 +39,10 @@ class RoundOrders:
 
         Returns:
             ``[k, S, B]`` int64 indices and ``[k, S, B]`` bool, False for padding: after an epoch's last sample, and
-            after a client's last step if others have more. The index repeats the client's first sample there.
+            after a client's last step if others have more. The index repeats the client's first sample there. B is at
+            most the number of samples of the largest client.
         """
+        batch_size = min(batch_size, max(map(len, samples)))  # wider steps would be padding for everybody
         index = np.empty((len(clients), max(steps), batch_size), dtype=np.int64)
         mask = np.zeros(index.shape, dtype=bool)
         for row, (client, own, count) in enumerate(zip(clients, samples, steps, strict=True)):

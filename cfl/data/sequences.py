@@ -124,8 +124,11 @@ class FixedTasks(TaskSequences):
         count: only the first so many of each list; null takes all.
     """
 
-    def __init__(self, tasks: list[list[int]], split: Split = "holders", count: int | None = None) -> None:
+    # Just a list: the command line's parser copies a longer type's values for each of them.
+    def __init__(self, tasks: list, split: Split = "holders", count: int | None = None) -> None:
         super().__init__(split)
+        if not all(isinstance(own, list) and all(type(task) is int for task in own) for own in tasks):
+            raise ConfigError("data.sequences.tasks", tasks, "a list of lists of integers")
         lengths = {len(own) for own in tasks}
         if len(lengths) != 1 or 0 in lengths:
             raise ConfigError("data.sequences.tasks", sorted(lengths), "lists of one length, at least 1")

@@ -17,6 +17,7 @@ from cfl.engines.cohort import Cohort
 from cfl.federation.client_states import ClientStates
 from cfl.federation.replay_memory import RULES, Rule, chosen, slots, winners
 from cfl.randomness.generators import seed_for
+from cfl.runtime.memory import require_memory
 from cfl.runtime.option_checks import check_choices, check_integers
 
 TOPIC = "buffer"
@@ -110,6 +111,8 @@ class ReplayBuffer:
         """
         self._states, self._data, self.keeps_logits = states, data, logits
         self._augmented = data.augmentation is not None and self.keeps == "augmented"
+        each = 8 * (2 + data.num_outputs * logits)
+        require_memory("buffer.size", self.size, self.size * each * (1 + data.rounds.most_clients), "fewer samples")
         self._empty = {
             "place": torch.full((self.size,), -1, dtype=torch.int64),
             "seen": torch.zeros((), dtype=torch.int64),

@@ -75,7 +75,7 @@ class ER(Method):
         check_choices(key, ("task", "step"), update=update)
         if update == "step" and per_task:
             raise ConfigError(f"{key}.per_task", True, "false with update: step, which does not wait for a task's end")
-        check_numbers(key, "[0, inf]", weight=weight)
+        check_numbers(key, "[0, inf)", weight=weight)
         check_choices(key, get_args(Weighting), weighting=weighting)
         self.size, self.per_task, self.update = size, per_task, update
         self.batch_size, self.weight, self.weighting = batch_size, weight, weighting

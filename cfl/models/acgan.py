@@ -67,7 +67,7 @@ class ACGAN(Network):
         check_choices("model.network", ("mlp", "conv"), generator_kind=generator_kind)
         check_choices("model.network", ("batch", "none"), generator_norm=generator_norm)
         check_integers("model.network", 1, noise_dim=noise_dim)
-        check_numbers("model.network", "(0, inf]", bound=bound)
+        check_numbers("model.network", "(0, inf)", bound=bound)
         default = [256, 512] if generator_kind == "mlp" else [256, 128, 64]
         self.widths = default if widths is None else list(widths)
         for width in self.widths:

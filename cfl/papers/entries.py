@@ -6,20 +6,19 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from cfl.papers import expressions
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.yaml_file import BadYAML, read_yaml
 
 
 def load(path: Path, key: str) -> dict[str, Any]:
     """A YAML file that holds a mapping; the key is for the error."""
     try:
-        entry = yaml.safe_load(path.read_text(encoding="utf-8"))
+        entry = read_yaml(path)
     except OSError as error:
         raise ConfigError(key, str(path), f"a file that can be read ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(key, str(path), f"a YAML file ({' '.join(str(error).split())})") from None
+    except BadYAML as error:
+        raise ConfigError(key, str(path), f"a YAML file ({error})") from None
     if not isinstance(entry, dict):
         raise ConfigError(key, str(path), "a file that holds a mapping")
     return entry

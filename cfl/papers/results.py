@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from cfl.metrics.accuracy import forgetting_max
 from cfl.papers.expressions import Undefined, evaluate
@@ -25,6 +24,7 @@ from cfl.reporting.matrix_file import read_matrix_csv
 from cfl.reporting.names import is_method_name
 from cfl.reporting.run_folder import read_curve, read_run, rounds_to
 from cfl.runtime.run_files import CONFIG, ROUNDS, SUMMARY, matrix_file
+from cfl.runtime.yaml_file import BadYAML, read_yaml
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +157,7 @@ def read_result(folder: Path) -> Result:
     run = read_run(folder)
     reading = CONFIG
     try:
-        config = yaml.safe_load((folder / reading).read_text(encoding="utf-8"))
+        config = read_yaml(folder / reading)
         experiment = experiment_of(config)
         local_epochs = experiment["schedule"]["local_epochs"]
         methods = list(experiment["methods"])
@@ -188,7 +188,7 @@ def read_result(folder: Path) -> Result:
         task_il = _matrix(read_matrix_csv(known)[0]) if known.is_file() else []
     except RunFolderError:
         raise
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, BadYAML) as error:
         raise RunFolderError(f"{folder / reading}: not what a finished run leaves ({error})") from None
     methods_of = Counter(layer for layer, _ in space)
     of_layers = {layer if methods_of[layer] == 1 else f"{name}.{layer}": used for (layer, name), used in space.items()}
@@ -198,10 +198,10 @@ def read_result(folder: Path) -> Result:
 def read_experiment(folder: Path) -> dict[str, Any] | None:
     """The experiment of a run that need not be finished; None where its configuration cannot be read."""
     try:
-        config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+        config = read_yaml(folder / CONFIG)
         int(config["seed_everything"])
         return experiment_of(config)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, BadYAML):
         return None
 
 

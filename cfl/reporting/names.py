@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-_METHOD = re.compile("[A-Za-z0-9_-]+")
+LONGEST = 255
+"""Bytes that the name of a file or folder may have."""
+_METHOD = re.compile("[A-Za-z0-9_-]{1,100}")
 _BENCHMARK = re.compile(r"[^/\\\s.][^/\\]*")
 
 
@@ -15,4 +17,5 @@ def is_method_name(text: object) -> bool:
 
 def is_benchmark_name(text: object) -> bool:
     """Whether a benchmark may be called so: a folder of its runs is, and terminals show it."""
-    return isinstance(text, str) and _BENCHMARK.fullmatch(text) is not None and text.isprintable()
+    well_formed = isinstance(text, str) and _BENCHMARK.fullmatch(text) is not None and text.isprintable()
+    return well_formed and len(str(text).encode()) <= LONGEST

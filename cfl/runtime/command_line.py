@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from itertools import zip_longest
+from os.path import isfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,7 +53,7 @@ def read_command_line(arguments: Sequence[str]) -> CommandLine:
         checkpoint, folder = (_value(given, option) for option in ("--ckpt_path", "--run.dir"))
         if checkpoint != "last":
             folder = checkpoint and str(Path(checkpoint).parent)
-        if folder and checkpoint and (Path(folder) / CONFIG).is_file():
+        if folder and checkpoint and isfile(Path(folder) / CONFIG):
             # The folder may have been moved since, or have another relative path from here.
             place = ["--config", str(Path(folder) / CONFIG), "--run.dir", folder]
             return CommandLine([given[0], *place, *given[1:]], True, allowed)

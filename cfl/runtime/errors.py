@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+_LONGEST = 200
+
 
 class ConfigError(ValueError):
     """A setting that cannot work, found before training.
@@ -15,12 +17,18 @@ class ConfigError(ValueError):
     """
 
     def __init__(self, key: str, value: Any, valid: str) -> None:
-        super().__init__(f"{key} = {value!r} cannot work; valid: {valid}")
+        super().__init__(f"{key} = {shown(value)} cannot work; valid: {valid}")
         self.key, self.value, self.valid = key, value, valid
 
 
 class NotUnderstood(RuntimeError):
     """A command line or a configuration that cannot be parsed; the message says what is wrong, and what is valid."""
+
+
+def shown(value: Any) -> str:
+    """A value as Python writes it, of a long one the beginning."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"
 
 
 class EngineCannot(ConfigError):

@@ -8,6 +8,11 @@ from typing import Any
 
 from cfl.runtime.errors import ConfigError
 
+MOST = 2**32 - 1
+"""The largest integer of any option, which is the largest seed."""
+SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+"""Between these are the magnitudes of numbers in float32, in which networks compute, beside 0."""
+
 
 def check_integers(section: str, at_least: int, *, or_null: bool = False, **options: int | None) -> None:
     """Refuse integers below a bound.
@@ -34,6 +39,23 @@ def check_numbers(section: str, interval: str, *, or_null: bool = False, **optio
     _check(section, valid, lambda value: low < value < high or value in ends, or_null, options)
 
 
+def check_magnitude(key: str, value: float) -> None:
+    """Refuse a number that is out of all proportion: NaN, one that float32 cannot hold, or an integer above 2^32 - 1.
+
+    Infinity passes: for some options it means that there is no limit.
+
+    Raises:
+        ConfigError: for such a number.
+    """
+    if isinstance(value, int):
+        if abs(value) > MOST:
+            raise ConfigError(key, value, f"an integer of at most {MOST}")
+    elif math.isnan(value):
+        raise ConfigError(key, value, "a number")
+    elif value and not math.isinf(value) and not SMALLEST <= abs(value) <= LARGEST:
+        raise ConfigError(key, value, f"a number, 0 or of a magnitude from {SMALLEST:.2g} to {LARGEST:.2g} (float32)")
+
+
 def check_choices(section: str, choices: Collection[Any], *, or_null: bool = False, **options: Any) -> None:
     """As :func:`check_integers`, for values that are none of the choices."""
     *most, last = map(str, choices)
@@ -44,3 +66,5 @@ def _check(section: str, valid: str, holds: Callable[[Any], bool], or_null: bool
     for name, value in options.items():
         if not (or_null if value is None else holds(value)):
             raise ConfigError(f"{section}.{name}", value, valid + ", or null" * or_null)
+        if isinstance(value, int | float):
+            check_magnitude(f"{section}.{name}", value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 
 import torch
 
@@ -13,6 +14,7 @@ from cfl.models.density import is_density
 from cfl.models.dropout import convert_dropout
 from cfl.randomness.generators import seed_for
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.memory import WithinMemory, require_memory
 
 
 def global_network(
@@ -35,11 +37,17 @@ def global_network(
         The network, none of whose parameters requires a gradient any more, and the names of those that never did.
 
     Raises:
-        ConfigError: it cannot be trained by stacked clients.
+        ConfigError: it cannot be trained by stacked clients, or not in the memory there is.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed_for(seed, "initialise network"))
-        network = convert_dropout(convert_batchnorm(make(input_shape, num_outputs)))
+        with WithinMemory("model.network", None, "a smaller network"):
+            network = convert_dropout(convert_batchnorm(make(input_shape, num_outputs)))
+        size = sum(tensor.nbytes for tensor in chain(network.parameters(), network.buffers()))
+        # One for the client in training, one for its update.
+        require_memory(
+            "model.network", f"{type(network).__name__} of {size} bytes", 2 * size, "two copies that fit into memory"
+        )
         require_one_name_each(network)
         if not is_density(network):
             require_head(network)

@@ -151,8 +151,8 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "random seed": (("--seed_everything", "true"), ("seed_everything = 'True'", "an integer from 0 to 4294967295")),
     # Values.
     "seed below zero": (("--seed_everything", "-1"), ("seed_everything = -1", "0 to 4294967295")),
-    "seed too large": (("--seed_everything", "4294967296"), ("seed_everything = 4294967296", "0 to 4294967295")),
-    "no number of clients": (("--schedule.clients_per_round", ".nan"), ("clients_per_round = nan", "(0, 1]")),
+    "seed too large": (("--seed_everything", "4294967296"), ("seed_everything = 4294967296", "at most 4294967295")),
+    "no number of clients": (("--schedule.clients_per_round", ".nan"), ("clients_per_round = nan", "a number\n")),
     "endless steps of the server": (("--federated.server_lr", ".inf"), ("federated.server_lr = inf", "above 0")),
     "seconds below zero": (("--progress.plain_seconds", "-1"), ("progress.plain_seconds = -1.0", "at least 0")),
     "half precision": (("--trainer.precision", "16-mixed"), ("trainer.precision = '16-mixed'", "bf16-mixed")),
@@ -243,7 +243,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "optimizer's option": (
         ("--model.optimizer.lr", "-1"),
-        ("model.optimizer = 'Invalid learning rate: -1.0'", "the optimizer accepts"),
+        ("model.optimizer.lr = -1.0", "above 0"),
     ),
     # Trainer settings under which a round is no epoch.
     "epochs": (("--trainer.max_epochs", "3"), ("trainer.max_epochs = 3", "follows from schedule")),
@@ -341,7 +341,7 @@ YAML = {
         "data: {partition: {class_path: cfl.data.streams.Permuted}}",
         "data.partition = 'cfl.data.streams.Permuted' cannot work; valid: one of ClassesPerClient, Dirichlet",
     ),
-    "broken file": ("schedule: [", "bad.yaml' cannot work; valid: a YAML file (line 1: "),
+    "broken file": ("schedule: [", "bad.yaml' cannot work; valid: a YAML file (line "),
     "empty file": ("", "bad.yaml' cannot work; valid: a YAML file that holds a mapping"),
     "list": ("- data", "bad.yaml' cannot work; valid: a YAML file that holds a mapping"),
     "key with its file": ("data: {num_client: 3}", "bad.yaml)"),

@@ -16,8 +16,8 @@ from cfl.runtime.option_checks import check_choices, check_integers, check_numbe
     [
         ("(0, 1]", (1e-9, 1), (0, 1.1, -1), "a number in (0, 1]"),
         ("[0, 1)", (0, 0.99), (1, -1e-9), "a number in [0, 1)"),
-        ("[0, inf)", (0, 1e300), (-1, math.inf), "a number of at least 0"),
-        ("(0, inf)", (1e-300, 5), (0, math.inf), "a number above 0"),
+        ("[0, inf)", (0, 1e30), (-1, math.inf), "a number of at least 0"),
+        ("(0, inf)", (1e-30, 5), (0, math.inf), "a number above 0"),
         ("[0, inf]", (0, math.inf), (-math.inf, -1), "a number of at least 0"),
     ],
 )

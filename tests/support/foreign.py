@@ -9,6 +9,14 @@ from typing import Any
 
 import yaml
 
+
+def bomb(each: int, levels: int) -> str:
+    """YAML that stands for ``each ** levels`` texts in a few hundred characters."""
+    lines = ["a0: &a0 [" + ", ".join(["lol"] * each) + "]"]
+    lines += [f"a{n}: &a{n} [" + ", ".join([f"*a{n - 1}"] * each) + "]" for n in range(1, levels)]
+    return "\n".join(lines)
+
+
 TRAP = """
 from pathlib import Path
 HERE = Path(__file__).parent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,12 @@ from cfl.data.sources.standard import KEY, StandardSource, check_shape
 from cfl.data.types import ImageSet
 from cfl.randomness.generators import numpy_generator
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.memory import require_memory
 from cfl.runtime.option_checks import check_integers, check_numbers
 
 _DARKEST, _BRIGHTEST = 64, 191  # prototypes keep away from 0 and 255, where noise would be cut off
+
+_BYTES_PER_PIXEL = 24  # prototype, noise and their sum
 
 
 class Synthetic(StandardSource):
@@ -59,6 +63,9 @@ class Synthetic(StandardSource):
                 raise ConfigError(f"{KEY}.{key}", size, f"at least {num_classes}, one sample of each class")
         check_numbers(KEY, "[0, inf)", noise=noise)
         self.shape = (1, 8, 8) if shape is None else check_shape(shape)
+        for key, size in (("shape", num_classes), ("train_size", train_size), ("test_size", test_size)):
+            value = shape if key == "shape" else size
+            require_memory(f"{KEY}.{key}", value, _BYTES_PER_PIXEL * size * math.prod(self.shape), "fewer pixels")
         self.num_classes = num_classes
         self.train_size, self.test_size, self.noise, self.seed = train_size, test_size, noise, seed
         self.mean, self.std = (0.5,) * self.shape[0], (0.25,) * self.shape[0]

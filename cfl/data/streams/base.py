@@ -7,6 +7,20 @@ from pathlib import Path
 
 from cfl.data.sources.base import Source
 from cfl.data.types import Task
+from cfl.runtime.memory import require_memory
+from cfl.runtime.option_checks import check_integers
+
+
+def check_number_of_tasks(num_tasks: int) -> None:
+    """Refuse a number of tasks below 1, or so many that no matrix of theirs fits into memory.
+
+    Raises:
+        ConfigError: ``data.stream.num_tasks``.
+    """
+    check_integers("data.stream", 1, num_tasks=num_tasks)
+    require_memory(
+        "data.stream.num_tasks", num_tasks, 8 * num_tasks**2, "fewer tasks, with a matrix of their accuracies"
+    )
 
 
 class Stream(ABC):

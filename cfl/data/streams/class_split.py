@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from cfl.data.sources.base import Source
-from cfl.data.streams.base import Stream
+from cfl.data.streams.base import Stream, check_number_of_tasks
 from cfl.data.types import ImageSet, Task
 from cfl.randomness.generators import numpy_generator
 from cfl.runtime.errors import ConfigError
-from cfl.runtime.option_checks import check_choices, check_integers
+from cfl.runtime.option_checks import check_choices
 
 
 class ClassSplit(Stream):
@@ -48,7 +48,7 @@ class ClassSplit(Stream):
         class_order: Literal["natural", "seeded", "superclass"] = "natural",
         task_order: Literal["given", "seeded"] | list[int] = "given",
     ) -> None:
-        check_integers("data.stream", 1, num_tasks=num_tasks)
+        check_number_of_tasks(num_tasks)
         check_choices("data.stream", ("natural", "seeded", "superclass"), class_order=class_order)
         if task_order not in ("given", "seeded") and (
             isinstance(task_order, str) or sorted(task_order) != list(range(num_tasks))

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from cfl.data.sources.base import Source
-from cfl.data.streams.base import Stream
+from cfl.data.streams.base import Stream, check_number_of_tasks
 from cfl.data.types import Task
 from cfl.randomness.generators import numpy_generator
-from cfl.runtime.option_checks import check_integers
 
 
 class Permuted(Stream):
@@ -32,7 +31,7 @@ class Permuted(Stream):
     shared_labels = True
 
     def __init__(self, source: Source, num_tasks: int = 10, first_is_identity: bool = True) -> None:
-        check_integers("data.stream", 1, num_tasks=num_tasks)
+        check_number_of_tasks(num_tasks)
         self.source, self.num_tasks, self.first_is_identity = source, num_tasks, first_is_identity
         self.name = f"permuted-{source.name}"
         self.classes_per_task = [source.num_classes] * num_tasks

@@ -10,10 +10,10 @@ from PIL import Image
 from torch import Tensor
 
 from cfl.data.sources.base import Source
-from cfl.data.streams.base import Stream
+from cfl.data.streams.base import Stream, check_number_of_tasks
 from cfl.data.types import Task
 from cfl.randomness.generators import numpy_generator
-from cfl.runtime.option_checks import check_integers, check_numbers
+from cfl.runtime.option_checks import check_numbers
 
 
 def rotation_map(height: int, width: int, degrees: float) -> Tensor:
@@ -56,7 +56,7 @@ class Rotated(Stream):
     def __init__(
         self, source: Source, num_tasks: int = 10, max_degrees: float = 180.0, first_is_identity: bool = False
     ) -> None:
-        check_integers("data.stream", 1, num_tasks=num_tasks)
+        check_number_of_tasks(num_tasks)
         check_numbers("data.stream", "(0, 360]", max_degrees=max_degrees)
         self.source, self.num_tasks = source, num_tasks
         self.max_degrees, self.first_is_identity = max_degrees, first_is_identity

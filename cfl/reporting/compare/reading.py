@@ -11,19 +11,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import yaml
 
 from cfl.reporting.compare.settings import settings_of
-from cfl.reporting.csv_file import RunFolderError, index_in, number_in, open_file, read_csv
+from cfl.reporting.csv_file import RunFolderError, index_in, number_in, read_csv
 from cfl.reporting.matrix_file import read_matrix_csv
 from cfl.reporting.measures import MEASURES
 from cfl.reporting.names import is_method_name
 from cfl.reporting.run_folder import Run, read_rounds, read_run
 from cfl.runtime.run_files import CLIENTS, CONFIG, PARTITION, ROUNDS, SUMMARY, matrix_file
+from cfl.runtime.yaml_file import BadYAML, read_yaml
 
 T = TypeVar("T")
-# libyaml's loader is about ten times as fast, and the same.
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +151,7 @@ def read(folder: Path, warnings: list[str]) -> Reading:
         """A part of the run; None, and a warning, where it is absent or broken."""
         try:
             return read_part(path)
-        except (RunFolderError, OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        except (RunFolderError, OSError, BadYAML) as error:
             said = " ".join(str(error).split())
             warnings.append(f"{said if str(path) in said else f'{path}: {said}'}; {consequence}")
             return None
@@ -180,8 +178,10 @@ def read(folder: Path, warnings: list[str]) -> Reading:
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:
-    with open_file(path) as file:
-        config = yaml.load(file, _LOADER)
+    try:
+        config = read_yaml(path)
+    except FileNotFoundError:
+        raise RunFolderError(f"{path}: no such file") from None
     if not isinstance(config, Mapping):
         raise RunFolderError(f"{path}: holds no configuration")
     return config

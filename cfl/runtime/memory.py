@@ -1,0 +1,85 @@
+"""Refuses what does not fit into the machine's memory before it is allocated."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from cfl.runtime.errors import ConfigError
+
+_MAKING = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn)
+_SMALL = 2**20
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def free_memory() -> int:
+    """Bytes of memory that this process may still take: those of the machine, or of the container it runs in."""
+    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        free = 1024 * int(lines["MemAvailable"].split()[0])
+        limit, used = (int((_CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
+    except (OSError, ValueError, KeyError):  # another system, or no limit
+        return free
+    return min(free, limit - used)
+
+
+def require_memory(key: str, value: Any, needed: float, valid: str) -> None:
+    """Refuse an option that asks for more memory than there is.
+
+    Args:
+        key: of the option.
+        value: its value.
+        needed: bytes.
+        valid: what would be valid, as a phrase.
+
+    Raises:
+        ConfigError: with the bytes needed and those that are free.
+    """
+    if needed > (free := free_memory()):
+        raise ConfigError(key, value, f"{valid}: {_size(needed)} would be needed, and {_size(free)} are free")
+
+
+class WithinMemory(TorchFunctionMode):
+    """Within the context, tensors that together take more memory than was free before are refused.
+
+    Args:
+        key: of the option that decides their sizes.
+        value: its value; None names the tensor that is too much.
+        valid: what would be valid, as a phrase.
+
+    Raises:
+        ConfigError: before the tensor is allocated.
+    """
+
+    def __init__(self, key: str, value: Any, valid: str) -> None:
+        super().__init__()
+        self._key, self._value, self._valid = key, value, valid
+        self._taken = 0.0
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call the function, after a look at what it would allocate."""
+        kwargs = kwargs or {}
+        if func in _MAKING:
+            try:
+                size: float = func(*args, **{**kwargs, "device": "meta"}).nbytes
+            except RuntimeError:  # no number can hold the size
+                size = math.inf
+            self._taken += size
+            if size > _SMALL:
+                sizes = " x ".join(map(str, args[0] if isinstance(args[0], Sequence) else args))
+                value = f"a tensor of {sizes} numbers" if self._value is None else self._value
+                require_memory(self._key, value, self._taken, self._valid)
+        return func(*args, **kwargs)
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:.1f} GB" if math.isfinite(count) else "more memory than there is anywhere"

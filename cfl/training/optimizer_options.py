@@ -1,0 +1,39 @@
+"""Refuses options of a clients' optimizer with which nothing would be learned, most of which torch accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cfl.runtime.errors import ConfigError
+from cfl.runtime.option_checks import check_numbers
+
+KEY = "model.optimizer"
+_INTERVALS = {
+    "lr": "(0, inf)",
+    "momentum": "[0, 1)",
+    "dampening": "[0, 1]",
+    "betas": "[0, 1)",
+    "alpha": "[0, 1]",
+    "rho": "[0, 1)",
+}
+"""Option -> where its numbers are; those of any other are not negative."""
+_OFF = {"maximize": "clients minimise their loss", "differentiable": "nothing is derived from a step"}
+
+
+def check_optimizer_options(options: Mapping[str, Any]) -> None:
+    """Refuse a learning rate of 0, infinity, and the like.
+
+    Args:
+        options: by their names.
+
+    Raises:
+        ConfigError: for the first option that is refused.
+    """
+    for name, value in options.items():
+        if name in _OFF and value:
+            raise ConfigError(f"{KEY}.{name}", value, f"false: {_OFF[name]}")
+        for number in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(number, int | float) and not isinstance(number, bool):
+                one: dict[str, Any] = {name: number}
+                check_numbers(KEY, _INTERVALS.get(name, "[0, inf)"), **one)

@@ -1,0 +1,309 @@
+"""Values that no option can mean: refused by name before anything is computed, whatever the option."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonargparse import Namespace
+from support import tiny_cli
+from support.foreign import bomb
+
+from cfl.callbacks import (
+    AccuracyTargets,
+    FederatedOrchestrator,
+    LocalModels,
+    RoundCheckpoint,
+    RoundProgress,
+    RunRecord,
+)
+from cfl.cli import parsing
+from cfl.cli.given import Given
+from cfl.cli.leaves import check_leaves
+from cfl.cli.linked_defaults import FOLLOWING
+from cfl.cli.main import FederatedCLI
+from cfl.data.augmentation import Augmentation
+from cfl.data.participation import Participation
+from cfl.data.partitions import Partition
+from cfl.data.schedule import Schedule
+from cfl.data.sequences import TaskSequences
+from cfl.data.sources import Synthetic
+from cfl.data.sources.base import Source
+from cfl.data.streams import Stream
+from cfl.engines import EngineOptions
+from cfl.federation.replay_buffer import ReplayBuffer
+from cfl.methods import Method
+from cfl.methods.components.gaussian_mechanism import GaussianMechanism
+from cfl.models import Network
+from cfl.runtime.errors import ConfigError
+
+NEEDED: dict[str, Any] = {
+    "input_shape": (1, 32, 32),
+    "num_outputs": 4,
+    "source": Synthetic(4, [1, 32, 32]),
+    "surrogate": Synthetic(4, [1, 32, 32]),
+    "sources": [Synthetic(4, [1, 32, 32])],
+    "layers": ["head.*"],
+    "path": "nowhere.npz",
+    "folder": "nowhere",
+    "shape": [1, 32, 32],
+    "set_name": "mushrooms",
+    "initial": 2,
+    "per_task": 1,
+    "count": 1,
+    "tasks": [[0]],
+    "classes_per_task": 2,
+    "epsilon": 1.0,
+    "delta": 1e-5,
+    "clip": 1.0,
+}
+"""Options without a default, by name."""
+ENDLESS = {"RoundProgress.plain_seconds", "RoundProgress.live_seconds"}
+"""Options for which infinity means something: never."""
+FAMILIES = (Method, Network, Stream, Source, Partition, Participation, TaskSequences, Augmentation, GaussianMechanism)
+SECTIONS = (
+    *(Schedule, EngineOptions, ReplayBuffer, RoundCheckpoint, RoundProgress),
+    *(AccuracyTargets, FederatedOrchestrator, LocalModels, RunRecord),
+)
+
+
+def _classes() -> Iterator[type]:
+    """The program's classes that a configuration can name."""
+    known, found = [*FAMILIES], list(SECTIONS)
+    while known:
+        kind = known.pop()
+        known += kind.__subclasses__()
+        if kind.__module__.startswith("cfl.") and not inspect.isabstract(kind) and not kind.__name__.startswith("_"):
+            found.append(kind)
+    yield from sorted(set(found), key=lambda kind: kind.__qualname__)
+
+
+def _numbers() -> Iterator[tuple[type, str, Any]]:
+    """Every option that takes a number with a fraction, with infinity and NaN."""
+    for kind in _classes():
+        for name, option in inspect.signature(kind).parameters.items():
+            if re.search(r"\bfloat\b", str(option.annotation)):
+                one_each = re.search("list|Sequence", str(option.annotation))
+                for value in (math.inf, math.nan):
+                    yield kind, name, [value] if one_each else value
+
+
+NUMBERS = {f"{kind.__name__}.{name} = {value}": (kind, name, value) for kind, name, value in _numbers()}
+
+
+def test_there_are_many() -> None:
+    assert len(NUMBERS) > 100
+
+
+@pytest.mark.parametrize("option", NUMBERS)
+def test_every_class_refuses_numbers_without_end(option: str) -> None:
+    """Also where it is built from Python, without the command line's look at all numbers."""
+    kind, name, value = NUMBERS[option]
+    given = {
+        other: NEEDED[other]
+        for other, parameter in inspect.signature(kind).parameters.items()
+        if parameter.default is inspect.Parameter.empty and other != name
+    }
+    if value == math.inf and f"{kind.__name__}.{name}" in ENDLESS:
+        kind(**given, **{name: value})
+        return
+    with pytest.raises(ConfigError, match=rf"\.{name} = "):
+        kind(**given, **{name: value})
+
+
+def _parsed(*words: str) -> Any:
+    """What the parser makes of a command line on top of tiny.yaml."""
+    found: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parsing, "check_leaves", lambda config, *_, **__: found.append(config))
+        patch.setattr(FederatedCLI, "before_instantiate_classes", _stop)
+        tiny_cli.fit(Path("nowhere"), *words)
+    return found[0]
+
+
+def _stop(*_: Any) -> None:
+    raise ConfigError("here", None, "to stop")
+
+
+def _places(node: Any) -> Iterator[tuple[Any, Any]]:
+    """Every number of a parsed configuration: what holds it, and under which key or index."""
+    inner = vars(node) if isinstance(node, Namespace) else node
+    for key, value in list(enumerate(inner) if isinstance(inner, list) else inner.items()):
+        if isinstance(value, Namespace | dict | list):
+            yield from _places(value)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield inner, key
+
+
+def test_every_number_of_a_configuration_is_looked_at() -> None:
+    every = {
+        kind.__name__: {"class_path": kind.__name__, "init_args": _needed(kind)}
+        for kind in _classes()
+        if issubclass(kind, Method) and kind.__name__ != "CFeD"
+    }
+    config = _parsed("--methods", json.dumps(every), "--model.network.hidden", "[8, 8]")
+    places = list(_places(config))
+    assert len(places) > 150
+    check_leaves(config, [], FOLLOWING)
+    for holder, key in places:
+        before = holder[key]
+        for value in (10**20, -(10**20), math.nan, 1e308, 1e-320):
+            holder[key] = value
+            with pytest.raises(ConfigError) as caught:
+                check_leaves(config, [])
+            assert caught.value.value is value
+            assert isinstance(key, int) or caught.value.key.endswith(key)
+        holder[key] = before
+
+
+def _needed(kind: type) -> dict[str, Any]:
+    parameters = inspect.signature(kind).parameters.items()
+    return {name: NEEDED[name] for name, of in parameters if of.default is inspect.Parameter.empty}
+
+
+@pytest.mark.parametrize(
+    ("text", "valid"),
+    [
+        ("a" * 256, "255 between slashes"),
+        ("runs/" + "é" * 200, "255 between slashes"),
+        ("/".join(["a" * 200] * 30), "at most 4095 bytes"),
+    ],
+)
+def test_texts_that_no_file_can_be_called(text: str, valid: str) -> None:
+    with pytest.raises(ConfigError, match=valid) as caught:
+        check_leaves(Namespace(run=Namespace(dir=text)), [])
+    assert caught.value.key == "run.dir"
+    check_leaves(Namespace(notes=f"{text} or so", short="a" * 255), [])
+
+
+@pytest.mark.parametrize(("text", "number", "instead"), [("010", 10, "10"), ("1:30", 90, "a number"), ("08", 8, "8")])
+def test_numbers_that_were_written_otherwise(text: str, number: int, instead: str) -> None:
+    config = Namespace(schedule=Namespace(batch_size=number, other=text))
+    given = [Given("schedule.batch_size", "3"), Given("schedule.batch_size", text), Given("schedule.other", text)]
+    with pytest.raises(ConfigError) as caught:
+        check_leaves(config, given)
+    assert str(caught.value).startswith(f"schedule.batch_size = '{text}' cannot work; valid: {instead}")
+    check_leaves(config, given[:1])
+
+
+REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
+    "a count": (("--schedule.batch_size", "1" + "0" * 20), "schedule.batch_size = 100000000000000000000"),
+    "octal": (("--schedule.batch_size", "010"), "schedule.batch_size = '010' cannot work; valid: 10\n"),
+    "octal in a list": (("--model.network.hidden", "[010]"), "write 10, or '010' in quotes"),
+    "learning rate that float32 cannot hold": (("--model.optimizer.lr", "1e308"), "model.optimizer.lr = 1e+308"),
+    "no learning rate": (
+        ("--model.optimizer.lr", "0"),
+        "model.optimizer.lr = 0.0 cannot work; valid: a number above 0",
+    ),
+    "endless learning rate": (
+        ("--model.optimizer.lr", ".inf"),
+        "model.optimizer.lr = inf cannot work; valid: a number",
+    ),
+    "momentum": (("--model.optimizer.momentum", "1"), "model.optimizer.momentum = 1.0 cannot work; valid: a number in"),
+    "weight decay": (("--model.optimizer.weight_decay", "-1"), "model.optimizer.weight_decay = -1.0 cannot work"),
+    "ascent": (("--model.optimizer.maximize", "true"), "model.optimizer.maximize = True cannot work; valid: false"),
+    "steps with a graph": (("--model.optimizer.differentiable", "true"), "differentiable = True cannot work"),
+    "null": (
+        ("--schedule.clients_per_round", "null"),
+        "schedule.clients_per_round = 'null' cannot work; valid: an int",
+    ),
+    "null of a method": (
+        ("--methods.m", "FOT", "--methods.m.threshold", "null"),
+        "methods.m.threshold = 'null' cannot",
+    ),
+    "network": (
+        ("--model.network.hidden", "[100000, 100000]"),
+        "100000 x 100000 numbers' cannot work; valid: a smaller",
+    ),
+    "network that no number can count": (("--model.network.hidden", "[4294967295, 4294967295]"), "a smaller network"),
+    "clients": (
+        ("--data.num_clients", "4000000000"),
+        "data.num_clients = 4000000000 cannot work; valid: fewer clients: ",
+    ),
+    "tasks": (
+        ("--data.stream.num_tasks", "4000000000"),
+        "data.stream.num_tasks = 4000000000 cannot work; valid: fewer",
+    ),
+    "samples": (("--data.stream.source.train_size", "4000000000"), "data.stream.source.train_size = 4000000000 cannot"),
+    "pixels": (("--data.stream.source.shape", "[3, 1000000, 1000000]"), "data.stream.source.shape = [3, 1000000, 1000"),
+    "local epochs": (("--schedule.local_epochs", "4000000000"), "schedule.local_epochs = 4000000000 cannot work"),
+    "buffer": (
+        ("--methods.m", "DER", "--buffer.size", "4000000000"),
+        "buffer.size = 4000000000 cannot work; valid: fewer samples: ",
+    ),
+    "long list": (("--model.network.hidden", f"[{'1, ' * 2000}]"), "at most 1000 values in one list or mapping"),
+    "long name": (("--run.dir", "a" * 300), "at most 4095 bytes, and 255 between slashes"),
+    "long name of a method": ((f"--methods.{'a' * 300}", "FOT"), "a name of at most 100 letters, digits, _ and -"),
+    "long name of a benchmark": (("--run.benchmark", "a" * 300), "255"),
+    "long name of a configuration": (("--config", "a" * 300), "an existing file"),
+    "long name of a checkpoint": (("--ckpt_path", "a" * 300), "255 between slashes"),
+    "alone in its task": (
+        (*("--data.stream", "ClassSplit", "--data.stream.source", "Synthetic"), "--data.stream.num_tasks", "4"),
+        "data.scenario = 'task' cannot work; valid: class, or streams with at least 2 classes in every task: task 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_in_one_sentence(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words, said = REFUSED[name]
+    started = time.process_time()
+    assert tiny_cli.fit(tmp_path / "run", *words) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ")
+    assert said in message
+    assert message.count("\n") == 1
+    assert len(message) < 1000
+    assert time.process_time() - started < 5
+    assert not list(tmp_path.iterdir())
+
+
+FILES: dict[str, tuple[str, str]] = {
+    "bomb": (bomb(9, 9), "valid: a YAML file (line 5: aliases that repeat"),
+    "recursion": ("data: &a {stream: *a}", "valid: a YAML file (line 1: *a within what it stands for)"),
+    "brackets": ("data: " + "[" * 10_000, "nested more than 100 levels deep"),
+    "key again": ("data: {num_clients: 3}\nrun:\ndata: {num_clients: 4}", "data is in line 1 and again in line 3"),
+    "key again in one word": ("data: {num_clients: 3}\ndata.num_clients: 4", "data.num_clients = 4 cannot work"),
+    "number as a key": ("data: {1: 3}", "data.1 = 3 cannot work; valid: options by their names"),
+    "octal": ("schedule: {batch_size: 010}", "line 1: 010; write 10"),
+    "octal in quotes": ("schedule: {batch_size: '010'}", "schedule.batch_size = '010' cannot work; valid: 10 (in"),
+    "NUL": ('run: {dir: "a\\0b"}', "run.dir = 'a\\x00b' cannot work; valid: a text without the character NUL"),
+    "null": ("schedule: {batch_size: null}", "schedule.batch_size = None cannot work; valid: an integer"),
+    "long list": (f"targets: {{accuracies: [{'1, ' * 2000}]}}", "targets.accuracies = [1, 1"),
+    "network of another file": (
+        "model: {network: {class_path: SmallCNN, init_args: {dropout: [0.1]}}}",
+        "model.network.dropout = [0.1] cannot work; valid: one number, or a list of 2, each in [0, 1) (in ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_refused_in_a_file(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, said = FILES[name]
+    (tmp_path / "bad.yaml").write_text(text)
+    shape = ("--data.stream.source.shape", "[1, 16, 16]") if "network" in name else ()
+    assert tiny_cli.fit(tmp_path / "run", "--config", str(tmp_path / "bad.yaml"), *shape) == 2
+    message = capsys.readouterr().err
+    assert said in message
+    assert message.count("\n") == 1
+    assert len(message) < 1000
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("pipe", "pipe.yaml"):
+        os.mkfifo(tmp_path / name)
+        for option in ("--config", "--data", "--model.network", "--ckpt_path"):
+            assert tiny_cli.fit(tmp_path / "run", option, str(tmp_path / name)) == 2
+            assert "pipe" in capsys.readouterr().err
