@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cfl.data.types import ImageSet
 from cfl.randomness.generators import numpy_generator
+from cfl.runtime.errors import DataFilesMissing
 
 SHARES = "[0.01, 0.99]"
 """Of samples that may go to the test set: neither part is empty."""
@@ -23,12 +24,21 @@ def stratified_split(whole: ImageSet, test_share: float) -> tuple[ImageSet, Imag
     Args:
         whole: ``[N, C, H, W]`` images with labels.
         test_share: share of the samples that goes to the test set, one of :data:`SHARES`.
+
+    Raises:
+        DataFilesMissing: too few samples for both parts to have all classes.
     """
     from sklearn.model_selection import train_test_split  # slow to import
 
-    train, test = train_test_split(
-        np.arange(len(whole)), test_size=test_share, stratify=whole.labels.numpy(), random_state=0
-    )
+    try:
+        train, test = train_test_split(
+            np.arange(len(whole)), test_size=test_share, stratify=whole.labels.numpy(), random_state=0
+        )
+    except ValueError as error:
+        raise DataFilesMissing(
+            f"{len(whole)} samples of {len(whole.labels.unique())} classes cannot be split into a training set and a "
+            f"test set of a share of {test_share:g}: {error}"
+        ) from error
     return whole.subset(torch.from_numpy(np.sort(train))), whole.subset(torch.from_numpy(np.sort(test)))
 
 
