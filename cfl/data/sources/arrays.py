@@ -93,7 +93,8 @@ def _counted(path: Path, train: NDArray[np.int64], test: NDArray[np.int64]) -> i
     count = 1 + max(int(train.max()), int(test.max()))
     if absent := first_absent(train, count):
         gaps = f"{absent[0]:,} of its labels 0 to {count - 1} have no training sample, the first is {absent[1]}"
-        raise _damaged(path, f"{gaps} ({KEY}.num_classes: {count} says that this is meant)")
+        meant = f" ({KEY}.num_classes: {count} says that this is meant)" if count <= len(train) else ""
+        raise _damaged(path, f"{gaps}{meant}")
     return count
 
 

@@ -43,9 +43,12 @@ class NpzFile:
             raise ValueError(f"it holds {key} {times} times" if times else f"it lacks {key}")
         info = self._archive.getinfo(f"{key}.npy")
         with self._archive.open(info) as member:
-            version = np.lib.format.read_magic(member)
-            header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, _, dtype = header(member)
+            try:
+                version = np.lib.format.read_magic(member)
+                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                shape, _, dtype = read(member)
+            except Exception as error:  # whatever a parser of Python's own can raise, MemoryError included
+                raise ValueError(f"{key} has no header of numpy's: {error or type(error).__name__}") from error
             held = info.file_size - member.tell()
         if dtype.hasobject:
             raise ValueError(f"{key} holds Python objects, which only a pickle could restore; pickles are not read")
