@@ -168,7 +168,11 @@ class ClientDataAssignment:
         whole = self._whole_deal()
         if self.validation == 0:
             return whole, [{} for _ in whole]
-        return set_aside(whole, self.validation, self.seed)
+        train, aside = set_aside(whole, self.validation, self.seed)
+        if not any(share_sizes(of_task).any() for of_task in aside):
+            valid = "0, or fewer clients: none has two samples of a task, of which one could be set aside"
+            raise ConfigError("data.validation", self.validation, valid)
+        return train, aside
 
     def _whole_deal(self) -> Sequence[Mapping[int, np.ndarray]]:
         dealt_to = self.eligible

@@ -27,7 +27,7 @@ def questions(file: Path, fields: Sequence[str] = FIELDS) -> Iterator[tuple[str,
         fields: of :data:`FIELDS`, those that make the text, in this order.
 
     Raises:
-        DataFilesMissing: the file is absent, or a line is of another kind; says which.
+        DataFilesMissing: the file is absent or empty, or a line is of another kind; says which.
     """
     if not file.is_file():
         raise DataFilesMissing(
@@ -39,14 +39,23 @@ def questions(file: Path, fields: Sequence[str] = FIELDS) -> Iterator[tuple[str,
     csv.field_size_limit(2**24)  # some answers are longer than the default, 2^17 characters
     with file.open(encoding="utf-8", newline="") as stream:
         rows = csv.reader(stream)
-        for row in rows:
-            if len(row) != 1 + len(FIELDS) or not row[0].isdigit() or not 1 <= int(row[0]) <= TOPICS:
-                raise DataFilesMissing(
-                    f"{file}, line {rows.line_num}: expected a topic from 1 to {TOPICS} and {', '.join(FIELDS)}, found "
-                    f"{len(row)} fields, the first {(row or [''])[0][:40]!r}"
-                )
-            parts = (row[place].replace("\\n", " ").strip() for place in places)
-            yield " ".join(part for part in parts if part), int(row[0]) - 1
+        try:
+            for row in rows:
+                if len(row) != 1 + len(FIELDS) or not _is_topic(row[0]):
+                    raise DataFilesMissing(
+                        f"{file}, line {rows.line_num}: expected a topic from 1 to {TOPICS} and {', '.join(FIELDS)}, "
+                        f"found {len(row)} fields, the first {(row or [''])[0][:40]!r}"
+                    )
+                parts = (row[place].replace("\\n", " ").strip() for place in places)
+                yield " ".join(part for part in parts if part), int(row[0]) - 1
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise DataFilesMissing(f"{file}, after line {rows.line_num}: no CSV file in UTF-8 ({error})") from error
+        if not rows.line_num:
+            raise DataFilesMissing(f"{file} is empty. Expected: a line for each question")
+
+
+def _is_topic(text: str) -> bool:
+    return text.isdecimal() and len(text) < 10 and 1 <= int(text) <= TOPICS
 
 
 def features_file(root: Path, part: str, encoder: str) -> Path:

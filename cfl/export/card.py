@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,9 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.export.answer import Answer, Choice
 from cfl.federation.federation import MODEL_TOPIC, Federation
 from cfl.models.density import densities_differ
+from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.experiment import method_name
+from cfl.reporting.run_folder import read_summary
 from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import fenced, in_markdown
@@ -91,14 +92,13 @@ def write_card(
 
 def _figures(federation: Federation, run: Path) -> dict[str, Any]:
     """The figures of ``summary.json`` if they are of this round, otherwise those of the checkpoint."""
-    path = run / SUMMARY
-    if path.is_file():
+    if (run / SUMMARY).is_file():
         try:
-            summary = dict(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
+            summary = read_summary(run)
+        except RunFolderError as error:
             valid = f"figures as a run leaves them, or no such file ({error})"
-            raise ConfigError(SUMMARY, str(path), valid) from None
-        if summary.get("rounds") == federation.round:  # otherwise the checkpoint is an earlier one of a finished run
+            raise ConfigError(SUMMARY, str(run / SUMMARY), valid) from None
+        if summary["rounds"] == federation.round:  # otherwise the checkpoint is an earlier one of a finished run
             return {key: value for key, value in summary.items() if not isinstance(value, dict | list)}
     # Not of the running task, whose row may still be empty.
     return {"method": method_name(federation.methods), **federation.figures(federation.measured)}

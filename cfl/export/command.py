@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         difference = write(options.out, answer, federation.data.input_shape, metadata)
         card, run = options.out.with_name(f"{options.out.name}.md"), checkpoint.parent
         if (run / CONFIG).is_file():  # the run's configuration, not the restored one
-            config = (run / CONFIG).read_text(encoding="utf-8", errors="replace")
+            config = (run / CONFIG).read_text(encoding="utf-8", errors="backslashreplace")  # it is just shown
         write_card(card, options.out, answer, choice, federation, config, run)
     except Exception as error:
         reason = reason_for_user(error) or (error if isinstance(error, OSError) else None)

@@ -17,27 +17,36 @@ class RunFolderError(ValueError):
 def open_file(path: Path) -> IO[str]:
     """A text file of a run folder; :class:`RunFolderError` where it cannot be opened."""
     try:
+        if Path(path).exists() and not Path(path).is_file():  # opening a pipe would wait for ever
+            raise RunFolderError(f"{path}: not a file")
         return Path(path).open(encoding="utf-8", newline="")
     except OSError as error:
         raise RunFolderError(f"{path}: {'no such file' if not Path(path).exists() else error.strerror}") from None
 
 
 def read_csv(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """The header, empty for an empty file, and the rows with their line numbers; empty lines are left out.
+    """The header and the rows with their line numbers; empty lines are left out.
 
     Raises:
-        RunFolderError: the file is missing or no CSV file, or a row has more or fewer values than the header.
+        RunFolderError: the file is missing, empty, cut off or no CSV file, or a row has more or fewer values than the
+            header.
     """
     with open_file(path) as file:
-        reader = csv.reader(file)
         try:
-            header, *rows = [(reader.line_num, row) for row in reader if row] or [(1, [])]
+            text = file.read()
+            reader = csv.reader(io.StringIO(text, newline=""))
+            lines = [(reader.line_num, row) for row in reader if row]
         except (csv.Error, UnicodeDecodeError) as error:
             raise RunFolderError(f"{path}: not a CSV file: {error}") from None
+    if not lines:
+        raise RunFolderError(f"{path}: empty")
+    (_, header), *rows = lines
     for line, row in rows:
-        if len(row) != len(header[1]):
-            raise RunFolderError(f"{path}, line {line}: {len(row)} values instead of {len(header[1])}")
-    return header[1], rows
+        if len(row) != len(header):
+            raise RunFolderError(f"{path}, line {line}: {len(row)} values instead of {len(header)}")
+    if not text.endswith("\n"):
+        raise RunFolderError(f"{path}, line {lines[-1][0]}: cut off, no line break ends it")
+    return header, rows
 
 
 def number_in(text: str, path: Path, line: int) -> float:
@@ -53,7 +62,7 @@ def number_in(text: str, path: Path, line: int) -> float:
 
 def index_in(text: str, what: str, path: Path, line: int) -> int:
     """A cell's whole number, of a task, round or client, which ``what`` says; path and line are for the error."""
-    if not text.isdecimal():
+    if not (text.isdecimal() and len(text) < 19):  # which int64 holds
         raise RunFolderError(f"{path}, line {line}: {text!r} is no {what}")
     return int(text)
 

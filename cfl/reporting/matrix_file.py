@@ -16,7 +16,7 @@ def write_matrix_csv(path: Path, matrix: Tensor, initial: Tensor | None = None) 
     """Write an accuracy matrix so that :func:`read_matrix_csv` returns the same bits.
 
     The header is ``after_task,task_0,task_1,...``. A first row ``init`` has the accuracies before training. Row
-    ``t`` has those after learning task t. What was not evaluated is an empty cell.
+    ``t`` has those after learning task t, for every task. What was not evaluated is an empty cell.
 
     Args:
         path: the file; its folder must exist.
@@ -43,7 +43,7 @@ def _header(tasks: int) -> list[str]:
 
 
 def read_matrix_csv(path: Path) -> tuple[Tensor, Tensor | None]:
-    """Read what :func:`write_matrix_csv` wrote; rows may be absent (not evaluated) and in any order.
+    """Read what :func:`write_matrix_csv` wrote; rows may be in any order.
 
     Returns:
         ``matrix [T, T]`` float64, NaN where not evaluated, and ``initial [T]`` or None where there is no such row.
@@ -63,5 +63,7 @@ def read_matrix_csv(path: Path) -> tuple[Tensor, Tensor | None]:
         if label in rows:
             raise RunFolderError(f"{path}, line {line}: row {label!r} appears twice")
         rows[label] = torch.tensor([number_in(cell, path, line) for cell in cells], dtype=torch.float64)
-    unknown = torch.full((tasks,), math.nan, dtype=torch.float64)
-    return torch.stack([rows.get(str(t), unknown) for t in range(tasks)]), rows.get("init")
+    if absent := [label for label in valid[1:] if label not in rows]:
+        last = lines[-1][0] if lines else 1
+        raise RunFolderError(f"{path}, line {last}: ends without row {absent[0]}, of {tasks} tasks")
+    return torch.stack([rows[str(t)] for t in range(tasks)]), rows.get("init")

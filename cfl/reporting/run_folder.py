@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from cfl.reporting.matrix_file import read_matrix_csv
 from cfl.reporting.measures import CURVES
 from cfl.runtime.run_files import ROUNDS, SUMMARY, matrix_file
 
-_TEXT, _COUNT, _NUMBER, _NUMBER_OR_NULL = "text", "an integer", "a number", "a number or null"
+_TEXT, _COUNT, _NUMBER, _NUMBER_OR_NULL = "text", "an integer from 0", "a number from 0", "a number or null"
 SUMMARY_KEYS: dict[str, str] = {
     "method": _TEXT,
     "benchmark": _TEXT,
@@ -57,6 +57,7 @@ _OF_ACCURACY = ("acc", "fgt", "fgt_max", "bwt", "fwt")
 ROUND_COLUMNS = (*CURVES.values(), "uplink_bytes", "seconds", "task")
 """Columns of ``rounds.csv`` that are read: ACC in percent or NLL in nats, bytes sent and seconds passed so far, and the
 task that a round belongs to."""
+_MOST_ROUNDS = 10**7
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,8 +141,8 @@ def read_rounds(path: Path) -> dict[str, list[float | None]]:
         path: ``rounds.csv``; read are ``round``, from 0, and those of :data:`ROUND_COLUMNS` that it has.
 
     Returns:
-        Column -> its value after each round, None where the cell is empty or the round absent; nothing at all where
-        there is no such file.
+        Column -> its value after each round, None where the cell is empty; also for rounds before the first row, which
+        a run lacks that was resumed without them. Nothing at all where there is no such file.
 
     Raises:
         RunFolderError: a value that cannot be; the message names the file and the line.
@@ -154,13 +155,15 @@ def read_rounds(path: Path) -> dict[str, list[float | None]]:
     names = [name for name in ROUND_COLUMNS if name in header]
     if not names:
         return {}
-    found: dict[int, list[float | None]] = {}
+    rows: list[list[float | None]] = []
     for line, row in lines:
         cells = dict(zip(header, row, strict=True))
-        values = [number_in(cells[name], path, line) if cells[name] else None for name in names]
-        found[index_in(cells["round"], "round", path, line)] = values
-    nothing: list[float | None] = [None] * len(names)
-    rows = [found.get(round, nothing) for round in range(max(found, default=-1) + 1)]
+        round = index_in(cells["round"], "round", path, line)
+        if not rows and round < _MOST_ROUNDS:
+            rows = [[None] * len(names)] * round
+        if round != len(rows):
+            raise RunFolderError(f"{path}, line {line}: round {round} where round {len(rows)} should be")
+        rows.append([number_in(cells[name], path, line) if cells[name] else None for name in names])
     return {name: [row[k] for row in rows] for k, name in enumerate(names)}
 
 
@@ -185,6 +188,41 @@ def rounds_to(curve: Sequence[float | None], accuracy: float) -> int | None:
     return next((r for r, acc in enumerate(curve, start=1) if acc is not None and round(acc, 6) >= accuracy), None)
 
 
+def read_summary(folder: Path) -> dict[str, Any]:
+    """A run's ``summary.json`` with all entries.
+
+    Raises:
+        RunFolderError: the file is missing or broken, or a key is missing or of the wrong type.
+    """
+    path = folder / SUMMARY
+    with open_file(path) as file:
+        try:
+            summary = json.load(
+                file,
+                parse_constant=_refuse_constant,
+                parse_int=_int64,
+                parse_float=_finite,
+                object_pairs_hook=_without_repetitions,
+            )
+        except (ValueError, RecursionError) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
+            raise RunFolderError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(summary, dict):
+        raise RunFolderError(f"{path}: must hold an object with the keys {', '.join(SUMMARY_KEYS)}")
+    optional = _OF_ACCURACY if _measure_of(summary) == "nll" else ()
+    missing = [key for key in SUMMARY_KEYS if key not in summary and key not in optional]
+    if missing:
+        raise RunFolderError(f"{path}: missing {', '.join(missing)}")
+    for key in (*SUMMARY_KEYS, "used_space", "nll"):
+        kind = SUMMARY_KEYS.get(key, _NUMBER_OR_NULL)
+        if not _is(summary.get(key), kind):
+            raise RunFolderError(f"{path}: {key} = {json.dumps(summary[key])} cannot be; valid: {kind}")
+    return summary
+
+
+def _measure_of(summary: Mapping[str, Any]) -> str:
+    return "nll" if "nll" in summary and "acc" not in summary else "accuracy"
+
+
 def read_run(folder: Path) -> Run:
     """Read one run.
 
@@ -197,30 +235,13 @@ def read_run(folder: Path) -> Run:
     folder = Path(folder)
     if not folder.is_dir():
         raise RunFolderError(f"{folder}: no such folder")
-    path = folder / SUMMARY
-    with open_file(path) as file:
-        try:
-            summary = json.load(file, parse_constant=_refuse_constant)
-        except (ValueError, RecursionError) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
-            raise RunFolderError(f"{path}: not valid JSON: {error}") from None
-    if not isinstance(summary, dict):
-        raise RunFolderError(f"{path}: must hold an object with the keys {', '.join(SUMMARY_KEYS)}")
-    measure = "nll" if "nll" in summary and "acc" not in summary else "accuracy"
-    if measure == "nll":
-        summary = {**summary, **{key: summary.get(key) for key in _OF_ACCURACY}}
-    missing = [key for key in SUMMARY_KEYS if key not in summary]
-    if missing:
-        raise RunFolderError(f"{path}: missing {', '.join(missing)}")
-    values = {"used_space": None} | {key: summary[key] for key in (*SUMMARY_KEYS, "used_space") if key in summary}
-    for key, value in values.items():
-        kind = SUMMARY_KEYS.get(key, _NUMBER_OR_NULL)
-        if not _is(value, kind):
-            raise RunFolderError(f"{path}: {key} = {json.dumps(value)} cannot be; valid: {kind}")
+    path, summary = folder / SUMMARY, read_summary(folder)
+    measure = _measure_of(summary)
+    values: dict[str, Any] = {key: summary.get(key) for key in (*SUMMARY_KEYS, "used_space")}
     matrix_path = folder / matrix_file(measure)
     matrix, initial = read_matrix_csv(matrix_path)
     if len(matrix) != values["tasks"]:
         raise RunFolderError(f"{matrix_path}: {len(matrix)} tasks, but summary.json says tasks = {values['tasks']}")
-    _check_percentages(path, values["acc"], matrix_path, matrix)
     targets, stopped = summary.get("rounds_to_accuracy", {}), summary.get("stopped_early", False)
     if not isinstance(targets, dict) or not all(
         _is_number(name) and (rounds is None or _is(rounds, _COUNT)) for name, rounds in targets.items()
@@ -230,7 +251,13 @@ def read_run(folder: Path) -> Run:
     if not isinstance(stopped, bool):
         raise RunFolderError(f"{path}: stopped_early = {json.dumps(stopped)} cannot be; valid: true or false")
     progress = read_rounds(folder / ROUNDS)
+    if progress and (rows := len(next(iter(progress.values())))) != values["rounds"]:
+        raise RunFolderError(f"{folder / ROUNDS}: {rows} rounds, but summary.json says rounds = {values['rounds']}")
     curve = progress.get(CURVES[measure], [])
+    if measure == "accuracy":
+        matrix_values = matrix[torch.isfinite(matrix)].tolist()
+        for where, found in ((path, [values["acc"]]), (matrix_path, matrix_values), (folder / ROUNDS, curve)):
+            _check_percentages(where, found)
     means = _after_tasks(curve, progress.get("task", []), values["tasks"]) if "clients_evaluated" in summary else []
     progress = {name: column for name, column in progress.items() if name not in (*CURVES.values(), "task")}
     # With at most an evaluation per task there is nothing that the accuracy matrix does not say.
@@ -248,18 +275,35 @@ def _after_tasks(curve: Sequence[float | None], of: Sequence[float | None], task
     return [math.nan if (value := ends.get(task)) is None else value for task in range(tasks)]
 
 
-def _check_percentages(path: Path, acc: float | None, matrix_path: Path, matrix: Tensor) -> None:
+def _check_percentages(path: Path, accuracies: Iterable[float | None]) -> None:
     """Refuse accuracies that cannot be."""
-    if matrix_path.name != matrix_file("accuracy"):
-        return
-    known = matrix[torch.isfinite(matrix)].tolist()
-    for where, value in [(path, acc), *((matrix_path, value) for value in known)]:
+    for value in accuracies:
         if value is not None and not 0 <= value <= 100 + 1e-6:  # a mean of hundreds may be above by rounding
-            raise RunFolderError(f"{where}: an accuracy of {value:g} % cannot be; valid: 0 to 100")
+            raise RunFolderError(f"{path}: an accuracy of {value:g} % cannot be; valid: 0 to 100")
 
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON value, use null")
+
+
+def _int64(text: str) -> int:
+    if len(text) > 18:
+        raise ValueError(f"{text:.20}... has {len(text)} digits")
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    if math.isinf(value := float(text)):
+        raise ValueError(f"{text:.20} is too large")
+    return value
+
+
+def _without_repetitions(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)} is there twice")
+    return found
 
 
 def _is_number(text: str) -> bool:
@@ -276,4 +320,4 @@ def _is(value: Any, kind: str) -> bool:
         return isinstance(value, str)
     if isinstance(value, bool) or not isinstance(value, int if kind == _COUNT else (int, float)):
         return False
-    return math.isfinite(value)  # 1e999 is valid JSON
+    return kind == _NUMBER_OR_NULL or value >= 0

@@ -122,7 +122,7 @@ def test_arrays_of_another_kind(tmp_path: Path, name: str, values: np.ndarray, r
 def test_image_files_of_another_kind(tmp_path: Path) -> None:
     folder = write_folder(tmp_path)
     (folder / "val" / "images" / "val_3.JPEG").write_bytes(b"no image")
-    with pytest.raises(DataFilesMissing, match=r"val_3\.JPEG is missing or damaged"):
+    with pytest.raises(DataFilesMissing, match=r"val_3\.JPEG cannot be read as an image"):
         TinyImageNet().load(tmp_path)
     (folder / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn999\t0\t0\t1\t1\n")
     with pytest.raises(DataFilesMissing, match=r"val_annotations\.txt: the line 'val_0"):

@@ -44,9 +44,9 @@ def test_the_file_looks_as_documented(tmp_path: Path) -> None:
     assert path.read_bytes() == b"after_task,task_0,task_1\ninit,10.0,\n0,90.0,10.5\n1,,\n"
 
 
-def test_rows_may_be_absent_and_in_any_order(tmp_path: Path) -> None:
+def test_rows_may_be_in_any_order(tmp_path: Path) -> None:
     path = tmp_path / "m.csv"
-    path.write_text("after_task,task_0,task_1,task_2\r\n2,7,8,9\r\n\r\n0,1,,3\r\ninit,4,5,6\r\n")
+    path.write_text("after_task,task_0,task_1,task_2\r\n2,7,8,9\r\n\r\n0,1,,3\r\n1,,,\r\ninit,4,5,6\r\n")
     a, b = read_matrix_csv(path)
     expected = torch.tensor([[1, NAN, 3], [NAN, NAN, NAN], [7, 8, 9]], dtype=torch.float64)
     torch.testing.assert_close(a, expected, rtol=0, atol=0, equal_nan=True)
@@ -54,13 +54,33 @@ def test_rows_may_be_absent_and_in_any_order(tmp_path: Path) -> None:
     assert b.tolist() == [4, 5, 6]
 
 
+@pytest.mark.parametrize("lines", [1, 2, 3, 4, 5])
+def test_a_matrix_file_that_ends_before_its_end_is_named(lines: int, tmp_path: Path) -> None:
+    """Wherever it is cut, within a number, too."""
+    path = tmp_path / "m.csv"
+    write_matrix_csv(path, matrix(4), matrix(4)[0])
+    whole = path.read_text()
+    ends = [k + 1 for k, character in enumerate(whole) if character == "\n"]
+    for end in range(ends[lines - 1] + 1, ends[lines]):
+        path.write_text(whole[:end])
+        with pytest.raises(RunFolderError, match=rf"m\.csv, line {lines + 1}: (cut off|\d values instead of 5|row)"):
+            read_matrix_csv(path)
+    path.write_text(whole[: ends[lines - 1]])
+    with pytest.raises(
+        RunFolderError, match=rf"m\.csv, line {lines}: ends without row {max(0, lines - 2)}, of 4 tasks"
+    ):
+        read_matrix_csv(path)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "the first line must be after_task"),
+        ("", ": empty"),
         ("after_task\n", "the first line must be"),
         ("after_task,task_1,task_0\n", "the first line must be"),
         ("after_task,task_0\n1,5\n", "line 2: row '1' cannot be; valid: init, 0 .. 0"),
+        ("after_task,task_0\n0,5", "line 2: cut off, no line break ends it"),
+        ("after_task,task_0,task_1\n0,5,5\n", "line 2: ends without row 1, of 2 tasks"),
         ("after_task,task_0\n0,5\n\n0,6\n", "line 4: row '0' appears twice"),
         ("after_task,task_0,task_1\n0,5\n", "line 2: 2 values instead of 3"),
         ("after_task,task_0\n0,5,6\n", "line 2: 3 values instead of 2"),

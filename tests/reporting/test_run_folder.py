@@ -73,11 +73,17 @@ def without(key: str) -> str:
         ("[]", "must hold an object"),
         ("{}", f"missing {', '.join(SUMMARY_KEYS)}"),
         (json.dumps(SUMMARY | {"acc": NAN}), "NaN is not a JSON value, use null"),
-        (json.dumps(SUMMARY).replace("81.25", "1e999"), "acc = Infinity cannot be; valid: a number or null"),
+        (json.dumps(SUMMARY).replace("81.25", "1e999"), "not valid JSON: 1e999 is too large"),
         (json.dumps(SUMMARY | {"acc": "81"}), 'acc = "81" cannot be; valid: a number or null'),
         (json.dumps(SUMMARY | {"acc": True}), "acc = true cannot be"),
         (json.dumps(SUMMARY | {"method": None}), "method = null cannot be; valid: text"),
-        (json.dumps(SUMMARY | {"uplink_bytes": 1.5}), "uplink_bytes = 1.5 cannot be; valid: an integer"),
+        (json.dumps(SUMMARY | {"uplink_bytes": 1.5}), "uplink_bytes = 1.5 cannot be; valid: an integer from 0"),
+        (json.dumps(SUMMARY | {"uplink_bytes": -1}), "uplink_bytes = -1 cannot be; valid: an integer from 0"),
+        (json.dumps(SUMMARY | {"seed": 10**400}), "not valid JSON: 10000000000000000000... has 401 digits"),
+        (json.dumps(SUMMARY | {"other": 10**400}), "not valid JSON: 10000000000000000000... has 401 digits"),
+        (json.dumps(SUMMARY)[:-1] + ', "acc": 99.0}', "not valid JSON: acc is there twice"),
+        ("[" * 200_000, "not valid JSON"),
+        ("", "not valid JSON"),
         (json.dumps(SUMMARY | {"seconds": None}), "seconds = null cannot be; valid: a number"),
         (json.dumps(SUMMARY | {"used_space": "all"}), 'used_space = "all" cannot be; valid: a number or null'),
         (
@@ -114,10 +120,8 @@ def test_a_curve_is_read_with_its_gaps(tmp_path: Path) -> None:
     assert read_curve(tmp_path / "nowhere.csv") == []
     (tmp_path / "rounds.csv").write_text("round,clients\n0,3\n1,3\n")
     assert read_curve(tmp_path / "rounds.csv") == []
-    (tmp_path / "rounds.csv").write_text("round,acc\n0,1.0\n3,2.0\n")  # rounds that are nowhere have no accuracy
-    assert read_curve(tmp_path / "rounds.csv") == [1.0, None, None, 2.0]
-    (tmp_path / "rounds.csv").write_text("")
-    assert read_curve(tmp_path / "rounds.csv") == []
+    (tmp_path / "rounds.csv").write_text("round,acc\n2,1.0\n3,2.0\n")  # resumed without the table of those before
+    assert read_curve(tmp_path / "rounds.csv") == [None, None, 1.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -128,10 +132,18 @@ def test_a_curve_is_read_with_its_gaps(tmp_path: Path) -> None:
         ("first,1.0\n", "line 2: 'first' is no round"),
         (",1.0\n", "line 2: '' is no round"),
         ("0,1.0\n1,2.0,3\n", "line 3: 3 values instead of 2"),
+        ("0,1.0\n2,1.0\n", "line 3: round 2 where round 1 should be"),
+        ("0,1.0\n0,1.0\n", "line 3: round 0 where round 1 should be"),
+        ("0,1.0\n1,2", "line 3: cut off, no line break ends it"),
+        ("0,1.0\n1,900\n", ": an accuracy of 900 % cannot be"),
+        (f"{10**12},1.0\n", "line 2: round 1000000000000 where round 0 should be"),
+        (f"{'1' * 5000},1.0\n", "line 2: '1111"),
+        ("0,1.0\n", ": 1 rounds, but summary.json says rounds = 2"),
+        ("0,1.0\n1,1.0\n2,1.0\n", ": 3 rounds, but summary.json says rounds = 2"),
     ],
 )
 def test_a_broken_table_of_rounds_is_named_with_its_line(tmp_path: Path, rows: str, message: str) -> None:
-    path = run_folder(tmp_path / "run") / "rounds.csv"
+    path = run_folder(tmp_path / "run", rounds=2) / "rounds.csv"
     path.write_text("round,acc\n" + rows)
     with pytest.raises(RunFolderError) as error:
         read_run(path.parent)
@@ -195,8 +207,8 @@ def test_a_density_has_a_curve_of_likelihoods(tmp_path: Path) -> None:
 
 
 def test_bytes_and_seconds_are_read_beside_the_curve(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "run", rounds_to_accuracy={"90": None})
-    (folder / "rounds.csv").write_text("round,seconds,acc,uplink_bytes\n0,0.5,,100\n2,1.5,40.0,\n")
+    folder = run_folder(tmp_path / "run", rounds=3, rounds_to_accuracy={"90": None})
+    (folder / "rounds.csv").write_text("round,seconds,acc,uplink_bytes\n0,0.5,,100\n1,,,\n2,1.5,40.0,\n")
     assert read_rounds(folder / "rounds.csv") == {
         "acc": [None, None, 40.0],
         "uplink_bytes": [100.0, None, None],

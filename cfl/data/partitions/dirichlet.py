@@ -16,6 +16,8 @@ Clients have too few samples independently of each other or with negative correl
 associated (Joag-Dev and Proschan, 1983). If a draw left m clients short on average, it would leave no client short with
 probability below exp(-m), and for m < 60 it would leave 200 short with probability below exp(-100).
 """
+_MOST_RETRIES = 100_000
+"""Draws that end within some ten seconds."""
 
 
 class Dirichlet(Partition):
@@ -33,7 +35,7 @@ class Dirichlet(Partition):
     Args:
         alpha: concentration, above 0.
         min_samples: fewest samples a client may hold in a task, at least 0.
-        max_retries: draws before giving up, at least 1.
+        max_retries: draws before giving up, from 1 to 100,000.
         balance: whether clients stop receiving at the average share.
 
     Raises:
@@ -43,7 +45,8 @@ class Dirichlet(Partition):
     def __init__(self, alpha: float = 0.3, min_samples: int = 10, max_retries: int = 100, balance: bool = True) -> None:
         check_numbers("data.partition", "(0, inf)", alpha=alpha)
         check_integers("data.partition", 0, min_samples=min_samples)
-        check_integers("data.partition", 1, max_retries=max_retries)
+        if not 1 <= max_retries <= _MOST_RETRIES:
+            raise ConfigError("data.partition.max_retries", max_retries, f"an integer from 1 to {_MOST_RETRIES}")
         self.alpha, self.min_samples, self.max_retries, self.balance = alpha, min_samples, max_retries, balance
         self.name = f"dirichlet-{alpha:g}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import zipfile
+import os
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from cfl.data.sources.files import where_else
+from cfl.data.sources.labels import checked_labels, first_absent
+from cfl.data.sources.npz import Claim, NpzFile, opened_npz
 from cfl.data.sources.root import data_root
 from cfl.data.sources.standard import KEY, StandardSource, check_shape
 from cfl.data.types import ImageSet
@@ -30,42 +32,44 @@ def _damaged(path: Path, reason: object) -> DataFilesMissing:
     return DataFilesMissing(f"{path} cannot be used: {reason}. Expected: {_LAYOUT}.")
 
 
-def _read_npz(path: Path, keys: tuple[str, ...]) -> dict[str, NDArray[Any]]:
-    if not zipfile.is_zipfile(path):
-        raise _damaged(path, "it is no .npz archive, or cut off")
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            lacking = sorted(set(_KEYS) - set(stored.files))
-            if lacking:
-                raise ValueError(f"it lacks {', '.join(lacking)}")
-            return {key: stored[key] for key in keys}
-    except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:
-        raise _damaged(path, error) from error
-
-
 def _image_shape(stored: tuple[int, ...], channels: _Channels) -> tuple[int, int, int]:
     """``(C, H, W)`` of an array ``[N, H, W]`` or ``[N, H, W, C]`` or, channels first, ``[N, C, H, W]``."""
     if len(stored) == 3:
         return 1, stored[1], stored[2]
-    if len(stored) != 4:
-        raise ValueError(f"images have {len(stored)} dimensions, not 3 or 4")
     if channels == "first":
         return stored[1], stored[2], stored[3]
     return stored[3], stored[1], stored[2]
 
 
+def _claims(file: NpzFile) -> dict[str, Claim]:
+    """What the headers of all four arrays say, if they fit together."""
+    if lacking := sorted(set(_KEYS) - set(file.keys)):
+        raise ValueError(f"it lacks {', '.join(lacking)}")
+    found = {key: file.claim(key) for key in _KEYS}
+    for part in _PARTS:
+        images, labels = found[f"{part}_images"], found[f"{part}_labels"]
+        if images.dtype != np.uint8 or not np.issubdtype(labels.dtype, np.integer):
+            raise ValueError(f"{part}_images are {images.dtype}, {part}_labels {labels.dtype}")
+        if len(images.shape) not in (3, 4) or labels.shape != images.shape[:1]:
+            raise ValueError(f"{part}_images are {list(images.shape)}, {part}_labels {list(labels.shape)}")
+        if 0 in images.shape:
+            raise ValueError(f"{part}_images are {list(images.shape)}: the {part} set is empty")
+    train, test = (list(found[f"{part}_images"].shape[1:]) for part in _PARTS)
+    if train != test:
+        raise ValueError(f"a train image is {train}, a test image {test}")
+    return found
+
+
 def npz_shape(path: Path, channels: _Channels = "last") -> tuple[int, int, int]:
-    """``(C, H, W)`` of the training images, from the array's header alone.
+    """``(C, H, W)`` of the images, from the arrays' headers alone.
 
     Raises:
         DataFilesMissing: the file is not as described in :class:`Arrays`.
     """
     try:
-        with zipfile.ZipFile(path) as archive, archive.open("train_images.npy") as member:
-            version = np.lib.format.read_magic(member)
-            header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            return _image_shape(header(member)[0], channels)
-    except (zipfile.BadZipFile, KeyError, ValueError, OSError, EOFError) as error:
+        with opened_npz(path) as file:
+            return _image_shape(_claims(file)["train_images"].shape, channels)
+    except ValueError as error:
         raise _damaged(path, error) from error
 
 
@@ -73,10 +77,25 @@ def npz_num_classes(path: Path) -> int:
     """Highest label of both sets plus one, without reading the images.
 
     Raises:
-        DataFilesMissing: the file is not as described in :class:`Arrays`.
+        DataFilesMissing: the file is not as described in :class:`Arrays`, or a label in between has no training sample.
     """
-    labels = _read_npz(path, ("train_labels", "test_labels"))
-    return 1 + max((int(values.max()) for values in labels.values() if values.size), default=-1)
+    try:
+        with opened_npz(path) as file:
+            _claims(file)
+            train, test = (checked_labels(file.read(f"{part}_labels"), f"{part}_labels") for part in _PARTS)
+    except ValueError as error:
+        raise _damaged(path, error) from error
+    return _counted(path, train, test)
+
+
+def _counted(path: Path, train: NDArray[np.int64], test: NDArray[np.int64]) -> int:
+    """Number of classes that labels show."""
+    count = 1 + max(int(train.max()), int(test.max()))
+    if absent := first_absent(train, count):
+        gaps = f"{absent[0]:,} of its labels 0 to {count - 1} have no training sample, the first is {absent[1]}"
+        meant = f" ({KEY}.num_classes: {count} says that this is meant)" if count <= len(train) else ""
+        raise _damaged(path, f"{gaps}{meant}")
+    return count
 
 
 def read_npz(path: Path, channels: _Channels = "last") -> tuple[ImageSet, ImageSet]:
@@ -85,19 +104,21 @@ def read_npz(path: Path, channels: _Channels = "last") -> tuple[ImageSet, ImageS
     Raises:
         DataFilesMissing: the file is not as described there.
     """
-    stored = _read_npz(path, _KEYS)
     sets = []
+    try:
+        with opened_npz(path) as file:
+            _claims(file)
+            stored = {key: file.read(key) for key in _KEYS}
+            labels = {part: checked_labels(stored[f"{part}_labels"], f"{part}_labels") for part in _PARTS}
+    except ValueError as error:
+        raise _damaged(path, error) from error
     for part in _PARTS:
-        images, labels = stored[f"{part}_images"], stored[f"{part}_labels"]
-        if images.dtype != np.uint8 or not np.issubdtype(labels.dtype, np.integer):
-            raise _damaged(path, f"{part}_images are {images.dtype}, {part}_labels {labels.dtype}")
-        if images.ndim not in (3, 4) or labels.shape != images.shape[:1]:
-            raise _damaged(path, f"{part}_images are {list(images.shape)}, {part}_labels {list(labels.shape)}")
+        images = stored[f"{part}_images"]
         if images.ndim == 3:
             images = images[:, None]
         elif channels == "last":
             images = images.transpose(0, 3, 1, 2)
-        sets.append(ImageSet(torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(labels.astype(np.int64))))
+        sets.append(ImageSet(torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(labels[part])))
     return sets[0], sets[1]
 
 
@@ -111,7 +132,8 @@ class Arrays(StandardSource):
     Args:
         path: of the file, relative to the data root or absolute.
         shape: ``[C, H, W]`` of one image; null: as in the file.
-        num_classes: number of classes; null: the highest label plus one.
+        num_classes: number of classes, some of which may have no sample; null: the highest label plus one, where every
+            label below it has a training sample.
         channels: whether images with 4 dimensions are ``[N, H, W, C]`` (``last``) or ``[N, C, H, W]`` (``first``).
         scale: stored value that means 1.0, positive.
         mean: subtracted per channel, in units of ``stored / scale``; null: 0.
@@ -144,7 +166,7 @@ class Arrays(StandardSource):
         self.path, self.channels, self.scale = path, channels, scale
         self.name = Path(path).stem
         self._given = shape is not None and num_classes is not None
-        self._counted_as_given = num_classes is not None
+        self.may_lack_classes = num_classes is not None
         if shape is not None:
             self.shape = check_shape(shape)
         if num_classes is not None:
@@ -157,7 +179,7 @@ class Arrays(StandardSource):
 
     def _existing_file(self, needed: str) -> Path:
         file = data_root() / Path(self.path).expanduser()
-        if not file.is_file():
+        if not os.path.isfile(file):
             raise ConfigError(
                 f"{KEY}.path",
                 str(self.path),
@@ -183,18 +205,19 @@ class Arrays(StandardSource):
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
         """Both sets as stored."""
         file = root / Path(self.path).expanduser()
-        if not file.is_file():
+        if not os.path.isfile(file):
             raise DataFilesMissing(f"{file} is missing. Expected: {_LAYOUT}. {where_else(self.path)}")
         train, test = read_npz(file, self.channels)
         found = list(train.images.shape[1:])
-        needed = 1 + max((int(part.labels.max()) for part in (train, test) if len(part)), default=-1)
+        labels = [part.labels.numpy() for part in (train, test)]
+        needed = 1 + max(int(of_part.max()) for of_part in labels) if self.may_lack_classes else _counted(file, *labels)
         if "shape" not in self.__dict__:
             self.shape = check_shape(found)
         if "num_classes" not in self.__dict__:
             self.num_classes = needed
         if list(self.shape) != found:
             raise ConfigError(f"{KEY}.shape", list(self.shape), f"{found}, the shape stored in {file}")
-        if needed != self.num_classes and not self._counted_as_given:
+        if needed != self.num_classes and not self.may_lack_classes:
             valid = f"{needed}, as {file} has labels; another told how many before data.root was known"
             raise ConfigError(f"{KEY}.num_classes", self.num_classes, valid)
         if needed > self.num_classes:

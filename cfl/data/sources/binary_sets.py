@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import zipfile
+import os
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import pad
 
 from cfl.data.sources.files import WHERE_ELSE
+from cfl.data.sources.npz import opened_npz
 from cfl.data.sources.split import merged_split
 from cfl.data.sources.standard import KEY, StandardSource
 from cfl.data.types import ImageSet
@@ -147,12 +148,12 @@ def read_binary_parts(root: Path, name: str) -> dict[str, np.ndarray]:
         DataFilesMissing: none of the files is there, or one holds something else.
     """
     for folder in (root / "binary", root):
-        if (folder / f"{name}.npz").is_file():
+        if os.path.isfile(folder / f"{name}.npz"):
             return _read_npz(folder / f"{name}.npz")
         for pattern in (f"{name}.{{}}.data", f"{name}/{name}.{{}}.data", f"{name}_{{}}.amat"):
             files = {part: folder / pattern.format(part) for part in PARTS}
-            if any(file.is_file() for file in files.values()):
-                return {part: read_binary_text(file) for part, file in files.items() if file.is_file()}
+            if any(os.path.isfile(file) for file in files.values()):
+                return {part: read_binary_text(file) for part, file in files.items() if os.path.isfile(file)}
     raise DataFilesMissing(
         f"{name}: expected {root / 'binary' / name}.npz with train, valid and test, or {name}.train.data, "
         f"{name}.valid.data and {name}.test.data there. {WHERE_ELSE}"
@@ -182,12 +183,12 @@ def read_binary_text(file: Path) -> np.ndarray:
 
 def _read_npz(file: Path) -> dict[str, np.ndarray]:
     try:
-        with np.load(file, allow_pickle=False) as stored:
-            names = {part: n for part in PARTS for n in (part, f"{part}_data") if n in stored.files}
-            found = {part: stored[n] for part, n in names.items()}
-    except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:
+        with opened_npz(file) as stored:
+            names = {part: n for part in PARTS for n in (part, f"{part}_data") if n in stored.keys}
+            found = {part: stored.read(n) for part, n in names.items()}
+    except ValueError as error:
         raise DataFilesMissing(f"{file} cannot be read: {error}") from error
     for part, rows in found.items():
-        if rows.ndim != 2 or not ((rows == 0) | (rows == 1)).all():
+        if rows.ndim != 2 or rows.dtype.kind not in "biuf" or not ((rows == 0) | (rows == 1)).all():
             raise DataFilesMissing(f"{file}: {part} is not [N, D] of 0 and 1")
     return {part: rows.astype(np.uint8) for part, rows in found.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 
 from cfl.data.sources.files import where_else
+from cfl.data.sources.images import class_images, class_names, read_image
 from cfl.data.sources.root import data_root
 from cfl.data.sources.standard import KEY, StandardSource, check_shape
 from cfl.data.types import ImageSet
@@ -32,25 +34,20 @@ def read_class_folders(folder: Path, shape: tuple[int, int, int], skip_unreadabl
         skip_unreadable: leave out files that are no images, with a warning, instead of stopping.
 
     Raises:
-        DataFilesMissing: a folder without images, or an unreadable image.
+        DataFilesMissing: a folder without images, one that symbolic links lead to twice, or an unreadable image.
     """
-    from PIL import Image, UnidentifiedImageError
-    from torchvision import datasets
+    from PIL import Image
 
-    try:
-        samples = datasets.ImageFolder(str(folder)).samples
-    except FileNotFoundError as error:
-        raise DataFilesMissing(f"{folder} cannot be used: {error}") from error
+    samples = class_images(folder)
     channels, height, width = shape
     images = np.empty((len(samples), height, width, channels), dtype=np.uint8)
     readable = np.ones(len(samples), dtype=bool)
     for i, (path, _) in enumerate(samples):
         try:
-            with Image.open(path) as stored:
-                image = stored.convert(_MODES[channels])
-        except (UnidentifiedImageError, OSError) as error:
+            image = read_image(path, _MODES[channels])
+        except DataFilesMissing:
             if not skip_unreadable:
-                raise DataFilesMissing(f"{path} is damaged: {error}") from error
+                raise
             _log.warning("%s is not readable as an image and left out", path)
             readable[i] = False
             continue
@@ -60,10 +57,6 @@ def read_class_folders(folder: Path, shape: tuple[int, int, int], skip_unreadabl
     kept = np.ascontiguousarray(images[readable].transpose(0, 3, 1, 2))
     labels = np.array([label for _, label in samples], dtype=np.int64)[readable]
     return ImageSet(torch.from_numpy(kept), torch.from_numpy(labels))
-
-
-def _class_names(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
 
 
 class ImageFolder(StandardSource):
@@ -117,26 +110,28 @@ class ImageFolder(StandardSource):
         if name != "num_classes":
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         folder = data_root() / Path(self.folder).expanduser() / "train"
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
             raise ConfigError(
                 f"{KEY}.num_classes",
                 None,
                 f"a value, or a folder to count in: {folder.absolute()} does not exist. The option data.root "
                 "is not known at this point; an absolute path or CFL_DATA_ROOT is",
             )
-        self.num_classes = len(_class_names(folder))
+        self.num_classes = len(class_names(folder))
         return self.num_classes
 
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
         """Both sets, every image decoded."""
         folder = root / Path(self.folder).expanduser()
-        missing = [str(folder / part) for part in ("train", "test") if not (folder / part).is_dir()]
+        missing = [str(folder / part) for part in ("train", "test") if not os.path.isdir(folder / part)]
         if missing:
             raise DataFilesMissing(
                 f"{' and '.join(missing)}: missing. Expected: one folder of images per class in each. "
                 f"{where_else(self.folder)}"
             )
-        train_classes, test_classes = _class_names(folder / "train"), _class_names(folder / "test")
+        if os.path.samefile(folder / "train", folder / "test"):
+            raise DataFilesMissing(f"{folder}: train and test are the same folder; expected: other images for tests")
+        train_classes, test_classes = class_names(folder / "train"), class_names(folder / "test")
         if train_classes != test_classes:
             differing = sorted(set(train_classes) ^ set(test_classes))
             raise DataFilesMissing(f"{folder}: train and test must have the same classes; in one only: {differing}")

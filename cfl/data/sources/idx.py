@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gzip
 import io
+import math
 import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+_TIGHTEST = 1032  # bytes that one byte of a .gz unpacks to at most
 _UINT8 = 8  # the type code; the only one image data sets use
 
 
@@ -32,7 +35,7 @@ def check_idx_size(path: Path) -> None:
     with path.open("rb") as stream:
         shape = _read_shape(stream, path)
         start = stream.tell()
-    announced, present = int(np.prod(shape, dtype=np.int64)), path.stat().st_size - start
+    announced, present = math.prod(shape), path.stat().st_size - start
     if announced != present:
         raise ValueError(f"{path} is damaged: its header announces {announced:,} values, it holds {present:,}")
 
@@ -44,13 +47,15 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
         ValueError: the file is cut off or no idx file.
         OSError: it cannot be opened or unpacked.
     """
+    most = path.stat().st_size * (_TIGHTEST if path.suffix == ".gz" else 1)
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
             shape = _read_shape(stream, path)
-            values = np.frombuffer(stream.read(), dtype=np.uint8)
-    except EOFError as error:
+            announced = math.prod(shape)
+            values = np.frombuffer(stream.read(min(announced, most) + 1), dtype=np.uint8)
+    except (EOFError, zlib.error) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
-    announced = int(np.prod(shape, dtype=np.int64))
     if len(values) != announced:
-        raise ValueError(f"{path} is damaged: its header announces {announced:,} values, it holds {len(values):,}")
+        held = f"{len(values):,}" if len(values) < announced else "more"
+        raise ValueError(f"{path} is damaged: its header announces {announced:,} values, it holds {held}")
     return values.reshape(shape).copy()

@@ -6,6 +6,7 @@ import logging
 import tarfile
 import tempfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from cfl.runtime.option_checks import check_numbers
 
 _PUBLISHED = (18_724, 18_726)
 """Samples of the archive: images that can be read, and the two more that FOT counts."""
+_MOST_UNPACKED = 1 << 28
 _log = logging.getLogger(__name__)
 _FOLDER = "notMNIST_small"
 _ARCHIVE = f"{_FOLDER}.tar.gz"
@@ -50,6 +52,16 @@ def _read_part(images_file: Path, labels_file: Path) -> ImageSet:
     return ImageSet(torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels).long())
 
 
+def _members(packed: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """What an archive holds, as long as that is not much more than what was published."""
+    unpacked = 0
+    for member in packed:
+        unpacked += tarfile.BLOCKSIZE + member.size
+        if unpacked > _MOST_UNPACKED:
+            raise ValueError(f"it holds more than {_MOST_UNPACKED:,} bytes, the published archive a tenth of that")
+        yield member
+
+
 def _read_archive(archive: Path, shape: tuple[int, int, int]) -> ImageSet:
     """Read the published archive, unpacked into a temporary folder since the data root may not be writable."""
     with tempfile.TemporaryDirectory() as unpacked:
@@ -57,8 +69,8 @@ def _read_archive(archive: Path, shape: tuple[int, int, int]) -> ImageSet:
             with tarfile.open(archive) as packed:
                 # As Python's documentation has it for versions that may lack the filter, here before 3.11.4.
                 packed.extraction_filter = getattr(tarfile, "data_filter", None)
-                packed.extractall(unpacked)
-        except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+                packed.extractall(unpacked, members=_members(packed))
+        except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError) as error:
             raise DataFilesMissing(f"NotMNIST: {archive} cannot be unpacked: {error}") from error
         folder = Path(unpacked) / _FOLDER
         if not folder.is_dir():

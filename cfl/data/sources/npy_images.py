@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cfl.data.sources.labels import checked_labels
 from cfl.data.types import ImageSet
 from cfl.runtime.errors import DataFilesMissing
 
@@ -33,15 +34,19 @@ def read_npy_images(title: str, images_file: Path, labels_file: Path, side: int)
             f"{title}: {images_file} holds {stored.dtype} {list(stored.shape)}, {labels_file} {labels.dtype} "
             f"{list(labels.shape)}: expected images [N, {side}, {side}, 3] and integer labels [N]"
         )
+    try:
+        numbers = checked_labels(labels, "labels")
+    except ValueError as error:
+        raise DataFilesMissing(f"{labels_file} cannot be used: {error}") from error
     images = np.ascontiguousarray(_bytes_of(stored, images_file).transpose(0, 3, 1, 2))
-    return ImageSet(torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64)))
+    return ImageSet(torch.from_numpy(images), torch.from_numpy(numbers))
 
 
 def _read_array(file: Path) -> NDArray[Any]:
     try:
         stored: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise DataFilesMissing(f"{file} is damaged: {error}") from error
+    except Exception as error:  # numpy raises whatever it trips over
+        raise DataFilesMissing(f"{file} is damaged: {' '.join(str(error).split()):.300}") from error
     return stored
 
 

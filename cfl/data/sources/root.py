@@ -19,13 +19,16 @@ def data_root(option: str | None = None) -> Path:
         option: value of ``data.root``; ``~`` is expanded. None leaves the choice to the environment.
 
     Raises:
-        ConfigError: the chosen path is empty, or names something that is not a folder.
+        ConfigError: the chosen path is empty, cannot be a path, or names something that is not a folder.
     """
     key = "data.root" if option is not None else ENVIRONMENT_VARIABLE
     chosen = option if option is not None else os.environ.get(ENVIRONMENT_VARIABLE) or "data"
     if not chosen:
         raise ConfigError(key, chosen, "the path of a folder, or null for the default")
     root = Path(chosen).expanduser()
-    if root.exists() and not root.is_dir():
-        raise ConfigError(key, chosen, "the path of a folder, this is a file")
+    try:
+        if root.exists() and not root.is_dir():
+            raise ConfigError(key, chosen, "the path of a folder, this is a file")
+    except OSError as error:
+        raise ConfigError(key, chosen, f"the path of a folder ({error.strerror})") from None
     return root

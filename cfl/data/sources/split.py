@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cfl.data.types import ImageSet
 from cfl.randomness.generators import numpy_generator
+from cfl.runtime.errors import DataFilesMissing
 
 SHARES = "[0.01, 0.99]"
 """Of samples that may go to the test set: neither part is empty."""
@@ -26,12 +27,20 @@ def stratified_split(whole: ImageSet, test_share: float) -> tuple[ImageSet, Imag
     Args:
         whole: ``[N, C, H, W]`` images with labels.
         test_share: share of the samples that goes to the test set, one of :data:`SHARES`.
+
+    Raises:
+        DataFilesMissing: too few samples for both parts to have all classes.
     """
     labels = whole.labels.numpy()
     _, counts = np.unique(labels, return_counts=True)
     by_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
     random = np.random.RandomState(0)
     tests = math.ceil(test_share * len(labels))
+    if not len(counts) or min(counts) < 2 or len(counts) > min(tests, len(labels) - tests):
+        raise DataFilesMissing(
+            f"{len(labels)} samples of {len(counts)} classes cannot be split into a training set and a test set of a "
+            f"share of {test_share:g}: each class needs a sample in both"
+        )
     for_training = _proportional(counts, len(labels) - tests, random)
     for_tests = _proportional(counts - for_training, tests, random)
     train, test = [], []

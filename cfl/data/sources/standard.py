@@ -8,6 +8,7 @@ from abc import abstractmethod
 from pathlib import Path
 
 from cfl.data.sources.base import Source
+from cfl.data.sources.labels import first_absent
 from cfl.data.sources.split import balanced_subset
 from cfl.data.types import ImageSet
 from cfl.runtime.errors import ConfigError, DataFilesMissing
@@ -40,9 +41,14 @@ class StandardSource(Source):
             of each; the same ones in every run. null: all.
         max_test: likewise for the test set.
 
+    Attributes:
+        may_lack_classes: whether classes without a training sample are used, with a warning.
+
     Raises:
         ConfigError: a number that cannot work, or not one number per channel.
     """
+
+    may_lack_classes = False
 
     def __init__(
         self,
@@ -125,6 +131,11 @@ class StandardSource(Source):
                 f"{self.name}: the {part} labels run from {lowest} to {highest}, "
                 f"outside 0..{self.num_classes - 1}{others}"
             )
+        if absent := first_absent(read.labels, self.num_classes):
+            said = f"{self.name}: {absent[0]} of {self.num_classes} classes have no {part} sample, first {absent[1]}"
+            if part == "training" and not self.may_lack_classes:
+                raise DataFilesMissing(f"{said}{others}")
+            _log.warning("%s", said)
 
     def _limit(self, whole: ImageSet, limit: int | None, part: str) -> ImageSet:
         if limit is None or limit >= len(whole):

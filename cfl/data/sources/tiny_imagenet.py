@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from cfl.data.sources.files import WHERE_ELSE
+from cfl.data.sources.images import class_names, read_image
 from cfl.data.sources.npy_images import read_npy_images
 from cfl.data.sources.standard import StandardSource
 from cfl.data.types import ImageSet
@@ -98,9 +99,11 @@ class TinyImageNet(StandardSource):
 
 
 def _read_folder(folder: Path, num_classes: int) -> tuple[ImageSet, ImageSet]:
-    identifiers = (folder / "wnids.txt").read_text().split()
+    identifiers = _text(folder / "wnids.txt").split()
     if len(set(identifiers)) != num_classes:
         raise DataFilesMissing(f"{folder / 'wnids.txt'} names {len(set(identifiers))} classes, not {num_classes}")
+    if absent := set(identifiers) - set(class_names(folder / "train")):
+        raise DataFilesMissing(f"{folder / 'train'} lacks {len(absent)} classes of wnids.txt, e.g. {min(absent)!r:.40}")
     label_of = {identifier: label for label, identifier in enumerate(identifiers)}
     train = [
         (file, label)
@@ -109,12 +112,19 @@ def _read_folder(folder: Path, num_classes: int) -> tuple[ImageSet, ImageSet]:
     ]
     annotations = folder / "val" / "val_annotations.txt"
     test = []
-    for line in annotations.read_text().splitlines():
+    for line in _text(annotations).splitlines():
         name, identifier, *_ = [*line.split("\t"), "", ""]
         if identifier not in label_of:
             raise DataFilesMissing(f"{annotations}: the line {line!r} does not name an image and one of the classes")
         test.append((folder / "val" / "images" / name, label_of[identifier]))
     return _read_images(train), _read_images(test)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataFilesMissing(f"{file} cannot be read as text: {error}") from error
 
 
 def _number(file: Path) -> tuple[int, str]:
@@ -124,15 +134,9 @@ def _number(file: Path) -> tuple[int, str]:
 
 
 def _read_images(samples: Sequence[tuple[Path, int]]) -> ImageSet:
-    from PIL import Image, UnidentifiedImageError
-
     images = np.empty((len(samples), 3, _SIDE, _SIDE), dtype=np.uint8)
     for i, (file, _) in enumerate(samples):
-        try:
-            with Image.open(file) as stored:
-                pixels = np.asarray(stored.convert("RGB"))  # a few are stored in grey
-        except (UnidentifiedImageError, OSError) as error:
-            raise DataFilesMissing(f"{file} is missing or damaged: {error}") from error
+        pixels = np.asarray(read_image(file, "RGB"))  # a few are stored in grey
         if pixels.shape != (_SIDE, _SIDE, 3):
             raise DataFilesMissing(f"{file} has {pixels.shape[1]} x {pixels.shape[0]} pixels, not {_SIDE} x {_SIDE}")
         images[i] = pixels.transpose(2, 0, 1)

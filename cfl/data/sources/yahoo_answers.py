@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import zipfile
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from cfl.data.sources.files import WHERE_ELSE
+from cfl.data.sources.labels import checked_labels
+from cfl.data.sources.npz import opened_npz
 from cfl.data.sources.standard import KEY, StandardSource
 from cfl.data.types import ImageSet
 from cfl.data.yahoo_csv import ADDRESS, FOLDER, PUBLISHED, TOPICS, features_file
@@ -69,7 +71,7 @@ class YahooAnswers(StandardSource):
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
         """Both sets, scaled by the training set."""
         files = [features_file(root, part, self.encoder) for part in ("train", "test")]
-        absent = [file for file in files if not file.is_file()]
+        absent = [file for file in files if not os.path.isfile(file)]
         if absent:
             names = "\n".join(f"  {file} ({'missing' if file in absent else 'present'})" for file in files)
             raise DataFilesMissing(
@@ -86,9 +88,9 @@ class YahooAnswers(StandardSource):
 
     def _stored(self, file: Path) -> tuple[NDArray[Any], NDArray[np.int64]]:
         try:
-            with np.load(file, allow_pickle=False) as stored:
-                features, labels = stored["features"], stored["labels"]
-        except (zipfile.BadZipFile, ValueError, KeyError, OSError, EOFError) as error:
+            with opened_npz(file) as stored:
+                features, labels = stored.read("features"), checked_labels(stored.read("labels"), "labels")
+        except ValueError as error:
             raise DataFilesMissing(f"{file} is damaged, or not written by cfl.data.embed: {error}") from error
         if features.dtype != np.float32 or features.ndim != 2 or labels.shape != features.shape[:1] or not len(labels):
             raise DataFilesMissing(
@@ -100,7 +102,7 @@ class YahooAnswers(StandardSource):
             raise ConfigError(f"{KEY}.dimensions", self.dimensions, valid)
         if not np.isfinite(features).all():
             raise DataFilesMissing(f"{file} holds NaN or infinity")
-        return features, labels.astype(np.int64)
+        return features, labels
 
 
 def _moments(features: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

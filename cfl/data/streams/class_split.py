@@ -111,7 +111,8 @@ def _classes_in_each_task(source: Source, num_tasks: int, classes_per_task: int 
     available = source.num_classes
     if classes_per_task is None:
         if available % num_tasks:
-            divisors = ", ".join(str(d) for d in range(1, available + 1) if available % d == 0)
+            # Listed while they can be read.
+            divisors = ", ".join(str(d) for d in range(1, min(available, 1000) + 1) if available % d == 0)
             raise ConfigError(
                 "data.stream.num_tasks",
                 num_tasks,

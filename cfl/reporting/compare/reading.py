@@ -14,14 +14,16 @@ import numpy as np
 
 from cfl.reporting.compare.settings import settings_of
 from cfl.reporting.csv_file import RunFolderError, index_in, number_in, read_csv
+from cfl.reporting.experiment import DECIDES_RESULTS
 from cfl.reporting.matrix_file import read_matrix_csv
-from cfl.reporting.measures import MEASURES
+from cfl.reporting.measures import CURVES, MEASURES
 from cfl.reporting.names import is_method_name
 from cfl.reporting.run_folder import Run, read_rounds, read_run
 from cfl.runtime.run_files import CLIENTS, CONFIG, PARTITION, ROUNDS, SUMMARY, matrix_file
 from cfl.runtime.yaml_file import BadYAML, read_yaml
 
 T = TypeVar("T")
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,9 +145,10 @@ def read(folder: Path, warnings: list[str]) -> Reading:
         warnings: a line is added for each part that is absent or broken while the rest can be compared.
 
     Raises:
-        RunFolderError: there are no figures to compare.
+        RunFolderError: there are no figures to compare, or files are of different runs.
     """
     run = read_run(folder)
+    _check_agreement(run)
 
     def part(path: Path, read_part: Callable[[Path], T], consequence: str) -> T | None:
         """A part of the run; None, and a warning, where it is absent or broken."""
@@ -157,6 +160,9 @@ def read(folder: Path, warnings: list[str]) -> Reading:
             return None
 
     config = part(folder / CONFIG, _read_config, "its settings are not compared") or {}
+    if config and config["seed_everything"] != run.seed:
+        said = f"seed_everything = {config['seed_everything']!r}, but summary.json says seed = {run.seed}"
+        raise RunFolderError(f"{folder / CONFIG}: {said}: they are of different runs")
     matrices = {run.measure: run.matrix.numpy()}
     for measure in MEASURES:
         path = folder / measure.file
@@ -169,9 +175,9 @@ def read(folder: Path, warnings: list[str]) -> Reading:
         if path.is_file():
             found = part(path, read_space, "its used space is not compared") or {}
             space |= {f"{name}.{layer}": used for layer, used in found.items()}
-    of_clients = partial(_client_means, measure=run.measure)
+    of_clients = partial(_client_means, measure=run.measure, least=run.others.get("clients_evaluated"))
     clients = part(folder / CLIENTS, of_clients, "its clients are not compared") or []
-    table = part(folder / PARTITION, _bytes, "its partition is not compared") or b""
+    table = part(folder / PARTITION, _table, "its partition is not compared") or b""
     partition = hashlib.blake2b(table, digest_size=8).hexdigest() if table else ""
     samples = part(folder / "samples.png", _bytes, "its samples are not shown") or b""
     return Reading(run, settings_of(config) if config else {}, matrices, space, clients, partition, samples)
@@ -184,7 +190,25 @@ def _read_config(path: Path) -> Mapping[str, Any]:
         raise RunFolderError(f"{path}: no such file") from None
     if not isinstance(config, Mapping):
         raise RunFolderError(f"{path}: holds no configuration")
+    if lacking := [key for key in DECIDES_RESULTS if key not in config]:
+        raise RunFolderError(f"{path}: lacks {', '.join(lacking)}")
     return config
+
+
+def _check_agreement(run: Run) -> None:
+    """Refuse a run whose summary and tables do not say the same, since one of them is damaged or of another run."""
+    if run.stopped_early:  # in the middle of a task, whose row is not whole
+        return
+    name = CURVES[run.measure]
+    figure = run.acc if run.measure == "accuracy" else run.others.get(name)
+    told: dict[str, float | None] = {}
+    if "clients_evaluated" not in run.others:
+        told[matrix_file(run.measure)] = run.matrix[-1].mean().item()
+    told[ROUNDS] = next((value for value in reversed(run.curve) if value is not None), None)
+    for file, value in told.items():
+        if value is not None and figure is not None and not abs(value - figure) < _ROUNDING:
+            said = f"{name} = {value:g} at the end, but summary.json says {name} = {figure:g}"
+            raise RunFolderError(f"{run.folder / file}: {said}: one of them is damaged or of another run")
 
 
 def _read_matrix(path: Path) -> np.ndarray:
@@ -193,6 +217,13 @@ def _read_matrix(path: Path) -> np.ndarray:
 
 def _bytes(path: Path) -> bytes:
     return path.read_bytes() if path.is_file() else b""
+
+
+def _table(path: Path) -> bytes:
+    table = _bytes(path)
+    if table and not (table.startswith(b"task,client") and table.endswith(b"\n")):
+        raise RunFolderError(f"{path}: cut off, or not such a table")
+    return table
 
 
 def _methods(config: Mapping[str, Any]) -> Sequence[str]:
@@ -223,12 +254,18 @@ def read_space(path: Path) -> dict[str, dict[int, float]]:
     return found
 
 
-def _client_means(folder: Path, measure: str) -> list[float]:
-    """Of each client the mean over the tasks that it was evaluated on in the last row there is, if there is any."""
+def _client_means(folder: Path, measure: str, least: Any = None) -> list[float]:
+    """Of each client the mean over the tasks that it was evaluated on in the last row there is, if there is any.
+
+    Raises:
+        RunFolderError: a file is broken, or there are fewer than the ``least`` number, if that is one.
+    """
     means = []
     for path in sorted(folder.glob(f"{measure}_matrix_*.csv")):
         matrix = read_matrix_csv(path)[0].numpy()
         rows = np.flatnonzero(np.isfinite(matrix).any(axis=1))
         seen = matrix[rows[-1], : rows[-1] + 1] if len(rows) else np.empty(0)
         means += [float(np.nanmean(seen))] if np.isfinite(seen).any() else []
+    if isinstance(least, int) and len(means) < least:
+        raise RunFolderError(f"{folder}: matrices of {len(means)} clients, but summary.json says {least}")
     return means

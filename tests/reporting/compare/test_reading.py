@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +23,7 @@ from cfl.reporting.compare.partition_file import read_partition
 from cfl.reporting.compare.reading import find_runs, read, read_all, read_space
 from cfl.reporting.compare.tables import figures_of
 from cfl.reporting.csv_file import RunFolderError
+from cfl.reporting.matrix_file import read_matrix_csv, write_matrix_csv
 from cfl.reporting.run_folder import Run
 
 
@@ -52,8 +58,8 @@ def test_a_client_is_judged_by_the_tasks_that_it_has(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     (folder / "clients").mkdir()
     header = "after_task,task_0,task_1,task_2\n"
-    (folder / "clients" / "accuracy_matrix_000.csv").write_text(header + "0,50,1,1\n1,60,,99\n")  # not on task 1
-    (folder / "clients" / "accuracy_matrix_001.csv").write_text(header)  # never evaluated
+    (folder / "clients" / "accuracy_matrix_000.csv").write_text(header + "0,50,1,1\n1,60,,99\n2,,,\n")  # not on task 1
+    (folder / "clients" / "accuracy_matrix_001.csv").write_text(header + "0,,,\n1,,,\n2,,,\n")  # never evaluated
     assert read(folder, []).clients == [60.0]
 
 
@@ -63,6 +69,15 @@ def test_a_client_is_judged_by_the_tasks_that_it_has(tmp_path: Path) -> None:
         ("config.yaml", None, "no such file; its settings are not compared"),
         ("config.yaml", "a: [1", "its settings are not compared"),
         ("config.yaml", "just text", "holds no configuration; its settings are not compared"),
+        (
+            "config.yaml",
+            "seed_everything: 0\nmodel: {}\n",
+            "config.yaml: lacks data, methods, schedule, federated; its se",
+        ),
+        ("partition.csv", "task,client,class_00\n0,0,5", "partition.csv: cut off, or not such a table; its partition"),
+        ("partition.csv", "hello\n", "partition.csv: cut off, or not such a table; its partition is not compared"),
+        ("fot.csv", "task,layer,used_space\n0,a,1", "fot.csv, line 2: cut off, no line break ends it; its used space"),
+        ("fot.csv", "", "fot.csv: empty; its used space is not compared"),
         ("nll_matrix.csv", "after_task\n", "its negative log-likelihood is not compared"),
         (
             "fot.csv",
@@ -88,6 +103,72 @@ def test_a_broken_part_is_named_and_the_rest_read(tmp_path: Path, name: str, tex
     assert "\n" not in warning
 
 
+CONTRADICTIONS: dict[str, tuple[Callable[[Path, Path], Any], str]] = {
+    "another figure": (
+        lambda folder, _: change_summary(folder, acc=17.5),
+        r"accuracy_matrix\.csv: acc = [\d.]+ at the end, but summary\.json says acc = 17\.5: one of them is damaged",
+    ),
+    "another run's matrix": (
+        lambda folder, other: shutil.copy(other / "accuracy_matrix.csv", folder),
+        r"accuracy_matrix\.csv: acc = [\d.]+ at the end, but summary",
+    ),
+    "another run's rounds": (
+        lambda folder, other: shutil.copy(other / "rounds.csv", folder),
+        r"rounds\.csv: acc = [\d.]+ at the end, but summary",
+    ),
+    "another run's rounds beside clients' matrices": (
+        lambda folder, other: [change_summary(folder, clients_evaluated=3), shutil.copy(other / "rounds.csv", folder)],
+        r"rounds\.csv: acc = [\d.]+ at the end, but summary",
+    ),
+    "another run's configuration": (
+        lambda folder, other: shutil.copy(other / "config.yaml", folder),
+        r"config\.yaml: seed_everything = 1, but summary\.json says seed = 0: they are of different runs",
+    ),
+    "a pipe": (
+        lambda folder, _: [(folder / "accuracy_matrix.csv").unlink(), os.mkfifo(folder / "accuracy_matrix.csv")],
+        r"accuracy_matrix\.csv: not a file",
+    ),
+}
+
+
+def change_summary(folder: Path, **entries: Any) -> None:
+    path = folder / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+
+
+@pytest.mark.parametrize(("change", "said"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_files_of_different_runs_are_not_compared(
+    change: Callable[[Path, Path], Any], said: str, tmp_path: Path
+) -> None:
+    folder = make_run(tmp_path / "run", evaluate_every=1)
+    assert len(read_all([folder])[0]) == 1
+    change(folder, make_run(tmp_path / "other", seed=1, evaluate_every=1))
+    readings, (left,), _ = read_all([folder])
+    assert readings == []
+    assert re.search(said, left.reason)
+
+
+def test_a_run_that_stopped_early_has_no_last_row(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", evaluate_every=1)
+    matrix, initial = read_matrix_csv(folder / "accuracy_matrix.csv")
+    matrix[-1] = float("nan")
+    write_matrix_csv(folder / "accuracy_matrix.csv", matrix, initial)
+    change_summary(folder, rounds_to_accuracy={"50": 9}, stopped_early=True)
+    assert len(read_all([folder])[0]) == 1
+
+
+def test_a_run_without_a_matrix_for_every_client_is_not_compared_by_them(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", personal=3)
+    change_summary(folder, clients_evaluated=3)
+    assert len(read(folder, []).clients) == 3
+    (folder / "clients" / "accuracy_matrix_001.csv").unlink()
+    warnings: list[str] = []
+    assert read(folder, warnings).clients == []
+    assert warnings == [
+        f"{folder / 'clients'}: matrices of 2 clients, but summary.json says 3; its clients are not compared"
+    ]
+
+
 def test_broken_and_unfinished_runs_are_left_out_by_name(tmp_path: Path) -> None:
     good, corrupt, lacking, going = (make_run(tmp_path / name) for name in ("good", "corrupt", "lacking", "going"))
     (corrupt / "accuracy_matrix.csv").write_text("after_task,task_0\n0,abc\n")
@@ -97,7 +178,7 @@ def test_broken_and_unfinished_runs_are_left_out_by_name(tmp_path: Path) -> None
     lines = (going / "rounds.csv").read_text().splitlines()
     (going / "rounds.csv").write_text("\n".join(lines[:8]) + "\n")
     matrix = (going / "accuracy_matrix.csv").read_text().splitlines()
-    (going / "accuracy_matrix.csv").write_text("\n".join(matrix[:3]) + "\n")  # header, init, after task 0
+    (going / "accuracy_matrix.csv").write_text("\n".join([*matrix[:3], "1,,,", "2,,,"]) + "\n")
     readings, left_out, warnings = read_all([corrupt, lacking, going, good])
     assert [reading.run.folder for reading in readings] == [good]
     assert warnings == []
@@ -203,7 +284,8 @@ def test_a_density_run_has_likelihoods_instead_of_accuracies(tmp_path: Path) -> 
     (folder / "summary.json").write_text(json.dumps({k: v for k, v in summary.items() if k != "nll"}))
     with pytest.raises(RunFolderError, match="missing acc"):
         read(folder, [])
-    (folder / "summary.json").write_text(json.dumps(summary | {"nll": 1.5, "base_nll": 1.25}))
+    nll = read_matrix_csv(folder / "nll_matrix.csv")[0][-1].mean().item()
+    (folder / "summary.json").write_text(json.dumps(summary | {"nll": nll, "base_nll": 1.25}))
     warnings: list[str] = []
     reading = read(folder, warnings)
     assert warnings == []

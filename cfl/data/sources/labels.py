@@ -1,0 +1,39 @@
+"""Checks labels that were read from a file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+def checked_labels(stored: NDArray[Any], name: str) -> NDArray[np.int64]:
+    """Labels as int64.
+
+    Args:
+        stored: ``[N]``, as read.
+        name: of the array, for messages.
+
+    Raises:
+        ValueError: they are no integers, or below 0, or too large for int64.
+    """
+    if stored.ndim != 1 or not np.issubdtype(stored.dtype, np.integer):
+        raise ValueError(f"{name} are {stored.dtype} {list(stored.shape)}, not integers [N]")
+    if stored.size and not 0 <= int(stored.min()) <= int(stored.max()) <= np.iinfo(np.int64).max:
+        raise ValueError(f"{name} run from {stored.min()} to {stored.max()}; valid: 0 to {np.iinfo(np.int64).max}")
+    return stored.astype(np.int64)
+
+
+def first_absent(labels: NDArray[np.int64] | Tensor, num_classes: int) -> tuple[int, int] | None:
+    """How many of ``num_classes`` classes have no sample, and the first of them; None if all have one.
+
+    Takes no more memory than the labels do, however many classes there are.
+    """
+    present = np.unique(np.asarray(labels))
+    present = present[present < num_classes]
+    if len(present) >= num_classes:
+        return None
+    gaps = np.flatnonzero(present != np.arange(len(present)))
+    return num_classes - len(present), int(gaps[0]) if len(gaps) else len(present)
