@@ -1,0 +1,56 @@
+"""The pretended device of :mod:`support.fake_device` as an accelerator of Lightning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.strategies import SingleDeviceStrategy
+
+from support import fake_device
+
+
+class FakeAccelerator(Accelerator):
+    """It is not registered by name, hence ``accelerator: auto`` does not choose it."""
+
+    def setup_device(self, device: torch.device) -> None:
+        """Nothing to do."""
+
+    def teardown(self) -> None:
+        """Nothing to do."""
+
+    def get_device_stats(self, device: Any) -> dict[str, Any]:
+        """None."""
+        return {}
+
+    @staticmethod
+    def parse_devices(devices: Any) -> Any:
+        """As given."""
+        return devices
+
+    @staticmethod
+    def get_parallel_devices(devices: Any) -> list[torch.device]:
+        """The only one."""
+        return [torch.device(fake_device.NAME, 0)]
+
+    @staticmethod
+    def auto_device_count() -> int:
+        """One."""
+        return 1
+
+    @staticmethod
+    def is_available() -> bool:
+        """Whether this process has the device."""
+        return fake_device.registered()
+
+    @staticmethod
+    def name() -> str:
+        """Name of the device."""
+        return fake_device.NAME
+
+
+def on_it() -> dict[str, Any]:
+    """Options with which a ``Trainer`` uses the device."""
+    strategy = SingleDeviceStrategy(device=torch.device(fake_device.NAME, 0), accelerator=FakeAccelerator())
+    return {"accelerator": "auto", "strategy": strategy}
