@@ -1,8 +1,8 @@
 """A pretended accelerator: device ``fake``, whose memory and arithmetic are the CPU's.
 
 It finds operations that mix devices, and counts what a real accelerator would make the program wait for: numbers that
-Python reads (``item``, ``tolist``, ``bool``), copies to the CPU, and operations whose result's shape depends on values
-(``nonzero``, masks as indices). It does not find what only a real device has: other rounding, asynchronous kernels that
+Python reads (``item``, ``tolist``, ``bool``), copies to the CPU, copies to the device without ``non_blocking``, and
+operations whose result's shape depends on values (``nonzero``, masks as indices). It does not find what only a real device has: other rounding, asynchronous kernels that
 read memory that has changed since, CUDA graphs, streams, pinned memory, and code behind ``device.type == "cuda"``.
 Three things differ from CUDA. A CPU tensor of a single number may take part in every operation, not just elementwise
 ones. Kernels of CUDA that wait by themselves are unknown here, unless torch marks the operation so. Random numbers come
@@ -14,6 +14,7 @@ Registration is for the whole process and cannot be undone, so call :func:`regis
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -30,6 +32,8 @@ from torch.utils._pytree import tree_any, tree_map
 
 NAME = "fake"
 _ROOT = Path(__file__).resolve().parents[2]
+_PACKAGES = Path(torch.__file__).resolve().parents[1]
+_TORCH = str(_PACKAGES / "torch") + os.sep
 _SETUP = "_setup_privateuseone_for_python_backend"
 _CPU, _EXTENSION = 1, 12  # device types of DLPack
 _ON_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -47,7 +51,8 @@ class Traffic:
 
     Attributes:
         waits: what the program had to wait for, (operation, place) -> how often.
-        sent: copies from the CPU to the device, which a GPU need not wait for, place -> how often.
+        sent: copies from the CPU to the device with ``non_blocking``, place -> how often. Without it they count as
+            waits, because CUDA waits for them.
     """
 
     waits: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -85,6 +90,7 @@ def _module() -> Any:
     """What is asked as ``torch.fake``."""
     module = registration._DummyBackendModule()
     module.get_rng_state = lambda device=None: torch.get_rng_state()  # type: ignore[attr-defined]
+    module.get_amp_supported_dtype = lambda: [torch.bfloat16]  # type: ignore[attr-defined]
     module.set_rng_state = lambda state, device=None: torch.set_rng_state(state)  # type: ignore[attr-defined]
     return module
 
@@ -153,12 +159,16 @@ class _Kind:
     """What the schema says of an operation.
 
     Attributes:
+        names: of the arguments.
+        tensors: names of those that are single tensors.
         view: whether it returns views of its inputs.
         results: for every result the name of the argument that it is, or None for a new tensor.
         written: names of arguments that it writes to.
         waits: whether the program waits for values.
     """
 
+    names: tuple[str, ...]
+    tensors: frozenset[str]
     view: bool
     results: tuple[str | None, ...]
     written: tuple[str, ...]
@@ -171,6 +181,8 @@ def _kind(op: torch._ops.OpOverload) -> _Kind:
     written = {next(iter(a.alias_info.before_set), ""): a.name for a in schema.arguments if _writes(a)}
     returned = [result.alias_info for result in schema.returns]
     return _Kind(
+        names=tuple(argument.name for argument in schema.arguments),
+        tensors=frozenset(a.name for a in schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]")),
         view=any(info is not None and not info.is_write for info in returned),
         results=tuple(
             written.get(next(iter(info.before_set), "")) if info is not None and info.is_write else None
@@ -190,18 +202,19 @@ def _compute(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
     kind, name = _kind(op), op._schema.name
     if name in _COPIES:
         return _copy(op, *args, **kwargs)
-    _refuse_mixing(name, kind, _named(op, args, kwargs))
+    # Torch passes tensors that stand for plain numbers as these numbers.
+    args = tuple(torch.tensor(v) if n in kind.tensors and _is_number(v) else v for n, v in zip(kind.names, args))
+    mine = {**dict(zip(kind.names, args)), **kwargs}
+    _refuse_mixing(name, kind, mine)
     if kind.waits:
         _note_wait(name.removeprefix("aten::"))
     if kind.view or name in ("aten::set_",):
         return op.redispatch(_ON_CPU, *args, **kwargs)
     if name == "aten::resize_":
         return _resize(*args, **kwargs)
-    mine = _named(op, args, kwargs)
     # A result that is still empty takes the shape that it gets.
-    empty = {n: mine[n].new_empty(0, device="cpu") for n in kind.written if _is_fake(mine[n]) and not mine[n].numel()}
-    theirs = [empty.get(argument.name, ...) for argument in op._schema.arguments]
-    cpu_args = [own if own is not ... else _on_cpu(value) for own, value in zip(theirs, args, strict=False)]
+    empty = {n: torch.empty_like(mine[n], device="cpu") for n in kind.written if _is_empty(mine[n])}
+    cpu_args = [empty[n] if n in empty else _on_cpu(value) for n, value in zip(kind.names, args, strict=False)]
     cpu_kwargs = {n: empty[n] if n in empty else _on_cpu(value) for n, value in kwargs.items()}
     found = op(*cpu_args, **cpu_kwargs)
     for n, filled in empty.items():
@@ -221,9 +234,12 @@ def _on_cpu(value: Any) -> Any:
     return tree_map(_to_cpu, value) if tree_any(_is_fake, value) else value
 
 
-def _named(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by their names."""
-    return {**{a.name: value for a, value in zip(op._schema.arguments, args, strict=False)}, **kwargs}
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.numel()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, bool | int | float | complex)
 
 
 def _refuse_mixing(name: str, kind: _Kind, arguments: dict[str, Any]) -> None:
@@ -255,9 +271,11 @@ def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *args: Any) -
 def _copy(op: torch._ops.OpOverload, source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
     if not _is_fake(target):
         _note_wait("to the CPU")
-    elif not _is_fake(source):
+    elif not _is_fake(source) and non_blocking:
         for traffic in _open:
             traffic.sent[_place()] += 1
+    elif not _is_fake(source):
+        _note_wait("to the device")
     if op._schema.name.endswith("resize"):
         target.resize_(source.shape)
     _to_cpu(target).copy_(_to_cpu(source))
@@ -281,13 +299,17 @@ def _note_wait(what: str) -> None:
 
 
 def _place() -> str:
-    """The innermost line of the project, beside this file's; of other code if there is none."""
-    frame = first = sys._getframe(1)
+    """The innermost line of code outside torch and this file."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if file != __file__:
-            first = first if first.f_code.co_filename != __file__ else frame
-            if file.startswith(str(_ROOT)):
-                return f"{Path(file).relative_to(_ROOT)}:{frame.f_lineno}"
+        if file != __file__ and not file.startswith((_TORCH, "<")):
+            return f"{_told(Path(file))}:{frame.f_lineno}"
         frame = frame.f_back
-    return f"{first.f_code.co_filename}:{first.f_lineno}"
+    return "torch's own thread"
+
+
+def _told(file: Path) -> Path:
+    """Relative to the project or to the folder of packages."""
+    folder = next((f for f in (_ROOT, _PACKAGES) if file.is_relative_to(f)), None)
+    return file if folder is None else file.relative_to(folder)

@@ -28,7 +28,7 @@ from cfl.testing.tiny_runs import Rounds, SaveRounds
 from support import fake_device
 from support.fake_accelerator import on_it
 
-EPOCHS = (1, 2)
+EPOCHS = (2, 4)
 """Local epochs of the runs whose waiting is compared."""
 
 
@@ -77,14 +77,14 @@ def run(case: MethodCase, trainer: dict[str, Any], epochs: int = 1, callbacks: S
 def look(case: MethodCase) -> Found:
     """All that is compared."""
     found = Found()
-    expected = run(case, {})
+    expected = run(case, {}, EPOCHS[0])
     rounds = []
     for epochs in EPOCHS:
         with fake_device.counted() as traffic:
             watch = Traffics(traffic)
             there = run(case, on_it(), epochs, [watch])
         rounds.append(watch.rounds)
-        if epochs == 1:
+        if epochs == EPOCHS[0]:
             found.differs = _words(
                 lambda there=there: require_equal(
                     case, "devices", "on the device", there, expected, case.device_tolerance
