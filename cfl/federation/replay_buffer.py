@@ -17,6 +17,7 @@ from cfl.engines.cohort import Cohort
 from cfl.federation.client_states import ClientStates
 from cfl.federation.replay_memory import RULES, Rule, chosen, slots, winners
 from cfl.randomness.generators import seed_for
+from cfl.runtime.moving import moved
 from cfl.runtime.option_checks import check_choices, check_integers
 
 TOPIC = "buffer"
@@ -35,6 +36,7 @@ class Replayed:
         mask: ``[k, m]`` bool, False where a client has fewer samples; the other fields then repeat a sample of the
             client, or of another client if it has none.
         logits: ``[k, m, O]`` at the time when the samples were stored, or None if logits are not stored.
+        padded: whether any entry of ``mask`` is False.
     """
 
     x: Tensor
@@ -42,6 +44,7 @@ class Replayed:
     tasks: TaskHandles
     mask: Tensor
     logits: Tensor | None
+    padded: bool
 
     def as_step_of(self, batch: CohortBatch) -> CohortBatch:
         """The same samples as a local step of the same clients on them."""
@@ -51,7 +54,7 @@ class Replayed:
             batch,
             index=index,
             mask=self.mask,
-            padded=not bool(self.mask.all()),
+            padded=self.padded,
             gather=lambda places: (x[places], y[places]),
             tasks_of_own=lambda places: TaskHandles(tasks[places]),
             handles=None,
@@ -157,7 +160,7 @@ class ReplayBuffer:
         """
         if not self._offers:
             return
-        table, present, index = self._table, cohort.trained_on(batch.mask.cpu()), batch.index.cpu()
+        table, present, index = self._table, cohort.trained_on(batch.mask_on_cpu), batch.index_on_cpu
         places = index if batch.tasks_of_own is not None else index + int(self._data.global_index.starts[batch.task])
         if self.offered == "once":
             present = present & self._first_time(places, present)
@@ -211,7 +214,7 @@ class ReplayBuffer:
         """
         keys = self._keys(purpose, cohort.clients, cohort.round, batch.step)
         # The result of a client that has finished must not depend on how many more steps the others take.
-        filled = (self._table["place"] >= 0) & batch.mask.cpu().any(1, keepdim=True)
+        filled = (self._table["place"] >= 0) & batch.mask_on_cpu.any(1, keepdim=True)
         return self._replayed(self._table, filled, keys, count, (cohort.round, batch.step), batch.index.device)
 
     def draw_between_rounds(
@@ -237,12 +240,13 @@ class ReplayBuffer:
         # Masked entries repeat an existing sample, so that padding is always valid data.
         first = table["place"].amax(1, keepdim=True)
         places = torch.where(mask, table["place"].gather(1, held), torch.where(first < 0, first.max(), first))
-        words = table["word"].gather(1, held).to(device) if self._augmented else None
-        x, y, tasks = self._data.samples_at(places.to(device), moment, words)
+        words = table["word"].gather(1, held) if self._augmented else None
+        x, y, tasks = self._data.samples_at(places, moment, words, device)
         logits = None
         if self.keeps_logits:
-            logits = table["logits"].gather(1, held.unsqueeze(-1).expand(-1, -1, table["logits"].shape[2])).to(device)
-        return Replayed(x, y, tasks, mask.to(device), logits)
+            stored = table["logits"].gather(1, held.unsqueeze(-1).expand(-1, -1, table["logits"].shape[2]))
+            logits = moved(stored, device)
+        return Replayed(x, y, tasks, moved(mask, device), logits, padded=not bool(mask.all()))
 
     def fill(self, clients: Sequence[int]) -> Tensor:
         """``[k]`` int64, number of samples that these clients have stored, between rounds."""

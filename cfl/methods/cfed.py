@@ -28,6 +28,7 @@ from cfl.methods.components.surrogate_data import normalised_as, passes, read_su
 from cfl.methods.context import Context
 from cfl.randomness.generators import numpy_generator
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.moving import moved
 from cfl.runtime.option_checks import check_integers, check_numbers
 from cfl.runtime.tensor_digest import tensors_digest
 
@@ -198,7 +199,7 @@ class CFeD(Method):
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
         """Replace the samples of reviewing clients by surrogate images."""
-        counts = batch.mask.sum(1).tolist() if self._orders else []
+        counts = batch.mask_on_cpu.sum(1).tolist() if self._orders else []
         rows = [row for row in self._orders if counts[row]]
         if not rows:
             return batch
@@ -211,7 +212,7 @@ class CFeD(Method):
             start, stop = self._taken[row], self._taken[row] + counts[row]
             self._taken[row] = stop
             own.append(batch.index[row, : counts[row]])
-            images.append(self._orders[row][start:stop].to(device))
+            images.append(moved(self._orders[row][start:stop], device))
             with evaluating(self.context):
                 found = self._soft(self._models[row], self._pixels(batch.task, images[-1]))
             target = target.to(found.dtype)

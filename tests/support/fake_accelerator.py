@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
+from cfl.training.client import Client
 from support import fake_device
 
 
@@ -48,6 +51,33 @@ class FakeAccelerator(Accelerator):
     def name() -> str:
         """Name of the device."""
         return fake_device.NAME
+
+
+class Traffics(Callback):
+    """Notes what each round waits for; the first round includes what comes before it.
+
+    Args:
+        waits: of :func:`support.fake_device.counted`.
+
+    Attributes:
+        rounds: what each round waited for.
+        steps: local steps of all cohorts.
+    """
+
+    def __init__(self, waits: fake_device.Waits) -> None:
+        self.waits, self.rounds, self.steps = waits, list[fake_device.Waits](), 0
+
+    @property
+    def total(self) -> fake_device.Waits:
+        """What all rounds together waited for."""
+        return sum(self.rounds, Counter())
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A round is over."""
+        assert isinstance(pl_module, Client)
+        self.steps += pl_module.require_work()._steps
+        self.rounds.append(self.waits.copy())
+        self.waits.clear()
 
 
 def on_it() -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 It finds operations that mix devices, and counts what a real accelerator would make the program wait for: numbers that
 Python reads (``item``, ``tolist``, ``bool``), copies to the CPU, copies to the device without ``non_blocking``, and
-operations whose result's shape depends on values (``nonzero``, masks as indices). It does not find what only a real device has: other rounding, asynchronous kernels that
-read memory that has changed since, CUDA graphs, streams, pinned memory, and code behind ``device.type == "cuda"``.
+operations whose result's shape depends on values (``nonzero``, masks as indices). It does not find what only a real
+device has: other rounding, asynchronous kernels that read memory that has changed since, CUDA graphs, streams, pinned
+memory, and code behind ``device.type == "cuda"``.
+
 Three things differ from CUDA. A CPU tensor of a single number may take part in every operation, not just elementwise
 ones. Kernels of CUDA that wait by themselves are unknown here, unless torch marks the operation so. Random numbers come
 from the CPU's generator.
@@ -19,7 +21,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -45,33 +47,22 @@ def missing() -> str | None:
     return None if hasattr(registration, _SETUP) else f"this release of torch has no {_SETUP}"
 
 
-@dataclass
-class Traffic:
-    """What passed between the device and the CPU.
+Waits = Counter[tuple[str, str]]
+"""What the program had to wait for, (operation, place) -> how often."""
 
-    Attributes:
-        waits: what the program had to wait for, (operation, place) -> how often.
-        sent: copies from the CPU to the device with ``non_blocking``, place -> how often. Without it they count as
-            waits, because CUDA waits for them.
-    """
-
-    waits: Counter[tuple[str, str]] = field(default_factory=Counter)
-    sent: Counter[str] = field(default_factory=Counter)
-
-
-_open: list[Traffic] = []
+_open: list[Waits] = []
 _library: list[torch.library.Library] = []
 
 
 @contextmanager
-def counted() -> Iterator[Traffic]:
+def counted() -> Iterator[Waits]:
     """Count within the context."""
-    traffic = Traffic()
-    _open.append(traffic)
+    waits: Waits = Counter()
+    _open.append(waits)
     try:
-        yield traffic
+        yield waits
     finally:
-        _open.remove(traffic)
+        _open.remove(waits)
 
 
 def register() -> None:
@@ -126,8 +117,9 @@ def _as(tensor: Tensor, kind: int) -> Tensor:
 
 
 def _is_fake(value: Any) -> bool:
-    return isinstance(value, Tensor | torch.device) and NAME == (
-        value.device.type if isinstance(value, Tensor) else value.type
+    return (
+        isinstance(value, Tensor | torch.device)
+        and (value.device.type if isinstance(value, Tensor) else value.type) == NAME
     )
 
 
@@ -202,9 +194,10 @@ def _compute(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
     kind, name = _kind(op), op._schema.name
     if name in _COPIES:
         return _copy(op, *args, **kwargs)
+    mine = {**dict(zip(kind.names, args, strict=False)), **kwargs}
     # Torch passes tensors that stand for plain numbers as these numbers.
-    args = tuple(torch.tensor(v) if n in kind.tensors and _is_number(v) else v for n, v in zip(kind.names, args))
-    mine = {**dict(zip(kind.names, args)), **kwargs}
+    mine.update({n: torch.tensor(value) for n, value in mine.items() if n in kind.tensors and _is_number(value)})
+    args, kwargs = tuple(mine[n] for n in kind.names[: len(args)]), {n: mine[n] for n in kwargs}
     _refuse_mixing(name, kind, mine)
     if kind.waits:
         _note_wait(name.removeprefix("aten::"))
@@ -271,10 +264,7 @@ def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *args: Any) -
 def _copy(op: torch._ops.OpOverload, source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
     if not _is_fake(target):
         _note_wait("to the CPU")
-    elif not _is_fake(source) and non_blocking:
-        for traffic in _open:
-            traffic.sent[_place()] += 1
-    elif not _is_fake(source):
+    elif not _is_fake(source) and not non_blocking:
         _note_wait("to the device")
     if op._schema.name.endswith("resize"):
         target.resize_(source.shape)
@@ -294,8 +284,8 @@ def _resize(tensor: Tensor, size: Sequence[int], **_: Any) -> Tensor:
 def _note_wait(what: str) -> None:
     if _open:
         where = _place()
-        for traffic in _open:
-            traffic.waits[what, where] += 1
+        for waits in _open:
+            waits[what, where] += 1
 
 
 def _place() -> str:

@@ -10,15 +10,10 @@ import json
 import sys
 import tempfile
 import traceback
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-
-import cfl  # noqa: F401  before lightning: see cfl/runtime/torchvision_ops.py
-
-from lightning.pytorch import Callback, LightningModule, Trainer
 
 from cfl.testing.comparing import difference
 from cfl.testing.method_case import NAME, MethodCase, Run
@@ -26,7 +21,7 @@ from cfl.testing.method_numbers import require_equal
 from cfl.testing.tiny_networks import double
 from cfl.testing.tiny_runs import Rounds, SaveRounds
 from support import fake_device
-from support.fake_accelerator import on_it
+from support.fake_accelerator import Traffics, on_it
 
 EPOCHS = (2, 4)
 """Local epochs of the runs whose waiting is compared."""
@@ -34,39 +29,34 @@ EPOCHS = (2, 4)
 
 @dataclass
 class Found:
-    """What runs of a method showed; everything is empty or the same number if all is well.
+    """What runs of a method showed.
 
     Attributes:
+        failed: the traceback of a run that failed, as it does where devices are mixed.
         differs: from the CPU, in words.
         resumed: how runs that go on at the other device differ from those that stay, in words.
-        waits: how often each round waited for the device, for each number of local epochs.
-        grows: what is waited for more often with more local steps, operation and place.
-        sent: as ``waits``, for copies to the device.
-        sent_more: as ``grows``, for copies to the device.
+        waits: how often each round waits for the device.
+        grows: what is waited for more often with twice the local epochs, operation and place -> how often.
+        per_step: of these waits, those of a local step.
     """
 
+    failed: str | None = None
     differs: str | None = None
     resumed: str | None = None
-    waits: list[list[int]] = field(default_factory=list)
-    grows: list[str] = field(default_factory=list)
-    sent: list[list[int]] = field(default_factory=list)
-    sent_more: list[str] = field(default_factory=list)
+    waits: list[int] = field(default_factory=list)
+    grows: dict[str, int] = field(default_factory=dict)
+    per_step: float = 0.0
+
+    def row(self, name: str) -> str:
+        """A row of the table."""
+        rounds = f"{min(self.waits)} to {max(self.waits)}" if self.waits else "failed"
+        return f"| `{name}` | {rounds} | {self.per_step:.2g} |"
 
 
-class Traffics(Callback):
-    """Notes at the end of every round what has passed since the last one."""
-
-    def __init__(self, traffic: fake_device.Traffic) -> None:
-        self.traffic, self.rounds = traffic, list[fake_device.Traffic]()
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take what was counted."""
-        self.rounds.append(fake_device.Traffic(self.traffic.waits.copy(), self.traffic.sent.copy()))
-        self.traffic.waits.clear()
-        self.traffic.sent.clear()
+HEAD = "| method | waits in a round | more for each local step |\n|---|---:|---:|"
 
 
-def run(case: MethodCase, trainer: dict[str, Any], epochs: int = 1, callbacks: Sequence[Callback] = ()) -> Run:
+def run(case: MethodCase, trainer: dict[str, Any], epochs: int = EPOCHS[0], callbacks: Sequence[Any] = ()) -> Run:
     """A run in float64 of unequal clients side by side."""
     data = case.data_of(shares="unequal", schedule={"local_epochs": epochs})
     methods, watch = case.methods("tried"), Rounds()
@@ -76,28 +66,24 @@ def run(case: MethodCase, trainer: dict[str, Any], epochs: int = 1, callbacks: S
 
 def look(case: MethodCase) -> Found:
     """All that is compared."""
-    found = Found()
-    expected = run(case, {}, EPOCHS[0])
-    rounds = []
-    for epochs in EPOCHS:
-        with fake_device.counted() as traffic:
-            watch = Traffics(traffic)
-            there = run(case, on_it(), epochs, [watch])
-        rounds.append(watch.rounds)
-        if epochs == EPOCHS[0]:
-            found.differs = _words(
-                lambda there=there: require_equal(
-                    case, "devices", "on the device", there, expected, case.device_tolerance
-                )
-            )
-    found.waits = [[t.waits.total() for t in each] for each in rounds]
-    found.sent = [[t.sent.total() for t in each] for each in rounds]
-    few, many = (sum((t.waits for t in each), Counter()) for each in rounds)
-    found.grows = [f"{what} at {place}: {n} more" for (what, place), n in (many - few).items()]
-    few_sent, many_sent = (sum((t.sent for t in each), Counter()) for each in rounds)
-    found.sent_more = [f"{place}: {n} more" for place, n in (many_sent - few_sent).items()]
+    expected, found = run(case, {}), Found()
+    runs = [watched(case, epochs) for epochs in EPOCHS]
+    there, few = runs[0]
+    found.differs = _words(
+        lambda: require_equal(case, "devices", "on the device", there, expected, case.device_tolerance)
+    )
+    found.waits = [counts.total() for counts in few.rounds]
+    found.grows = {f"{what} at {place}": n for (what, place), n in (runs[1][1].total - few.total).items()}
+    found.per_step = max(0, runs[1][1].total.total() - few.total.total()) / (runs[1][1].steps - few.steps)
     found.resumed = _words(lambda: resuming(case))
     return found
+
+
+def watched(case: MethodCase, epochs: int) -> tuple[Run, Traffics]:
+    """A run on the device, and what it waited for."""
+    with fake_device.counted() as waits:
+        watch = Traffics(waits)
+        return run(case, on_it(), epochs, [watch]), watch
 
 
 def resuming(case: MethodCase) -> None:
@@ -105,16 +91,16 @@ def resuming(case: MethodCase) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, first, then in (("to the CPU", on_it, dict), ("from the CPU", dict, on_it)):
             stops = sorted({1, case.rounds})
-            stayed = run_on(case, then(), [])
-            run_on(case, first(), [SaveRounds(stops, Path(folder))])
+            stayed = everything(case, then())
+            everything(case, first(), [SaveRounds(stops, Path(folder))])
             for stop in stops:
-                went = run_on(case, then(), [], Path(folder) / f"{stop}.ckpt")
+                went = everything(case, then(), ckpt_path=Path(folder) / f"{stop}.ckpt")
                 differs = difference(went, stayed, case.device_tolerance)
                 assert not differs, f"moved {name} after round {stop}: {differs}"
 
 
-def run_on(
-    case: MethodCase, trainer: dict[str, Any], callbacks: Sequence[Callback], ckpt_path: Path | None = None
+def everything(
+    case: MethodCase, trainer: dict[str, Any], callbacks: Sequence[Any] = (), ckpt_path: Path | None = None
 ) -> dict[str, Any]:
     """The model and all else that a checkpoint holds, after a run that may go on from a file."""
     data, methods = case.data_of(shares="unequal"), case.methods("tried")
@@ -135,16 +121,15 @@ def main(arguments: Sequence[str]) -> None:
     from test_registry import CASES
 
     fake_device.register()
-    names = [a for a in arguments if not a.startswith("-")] or list(CASES)
-    for name in names:
+    as_json = "--json" in arguments
+    if not as_json:
+        print(HEAD)
+    for name in [a for a in arguments if not a.startswith("-")] or list(CASES):
         try:
-            found = asdict(look(CASES[name]))
+            found = look(CASES[name])
         except Exception:
-            found = {"failed": traceback.format_exc()}
-        if "--json" in arguments:
-            print(json.dumps({"name": name, **found}), flush=True)
-        else:
-            print(name, json.dumps(found, indent=1).replace("\\n", "\n"), flush=True)
+            found = Found(failed=traceback.format_exc())
+        print(json.dumps({"name": name, **asdict(found)}) if as_json else found.row(name), flush=True)
 
 
 if __name__ == "__main__":
