@@ -117,7 +117,7 @@ class Inputs:
     def _stored_alike(
         self, first: int, tasks: Tensor, index: Tensor, words: Tensor | None, device: torch.device
     ) -> tuple[Tensor, Tensor]:
-        """As :meth:`stored`, on ``device``, for samples of tasks that are like ``first`` but for pixel maps and outputs."""
+        """As :meth:`stored`, on ``device``, for samples of tasks like ``first`` but for pixel maps and outputs."""
         found, which = tasks.unique(return_inverse=True)
         own = found.tolist()
         index, words = moved(index, device), None if words is None else moved(words, device)

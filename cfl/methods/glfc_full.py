@@ -270,7 +270,13 @@ class GLFC(OwnLoss):
         return batch if added is None else batch.with_added(added)
 
     def _known(self, row: int, x: Tensor, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        """The extras of one client's samples ``[M]``, whose ``mask`` is on the CPU: their compensation groups, and the old model's sigmoids.
+        """The extras of one client's samples ``[M]``: their compensation groups, and the old model's sigmoids.
+
+        Args:
+            row: the client's place in the cohort.
+            x: ``[M, C, H, W]`` inputs.
+            y: ``[M]`` output indices.
+            mask: ``[M]`` on the CPU, False where there is no sample.
 
         Returns:
             ``group`` ``[M]`` int64, see :func:`compensation`; ``distils`` ``[M]`` bool, whether there is an old model;

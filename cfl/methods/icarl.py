@@ -177,7 +177,8 @@ class ICaRL(OwnLoss):
     def _outputs(self, x: Tensor, mask: Tensor) -> Tensor:
         """``sigmoid(h_old(x))`` ``[k, M, O]``, the old model in evaluation mode; 0 where there is no sample.
 
-        Computed client by client, ``mask`` being on the CPU: layers may depend on the whole batch, and clients' running statistics may differ.
+        Computed client by client: layers may depend on the whole batch, and clients' running statistics may differ.
+        ``mask`` is on the CPU.
         """
         found = x.new_zeros((*mask.shape, self._network.num_outputs))
         with evaluating(self.context):

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, NoReturn, cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from cfl.data.exposure import Handles
