@@ -53,31 +53,30 @@ class FakeAccelerator(Accelerator):
         return fake_device.NAME
 
 
-class Traffics(Callback):
-    """Notes what each round waits for; the first round includes what comes before it.
+class Watch(Callback):
+    """Notes what each round waits for and copies; the first round includes what comes before it.
 
     Args:
-        waits: of :func:`support.fake_device.counted`.
+        traffic: of :func:`support.fake_device.counted`.
 
     Attributes:
-        rounds: what each round waited for.
+        waits: of each round.
+        copies: of each round.
         steps: local steps of all cohorts.
     """
 
-    def __init__(self, waits: fake_device.Waits) -> None:
-        self.waits, self.rounds, self.steps = waits, list[fake_device.Waits](), 0
-
-    @property
-    def total(self) -> fake_device.Waits:
-        """What all rounds together waited for."""
-        return sum(self.rounds, Counter())
+    def __init__(self, traffic: fake_device.Traffic) -> None:
+        self.traffic, self.steps = traffic, 0
+        self.waits: list[fake_device.Counts] = []
+        self.copies: list[fake_device.Counts] = []
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A round is over."""
         assert isinstance(pl_module, Client)
         self.steps += pl_module.require_work()._steps
-        self.rounds.append(self.waits.copy())
-        self.waits.clear()
+        for rounds, counts in ((self.waits, self.traffic.waits), (self.copies, self.traffic.copies)):
+            rounds.append(counts.copy())
+            counts.clear()
 
 
 def on_it() -> dict[str, Any]:

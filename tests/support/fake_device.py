@@ -21,7 +21,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -30,7 +30,6 @@ from typing import Any
 import torch
 import torch.utils.backend_registration as registration
 from torch import Tensor
-from torch.utils._pytree import tree_any, tree_map
 
 NAME = "fake"
 _ROOT = Path(__file__).resolve().parents[2]
@@ -47,22 +46,36 @@ def missing() -> str | None:
     return None if hasattr(registration, _SETUP) else f"this release of torch has no {_SETUP}"
 
 
-Waits = Counter[tuple[str, str]]
-"""What the program had to wait for, (operation, place) -> how often."""
+Counts = Counter[tuple[str, str]]
+"""(operation, place) -> how often."""
 
-_open: list[Waits] = []
+
+@dataclass
+class Traffic:
+    """What passes between the program and the device.
+
+    Attributes:
+        waits: what the program has to wait for.
+        copies: tensors that are copied to or from the device, waited for or not.
+    """
+
+    waits: Counts = field(default_factory=Counter)
+    copies: Counts = field(default_factory=Counter)
+
+
+_open: list[Traffic] = []
 _library: list[torch.library.Library] = []
 
 
 @contextmanager
-def counted() -> Iterator[Waits]:
+def counted() -> Iterator[Traffic]:
     """Count within the context."""
-    waits: Waits = Counter()
-    _open.append(waits)
+    traffic = Traffic()
+    _open.append(traffic)
     try:
-        yield waits
+        yield traffic
     finally:
-        _open.remove(waits)
+        _open.remove(traffic)
 
 
 def register() -> None:
@@ -116,21 +129,15 @@ def _as(tensor: Tensor, kind: int) -> Tensor:
     return torch._C._from_dlpack(capsule)
 
 
-def _is_fake(value: Any) -> bool:
-    return (
-        isinstance(value, Tensor | torch.device)
-        and (value.device.type if isinstance(value, Tensor) else value.type) == NAME
-    )
-
-
-def _to_cpu(value: Any) -> Any:
-    if not _is_fake(value):
-        return value
-    return _as(value, _CPU) if isinstance(value, Tensor) else torch.device("cpu")
+def _is_fake(value: Tensor | torch.device) -> bool:
+    return (value.device if isinstance(value, Tensor) else value).type == NAME
 
 
 def _to_fake(value: Any) -> Any:
-    return _as(value, _EXTENSION) if isinstance(value, Tensor) and value.device.type == "cpu" else value
+    """Results of the CPU as those of the device."""
+    if isinstance(value, Tensor):
+        return _as(value, _EXTENSION) if value.is_cpu else value
+    return [_to_fake(each) for each in value] if isinstance(value, list) else value
 
 
 _clone_elsewhere = torch.UntypedStorage.clone
@@ -194,60 +201,57 @@ def _compute(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
     kind, name = _kind(op), op._schema.name
     if name in _COPIES:
         return _copy(op, *args, **kwargs)
-    mine = {**dict(zip(kind.names, args, strict=False)), **kwargs}
-    # Torch passes tensors that stand for plain numbers as these numbers.
-    mine.update({n: torch.tensor(value) for n, value in mine.items() if n in kind.tensors and _is_number(value)})
-    args, kwargs = tuple(mine[n] for n in kind.names[: len(args)]), {n: mine[n] for n in kwargs}
-    _refuse_mixing(name, kind, mine)
+    if kind.view:
+        return op.redispatch(_ON_CPU, *args, **kwargs)
+    given = {**dict(zip(kind.names, args, strict=False)), **kwargs}
+    mine = {argument: _read(name, kind, argument, value) for argument, value in given.items()}
     if kind.waits:
-        _note_wait(name.removeprefix("aten::"))
-    if kind.view or name in ("aten::set_",):
+        _note(name.removeprefix("aten::"))
+    if name == "aten::set_":
         return op.redispatch(_ON_CPU, *args, **kwargs)
     if name == "aten::resize_":
         return _resize(*args, **kwargs)
     # A result that is still empty takes the shape that it gets.
-    empty = {n: torch.empty_like(mine[n], device="cpu") for n in kind.written if _is_empty(mine[n])}
-    cpu_args = [empty[n] if n in empty else _on_cpu(value) for n, value in zip(kind.names, args, strict=False)]
-    cpu_kwargs = {n: empty[n] if n in empty else _on_cpu(value) for n, value in kwargs.items()}
-    found = op(*cpu_args, **cpu_kwargs)
-    for n, filled in empty.items():
-        if filled.shape != mine[n].shape or filled.numel():
-            torch.ops.aten.set_.source_Tensor.redispatch(_ON_CPU, mine[n], _to_fake(filled))
+    empty = [n for n in kind.written if isinstance(given[n], Tensor) and not given[n].numel()]
+    mine.update({n: torch.empty_like(given[n], device="cpu") for n in empty})
+    found = op(*(mine[n] for n in kind.names[: len(args)]), **{n: mine[n] for n in kwargs})
+    for n in empty:
+        if mine[n].shape != given[n].shape or mine[n].numel():
+            torch.ops.aten.set_.source_Tensor.redispatch(_ON_CPU, given[n], _to_fake(mine[n]))
     if not kind.results:
         return None
     several = len(kind.results) > 1
     values = [
-        tree_map(_to_fake, value) if which is None else mine[which]
+        _to_fake(value) if which is None else given[which]
         for which, value in zip(kind.results, found if several else (found,), strict=True)
     ]
     return tuple(values) if several else values[0]
 
 
-def _on_cpu(value: Any) -> Any:
-    return tree_map(_to_cpu, value) if tree_any(_is_fake, value) else value
+def _read(name: str, kind: _Kind, argument: str, value: Any) -> Any:
+    """An argument as the CPU takes it.
 
-
-def _is_empty(value: Any) -> bool:
-    return isinstance(value, Tensor) and not value.numel()
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, bool | int | float | complex)
-
-
-def _refuse_mixing(name: str, kind: _Kind, arguments: dict[str, Any]) -> None:
-    """As CUDA: only a CPU tensor of a single number may be read beside tensors of the device, and none written."""
-
-    def wrong(value: Any, written: bool) -> bool:
-        elsewhere = isinstance(value, Tensor) and not _is_fake(value)
-        return elsewhere and (written or value.dim() > 0)
-
-    for argument, value in arguments.items():
-        if tree_any(lambda v, argument=argument: wrong(v, argument in kind.written), value):
+    Raises:
+        RuntimeError: a tensor of another device. As with CUDA, only one of a single number may be read, and none
+            written.
+    """
+    if isinstance(value, Tensor):
+        if not value.is_cpu:
+            return _as(value, _CPU)
+        if value.dim() or argument in kind.written:
             raise RuntimeError(
                 f"{name} got tensors of {NAME} and of another device, as {argument}: "
                 "Expected all tensors to be on the same device"
             )
+        return value
+    if isinstance(value, list | tuple):
+        return [_read(name, kind, argument, each) for each in value]
+    if isinstance(value, torch.device):
+        return torch.device("cpu") if _is_fake(value) else value
+    # Torch passes tensors that stand for plain numbers as these numbers.
+    if argument in kind.tensors and isinstance(value, bool | int | float | complex):
+        return torch.tensor(value)
+    return value
 
 
 def _convolution(*args: Any) -> Any:
@@ -262,13 +266,12 @@ def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *args: Any) -
 
 
 def _copy(op: torch._ops.OpOverload, source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
-    if not _is_fake(target):
-        _note_wait("to the CPU")
-    elif not _is_fake(source) and not non_blocking:
-        _note_wait("to the device")
+    leaves, comes = not _is_fake(target), not _is_fake(source)
+    if leaves or comes:
+        _note("to the CPU" if leaves else "to the device", wait=leaves or not non_blocking, copy=True)
     if op._schema.name.endswith("resize"):
         target.resize_(source.shape)
-    _to_cpu(target).copy_(_to_cpu(source))
+    _as(target, _CPU).copy_(_as(source, _CPU))
     return target
 
 
@@ -281,11 +284,12 @@ def _resize(tensor: Tensor, size: Sequence[int], **_: Any) -> Tensor:
     return tensor
 
 
-def _note_wait(what: str) -> None:
+def _note(what: str, wait: bool = True, copy: bool = False) -> None:
     if _open:
         where = _place()
-        for waits in _open:
-            waits[what, where] += 1
+        for traffic in _open:
+            traffic.waits[what, where] += wait
+            traffic.copies[what, where] += copy
 
 
 def _place() -> str:

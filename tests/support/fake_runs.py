@@ -1,16 +1,19 @@
-"""Runs every method's case on the pretended device, and says what differs from the CPU and what was waited for.
+"""Runs methods' cases on the pretended device, and says what differs from the CPU and what is waited for.
 
-``PYTHONPATH=.:tests:tests/methods python -m support.fake_runs`` prints a table; names of methods choose some of them,
-``--json`` prints what the tests read.
+    PYTHONPATH=.:tests:tests/methods python -m support.fake_runs
+
+prints a table of all methods; names of methods choose some of them. ``--json`` prints what the tests read.
 """
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
-import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,116 +24,114 @@ from cfl.testing.method_numbers import require_equal
 from cfl.testing.tiny_networks import double
 from cfl.testing.tiny_runs import Rounds, SaveRounds
 from support import fake_device
-from support.fake_accelerator import Traffics, on_it
+from support.fake_accelerator import Watch, on_it
 
-EPOCHS = (2, 4)
-"""Local epochs of the runs whose waiting is compared."""
+HEAD = (
+    "| method | synchronisations in a round | copies in a round | synchronisations, copies per further local step |\n"
+    "|---|---:|---:|---:|"
+)
 
 
 @dataclass
 class Found:
-    """What runs of a method showed.
+    """What runs of a method show.
 
     Attributes:
         failed: the traceback of a run that failed, as it does where devices are mixed.
-        differs: from the CPU, in words.
-        resumed: how runs that go on at the other device differ from those that stay, in words.
+        differs: from the CPU, in words; None if all numbers are the same to the bit.
+        resumed: how runs that go on at the other device differ from those that stayed, in words.
         waits: how often each round waits for the device.
-        grows: what is waited for more often with twice the local epochs, operation and place -> how often.
-        per_step: of these waits, those of a local step.
+        copies: tensors that each round copies to or from the device.
+        more_waits: where all rounds together wait more often with twice the local steps, place -> how often.
+        more_copies: the same of copies.
+        steps: local steps that were added for that.
     """
 
     failed: str | None = None
     differs: str | None = None
     resumed: str | None = None
     waits: list[int] = field(default_factory=list)
-    grows: dict[str, int] = field(default_factory=dict)
-    per_step: float = 0.0
+    copies: list[int] = field(default_factory=list)
+    more_waits: dict[str, int] = field(default_factory=dict)
+    more_copies: dict[str, int] = field(default_factory=dict)
+    steps: int = 1
 
     def row(self, name: str) -> str:
         """A row of the table."""
-        rounds = f"{min(self.waits)} to {max(self.waits)}" if self.waits else "failed"
-        return f"| `{name}` | {rounds} | {self.per_step:.2g} |"
+        if self.failed is not None:
+            return f"| `{name}` | failed | | |"
+        rounds = " | ".join(f"{min(each)} to {max(each)}" for each in (self.waits, self.copies))
+        more = ", ".join(f"{sum(m.values()) / self.steps:.2g}" for m in (self.more_waits, self.more_copies))
+        return f"| `{name}` | {rounds} | {more} |"
 
 
-HEAD = "| method | waits in a round | more for each local step |\n|---|---:|---:|"
-
-
-def run(case: MethodCase, trainer: dict[str, Any], epochs: int = EPOCHS[0], callbacks: Sequence[Any] = ()) -> Run:
-    """A run in float64 of unequal clients side by side."""
+def run(
+    case: MethodCase,
+    trainer: dict[str, Any],
+    epochs: int = 1,
+    callbacks: Sequence[Any] = (),
+    ckpt_path: Path | None = None,
+) -> Run:
+    """A run in float64 of unequal clients, two side by side."""
     data = case.data_of(shares="unequal", schedule={"local_epochs": epochs})
     methods, watch = case.methods("tried"), Rounds()
-    made = case.start(data, methods, double(case.network), "vmap", [watch, *callbacks], **trainer)
+    made = case.start(data, methods, double(case.network), "vmap", [watch, *callbacks], ckpt_path, **trainer)
     return Run(watch.models, made, methods[NAME])
 
 
 def look(case: MethodCase) -> Found:
-    """All that is compared."""
-    expected, found = run(case, {}), Found()
-    runs = [watched(case, epochs) for epochs in EPOCHS]
-    there, few = runs[0]
-    found.differs = _words(
-        lambda: require_equal(case, "devices", "on the device", there, expected, case.device_tolerance)
-    )
-    found.waits = [counts.total() for counts in few.rounds]
-    found.grows = {f"{what} at {place}": n for (what, place), n in (runs[1][1].total - few.total).items()}
-    found.per_step = max(0, runs[1][1].total.total() - few.total.total()) / (runs[1][1].steps - few.steps)
-    found.resumed = _words(lambda: resuming(case))
+    """Compare runs on the CPU, on the device, with twice the local steps, and from either to the other."""
+    with tempfile.TemporaryDirectory() as folder:
+        stop, of_here, of_there = case.rounds + 1, Path(folder, "here"), Path(folder, "there")
+        here = run(case, {}, callbacks=[SaveRounds([stop], of_here)])
+        there, few = watched(case, 1, [SaveRounds([stop], of_there)])
+        _, many = watched(case, 2)
+        found = Found(waits=[c.total() for c in few.waits], copies=[c.total() for c in few.copies])
+        found.more_waits, found.more_copies = more(few.waits, many.waits), more(few.copies, many.copies)
+        found.steps = many.steps - few.steps
+        try:
+            require_equal(case, "devices", "on the device", there, here, 0.0)
+        except AssertionError as error:
+            found.differs = str(error)
+        back = run(case, {}, ckpt_path=of_there / f"{stop}.ckpt")
+        forth = run(case, on_it(), ckpt_path=of_here / f"{stop}.ckpt")
+        for way, went, stayed in (("to the CPU", back, here), ("to the device", forth, there)):
+            differs = difference(went.everything(), stayed.everything())
+            found.resumed = found.resumed or (f"moved {way}: {differs}" if differs else None)
     return found
 
 
-def watched(case: MethodCase, epochs: int) -> tuple[Run, Traffics]:
+def watched(case: MethodCase, epochs: int, callbacks: Sequence[Any] = ()) -> tuple[Run, Watch]:
     """A run on the device, and what it waited for."""
-    with fake_device.counted() as waits:
-        watch = Traffics(waits)
-        return run(case, on_it(), epochs, [watch]), watch
+    with fake_device.counted() as traffic:
+        watch = Watch(traffic)
+        return run(case, on_it(), epochs, [watch, *callbacks]), watch
 
 
-def resuming(case: MethodCase) -> None:
-    """A run that goes on at the other device ends like one that stays."""
-    with tempfile.TemporaryDirectory() as folder:
-        for name, first, then in (("to the CPU", on_it, dict), ("from the CPU", dict, on_it)):
-            stops = sorted({1, case.rounds})
-            stayed = everything(case, then())
-            everything(case, first(), [SaveRounds(stops, Path(folder))])
-            for stop in stops:
-                went = everything(case, then(), ckpt_path=Path(folder) / f"{stop}.ckpt")
-                differs = difference(went, stayed, case.device_tolerance)
-                assert not differs, f"moved {name} after round {stop}: {differs}"
+def more(few: list[fake_device.Counts], many: list[fake_device.Counts]) -> dict[str, int]:
+    """By what the second rounds' counts are more than the first's."""
+    by = sum(many, Counter()) - sum(few, Counter())
+    return {f"{what} at {place}": n for (what, place), n in by.items()}
 
 
-def everything(
-    case: MethodCase, trainer: dict[str, Any], callbacks: Sequence[Any] = (), ckpt_path: Path | None = None
-) -> dict[str, Any]:
-    """The model and all else that a checkpoint holds, after a run that may go on from a file."""
-    data, methods = case.data_of(shares="unequal"), case.methods("tried")
-    made = case.start(data, methods, double(case.network), callbacks=callbacks, ckpt_path=ckpt_path, **trainer)
-    return {"model": dict(made.state_tensors()), **made.state_dict()}
-
-
-def _words(check: Callable[[], None]) -> str | None:
-    try:
-        check()
-    except AssertionError as error:
-        return str(error)
-    return None
-
-
-def main(arguments: Sequence[str]) -> None:
+def main() -> None:
     """Print what was found."""
-    from test_registry import CASES
-
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", help="methods; all if none are named")
+    parser.add_argument("--cases", default="test_registry", help="module with CASES")
+    parser.add_argument("--json", action="store_true", help="a line for each method")
+    given = parser.parse_args()
+    cases = importlib.import_module(given.cases).CASES
     fake_device.register()
-    as_json = "--json" in arguments
-    if not as_json:
+    if not given.json:
         print(HEAD)
-    for name in [a for a in arguments if not a.startswith("-")] or list(CASES):
+    for name in given.names or sorted(cases):
         try:
-            found = look(CASES[name])
+            found = look(cases[name])
         except Exception:
             found = Found(failed=traceback.format_exc())
-        print(json.dumps({"name": name, **asdict(found)}) if as_json else found.row(name), flush=True)
+        print(json.dumps({"name": name, **asdict(found)}) if given.json else found.row(name), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
