@@ -38,6 +38,7 @@ _TORCH = str(_PACKAGES / "torch") + os.sep
 _SETUP = "_setup_privateuseone_for_python_backend"
 _CPU, _EXTENSION = 1, 12  # device types of DLPack
 _ON_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_TENSOR = ("Tensor", "Optional[Tensor]")
 _COPIES = ("aten::_copy_from", "aten::_copy_from_and_resize")
 
 
@@ -159,7 +160,7 @@ class _Kind:
 
     Attributes:
         names: of the arguments.
-        tensors: names of those that are single tensors.
+        not_numbers: names of those that must be tensors, though torch passes numbers where users wrote numbers.
         view: whether it returns views of its inputs.
         results: for every result the name of the argument that it is, or None for a new tensor.
         written: names of arguments that it writes to.
@@ -167,7 +168,7 @@ class _Kind:
     """
 
     names: tuple[str, ...]
-    tensors: frozenset[str]
+    not_numbers: tuple[str, ...]
     view: bool
     results: tuple[str | None, ...]
     written: tuple[str, ...]
@@ -179,9 +180,10 @@ def _kind(op: torch._ops.OpOverload) -> _Kind:
     schema = op._schema
     written = {next(iter(a.alias_info.before_set), ""): a.name for a in schema.arguments if _writes(a)}
     returned = [result.alias_info for result in schema.returns]
+    takes_numbers = torch._C._should_allow_numbers_as_tensors(schema.name.removeprefix("aten::"))
     return _Kind(
         names=tuple(argument.name for argument in schema.arguments),
-        tensors=frozenset(a.name for a in schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]")),
+        not_numbers=() if takes_numbers else tuple(a.name for a in schema.arguments if str(a.type) in _TENSOR),
         view=any(info is not None and not info.is_write for info in returned),
         results=tuple(
             written.get(next(iter(info.before_set), "")) if info is not None and info.is_write else None
@@ -205,6 +207,9 @@ def _compute(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
         return op.redispatch(_ON_CPU, *args, **kwargs)
     given = {**dict(zip(kind.names, args, strict=False)), **kwargs}
     mine = {argument: _read(name, kind, argument, value) for argument, value in given.items()}
+    for argument in kind.not_numbers:
+        if isinstance(mine.get(argument), bool | int | float | complex):
+            mine[argument] = _as_tensor(mine[argument], mine)
     if kind.waits:
         _note(name.removeprefix("aten::"))
     if name == "aten::set_":
@@ -248,10 +253,13 @@ def _read(name: str, kind: _Kind, argument: str, value: Any) -> Any:
         return [_read(name, kind, argument, each) for each in value]
     if isinstance(value, torch.device):
         return torch.device("cpu") if _is_fake(value) else value
-    # Torch passes tensors that stand for plain numbers as these numbers.
-    if argument in kind.tensors and isinstance(value, bool | int | float | complex):
-        return torch.tensor(value)
     return value
+
+
+def _as_tensor(number: Any, beside: dict[str, Any]) -> Tensor:
+    """A number as a tensor that leaves the result's type as the number would."""
+    other = [value for value in beside.values() if isinstance(value, Tensor)][-1]
+    return torch.tensor(number, dtype=torch.result_type(other, number))
 
 
 def _convolution(*args: Any) -> Any:
