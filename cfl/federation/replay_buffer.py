@@ -135,6 +135,9 @@ class ReplayBuffer:
     def open(self, cohort: Cohort) -> None:
         """Load the buffers of clients that are about to train."""
         self._table = self._states.gather(TOPIC, cohort.clients, self._empty)
+        if self.keeps_logits:  # on the cohort's device, or every step would have to wait for their copy
+            device = next(iter(cohort.parameters.values())).device
+            self._table["logits"] = moved(self._table["logits"], device)
         self._own = [self._places_of(client) for client in cohort.clients] if self.offered == "once" else []
         self._offers = self.offered == "every_step" or any(
             self._has_news(row, client, cohort.task) for row, client in enumerate(cohort.clients)
@@ -176,7 +179,9 @@ class ReplayBuffer:
             if logits is None:
                 raise RuntimeError("a buffer that keeps logits was offered samples without")
             rows, columns = taken.nonzero(as_tuple=True)
-            table["logits"][rows, columns] = logits.cpu()[rows, source[rows, columns]].to(table["logits"].dtype)
+            place = moved(rows, logits.device), moved(columns, logits.device)
+            new = logits[place[0], moved(source[rows, columns], logits.device)]
+            table["logits"][place] = new.to(table["logits"].dtype)
 
     def _first_time(self, places: Tensor, present: Tensor) -> Tensor:
         """``[k, B]`` bool: which samples their client trains on for the first time. They are marked as trained on."""
@@ -195,7 +200,7 @@ class ReplayBuffer:
         """
         rows = torch.tensor(positions)
         clients = [cohort.clients[p] for p in positions]
-        table = {name: values[rows] for name, values in self._table.items()}
+        table = {name: values[moved(rows, values.device)].cpu() for name, values in self._table.items()}
         keep = table["logits"].isfinite().flatten(1).all(1).tolist() if self.keeps_logits else None
         self._states.scatter(TOPIC, clients, table, keep)
 
@@ -244,8 +249,8 @@ class ReplayBuffer:
         x, y, tasks = self._data.samples_at(places, moment, words, device)
         logits = None
         if self.keeps_logits:
-            stored = table["logits"].gather(1, held.unsqueeze(-1).expand(-1, -1, table["logits"].shape[2]))
-            logits = moved(stored, device)
+            logits = moved(table["logits"], device)
+            logits = logits.gather(1, moved(held, device).unsqueeze(-1).expand(-1, -1, logits.shape[2]))
         return Replayed(x, y, tasks, moved(mask, device), logits, padded=not bool(mask.all()))
 
     def fill(self, clients: Sequence[int]) -> Tensor:

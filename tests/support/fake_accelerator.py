@@ -63,17 +63,20 @@ class Watch(Callback):
         waits: of each round.
         copies: of each round.
         steps: local steps of all cohorts.
+        cohorts: the clients of each cohort.
     """
 
     def __init__(self, traffic: fake_device.Traffic) -> None:
         self.traffic, self.steps = traffic, 0
         self.waits: list[fake_device.Counts] = []
         self.copies: list[fake_device.Counts] = []
+        self.cohorts: list[list[int]] = []
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A round is over."""
         assert isinstance(pl_module, Client)
         self.steps += pl_module.require_work()._steps
+        self.cohorts += trainer.train_dataloader.cohorts
         for rounds, counts in ((self.waits, self.traffic.waits), (self.copies, self.traffic.copies)):
             rounds.append(counts.copy())
             counts.clear()

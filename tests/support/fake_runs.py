@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cfl.data.partitions import Dirichlet
 from cfl.testing.comparing import difference
 from cfl.testing.method_case import NAME, MethodCase, Run
 from cfl.testing.method_numbers import require_equal
@@ -72,8 +73,9 @@ def run(
     callbacks: Sequence[Any] = (),
     ckpt_path: Path | None = None,
 ) -> Run:
-    """A run in float64 of unequal clients, two side by side."""
-    data = case.data_of(shares="unequal", schedule={"local_epochs": epochs})
+    """A run in float64 of clients of unequal sizes, two side by side if their sizes are close."""
+    dealt = {"partition": Dirichlet(30.0, min_samples=3, balance=False)}
+    data = case.data_of(shares="unequal", schedule={"local_epochs": epochs, "batch_size": 5}, **dealt)
     methods, watch = case.methods("tried"), Rounds()
     made = case.start(data, methods, double(case.network), "vmap", [watch, *callbacks], ckpt_path, **trainer)
     return Run(watch.models, made, methods[NAME])
@@ -89,6 +91,7 @@ def look(case: MethodCase) -> Found:
         found = Found(waits=[c.total() for c in few.waits], copies=[c.total() for c in few.copies])
         found.more_waits, found.more_copies = more(few.waits, many.waits), more(few.copies, many.copies)
         found.steps = many.steps - few.steps
+        assert many.cohorts == few.cohorts, "with twice the local steps other clients are trained side by side"
         try:
             require_equal(case, "devices", "on the device", there, here, 0.0)
         except AssertionError as error:
