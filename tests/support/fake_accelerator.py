@@ -1,8 +1,7 @@
-"""The pretended device of :mod:`support.fake_device` as an accelerator of Lightning."""
+"""The fake device of :mod:`support.fake_device` as an accelerator of Lightning."""
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import torch

@@ -1,4 +1,4 @@
-"""A pretended accelerator: device ``fake``, whose memory and arithmetic are the CPU's.
+"""A fake accelerator: device ``fake``, whose memory and arithmetic are the CPU's.
 
 It finds operations that mix devices, and counts what a real accelerator would make the program wait for: numbers that
 Python reads (``item``, ``tolist``, ``bool``), copies to the CPU, copies to the device without ``non_blocking``, and
@@ -306,12 +306,14 @@ def _place() -> str:
     while frame is not None:
         file = frame.f_code.co_filename
         if file != __file__ and not file.startswith((_TORCH, "<")):
-            return f"{_told(Path(file))}:{frame.f_lineno}"
+            return f"{_told(file)}:{frame.f_lineno}"
         frame = frame.f_back
     return "torch's own thread"
 
 
-def _told(file: Path) -> Path:
-    """Relative to the project or to the folder of packages."""
+@cache
+def _told(name: str) -> Path:
+    """A file relative to the project or to the folder of packages."""
+    file = Path(name)
     folder = next((f for f in (_ROOT, _PACKAGES) if file.is_relative_to(f)), None)
     return file if folder is None else file.relative_to(folder)
