@@ -50,7 +50,7 @@ class CohortBatch:
         tasks_of_own: function from ``index`` to the tasks of the step's own samples, or to their handles, if not all
             are of ``task``.
         handles: returns the handles of ``index``, which do not show the samples' tasks; set with ``gather``.
-        before: tensors of this batch, each with what it was on the CPU.
+        before: :attr:`index` and :attr:`mask`, each with what it was on the CPU before the batch was moved to a device.
     """
 
     clients: tuple[int, ...]
@@ -188,8 +188,8 @@ class CohortBatch:
             return cast(Tensor, self.tasks_of_own(self.index))
         return torch.full(self.index.shape, self.task, device=self.index.device)
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> CohortBatch:
-        """The same batch with its index and mask on ``device``, not waited for where that is safe."""
+    def to(self, device: torch.device | str) -> CohortBatch:
+        """The same batch with its index and mask on ``device``."""
         index, mask = moved(self.index, device), moved(self.mask, device)
         return replace(self, index=index, mask=mask, before=((index, self.index_on_cpu), (mask, self.mask_on_cpu)))
 
@@ -204,7 +204,7 @@ class CohortBatch:
         return self._on_cpu(self.mask)
 
     def _on_cpu(self, tensor: Tensor) -> Tensor:
-        """What a tensor was before its move, for which no accelerator has to be waited; a copy if that is unknown."""
+        """What a tensor was before the batch was moved, which needs no wait for an accelerator; else a copy."""
         known = next((there for here, there in self.before if here is tensor), None)
         return tensor.cpu() if known is None else known
 
@@ -281,8 +281,8 @@ class CohortBlock:
             before=None if self.before is None else self.before.part(start, stop),
         )
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> CohortBlock:
-        """The same block with its index and mask on ``device``, not waited for where that is safe."""
+    def to(self, device: torch.device | str) -> CohortBlock:
+        """The same block with its index and mask on ``device``."""
         index, mask = moved(self.index, device), moved(self.mask, device)
         before = self if self.before is None else self.before
         return self if index is self.index else replace(self, index=index, mask=mask, before=before)

@@ -1,4 +1,4 @@
-"""Copies from the CPU to an accelerator that the program does not wait for."""
+"""Copies from the CPU to an accelerator that Python does not wait for."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from torch import Tensor
 
 
 def moved(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """A tensor of the CPU on ``device``; Python goes on while an accelerator has not finished what it did before.
+    """A tensor of the CPU on ``device``, without waiting until an accelerator has done what it was asked before.
 
-    A copy from memory that is not pinned is staged at once, so the tensor may be changed or freed afterwards. Copies
-    to the CPU and to MPS, where that does not hold, are waited for.
+    The tensor may be changed or freed afterwards: CUDA copies memory that is not pinned to a buffer of its own before
+    it returns. If the copy is large, it may wait nevertheless. Copies to MPS, which does not do so, and to the CPU are
+    always waited for, as Lightning does.
     """
     kind = torch.device(device).type
     return tensor.to(device, non_blocking=tensor.device.type == "cpu" and kind not in ("cpu", "mps"))

@@ -39,6 +39,7 @@ _SETUP = "_setup_privateuseone_for_python_backend"
 _CPU, _EXTENSION = 1, 12  # device types of DLPack
 _ON_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _TENSOR = ("Tensor", "Optional[Tensor]")
+_PLAIN = (int, float, bool, type(None), torch.dtype)
 _COPIES = ("aten::_copy_from", "aten::_copy_from_and_resize")
 
 
@@ -159,6 +160,7 @@ class _Kind:
     """What the schema says of an operation.
 
     Attributes:
+        name: of the operation.
         names: of the arguments.
         not_numbers: names of those that must be tensors, though torch passes numbers where users wrote numbers.
         view: whether it returns views of its inputs.
@@ -167,6 +169,7 @@ class _Kind:
         waits: whether the program waits for values.
     """
 
+    name: str
     names: tuple[str, ...]
     not_numbers: tuple[str, ...]
     view: bool
@@ -182,6 +185,7 @@ def _kind(op: torch._ops.OpOverload) -> _Kind:
     returned = [result.alias_info for result in schema.returns]
     takes_numbers = torch._C._should_allow_numbers_as_tensors(schema.name.removeprefix("aten::"))
     return _Kind(
+        name=schema.name,
         names=tuple(argument.name for argument in schema.arguments),
         not_numbers=() if takes_numbers else tuple(a.name for a in schema.arguments if str(a.type) in _TENSOR),
         view=any(info is not None and not info.is_write for info in returned),
@@ -200,13 +204,14 @@ def _writes(argument: Any) -> bool:
 
 def _compute(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
     """What every operation on the device does."""
-    kind, name = _kind(op), op._schema.name
+    kind = _kind(op)
+    name = kind.name
     if name in _COPIES:
         return _copy(op, *args, **kwargs)
     if kind.view:
         return op.redispatch(_ON_CPU, *args, **kwargs)
     given = {**dict(zip(kind.names, args, strict=False)), **kwargs}
-    mine = {argument: _read(name, kind, argument, value) for argument, value in given.items()}
+    mine = {n: value if type(value) in _PLAIN else _read(kind, n, value) for n, value in given.items()}
     for argument in kind.not_numbers:
         if isinstance(mine.get(argument), bool | int | float | complex):
             mine[argument] = _as_tensor(mine[argument], mine)
@@ -218,13 +223,16 @@ def _compute(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
         return _resize(*args, **kwargs)
     # A result that is still empty takes the shape that it gets.
     empty = [n for n in kind.written if isinstance(given[n], Tensor) and not given[n].numel()]
-    mine.update({n: torch.empty_like(given[n], device="cpu") for n in empty})
-    found = op(*(mine[n] for n in kind.names[: len(args)]), **{n: mine[n] for n in kwargs})
+    for n in empty:
+        mine[n] = torch.empty_like(given[n], device="cpu")
+    found = op(*list(mine.values())[: len(args)], **{n: mine[n] for n in kwargs})
     for n in empty:
         if mine[n].shape != given[n].shape or mine[n].numel():
             torch.ops.aten.set_.source_Tensor.redispatch(_ON_CPU, given[n], _to_fake(mine[n]))
     if not kind.results:
         return None
+    if kind.results == (None,):
+        return _to_fake(found)
     several = len(kind.results) > 1
     values = [
         _to_fake(value) if which is None else given[which]
@@ -233,7 +241,7 @@ def _compute(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
     return tuple(values) if several else values[0]
 
 
-def _read(name: str, kind: _Kind, argument: str, value: Any) -> Any:
+def _read(kind: _Kind, argument: str, value: Any) -> Any:
     """An argument as the CPU takes it.
 
     Raises:
@@ -245,12 +253,12 @@ def _read(name: str, kind: _Kind, argument: str, value: Any) -> Any:
             return _as(value, _CPU)
         if value.dim() or argument in kind.written:
             raise RuntimeError(
-                f"{name} got tensors of {NAME} and of another device, as {argument}: "
+                f"{kind.name} got tensors of {NAME} and of another device, as {argument}: "
                 "Expected all tensors to be on the same device"
             )
         return value
     if isinstance(value, list | tuple):
-        return [_read(name, kind, argument, each) for each in value]
+        return [_read(kind, argument, each) for each in value]
     if isinstance(value, torch.device):
         return torch.device("cpu") if _is_fake(value) else value
     return value
