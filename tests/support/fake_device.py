@@ -33,6 +33,7 @@ from torch import Tensor
 
 NAME = "fake"
 _ROOT = Path(__file__).resolve().parents[2]
+_MOVING = str(_ROOT / "cfl" / "runtime" / "moving.py")
 _PACKAGES = Path(torch.__file__).resolve().parents[1]
 _TORCH = str(_PACKAGES / "torch") + os.sep
 _SETUP = "_setup_privateuseone_for_python_backend"
@@ -309,11 +310,11 @@ def _note(what: str, wait: bool = True, copy: bool = False) -> None:
 
 
 def _place() -> str:
-    """The innermost line of code outside torch and this file."""
+    """The innermost line of code outside torch, this file and the function by which others copy."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if file != __file__ and not file.startswith((_TORCH, "<")):
+        if file not in (__file__, _MOVING) and not file.startswith((_TORCH, "<")):
             return f"{_told(file)}:{frame.f_lineno}"
         frame = frame.f_back
     return "torch's own thread"

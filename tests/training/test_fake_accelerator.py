@@ -6,16 +6,19 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support import fake_device
+from support.tiny import dropping
 
+from cfl.data.augmentation import CropFlip
 from cfl.data.cohorts import CohortBatch
 from cfl.engines.cohort import Cohort
-from cfl.methods import Method
+from cfl.methods import DER, Method
 from cfl.testing.method_case import MethodCase
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +30,7 @@ WAITS = {"GLFC": "gradient_inversion.py"}
 and how many it takes follows from the model."""
 
 
+@cache
 def found_of(cases: str) -> dict[str, dict[str, Any]]:
     """What ``support.fake_runs`` finds, in a process of its own: the device cannot be taken back."""
     folders = (ROOT, *(ROOT / "tests" / folder for folder in ("", "methods", "training")))
@@ -40,11 +44,14 @@ def found_of(cases: str) -> dict[str, dict[str, Any]]:
 def test_every_method_does_the_same_on_a_device_and_waits_for_it_in_no_local_step() -> None:
     found = found_of("test_registry")
     assert {"FOT", "SCAFFOLD", "DER"} <= set(found)
-    wrong = {}
-    for name, of in found.items():
-        waits = [place for place in of["more_waits"] if WAITS.get(name, "nowhere") not in place]
-        wrong[name] = [each for each in (of["failed"], of["differs"], of["resumed"], *waits) if each]
+    wrong = {name: faults(of, WAITS.get(name)) for name, of in found.items()}
     assert {name: each for name, each in wrong.items() if each} == {}
+
+
+def faults(found: dict[str, Any], may_wait: str | None = None) -> list[str]:
+    """What is wrong, in words."""
+    waits = [f"each step waits: {place}" for place in found["more_waits"] if may_wait is None or may_wait not in place]
+    return [each for each in (found["failed"], found["differs"], found["resumed"], *waits) if each]
 
 
 class ReadsEveryStep(Method):
@@ -66,12 +73,20 @@ class ComputesOtherwise(Method):
                 parameter.grad.mul_(2)
 
 
-CASES = {kind.__name__: MethodCase(kind) for kind in (ReadsEveryStep, MixesDevices, ComputesOtherwise)}
+TOYS = (ReadsEveryStep, MixesDevices, ComputesOtherwise)
+CASES = {
+    "randomness": MethodCase(partial(DER, batch_size=4), network=dropping, data={"augmentation": CropFlip()}),
+    **{kind.__name__: MethodCase(kind) for kind in TOYS},
+}
+
+
+def test_so_do_dropout_and_augmentation() -> None:
+    assert faults(found_of("test_fake_accelerator")["randomness"]) == []
 
 
 def test_what_must_not_be_is_noticed() -> None:
     found = found_of("test_fake_accelerator")
-    reads, mixes, otherwise = (found[name] for name in CASES)
+    reads, mixes, otherwise = (found[kind.__name__] for kind in TOYS)
     assert [(place.rpartition(":")[0], times) for place, times in reads["more_waits"].items()] == [
         ("_local_scalar_dense at tests/training/test_fake_accelerator.py", reads["steps"])
     ]
