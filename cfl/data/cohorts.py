@@ -19,6 +19,7 @@ from cfl.data.samples import ExtraSamples, Samples, join_samples
 from cfl.data.schedule import RoundPlan, Schedule
 from cfl.data.task_handles import TaskHandle, TaskHandles, unwrap_task, unwrap_tasks
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.moving import moved
 
 Found = TypeVar("Found")
 
@@ -49,6 +50,7 @@ class CohortBatch:
         tasks_of_own: function from ``index`` to the tasks of the step's own samples, or to their handles, if not all
             are of ``task``.
         handles: returns the handles of ``index``, which do not show the samples' tasks; set with ``gather``.
+        before: :attr:`index` and :attr:`mask`, each with what it was on the CPU before the batch was moved to a device.
     """
 
     clients: tuple[int, ...]
@@ -66,6 +68,7 @@ class CohortBatch:
     extras: Mapping[str, Tensor] = field(default_factory=dict)
     tasks_of_own: Callable[[Tensor], Tensor | TaskHandles] | None = None
     handles: Callable[[], Handles] | None = None
+    before: tuple[tuple[Tensor, Tensor], ...] = ()
 
     def with_added(self, added: ExtraSamples) -> CohortBatch:
         """The same step with further samples."""
@@ -185,13 +188,25 @@ class CohortBatch:
             return cast(Tensor, self.tasks_of_own(self.index))
         return torch.full(self.index.shape, self.task, device=self.index.device)
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> CohortBatch:
+    def to(self, device: torch.device | str) -> CohortBatch:
         """The same batch with its index and mask on ``device``."""
-        return replace(
-            self,
-            index=self.index.to(device, non_blocking=non_blocking),
-            mask=self.mask.to(device, non_blocking=non_blocking),
-        )
+        index, mask = moved(self.index, device), moved(self.mask, device)
+        return replace(self, index=index, mask=mask, before=((index, self.index_on_cpu), (mask, self.mask_on_cpu)))
+
+    @property
+    def index_on_cpu(self) -> Tensor:
+        """:attr:`index` on the CPU."""
+        return self._on_cpu(self.index)
+
+    @property
+    def mask_on_cpu(self) -> Tensor:
+        """:attr:`mask` on the CPU."""
+        return self._on_cpu(self.mask)
+
+    def _on_cpu(self, tensor: Tensor) -> Tensor:
+        """What a tensor was before the batch was moved, which needs no wait for an accelerator; else a copy."""
+        known = next((there for here, there in self.before if here is tensor), None)
+        return tensor.cpu() if known is None else known
 
 
 @dataclass(frozen=True)
@@ -210,6 +225,7 @@ class CohortBlock:
         first: number of the first step, from 0.
         last_of_round: whether nothing follows in this round.
         complete: makes of a step one that knows where its samples come from; filled in on the device.
+        before: the block before it was moved to a device.
     """
 
     clients: tuple[int, ...]
@@ -223,6 +239,7 @@ class CohortBlock:
     first: int = 0
     last_of_round: bool = False
     complete: Callable[[CohortBatch], CohortBatch] | None = None
+    before: CohortBlock | None = None
 
     def __len__(self) -> int:
         """S, the number of steps."""
@@ -236,6 +253,8 @@ class CohortBlock:
     @cached_property
     def counts(self) -> list[list[int]]:
         """``[K][S]``, samples of each client in each step."""
+        if self.before is not None:  # no accelerator has to be waited for
+            return self.before.counts
         counts: list[list[int]] = self.mask.sum(-1).tolist()
         return counts
 
@@ -259,27 +278,35 @@ class CohortBlock:
             widths=self.widths[start:stop],
             first=self.first + start,
             last_of_round=self.last_of_round and stop >= len(self),
+            before=None if self.before is None else self.before.part(start, stop),
         )
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> CohortBlock:
+    def to(self, device: torch.device | str) -> CohortBlock:
         """The same block with its index and mask on ``device``."""
-        index, mask = (t.to(device, non_blocking=non_blocking) for t in (self.index, self.mask))
-        return replace(self, index=index, mask=mask)
+        index, mask = moved(self.index, device), moved(self.mask, device)
+        before = self if self.before is None else self.before
+        return self if index is self.index else replace(self, index=index, mask=mask, before=before)
 
     def step(self, number: int) -> CohortBatch:
         """One of the S steps, which has fetched nothing yet."""
         width, step = self.widths[number], self.first + number
+        index, mask = self.index[:, number, :width], self.mask[:, number, :width]
+        there = self.before
+        before = (
+            () if there is None else ((index, there.index[:, number, :width]), (mask, there.mask[:, number, :width]))
+        )
         batch = CohortBatch(
             clients=self.clients,
             sizes=self.sizes,
-            index=self.index[:, number, :width],
-            mask=self.mask[:, number, :width],
+            index=index,
+            mask=mask,
             padded=min(of[number] for of in self.counts) < width,
             task=self.task,
             cohort=self.cohort,
             step=step,
             closes=tuple(row for row, length in enumerate(self.lengths) if length == step + 1),
             last_of_round=self.last_of_round and number + 1 == len(self),
+            before=before,
         )
         return batch if self.complete is None else self.complete(batch)
 

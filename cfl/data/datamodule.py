@@ -33,6 +33,7 @@ from cfl.data.types import Task
 from cfl.runtime import distributed
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.memory import require_memory
+from cfl.runtime.moving import moved
 from cfl.runtime.option_checks import check_choices, check_integers
 
 _BYTES_PER_EPOCH = 200
@@ -373,12 +374,17 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         return self.inputs.of_task(task, index, moment)
 
     def samples_at(
-        self, places: Tensor, moment: Moment | None = None, words: Tensor | None = None
+        self,
+        places: Tensor,
+        moment: Moment | None = None,
+        words: Tensor | None = None,
+        device: torch.device | None = None,
     ) -> tuple[Tensor, Tensor, TaskHandles]:
         """Training samples with :attr:`global_index` ``[...]``: network input and output indices as returned by
         :meth:`cfl.data.inputs.Inputs.of_tasks`, and their tasks."""
         tasks, index = self.global_index.split(places)
-        return *self.inputs.of_tasks(tasks, index, moment, words), TaskHandles(tasks)
+        x, y = self.inputs.of_tasks(tasks, index, moment, words, device)
+        return x, y, TaskHandles(moved(tasks, y.device))
 
     def labels_at(self, places: Tensor) -> Tensor:
         """``[n]`` int64 output index of training samples with :attr:`global_index` ``[n]``, without their images."""

@@ -27,7 +27,7 @@ class EvaluationBatch:
     x: Tensor | None = None
     y: Tensor | None = None
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> EvaluationBatch:
+    def to(self, device: torch.device | str) -> EvaluationBatch:
         """Return the batch itself: its samples are sliced from tensors that are already on the device."""
         return self
 

@@ -30,6 +30,7 @@ class GlobalIndex:
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        self._starts_on: dict[torch.device, Tensor] = {}
 
     def of(self, task: int, index: np.ndarray) -> np.ndarray:
         """Indices into a task's training set to global indices."""
@@ -37,13 +38,20 @@ class GlobalIndex:
 
     def tasks(self, places: Tensor) -> Tensor:
         """``[...]`` int64 global indices to the tasks that they belong to."""
-        ends = torch.from_numpy(self.starts[1:]).to(places.device)
-        return torch.searchsorted(ends, places.contiguous(), right=True)
+        return torch.searchsorted(self._starts(places.device)[1:], places.contiguous(), right=True)
 
     def split(self, places: Tensor) -> tuple[Tensor, Tensor]:
         """``[...]`` int64 global indices to tasks and indices into their training sets."""
         tasks = self.tasks(places)
-        return tasks, places - torch.from_numpy(self.starts).to(places.device)[tasks]
+        return tasks, places - self._starts(places.device)[tasks]
+
+    def _starts(self, device: torch.device) -> Tensor:
+        """:attr:`starts` on ``device``; copied to an accelerator once."""
+        if device.type == "cpu":
+            return torch.from_numpy(self.starts)
+        if device not in self._starts_on:
+            self._starts_on[device] = torch.from_numpy(self.starts).to(device)
+        return self._starts_on[device]
 
 
 class Handles:

@@ -11,6 +11,7 @@ from torch import Tensor
 from cfl.data.augmentation import Augmentation, augmentation_words
 from cfl.data.types import ImageSet, Task, mapped_apart
 from cfl.randomness.generators import numpy_generator
+from cfl.runtime.moving import moved
 
 Moment = tuple[int, int]
 """The round and the local step in which samples are trained on."""
@@ -69,15 +70,23 @@ class Inputs:
         return x.view(*index.shape, *x.shape[1:]), y.view(index.shape)
 
     def of_tasks(
-        self, tasks: Tensor, index: Tensor, moment: Moment | None = None, words: Tensor | None = None
+        self,
+        tasks: Tensor,
+        index: Tensor,
+        moment: Moment | None = None,
+        words: Tensor | None = None,
+        device: torch.device | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Training samples of several tasks.
+
+        An accelerator need not be waited for if tasks, indices and bits are on the CPU.
 
         Args:
             tasks: ``[...]`` int64.
             index: ``[...]`` int64 into each sample's task's training set.
             moment: as for :meth:`of_task`.
             words: ``[...]`` int64 random bits of the augmentation, in place of those of ``moment``.
+            device: device of the result; None for the indices'.
 
         Returns:
             As :meth:`of_task`.
@@ -86,14 +95,15 @@ class Inputs:
         if words is None and moment is not None and self._augmentation is not None:
             words = self.words(tasks, index, moment)
         bits = None if words is None else words.reshape(-1)
+        device = index.device if device is None else device
         if not self._alike.any():
-            x, y = self._stored_alike(0, of, flat, bits)
+            x, y = self._stored_alike(0, of, flat, bits, device)
             return x.view(*index.shape, *x.shape[1:]), y.view(index.shape)
-        x = torch.empty((len(flat), *self._shape), device=index.device)
-        y = torch.empty_like(flat)
+        x = torch.empty((len(flat), *self._shape), device=device)
+        y = torch.empty_like(flat, device=device)
         for first, rows in _rows_by_task(self._alike.to(of.device)[of]):
-            own = None if bits is None else bits[rows]
-            x[rows], y[rows] = self._stored_alike(first, of[rows], flat[rows], own)
+            own, there = None if bits is None else bits[rows], moved(rows, device)
+            x[there], y[there] = self._stored_alike(first, of[rows], flat[rows], own, device)
         return x.view(*index.shape, *x.shape[1:]), y.view(index.shape)
 
     def stored(self, task: int, index: Tensor, words: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -104,18 +114,21 @@ class Inputs:
             images = self._augmentation(images, words)
         return self._tasks[task].transform(images), data.labels.index_select(0, index) + self._offsets[task]
 
-    def _stored_alike(self, first: int, tasks: Tensor, index: Tensor, words: Tensor | None) -> tuple[Tensor, Tensor]:
-        """As :meth:`stored`, for samples of tasks that are like ``first`` but for pixel maps and outputs."""
+    def _stored_alike(
+        self, first: int, tasks: Tensor, index: Tensor, words: Tensor | None, device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """As :meth:`stored`, on ``device``, for samples of tasks like ``first`` but for pixel maps and outputs."""
         found, which = tasks.unique(return_inverse=True)
         own = found.tolist()
+        index, words = moved(index, device), None if words is None else moved(words, device)
         if len(own) <= 1:
             return self.stored(own[0] if own else first, index, words)
-        data = self._resident(self._tasks[first].train, index.device)
+        data = self._resident(self._tasks[first].train, device)
         images = data.images.index_select(0, index)
         if self._augmentation is not None and words is not None:
             images = self._augmentation(images, words)
+        which, offsets = moved(which, device), moved(torch.tensor([self._offsets[task] for task in own]), device)
         images = mapped_apart(images, [self._tasks[task].transform for task in own], which)
-        offsets = index.new_tensor([self._offsets[task] for task in own])
         return self._tasks[first].transform.normalised(images), data.labels.index_select(0, index) + offsets[which]
 
     def labels(self, tasks: Tensor, index: Tensor) -> Tensor:

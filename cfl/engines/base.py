@@ -19,6 +19,7 @@ from cfl.engines.right_factors import RightFactor
 from cfl.models.dropout import DropoutMasks
 from cfl.randomness.generators import seed_for
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.moving import moved
 from cfl.runtime.option_checks import check_choices, check_integers
 
 EngineKind = Literal["vmap", "workers"]
@@ -196,7 +197,7 @@ def dropout_keys(
 ) -> Tensor:
     """``[k]`` int64 :func:`dropout_key` of some clients of a cohort in one step, and of ``whose`` samples."""
     keys = [dropout_key(context.seed, cohort.round, c, batch.step, context.purpose + whose) for c in clients]
-    return torch.tensor(keys, dtype=torch.int64).to(device)
+    return moved(torch.tensor(keys, dtype=torch.int64), device)
 
 
 def drawn_masks(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cfl.runtime import distributed
 from cfl.runtime.errors import BadUpdate
+from cfl.runtime.moving import moved
 
 UPDATE = "update"
 """The topic of the clients' updates."""
@@ -25,7 +26,7 @@ def weighted_sums(payload: Mapping[str, Tensor], weights: Sequence[float]) -> di
     """Weighted sums ``[...]`` of messages ``[k, ...]``, by name. A message of weight 0 is left out, even if NaN."""
     sums = {}
     for name, rows in payload.items():
-        factor = torch.tensor(weights, dtype=torch.float32, device=rows.device)
+        factor = moved(torch.tensor(weights, dtype=torch.float32), rows.device)
         values = rows if rows.is_floating_point() else rows.double()  # float32 holds integers up to 2^24 alone
         if 0.0 in weights:
             values = torch.where(factor.view(-1, *[1] * (rows.ndim - 1)) == 0, torch.zeros_like(values), values)

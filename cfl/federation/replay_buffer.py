@@ -18,6 +18,7 @@ from cfl.federation.client_states import ClientStates
 from cfl.federation.replay_memory import RULES, Rule, chosen, slots, winners
 from cfl.randomness.generators import seed_for
 from cfl.runtime.memory import require_memory
+from cfl.runtime.moving import moved
 from cfl.runtime.option_checks import check_choices, check_integers
 
 TOPIC = "buffer"
@@ -36,6 +37,7 @@ class Replayed:
         mask: ``[k, m]`` bool, False where a client has fewer samples; the other fields then repeat a sample of the
             client, or of another client if it has none.
         logits: ``[k, m, O]`` at the time when the samples were stored, or None if logits are not stored.
+        padded: whether any entry of ``mask`` is False.
     """
 
     x: Tensor
@@ -43,6 +45,7 @@ class Replayed:
     tasks: TaskHandles
     mask: Tensor
     logits: Tensor | None
+    padded: bool
 
     def as_step_of(self, batch: CohortBatch) -> CohortBatch:
         """The same samples as a local step of the same clients on them."""
@@ -52,7 +55,7 @@ class Replayed:
             batch,
             index=index,
             mask=self.mask,
-            padded=not bool(self.mask.all()),
+            padded=self.padded,
             gather=lambda places: (x[places], y[places]),
             tasks_of_own=lambda places: TaskHandles(tasks[places]),
             handles=None,
@@ -135,6 +138,9 @@ class ReplayBuffer:
     def open(self, cohort: Cohort) -> None:
         """Load the buffers of clients that are about to train."""
         self._table = self._states.gather(TOPIC, cohort.clients, self._empty)
+        if self.keeps_logits:  # on the cohort's device, or every step would have to wait for their copy
+            device = next(iter(cohort.parameters.values())).device
+            self._table["logits"] = moved(self._table["logits"], device)
         self._own = [self._places_of(client) for client in cohort.clients] if self.offered == "once" else []
         self._offers = self.offered == "every_step" or any(
             self._has_news(row, client, cohort.task) for row, client in enumerate(cohort.clients)
@@ -160,7 +166,7 @@ class ReplayBuffer:
         """
         if not self._offers:
             return
-        table, present, index = self._table, cohort.trained_on(batch.mask.cpu()), batch.index.cpu()
+        table, present, index = self._table, cohort.trained_on(batch.mask_on_cpu), batch.index_on_cpu
         places = index if batch.tasks_of_own is not None else index + int(self._data.global_index.starts[batch.task])
         if self.offered == "once":
             present = present & self._first_time(places, present)
@@ -176,7 +182,9 @@ class ReplayBuffer:
             if logits is None:
                 raise RuntimeError("a buffer that keeps logits was offered samples without")
             rows, columns = taken.nonzero(as_tuple=True)
-            table["logits"][rows, columns] = logits.cpu()[rows, source[rows, columns]].to(table["logits"].dtype)
+            place = moved(rows, logits.device), moved(columns, logits.device)
+            new = logits[place[0], moved(source[rows, columns], logits.device)]
+            table["logits"][place] = new.to(table["logits"].dtype)
 
     def _first_time(self, places: Tensor, present: Tensor) -> Tensor:
         """``[k, B]`` bool: which samples their client trains on for the first time. They are marked as trained on."""
@@ -195,7 +203,7 @@ class ReplayBuffer:
         """
         rows = torch.tensor(positions)
         clients = [cohort.clients[p] for p in positions]
-        table = {name: values[rows] for name, values in self._table.items()}
+        table = {name: values[moved(rows, values.device)].cpu() for name, values in self._table.items()}
         keep = table["logits"].isfinite().flatten(1).all(1).tolist() if self.keeps_logits else None
         self._states.scatter(TOPIC, clients, table, keep)
 
@@ -214,7 +222,7 @@ class ReplayBuffer:
         """
         keys = self._keys(purpose, cohort.clients, cohort.round, batch.step)
         # The result of a client that has finished must not depend on how many more steps the others take.
-        filled = (self._table["place"] >= 0) & batch.mask.cpu().any(1, keepdim=True)
+        filled = (self._table["place"] >= 0) & batch.mask_on_cpu.any(1, keepdim=True)
         return self._replayed(self._table, filled, keys, count, (cohort.round, batch.step), batch.index.device)
 
     def draw_between_rounds(
@@ -240,12 +248,13 @@ class ReplayBuffer:
         # Masked entries repeat an existing sample, so that padding is always valid data.
         first = table["place"].amax(1, keepdim=True)
         places = torch.where(mask, table["place"].gather(1, held), torch.where(first < 0, first.max(), first))
-        words = table["word"].gather(1, held).to(device) if self._augmented else None
-        x, y, tasks = self._data.samples_at(places.to(device), moment, words)
+        words = table["word"].gather(1, held) if self._augmented else None
+        x, y, tasks = self._data.samples_at(places, moment, words, device)
         logits = None
         if self.keeps_logits:
-            logits = table["logits"].gather(1, held.unsqueeze(-1).expand(-1, -1, table["logits"].shape[2])).to(device)
-        return Replayed(x, y, tasks, mask.to(device), logits)
+            logits = moved(table["logits"], device)
+            logits = logits.gather(1, moved(held, device).unsqueeze(-1).expand(-1, -1, logits.shape[2]))
+        return Replayed(x, y, tasks, moved(mask, device), logits, padded=not bool(mask.all()))
 
     def fill(self, clients: Sequence[int]) -> Tensor:
         """``[k]`` int64, number of samples that these clients have stored, between rounds."""

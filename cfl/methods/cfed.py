@@ -28,6 +28,7 @@ from cfl.methods.components.surrogate_data import normalised_as, passes, read_su
 from cfl.methods.context import Context
 from cfl.randomness.generators import numpy_generator
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.moving import moved
 from cfl.runtime.option_checks import check_integers, check_numbers
 from cfl.runtime.tensor_digest import tensors_digest
 
@@ -198,7 +199,7 @@ class CFeD(Method):
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
         """Replace the samples of reviewing clients by surrogate images."""
-        counts = batch.mask.sum(1).tolist() if self._orders else []
+        counts = batch.mask_on_cpu.sum(1).tolist() if self._orders else []
         rows = [row for row in self._orders if counts[row]]
         if not rows:
             return batch
@@ -211,7 +212,7 @@ class CFeD(Method):
             start, stop = self._taken[row], self._taken[row] + counts[row]
             self._taken[row] = stop
             own.append(batch.index[row, : counts[row]])
-            images.append(self._orders[row][start:stop].to(device))
+            images.append(moved(self._orders[row][start:stop], device))
             with evaluating(self.context):
                 found = self._soft(self._models[row], self._pixels(batch.task, images[-1]))
             target = target.to(found.dtype)
@@ -238,8 +239,10 @@ class CFeD(Method):
         x, y = fetch(index)
         at = torch.searchsorted(places, index.contiguous()).clamp(max=len(places) - 1)
         replaced = places[at] == index
-        x[replaced] = self._pixels(task, images[at[replaced]])
-        return x, y
+        if index.device.type == "cpu" and not bool(replaced.any()):  # an accelerator would have to be waited for
+            return x, y
+        surrogate = self._pixels(task, images[at].reshape(-1)).view_as(x)
+        return torch.where(replaced.view(*index.shape, *[1] * (x.ndim - index.ndim)), surrogate, x), y
 
     def _nothing(self, batch: CohortBatch, factor: Tensor) -> ExtraSamples:
         """Added samples without any sample, to carry the factors ``[K]`` of the step's own cross-entropies."""

@@ -198,15 +198,19 @@ class Context:
         """``[..., C, H, W]`` inputs and ``[...]`` outputs of :meth:`indices` ``[...]``."""
         return self._data.gather(task, index)
 
-    def samples_of(self, tasks: Tensor, index: Tensor, moment: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
+    def samples_of(
+        self, tasks: Tensor, index: Tensor, moment: tuple[int, int] | None, device: torch.device | None = None
+    ) -> tuple[Tensor, Tensor]:
         """As :meth:`gather`, for :meth:`indices` of several tasks.
 
         Args:
             tasks: ``[...]`` int64.
             index: ``[...]`` int64 into the training set of each sample's task.
             moment: (round, step) of training on them, which keys the augmentation; None for no augmentation.
+            device: device of the result; None for that of ``index``. From indices on the CPU, an accelerator need not
+                be waited for.
         """
-        return self._data.inputs.of_tasks(tasks, index, moment)
+        return self._data.inputs.of_tasks(tasks, index, moment, device=device)
 
     def global_index_of(self, task: int, client: int) -> np.ndarray:
         """``[n]`` ascending global indices of a client's samples of a task."""
@@ -221,10 +225,12 @@ class Context:
         """The most samples that a client trains on in one round."""
         return self._data.most_trained_on
 
-    def samples_at(self, places: Tensor, moment: tuple[int, int] | None = None) -> tuple[Tensor, Tensor, TaskHandles]:
+    def samples_at(
+        self, places: Tensor, moment: tuple[int, int] | None = None, device: torch.device | None = None
+    ) -> tuple[Tensor, Tensor, TaskHandles]:
         """``[..., C, H, W]`` inputs, ``[...]`` outputs and tasks of the samples with the global indices ``places``
-        ``[...]``; ``moment`` as for :meth:`samples_of`."""
-        return self._data.samples_at(places, moment)
+        ``[...]``; ``moment`` and ``device`` as for :meth:`samples_of`."""
+        return self._data.samples_at(places, moment, None, device)
 
     def labels_at(self, places: Tensor) -> Tensor:
         """``[n]`` outputs of the samples with the global indices ``places`` ``[n]``, without loading images."""

@@ -18,6 +18,7 @@ from cfl.methods.capabilities import SampleWeights, has
 from cfl.methods.context import Context
 from cfl.randomness.generators import numpy_generator, seed_for
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.moving import moved
 from cfl.runtime.option_checks import check_choices, check_integers, check_numbers
 
 Weighting = Literal["equal", "mean", "count", "appended"]
@@ -106,7 +107,7 @@ class ER(Method):
         """Add the memory's samples to a step."""
         added = self._drawn(cohort, batch) if self.weight > 0 else None
         if self.update == "step":
-            offered = batch.index.cpu().masked_fill(~cohort.trained_on(batch.mask.cpu()), -1)
+            offered = batch.index_on_cpu.masked_fill(~cohort.trained_on(batch.mask_on_cpu), -1)
             reservoir(self._table, batch.task, offered, self._keys("reservoir", cohort.clients))
         return batch if added is None else batch.with_added(added)
 
@@ -123,14 +124,14 @@ class ER(Method):
             return None
         device = batch.index.device
         # Masked entries repeat one of the client's own samples, so that padding is always valid data.
-        tasks = torch.where(mask, tasks, batch.task).to(device)
-        index = torch.where(mask, index, batch.index[:, :1].cpu()).to(device)
-        x, y = context.samples_of(tasks, index, (cohort.round, batch.step))
-        mask = mask.to(device)
+        tasks = torch.where(mask, tasks, batch.task)
+        index = torch.where(mask, index, batch.index_on_cpu[:, :1])
+        x, y = context.samples_of(tasks, index, (cohort.round, batch.step), device)
+        tasks, mask = moved(tasks, device), moved(mask, device)
         weights = self.weight * mask.double() / mask.sum(1, keepdim=True).clamp(min=1)
         own_factor = None
         if self.weighting == "appended":
-            own, held = torch.tensor(cohort.sizes, device=device), (self._table["index"] >= 0).sum(1).to(device)
+            own, held = moved(torch.tensor(cohort.sizes), device), moved((self._table["index"] >= 0).sum(1), device)
             total = (own + held).clamp(min=1)
             weights, own_factor = weights * (held.double() / total).unsqueeze(1), own.double() / total
         elif self.weighting == "mean":

@@ -25,6 +25,7 @@ from cfl.models.dropout import DropoutMasks
 from cfl.randomness.counter_bits import random_words_at
 from cfl.randomness.generators import seed_for
 from cfl.runtime.errors import BadUpdate, ConfigError
+from cfl.runtime.moving import moved
 from cfl.runtime.option_checks import check_choices, check_integers, check_numbers
 
 
@@ -191,7 +192,7 @@ class FedAGEM(Method):
         rows = training
         if self.when == "conflict":
             rows = rows & conflicts(product, length, next(iter(gradients.values())).dtype)
-        rows = rows & self._chosen(cohort).to(rows.device)
+        rows = rows & moved(self._chosen(cohort), rows.device)
         refine(gradients, self._received, rows, self.refinement, product, length)
         self._use_outputs(cohort, rows)
         self._seen = self._seen.to(rows.device) + torch.stack([training.sum(), rows.sum()])

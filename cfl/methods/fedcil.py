@@ -22,6 +22,7 @@ from cfl.models.dropout import DropoutMasks
 from cfl.randomness.counter_normals import choices, normals
 from cfl.randomness.generators import seed_for, torch_generator
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.moving import moved
 from cfl.runtime.option_checks import check_choices, check_integers, check_numbers
 
 
@@ -181,7 +182,7 @@ class FedCIL(Method):
             return extended
         device, task = batch.index.device, cohort.task
         size = self.replay_batch_size or self.context.batch_size
-        y = choices(self._keys("replayed outputs", cohort, batch), self._outputs_of(0, task).to(device), size)
+        y = choices(self._keys("replayed outputs", cohort, batch), moved(self._outputs_of(0, task), device), size)
         x = self._replayed(self._drawn_noise("replay", cohort, batch, size), y)
         share = self.replay_share
         return extended.with_added(
@@ -221,7 +222,7 @@ class FedCIL(Method):
         """``[K]`` int64, a key for each client's step."""
         seed, purpose = self.context.seed, f"fedcil {purpose}"
         keys = [seed_for(seed, purpose, cohort.round, client, batch.step) for client in cohort.clients]
-        return torch.tensor(keys, dtype=torch.int64).to(batch.index.device)
+        return moved(torch.tensor(keys, dtype=torch.int64), batch.index.device)
 
     def _replayed(self, noise: Tensor, y: Tensor) -> Tensor:
         """Images of the replay generator, computed as at the clients of its task."""

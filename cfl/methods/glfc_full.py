@@ -37,6 +37,7 @@ from cfl.models.base import Network
 from cfl.models.features import unit_features
 from cfl.randomness.generators import torch_generator
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.moving import moved
 from cfl.runtime.option_checks import check_integers, check_numbers
 
 
@@ -262,7 +263,8 @@ class GLFC(OwnLoss):
 
     def extend_batch(self, cohort: Cohort, batch: CohortBatch) -> CohortBatch:
         """Add memory samples, and the extras that the losses need."""
-        known = [self._known(row, batch.x[row], batch.y[row], batch.mask[row]) for row in range(len(cohort.clients))]
+        masks = batch.mask_on_cpu
+        known = [self._known(row, batch.x[row], batch.y[row], masks[row]) for row in range(len(cohort.clients))]
         batch = batch.with_extras(_stacked(known))
         added = self._replayed(cohort, batch)
         return batch if added is None else batch.with_added(added)
@@ -270,20 +272,27 @@ class GLFC(OwnLoss):
     def _known(self, row: int, x: Tensor, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
         """The extras of one client's samples ``[M]``: their compensation groups, and the old model's sigmoids.
 
+        Args:
+            row: the client's place in the cohort.
+            x: ``[M, C, H, W]`` inputs.
+            y: ``[M]`` output indices.
+            mask: ``[M]`` on the CPU, False where there is no sample.
+
         Returns:
             ``group`` ``[M]`` int64, see :func:`compensation`; ``distils`` ``[M]`` bool, whether there is an old model;
             ``old`` ``[M, O]``, -1 for the classes that it does not know.
         """
-        learned = self._table["learned"][row].to(y.device)
-        group = torch.where(learned[y], 2, 1) if bool(learned.any()) else torch.zeros_like(y)
+        learned = self._table["learned"][row]
+        group = torch.where(moved(learned, y.device)[y], 2, 1) if bool(learned.any()) else torch.zeros_like(y)
         old, model = self._old[row], self._models[row]
         target = torch.full((len(y), self.context.num_outputs), -1.0, device=y.device)
         if old is not None and model is not None and bool(mask.any()):
             with torch.no_grad(), evaluating(self.context):
-                logits: Tensor = functional_call(self.context.network, model, (x[mask],))
+                rows = moved(mask.nonzero().squeeze(1), x.device)
+                logits: Tensor = functional_call(self.context.network, model, (x[rows],))
             target = target.to(logits.dtype)
-            target[mask] = torch.where(old.classes.to(y.device), logits.sigmoid(), -1.0)
-        distils = torch.full_like(mask, old is not None)
+            target[rows] = torch.where(old.classes.to(y.device), logits.sigmoid(), -1.0)
+        distils = torch.full(y.shape, old is not None, device=y.device)
         return {f"{self.name} group": group, f"{self.name} distils": distils, f"{self.name} old": target}
 
     def _replayed(self, cohort: Cohort, batch: CohortBatch) -> ExtraSamples | None:
@@ -291,8 +300,10 @@ class GLFC(OwnLoss):
         some = replayed(self._table, cohort, batch, self.batch_size, seed, purpose)
         if some is None:
             return None
-        x, y, tasks = self.context.samples_at(some.places, (cohort.round, batch.step))
-        extras = _stacked([self._known(row, x[row], y[row], some.mask[row]) for row in range(len(cohort.clients))])
+        x, y, tasks = self.context.samples_at(some.places, (cohort.round, batch.step), batch.index.device)
+        extras = _stacked(
+            [self._known(row, x[row], y[row], some.mask_on_cpu[row]) for row in range(len(cohort.clients))]
+        )
         return ExtraSamples(x, y, tasks, some.mask, some.weights, self.source, extras, own_factor=some.own_factor)
 
     def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:

@@ -26,6 +26,7 @@ from cfl.methods.context import Context
 from cfl.models.base import Network
 from cfl.models.features import unit_features
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.moving import moved
 from cfl.runtime.option_checks import check_choices, check_integers
 
 
@@ -160,7 +161,7 @@ class ICaRL(OwnLoss):
         """Add exemplars, and the old model's outputs for all samples."""
         added = self._exemplars(cohort, batch)
         if self._models:
-            batch = batch.with_extras({f"{self.name} old": self._outputs(batch.x, batch.mask)})
+            batch = batch.with_extras({f"{self.name} old": self._outputs(batch.x, batch.mask_on_cpu)})
         return batch if added is None else batch.with_added(added)
 
     def _exemplars(self, cohort: Cohort, batch: CohortBatch) -> ExtraSamples | None:
@@ -168,8 +169,8 @@ class ICaRL(OwnLoss):
         some = replayed(self._table, cohort, batch, self.batch_size, seed, purpose)
         if some is None:
             return None
-        x, y, tasks = self.context.samples_at(some.places, (cohort.round, batch.step))
-        extras = {f"{self.name} old": self._outputs(x, some.mask)} if self._models else {}
+        x, y, tasks = self.context.samples_at(some.places, (cohort.round, batch.step), batch.index.device)
+        extras = {f"{self.name} old": self._outputs(x, some.mask_on_cpu)} if self._models else {}
         return ExtraSamples(x, y, tasks, some.mask, some.weights, self.source, extras, own_factor=some.own_factor)
 
     @torch.no_grad()
@@ -177,14 +178,16 @@ class ICaRL(OwnLoss):
         """``sigmoid(h_old(x))`` ``[k, M, O]``, the old model in evaluation mode; 0 where there is no sample.
 
         Computed client by client: layers may depend on the whole batch, and clients' running statistics may differ.
+        ``mask`` is on the CPU.
         """
         found = x.new_zeros((*mask.shape, self._network.num_outputs))
         with evaluating(self.context):
             for row, (model, own) in enumerate(zip(self._models, mask, strict=True)):
                 if bool(own.any()):
-                    logits: Tensor = functional_call(self.context.network, model, (x[row][own],))
+                    rows = moved(own.nonzero().squeeze(1), x.device)
+                    logits: Tensor = functional_call(self.context.network, model, (x[row][rows],))
                     found = found.to(logits.dtype)
-                    found[row, own] = logits.sigmoid()
+                    found[row, rows] = logits.sigmoid()
         return found
 
     def sample_loss(self, logits: Tensor, samples: Samples) -> Tensor:
@@ -193,7 +196,7 @@ class ICaRL(OwnLoss):
         target = F.one_hot(samples.y, logits.shape[-1]).to(logits.dtype)
         old = samples.extras.get(f"{self.name} old")
         if old is not None:
-            target = torch.where(self._seen(task - 1).to(logits.device), old.to(logits.dtype), target)
+            target = torch.where(moved(self._seen(task - 1), logits.device), old.to(logits.dtype), target)
         losses = mean_bce(logits, target, self._seen(task))
         factors = samples.weights.to(losses.dtype)
         return torch.where(samples.mask & self.ours(samples), factors * losses, torch.zeros_like(losses)).sum()

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, NoReturn, cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from cfl.data.exposure import Handles
@@ -147,10 +148,12 @@ class TaskFreeContext(_View):
         handles: Handles = self._behind._data.handles
         return handles
 
-    def samples_at(self, handles: Tensor, moment: tuple[int, int] | None = None) -> tuple[Tensor, Tensor, TaskHandles]:
+    def samples_at(
+        self, handles: Tensor, moment: tuple[int, int] | None = None, device: torch.device | None = None
+    ) -> tuple[Tensor, Tensor, TaskHandles]:
         """As :meth:`cfl.methods.context.Context.samples_at`, by handles."""
         samples: tuple[Tensor, Tensor, TaskHandles] = self._behind.samples_at(
-            self._handles.global_index(handles), moment
+            self._handles.global_index(handles), moment, device
         )
         return samples
 

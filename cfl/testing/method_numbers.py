@@ -22,14 +22,14 @@ def width_does_not_matter(case: MethodCase) -> None:
     alone = case.run(width=1, in_double=True, shares="unequal")
     for width in (2, 5):
         many = case.run(width=width, in_double=True, shares="unequal")
-        _require_equal(case, "width", f"with {width} clients side by side instead of 1", many, alone, case.tolerance)
+        require_equal(case, "width", f"with {width} clients side by side instead of 1", many, alone, case.tolerance)
 
 
 def engines_agree(case: MethodCase) -> None:
     """Stacked clients (``vmap``) and clients one by one on threads (``workers``) agree up to rounding."""
     which = "with engine.kind workers instead of vmap"
     expected = case.run(in_double=True)
-    _require_equal(case, "engines", which, case.run(in_double=True, engine="workers"), expected, case.tolerance)
+    require_equal(case, "engines", which, case.run(in_double=True, engine="workers"), expected, case.tolerance)
     # In float32, too: with a chain of layers, workers keep no gradients if no method uses them.
     for network in {case.network, *([mlp] if case.network is norm_net else [])}:
         found, expected = case.run(engine="workers", network=network), case.run(network=network)
@@ -48,14 +48,14 @@ def blocks_agree(case: MethodCase) -> None:
     """
     for engine in ("vmap", "workers"):
         found, expected = (case.run(engine=engine, shares="unequal", one_by_one=one) for one in (False, True))
-        _require_equal(case, "blocks", f"when Lightning runs single steps ({engine})", expected, found, 0.0)
+        require_equal(case, "blocks", f"when Lightning runs single steps ({engine})", expected, found, 0.0)
 
 
 def devices_agree(case: MethodCase) -> None:
     """A GPU and the CPU agree up to rounding, in float64. Not in :data:`NUMBERS`, because it needs a GPU."""
     expected = case.run(in_double=True, shares="unequal")
     found = case.run(in_double=True, shares="unequal", accelerator="gpu")
-    _require_equal(case, "devices", "on a GPU instead of the CPU", found, expected, case.device_tolerance)
+    require_equal(case, "devices", "on a GPU instead of the CPU", found, expected, case.device_tolerance)
 
 
 def resumed_equals_straight(case: MethodCase) -> None:
@@ -146,7 +146,7 @@ def clients_may_lack_tasks(case: MethodCase) -> None:
         raise AssertionError(f"missing tasks: {case.who} leaves NaN or infinity in {wrong}")
 
 
-def _require_equal(case: MethodCase, what: str, which: str, found: Run, expected: Run, tolerance: float) -> None:
+def require_equal(case: MethodCase, what: str, which: str, found: Run, expected: Run, tolerance: float) -> None:
     """Require equal models after every round, states of clients and method, and bytes."""
     differs = _first_difference(found, expected, tolerance)
     assert found.method is not None

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cfl.runtime.moving import moved
+
 
 def mean_bce(logits: Tensor, target: Tensor, allowed: Tensor | None) -> Tensor:
     """``[..., N]`` binary cross-entropies with logits, of each sample the mean over the allowed outputs.
@@ -18,5 +20,5 @@ def mean_bce(logits: Tensor, target: Tensor, allowed: Tensor | None) -> Tensor:
     each = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
     if allowed is None:
         return each.mean(-1)
-    allowed = allowed.to(each.device).expand_as(each)
+    allowed = moved(allowed, each.device).expand_as(each)
     return torch.where(allowed, each, torch.zeros_like(each)).sum(-1) / allowed.sum(-1)

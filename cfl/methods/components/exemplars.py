@@ -13,6 +13,7 @@ from cfl.engines.cohort import Cohort
 from cfl.federation.replay_memory import chosen
 from cfl.methods.components.herding import herd
 from cfl.randomness.generators import seed_for
+from cfl.runtime.moving import moved
 
 Table = dict[str, Tensor]
 """``place``, ``output`` and ``rank`` ``[S]`` int64 of a client's exemplars: the sample's index, its class, and the
@@ -58,14 +59,16 @@ class Replayed(NamedTuple):
     """Exemplars that join a local step, as if they were in the clients' training sets.
 
     Attributes:
-        places: ``[K, M]`` int64 indices, valid everywhere; arbitrary ones where a client takes fewer than M.
+        places: ``[K, M]`` int64 indices on the CPU, valid everywhere; arbitrary ones where a client takes fewer than M.
         mask: ``[K, M]`` bool, False there.
+        mask_on_cpu: the same on the CPU.
         weights: ``[K, M]`` float64, such that the loss is the mean over a client's own samples and exemplars together.
         own_factor: ``[K]`` float64, by which the mean over own samples has to be multiplied for that.
     """
 
     places: Tensor
     mask: Tensor
+    mask_on_cpu: Tensor
     weights: Tensor
     own_factor: Tensor
 
@@ -84,15 +87,15 @@ def replayed(
         purpose: name of the draw.
     """
     keys = [seed_for(seed, purpose, client, cohort.round, batch.step) for client in cohort.clients]
-    drawn = memory_share(table["place"] >= 0, cohort.sizes, batch.mask.cpu(), batch_size, keys)
+    drawn = memory_share(table["place"] >= 0, cohort.sizes, batch.mask_on_cpu, batch_size, keys)
     if drawn is None:
         return None
     slots, taken = drawn
     places, device = table["place"].gather(1, slots), batch.index.device
-    filled, mask = torch.where(taken, places, places[taken][0]).to(device), taken.to(device)
+    filled, mask = torch.where(taken, places, places[taken][0]), moved(taken, device)
     own = batch.mask.sum(1)
     total = (own + mask.sum(1)).clamp(min=1)
-    return Replayed(filled, mask, mask.double() / total.unsqueeze(1), own.double() / total)
+    return Replayed(filled, mask, taken, mask.double() / total.unsqueeze(1), own.double() / total)
 
 
 def memory_share(

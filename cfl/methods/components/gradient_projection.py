@@ -72,7 +72,7 @@ def refine(
     """
     length = inner(reference, reference) if length is None else length
     rows = rows & (length > 0)
-    if not bool(rows.any()):
+    if rows.device.type == "cpu" and not bool(rows.any()):  # an accelerator would have to be waited for
         return
     ones = torch.ones_like(length)
     if how == "average":
