@@ -18,6 +18,7 @@ from cfl.callbacks.federated_orchestrator import built_federation
 from cfl.callbacks.run_record import RunRecord
 from cfl.reporting.experiment import config_hash
 from cfl.runtime import distributed
+from cfl.runtime.atomic_write import replacing
 from cfl.runtime.option_checks import check_numbers
 from cfl.runtime.run_files import CHECKPOINT
 from cfl.training.access import federation_of
@@ -101,16 +102,11 @@ class RoundCheckpoint(Checkpoint):
 
     def _save(self, trainer: Trainer, path: Path) -> None:
         started = time.perf_counter()
-        temporary = path.with_suffix(".tmp")
-        try:
-            trainer.save_checkpoint(temporary)  # in every process; the first one writes
-            if distributed.rank() == 0:
-                with temporary.open("rb") as file:
-                    os.fsync(file.fileno())
-                temporary.replace(path)
-        finally:
-            if distributed.rank() == 0:
-                temporary.unlink(missing_ok=True)  # a partial file would keep a full disk full
+        if distributed.rank() == 0:
+            with replacing(path, sync=True) as file:
+                trainer.save_checkpoint(file.path)
+        else:
+            trainer.save_checkpoint(path)  # in every process; the first one writes
         self._written_at = time.perf_counter()
         self._write_seconds = self._written_at - started
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ from cfl.cli.import_policy import TRUSTED, importing_only
 from cfl.cli.installed_configs import DEFAULT_CONFIG
 from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING
 from cfl.cli.method_keys import keys_as_typed
-from cfl.cli.parsing import Parser, debugging, reason_for_user
+from cfl.cli.parsing import Parser, debugging, disk_error, reason_for_user
 from cfl.cli.settling import settle
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.schedule import Schedule
@@ -47,8 +49,9 @@ from cfl.reporting import folder_lock
 from cfl.reporting.experiment import completed, differences
 from cfl.runtime.checkpoint_file import read_checkpoint
 from cfl.runtime.command_line import ABOUT_ALLOW, CommandLine, read_command_line
+from cfl.runtime.disk import not_written
 from cfl.runtime.distributed import cause_elsewhere
-from cfl.runtime.errors import ConfigError
+from cfl.runtime.errors import ConfigError, NotWritten
 from cfl.runtime.printable import printable
 from cfl.runtime.run_files import CHECKPOINT
 from cfl.training.client import Client
@@ -157,8 +160,27 @@ class FederatedCLI(LightningCLI):
             super().instantiate_classes()
 
     def _run_subcommand(self, subcommand: str) -> None:
-        with keys_as_typed(self.settled.methods):
+        with keys_as_typed(self.settled.methods), self._saying_how_to_go_on():
             super()._run_subcommand(subcommand)
+
+    @contextmanager
+    def _saying_how_to_go_on(self) -> Iterator[None]:
+        """Within the context, an error of the disk names a file, a library's too, and the command that continues."""
+        shown, threading.excepthook = threading.excepthook, _only_once
+        try:
+            yield
+        except Exception as error:
+            failed, folder = disk_error(error), Path(self._settings.run.dir)
+            if failed is None:
+                raise
+            if not isinstance(failed, NotWritten):
+                file = failed.filename if isinstance(failed.filename, str) else None
+                failed = not_written(Path(file or folder), failed, name=file or f"a file in {folder}")
+            saved = folder / CHECKPOINT
+            after = f"; afterwards continue with: cfl fit --ckpt_path {saved}"
+            raise NotWritten(f"{failed}{after if self.subcommand == 'fit' and saved.exists() else ''}") from error
+        finally:
+            threading.excepthook = shown
 
     def _plain_config(self) -> dict[str, Any]:
         # Not validated again, which takes as long as the rest: just parsed. As JSON, which is read faster than YAML.
@@ -237,6 +259,12 @@ class FederatedCLI(LightningCLI):
                 saved = f"continue with: cfl fit --ckpt_path {self._settings.run.dir}/{CHECKPOINT}"
                 print(f"interrupted; {saved if callback.enabled else 'checkpoint.enabled is false'}", flush=True)
                 raise SystemExit(128 + callback.interrupted_by)
+
+
+def _only_once(thread: threading.ExceptHookArgs) -> None:
+    """Show the error of a thread, unless a disk made it: a logger's thread that cannot write passes its error on."""
+    if disk_error(thread.exc_value) is None:
+        threading.__excepthook__(thread)
 
 
 def is_first_process() -> bool:
