@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 from contextlib import AbstractContextManager
@@ -35,7 +36,8 @@ class FullDisk(AbstractContextManager["FullDisk"]):
         name = Path(f"/proc/self/fd/{descriptor}").readlink().name
         if not stat.S_ISREG(status.st_mode) or not (self.of is None or name.endswith(self.of)):
             return _write(descriptor, data)
-        if status.st_ino != self._file or not status.st_size:
+        adds = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_APPEND
+        if status.st_ino != self._file or not status.st_size or adds:
             self.begun += 1
             self._file = status.st_ino
         if self.begun > self.files:
