@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import threading
 import warnings
@@ -46,16 +47,18 @@ from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import Method
 from cfl.metrics.accuracy import FORMULAS
 from cfl.reporting import folder_lock
-from cfl.reporting.experiment import completed, differences
+from cfl.reporting.experiment import MAY_CHANGE, completed, differences_on_resuming
 from cfl.runtime.checkpoint_file import read_checkpoint
 from cfl.runtime.command_line import ABOUT_ALLOW, CommandLine, read_command_line
 from cfl.runtime.disk import not_written
-from cfl.runtime.distributed import cause_elsewhere
-from cfl.runtime.errors import ConfigError, NotWritten
+from cfl.runtime.distributed import ProcessFailed, cause_elsewhere
+from cfl.runtime.errors import BadUpdate, ConfigError, NotWritten
 from cfl.runtime.printable import printable
 from cfl.runtime.run_files import CHECKPOINT
 from cfl.training.client import Client
 
+ADVICE = re.compile(r"\b([a-z_]+(?:\.[a-z_]+)+)=(\w+)")
+"""An option that an error's message advises, with its value."""
 _RESUMED = {
     "fit": "a run's checkpoint, RUN/last.ckpt, with which it goes on; last: the one in --run.dir, and a start from the "
     "beginning where there is none yet.",
@@ -163,22 +166,32 @@ class FederatedCLI(LightningCLI):
         with keys_as_typed(self.settled.methods), self._saying_how_to_go_on():
             super()._run_subcommand(subcommand)
 
+    def _disk_error(self, error: Exception) -> NotWritten | None:
+        """A new error for one of the disk, also one that a library has met."""
+        failed, folder = disk_error(error), Path(self._settings.run.dir)
+        if failed is None or isinstance(failed, NotWritten):
+            return failed and NotWritten(str(failed))
+        file = failed.filename if isinstance(failed.filename, str) else None
+        return not_written(Path(file or folder), failed, name=file or f"a file in {folder}")
+
     @contextmanager
     def _saying_how_to_go_on(self) -> Iterator[None]:
-        """Within the context, an error of the disk names a file, a library's too, and the command that continues."""
+        """Within the context, errors of the disk, a library's too, and errors that advise an option name the command
+        that continues the run."""
         shown, threading.excepthook = threading.excepthook, _only_once
         try:
             yield
         except Exception as error:
-            failed, folder = disk_error(error), Path(self._settings.run.dir)
-            if failed is None:
-                raise
-            if not isinstance(failed, NotWritten):
-                file = failed.filename if isinstance(failed.filename, str) else None
-                failed = not_written(Path(file or folder), failed, name=file or f"a file in {folder}")
-            saved = folder / CHECKPOINT
-            after = f"; afterwards continue with: cfl fit --ckpt_path {saved}"
-            raise NotWritten(f"{failed}{after if self.subcommand == 'fit' and saved.exists() else ''}") from error
+            disk, saved = self._disk_error(error), Path(self._settings.run.dir) / CHECKPOINT
+            reason: Any = disk or cause_elsewhere(error) or reason_for_user(error)
+            advised = ADVICE.findall(str(reason)) if isinstance(reason, BadUpdate | ProcessFailed) else []
+            if self.subcommand == "fit" and saved.exists() and (disk or advised):
+                options = "".join(f" --{key} {value}" for key, value in advised)
+                command = f"cfl fit --ckpt_path {saved}{options}"
+                raise type(reason)(f"{reason}; continue with: {command}") from error
+            if disk:
+                raise disk from error
+            raise
         finally:
             threading.excepthook = shown
 
@@ -293,10 +306,12 @@ def check_checkpoint(path: Path, experiment: Mapping[str, Any]) -> int:
         valid = "a checkpoint that says which configuration it is of, as cfl fit writes it"
         raise ConfigError("ckpt_path", str(path), valid)
     # A checkpoint from before an option existed goes on with the option at its default.
-    found = differences(experiment, completed(held, experiment, SECTIONS))
+    found = differences_on_resuming(experiment, completed(held, experiment, SECTIONS))
     if found:
         shown = "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
-        raise ConfigError("ckpt_path", str(path), f"a checkpoint of this configuration; they differ in {shown}")
+        allowed = ", ".join(f"{key} ({condition})" if condition else key for key, condition in MAY_CHANGE.items())
+        valid = f"a checkpoint of this configuration; they differ in {shown}; what may change is {allowed}"
+        raise ConfigError("ckpt_path", str(path), valid)
     return int(checkpoint["federation"]["round"])
 
 
