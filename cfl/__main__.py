@@ -9,14 +9,19 @@ from importlib import import_module
 
 from cfl import __version__
 from cfl.cli.commands import OTHERS, TRAINING, overview
+from cfl.runtime import signals
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit status.
+    """Run one command, which SIGINT, SIGTERM and SIGHUP end with a line; return the exit status.
 
     Args:
         arguments: the command line without the program's name; None takes the process's own.
     """
+    return signals.ended_by_signals(lambda: _run(arguments))
+
+
+def _run(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     first = given[0] if given else ""
     if first == "--version":
@@ -29,7 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _unknown(first)
     # Imported only now: what trains takes seconds to import, and a comparison needs none of it.
     if first in OTHERS:
-        status: int = import_module(OTHERS[first][0]).main(given[1:])
+        command = import_module(OTHERS[first][0])
+        signals.hold()
+        status: int = command.main(given[1:])
         return status
     from cfl.cli.main import main as train
 

@@ -48,6 +48,7 @@ from cfl.methods import Method
 from cfl.metrics.accuracy import FORMULAS
 from cfl.reporting import folder_lock
 from cfl.reporting.experiment import MAY_CHANGE, completed, differences_on_resuming
+from cfl.runtime import signals
 from cfl.runtime.checkpoint_file import read_checkpoint
 from cfl.runtime.command_line import ABOUT_ALLOW, CommandLine, read_command_line
 from cfl.runtime.disk import not_written
@@ -176,13 +177,18 @@ class FederatedCLI(LightningCLI):
 
     @contextmanager
     def _saying_how_to_go_on(self) -> Iterator[None]:
-        """Within the context, errors of the disk, a library's too, and errors that advise an option name the command
-        that continues the run."""
+        """Within the context, signals, errors of the disk, a library's too, and errors that advise an option name the
+        command that continues the run."""
+        saved = Path(self._settings.run.dir) / CHECKPOINT
         shown, threading.excepthook = threading.excepthook, _only_once
         try:
             yield
+        except signals.Stopped as stopped:
+            if self.subcommand == "fit" and saved.exists():
+                stopped.advice = f"; continue with: cfl fit --ckpt_path {saved}"
+            raise
         except Exception as error:
-            disk, saved = self._disk_error(error), Path(self._settings.run.dir) / CHECKPOINT
+            disk = self._disk_error(error)
             reason: Any = disk or cause_elsewhere(error) or reason_for_user(error)
             advised = ADVICE.findall(str(reason)) if isinstance(reason, BadUpdate | ProcessFailed) else []
             if self.subcommand == "fit" and saved.exists() and (disk or advised):
@@ -205,6 +211,7 @@ class FederatedCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Check everything that can be checked before data are read, then build the Trainer."""
+        signals.hold()  # the run folder is about to be taken
         data: FederatedDataModule = self.datamodule
         record: RunRecord = self._get(self.config_init, "run")
         record.experiment, record.config_hash = self.settled.experiment, self.settled.config_hash

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cfl.runtime.errors import FOR_USERS
+from cfl.runtime.signals import Stopped
 
 T = TypeVar("T")
 Key = TypeVar("Key", bound=Hashable)
@@ -161,7 +162,7 @@ def leave() -> None:
 def report_failure(error: BaseException) -> None:
     """Tell the other processes that this one is about to end, and why."""
     if count() > 1:
-        reason = str(error) if isinstance(error, FOR_USERS) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, (*FOR_USERS, Stopped)) else f"{type(error).__name__}: {error}"
         with suppress(RuntimeError):  # no other process is left
             dist.distributed_c10d._get_default_store().compare_set(_FAILURE, "", f"process {rank()}: {reason}")
 
