@@ -17,7 +17,8 @@ from cfl.callbacks.checkpoint_file import StreamedCheckpoints
 from cfl.callbacks.federated_orchestrator import built_federation
 from cfl.callbacks.run_record import RunRecord
 from cfl.reporting.experiment import config_hash
-from cfl.runtime import distributed
+from cfl.runtime import distributed, signals
+from cfl.runtime.atomic_write import replacing
 from cfl.runtime.option_checks import check_numbers
 from cfl.runtime.run_files import CHECKPOINT
 from cfl.training.access import federation_of
@@ -26,10 +27,11 @@ from cfl.training.access import federation_of
 class RoundCheckpoint(Checkpoint):
     """Writes ``last.ckpt`` into the run folder: the whole federation, between two rounds.
 
-    It is written after the first round, at the end of every task and of the run, after the running round on SIGTERM and
-    SIGINT, and otherwise when writing stays under ``share`` of the run's time. The file is replaced atomically, so that
-    it is complete whenever the process is killed. With several processes the first decides and writes; a signal to any
-    of them stops all. Because it is a ``Checkpoint``, Lightning calls it at an epoch's end after all other callbacks.
+    It is written after the first round, at the end of every task and of the run, after the running round on SIGTERM,
+    SIGINT and SIGHUP, and otherwise when writing stays under ``share`` of the run's time. The file is replaced
+    atomically, so that it is complete whenever the process is killed. With several processes the first decides and
+    writes; a signal to any of them stops all. Because it is a ``Checkpoint``, Lightning calls it at an epoch's end
+    after all other callbacks.
 
     Args:
         share: greatest share of the run's time spent on writing, in (0, 1].
@@ -63,21 +65,30 @@ class RoundCheckpoint(Checkpoint):
         self.on_train_start(trainer, pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Install handlers with which a first SIGTERM or SIGINT waits for the end of the round.
+        """Install handlers with which a first SIGTERM, SIGINT or SIGHUP waits for the end of the round.
 
         Lightning restores the handlers from before the fit when it ends, also after an error.
         """
         if self._signal is not None:  # a signal came during the evaluation before training
             return
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in signals.NUMBERS:
             try:
-                signal.signal(number, self._on_signal)
+                if not signals.is_ignored(number):
+                    signal.signal(number, self._on_signal)
             except ValueError:  # only the main thread can set signal handlers
                 return
 
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """While a checkpoint is scored there is no round whose end to wait for."""
+        if trainer.state.fn != "fit":
+            signals.take_over()
+
+    on_test_start = on_validation_start
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signal = number
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        signal.signal(number, signals.at_once(number))
+        signals.leave_terminal(number)
         # No print: the signal may have interrupted one, and buffered files are not re-entrant.
         os.write(2, b"\nstopping after this round; the same signal again stops at once\n")
 
@@ -101,16 +112,11 @@ class RoundCheckpoint(Checkpoint):
 
     def _save(self, trainer: Trainer, path: Path) -> None:
         started = time.perf_counter()
-        temporary = path.with_suffix(".tmp")
-        try:
-            trainer.save_checkpoint(temporary)  # in every process; the first one writes
-            if distributed.rank() == 0:
-                with temporary.open("rb") as file:
-                    os.fsync(file.fileno())
-                temporary.replace(path)
-        finally:
-            if distributed.rank() == 0:
-                temporary.unlink(missing_ok=True)  # a partial file would keep a full disk full
+        if distributed.rank() == 0:
+            with replacing(path, sync=True) as file:
+                trainer.save_checkpoint(file.path)
+        else:
+            trainer.save_checkpoint(path)  # in every process; the first one writes
         self._written_at = time.perf_counter()
         self._write_seconds = self._written_at - started
 

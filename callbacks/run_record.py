@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import torch
@@ -39,7 +40,8 @@ from cfl.reporting.names import is_benchmark_name, is_method_name
 from cfl.reporting.rounding import rounded
 from cfl.reporting.text_table import print_table
 from cfl.runtime import distributed
-from cfl.runtime.atomic_write import write_whole
+from cfl.runtime.atomic_write import append, if_possible, write_whole
+from cfl.runtime.disk import why
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_integers
 from cfl.runtime.run_files import (
@@ -216,12 +218,11 @@ class RunRecord(Callback):
         try:
             if write:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                probe = self.folder / ".writable"
-                probe.write_text("")
-                probe.unlink()
+                TemporaryFile(dir=self.folder).close()
             alone = not write or folder_lock.take(self.folder, made)
         except OSError as error:
-            raise ConfigError("run.dir", str(self.folder), f"a folder that can be written ({error.strerror})") from None
+            valid = f"a folder that can be written ({why(self.folder, error)})"
+            raise ConfigError("run.dir", str(self.folder), valid) from None
         if not alone:
             raise ConfigError("run.dir", str(self.folder), "a folder in which no other process is at work")
         held = [name for name in (SUMMARY, CHECKPOINT) if (self.folder / name).exists()]
@@ -294,9 +295,7 @@ class RunRecord(Callback):
         # If a run is resumed in another folder, its earlier rows are beside the checkpoint.
         before = Path(trainer.ckpt_path).parent if trainer.ckpt_path else self.folder
         if done and (before / ROUNDS).exists():
-            with (before / ROUNDS).open(newline="") as file:
-                rows = [row for row in csv.DictReader(file) if int(row["round"]) < done]
-            _write_csv(self.folder / ROUNDS, rows)
+            _write_csv(self.folder / ROUNDS, _rows_before(before / ROUNDS, done))
         elif done:
             _log.warning("%s begins with round %d: %s has no rows of those before", ROUNDS, done, before)
 
@@ -350,11 +349,7 @@ class RunRecord(Callback):
     def _append_round(self, row: dict[str, Any]) -> None:
         path = self.folder / ROUNDS
         new = not path.exists() or path.stat().st_size == 0
-        with path.open("a", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(row), lineterminator="\n")
-            if new:
-                writer.writeheader()
-            writer.writerow(row)
+        append(path, _csv([row], header=new))
 
     def write_matrices(self, federation: Federation) -> None:
         """Write the accuracy or NLL matrix; in class-incremental runs also the one with known tasks."""
@@ -422,7 +417,12 @@ class RunRecord(Callback):
             _write_csv(self.folder / f"{name}.csv", method.report().rows)
 
     def _draw(self, client: Client) -> None:
-        """Draw a finished run's pictures."""
+        """Draw a finished run's pictures. Those that cannot be written are left out, with a warning."""
+        with if_possible():
+            self._draw_each(client)
+        self._drawn = True
+
+    def _draw_each(self, client: Client) -> None:
         federation = client.require_federation()
         matrix, method = mean_matrix(federation), method_name(federation.methods)
         title = f"{method} on {self.name_of(federation.data)}"
@@ -434,7 +434,6 @@ class RunRecord(Callback):
             curves = learning_curves({method: federation.curve}, self.targets.accuracies, measure)
             save_figure(curves, self.folder / f"{name}_rounds.png")
         self._draw_samples(client)
-        self._drawn = True
 
     def _finish(self, client: Client) -> None:
         """Write the summary of a finished run, after everything else, including the last checkpoint.
@@ -569,10 +568,21 @@ def _finite(tree: Any) -> Any:
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write a table atomically, because rows of earlier rounds are stored nowhere else."""
-    if not rows:
-        return
+    if rows:
+        write_whole(path, _csv(rows, header=True))
+
+
+def _csv(rows: list[dict[str, Any]], header: bool) -> str:
+    """Rows as lines of a table, which has the columns of the first."""
     file = io.StringIO()
     writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
+    if header:
+        writer.writeheader()
     writer.writerows(rows)
-    write_whole(path, file.getvalue())
+    return file.getvalue()
+
+
+def _rows_before(path: Path, round: int) -> list[dict[str, Any]]:
+    """The rows of the rounds before one; what a killed process left of a line is none of them."""
+    whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+    return [row for row in csv.DictReader(io.StringIO(whole)) if int(row["round"]) < round]

@@ -11,14 +11,19 @@ from types import ModuleType
 
 from cfl import __version__
 from cfl.cli.commands import OTHERS, TRAINING, overview
+from cfl.runtime import signals
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit status.
+    """Run one command, which SIGINT, SIGTERM and SIGHUP end with a line; return the exit status.
 
     Args:
         arguments: the command line without the program's name; None takes the process's own.
     """
+    return signals.ended_by_signals(lambda: _run(arguments))
+
+
+def _run(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     first = given[0] if given else ""
     if first == "--version":
@@ -31,7 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _unknown(first)
     # Imported only now: what trains takes seconds to import, and a comparison needs none of it.
     if first in OTHERS:
-        status: int = _quickly_imported(OTHERS[first][0]).main(given[1:])
+        command = _quickly_imported(OTHERS[first][0])
+        signals.hold()
+        status: int = command.main(given[1:])
     else:
         status = _quickly_imported("cfl.cli.main").main(given)
     return status

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
+import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,7 @@ from cfl.cli.import_policy import TRUSTED, importing_only
 from cfl.cli.installed_configs import DEFAULT_CONFIG
 from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING
 from cfl.cli.method_keys import keys_as_typed
-from cfl.cli.parsing import Parser, debugging, place_of, reason_for_user
+from cfl.cli.parsing import Parser, debugging, disk_error, place_of, reason_for_user
 from cfl.cli.settling import settle
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.schedule import Schedule
@@ -44,16 +47,20 @@ from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import Method
 from cfl.metrics.accuracy import FORMULAS
 from cfl.reporting import folder_lock
-from cfl.reporting.experiment import completed, differences
+from cfl.reporting.experiment import MAY_CHANGE, completed, differences_on_resuming
+from cfl.runtime import signals
 from cfl.runtime.checkpoint_file import read_checkpoint
 from cfl.runtime.command_line import ABOUT_ALLOW, CommandLine, read_command_line
-from cfl.runtime.distributed import cause_elsewhere
-from cfl.runtime.errors import ConfigError
+from cfl.runtime.disk import not_written
+from cfl.runtime.distributed import ProcessFailed, cause_elsewhere
+from cfl.runtime.errors import BadUpdate, ConfigError, NotWritten
 from cfl.runtime.printable import printable
 from cfl.runtime.run_files import CHECKPOINT
 from cfl.training.client import Client
 from cfl.training.optimizer_options import check_optimizer_options
 
+ADVICE = re.compile(r"\b([a-z_]+(?:\.[a-z_]+)+)=(\w+)")
+"""An option that an error's message advises, with its value."""
 _RESUMED = {
     "fit": "a run's checkpoint, RUN/last.ckpt, with which it goes on; last: the one in --run.dir, and a start from the "
     "beginning where there is none yet.",
@@ -160,8 +167,42 @@ class FederatedCLI(LightningCLI):
             super().instantiate_classes()
 
     def _run_subcommand(self, subcommand: str) -> None:
-        with keys_as_typed(self.settled.methods):
+        with keys_as_typed(self.settled.methods), self._saying_how_to_go_on():
             super()._run_subcommand(subcommand)
+
+    def _disk_error(self, error: Exception) -> NotWritten | None:
+        """A new error for one of the disk, also one that a library has met."""
+        failed, folder = disk_error(error), Path(self._settings.run.dir)
+        if failed is None or isinstance(failed, NotWritten):
+            return failed and NotWritten(str(failed))
+        file = failed.filename if isinstance(failed.filename, str) else None
+        return not_written(Path(file or folder), failed, name=file or f"a file in {folder}")
+
+    @contextmanager
+    def _saying_how_to_go_on(self) -> Iterator[None]:
+        """Within the context, signals, errors of the disk, a library's too, and errors that advise an option name the
+        command that continues the run."""
+        saved = Path(self._settings.run.dir) / CHECKPOINT
+        shown, threading.excepthook = threading.excepthook, _only_once
+        try:
+            yield
+        except signals.Stopped as stopped:
+            if self.subcommand == "fit" and saved.exists():
+                stopped.advice = f"; continue with: cfl fit --ckpt_path {saved}"
+            raise
+        except Exception as error:
+            disk = self._disk_error(error)
+            reason: Any = disk or cause_elsewhere(error) or reason_for_user(error)
+            advised = ADVICE.findall(str(reason)) if isinstance(reason, BadUpdate | ProcessFailed) else []
+            if self.subcommand == "fit" and saved.exists() and (disk or advised):
+                options = "".join(f" --{key} {value}" for key, value in advised)
+                command = f"cfl fit --ckpt_path {saved}{options}"
+                raise type(reason)(f"{reason}; continue with: {command}") from error
+            if disk:
+                raise disk from error
+            raise
+        finally:
+            threading.excepthook = shown
 
     def _plain_config(self) -> dict[str, Any]:
         # Not validated again, which takes as long as the rest: just parsed. As JSON, which is read faster than YAML.
@@ -173,6 +214,7 @@ class FederatedCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Check everything that can be checked before data are read, then build the Trainer."""
+        signals.hold()  # the run folder is about to be taken
         data: FederatedDataModule = self.datamodule
         record: RunRecord = self._get(self.config_init, "run")
         record.experiment, record.config_hash = self.settled.experiment, self.settled.config_hash
@@ -246,6 +288,12 @@ class FederatedCLI(LightningCLI):
                 raise SystemExit(128 + callback.interrupted_by)
 
 
+def _only_once(thread: threading.ExceptHookArgs) -> None:
+    """Show the error of a thread, unless a disk made it: a logger's thread that cannot write passes its error on."""
+    if disk_error(thread.exc_value) is None:
+        threading.__excepthook__(thread)
+
+
 def is_first_process() -> bool:
     """Whether this is the only process, or the first of several, as far as their environment tells."""
     return getattr(rank_zero_only, "rank", 0) == 0
@@ -272,10 +320,12 @@ def check_checkpoint(path: Path, experiment: Mapping[str, Any]) -> int:
         valid = "a checkpoint that says which configuration it is of, as cfl fit writes it"
         raise ConfigError("ckpt_path", str(path), valid)
     # A checkpoint from before an option existed goes on with the option at its default.
-    found = differences(experiment, completed(held, experiment, SECTIONS))
+    found = differences_on_resuming(experiment, completed(held, experiment, SECTIONS))
     if found:
         shown = "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
-        raise ConfigError("ckpt_path", str(path), f"a checkpoint of this configuration; they differ in {shown}")
+        allowed = ", ".join(f"{key} ({condition})" if condition else key for key, condition in MAY_CHANGE.items())
+        valid = f"a checkpoint of this configuration; they differ in {shown}; what may change is {allowed}"
+        raise ConfigError("ckpt_path", str(path), valid)
     return int(checkpoint["federation"]["round"])
 
 

@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,10 +22,11 @@ from cfl.cli.linked_defaults import FOLLOWING, check_given
 from cfl.cli.plugins import import_named_in
 from cfl.cli.refusals import Refusal, allows_null, refusal, sentence
 from cfl.reporting.experiment import with_moved_classes
-from cfl.runtime.errors import BadUpdate, ConfigError, DamagedFile, DataFilesMissing, NotUnderstood
+from cfl.runtime.disk import is_of_disk
+from cfl.runtime.errors import FOR_USERS, ConfigError, NotUnderstood, NotWritten
 from cfl.runtime.yaml_file import BadYAML, parse_yaml, read_yaml
 
-_SAID_IN_FULL = (ConfigError, NotUnderstood, DataFilesMissing, BadUpdate, DamagedFile, MisconfigurationException)
+_SAID_IN_FULL = (*FOR_USERS, MisconfigurationException)
 _ROLE = re.compile(r":[a-z]+:`(~?)([^`]+)`")
 _MODE = "cfl"
 """Name by which jsonargparse knows :func:`cfl.runtime.yaml_file.parse_yaml`."""
@@ -233,6 +234,16 @@ def debugging() -> bool:
 
 def reason_for_user(error: BaseException | None) -> BaseException | None:
     """The error in a chain of causes whose message is meant for the user, or None."""
-    while error is not None and not isinstance(error, _SAID_IN_FULL):
+    return next((one for one in _causes(error) if isinstance(one, _SAID_IN_FULL)), None)
+
+
+def disk_error(error: BaseException | None) -> OSError | None:
+    """The error in a chain of causes that a disk made, also one that a library has met, or None."""
+    found = (one for one in _causes(error) if isinstance(one, NotWritten) or is_of_disk(one))
+    return next((one for one in found if isinstance(one, OSError)), None)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return error

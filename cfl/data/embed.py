@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import sys
 import zipfile
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ import numpy as np
 from cfl.data.sentence_encoders import SentenceEncoder, sentence_encoder
 from cfl.data.sources.root import data_root
 from cfl.data.yahoo_csv import FIELDS, FOLDER, TOPICS, features_file, questions
+from cfl.runtime.atomic_write import replacing
 from cfl.runtime.errors import ConfigError
 
 PARTS = ("train", "test")
@@ -60,16 +60,13 @@ def embed_part(root: Path, part: str, encoder: SentenceEncoder, fields: Sequence
         features.append(encoder([text for text, _ in batch]))
         labels += [label for _, label in batch]
         batch = list(islice(lines, _AT_A_TIME))
-    # Under another name first, so that the next run never finds a truncated file.
-    unfinished = target.with_name(f"{target.name}.unfinished")
-    with unfinished.open("wb") as stream:
+    with replacing(target) as file:
         np.savez(
-            stream,
+            file,
             features=np.concatenate(features) if features else np.zeros((0, 0), np.float32),
             labels=np.array(labels, dtype=np.int64),
             note=np.array(json.dumps(note)),
         )
-    os.replace(unfinished, target)
     return target, True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from io import BufferedWriter, TextIOWrapper
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import numpy as np
 
 from cfl.data.partitions.client_shares import ClientShares, Shares
 from cfl.data.types import Task
+from cfl.runtime.atomic_write import if_possible, replacing
 from cfl.runtime.run_files import PARTITION, PARTITION_PICTURE
 
 if TYPE_CHECKING:
@@ -48,9 +50,9 @@ def partition_rows(tasks: Sequence[Task], indices: Sequence[Mapping[int, np.ndar
 def write_partition_csv(path: Path, tasks: Sequence[Task], indices: Sequence[Mapping[int, np.ndarray]]) -> None:
     """Write :func:`partition_rows` as CSV with a header line, creating ``path``'s folder; memory does not grow."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        file.write(",".join(_columns(tasks)) + "\r\n")  # numbers and hexadecimal digits: nothing to quote
-        file.writelines(",".join(map(str, row)) + "\r\n" for row in _rows(tasks, indices))
+    with replacing(path) as file, TextIOWrapper(BufferedWriter(file), "ascii", newline="") as lines:
+        lines.write(",".join(_columns(tasks)) + "\r\n")  # numbers and hexadecimal digits: nothing to quote
+        lines.writelines(",".join(map(str, row)) + "\r\n" for row in _rows(tasks, indices))
 
 
 def _columns(tasks: Sequence[Task]) -> list[str]:
@@ -141,10 +143,14 @@ def partition_figure(
 def save(
     folder: Path, tasks: Sequence[Task], indices: Sequence[Mapping[int, np.ndarray]], title: str = ""
 ) -> tuple[Path, Path]:
-    """Write ``partition.csv`` and ``partition.png`` into ``folder``, creating it; return their paths."""
+    """Write ``partition.csv`` and ``partition.png`` into ``folder``, creating it; return their paths.
+
+    The picture is left out, with a warning, if it cannot be written.
+    """
     table, picture = folder / PARTITION, folder / PARTITION_PICTURE
     write_partition_csv(table, tasks, indices)
-    partition_figure(tasks, indices, title).savefig(picture)
+    with if_possible(), replacing(picture) as file:
+        partition_figure(tasks, indices, title).savefig(file, format="png")
     return table, picture
 
 

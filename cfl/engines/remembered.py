@@ -1,6 +1,7 @@
 """Engines that a trial on this machine has found before, kept in a small file of the user's cache folder.
 
-``CFL_CACHE`` names another folder, or is ``off``. A file that cannot be read or written is ignored.
+``CFL_CACHE`` names another folder, or is ``off``. A file that cannot be read is ignored, one that cannot be written a
+warning.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import nn
 
 from cfl.engines.choice import EngineChoice, from_dict
 from cfl.engines.probe import Measured
-from cfl.runtime.atomic_write import write_whole
+from cfl.runtime.atomic_write import if_possible, write_whole
 
 MOST = 256
 """Entries that are kept, the latest ones."""
@@ -61,7 +62,7 @@ def remember(asked: str, found: Measured) -> None:
         return
     entry = {"choice": found.choice.to_dict(), "seconds_per_client_step": found.seconds_per_client_step}
     kept = {**{key: value for key, value in _entries().items() if key != asked}, asked: entry}
-    with suppress(OSError):
+    with if_possible():
         file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, json.dumps(dict(list(kept.items())[-MOST:]), indent=1) + "\n")
 

@@ -17,6 +17,7 @@ from torch.export import Dim, ExportedProgram
 from torch.overrides import TorchFunctionMode
 
 from cfl.export.answer import Answer
+from cfl.runtime.atomic_write import OutputFile, replacing
 from cfl.runtime.errors import ConfigError
 
 PACKAGES: Mapping[str, tuple[str, ...]] = {
@@ -60,17 +61,13 @@ def write(path: Path, answer: Answer, input_shape: tuple[int, int, int], metadat
 
     Raises:
         ConfigError: the format cannot hold this model.
+        NotWritten: the file cannot be written.
         RuntimeError: the outputs of the written file differ; no file is left then.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}")
-    try:
-        _WRITERS[path.suffix](temporary, answer, input_shape, metadata)
-        difference = _difference(answer, read(temporary, answer), input_shape)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return difference
+    with replacing(path) as file:
+        _WRITERS[path.suffix](file, path.name, answer, input_shape, metadata)
+        return _difference(answer, read(file.path, answer), input_shape)
 
 
 def read(path: Path, answer: Answer) -> Callable[[Tensor], Tensor]:
@@ -116,30 +113,36 @@ def _difference(answer: Answer, found: Callable[[Tensor], Tensor], input_shape: 
     return largest
 
 
-def _save_tensors(path: Path, answer: Answer, input_shape: tuple[int, int, int], metadata: Mapping[str, str]) -> None:
+def _save_tensors(
+    file: OutputFile, name: str, answer: Answer, input_shape: tuple[int, int, int], metadata: Mapping[str, str]
+) -> None:
     from safetensors.torch import save  # save_file makes the file readable for its owner only
 
     if answer.classifiers:
         names = ", ".join(type(method).__name__ for method in answer.classifiers)
-        raise ConfigError("--out", path.name[1:], f"*.pt2 or *.onnx: {names} scores by more than the network's weights")
+        raise ConfigError("--out", name, f"*.pt2 or *.onnx: {names} scores by more than the network's weights")
     # Copies, because tensors of a file may not share memory.
-    path.write_bytes(save({n: t.contiguous().clone() for n, t in answer.tensors().items()}, dict(metadata)))
+    file.write(save({n: t.contiguous().clone() for n, t in answer.tensors().items()}, dict(metadata)))
 
 
-def _save_program(path: Path, answer: Answer, input_shape: tuple[int, int, int], metadata: Mapping[str, str]) -> None:
-    program = _program(path, answer, input_shape)
+def _save_program(
+    file: OutputFile, name: str, answer: Answer, input_shape: tuple[int, int, int], metadata: Mapping[str, str]
+) -> None:
+    program = _program(name, answer, input_shape)
     with _quiet():
-        torch.export.save(program, path)
+        torch.export.save(program, file)
 
 
-def _save_onnx(path: Path, answer: Answer, input_shape: tuple[int, int, int], metadata: Mapping[str, str]) -> None:
-    program = _program(path, answer, input_shape)
+def _save_onnx(
+    file: OutputFile, name: str, answer: Answer, input_shape: tuple[int, int, int], metadata: Mapping[str, str]
+) -> None:
+    program = _program(name, answer, input_shape)
     try:
         with _quiet():
             torch.onnx.export(
                 program,
                 (),
-                path,
+                file.path,  # it takes no open file
                 input_names=["input"],
                 output_names=["output"],
                 dynamo=True,
@@ -147,13 +150,13 @@ def _save_onnx(path: Path, answer: Answer, input_shape: tuple[int, int, int], me
                 verbose=False,
                 custom_translation_table={torch.ops.aten.sort.stable: _stable_sort()},
             )
+    except OSError:
+        raise
     except Exception as error:  # torch may raise any of many errors
-        raise ConfigError(
-            "--out", path.name[1:], f"*.pt2: ONNX has no form of this network ({_last(error)})"
-        ) from error
+        raise ConfigError("--out", name, f"*.pt2: ONNX has no form of this network ({_last(error)})") from error
 
 
-def _program(path: Path, answer: Answer, input_shape: tuple[int, int, int]) -> ExportedProgram:
+def _program(name: str, answer: Answer, input_shape: tuple[int, int, int]) -> ExportedProgram:
     """The model as a graph of torch's operations, for any number of samples."""
     # More than one sample, because torch treats a size of 1 as constant.
     arguments: Any = ((example(answer, input_shape, 3),),)
@@ -167,9 +170,7 @@ def _program(path: Path, answer: Answer, input_shape: tuple[int, int, int]) -> E
         except Exception as error:
             failure = failure or error
     assert failure is not None
-    raise ConfigError(
-        "--out", path.name[1:], f"*.safetensors: no graph of this network ({_last(failure)})"
-    ) from failure
+    raise ConfigError("--out", name, f"*.safetensors: no graph of this network ({_last(failure)})") from failure
 
 
 class _SpeltDistances(TorchFunctionMode):
@@ -208,7 +209,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-_WRITERS: Mapping[str, Callable[[Path, Answer, tuple[int, int, int], Mapping[str, str]], None]] = {
+_WRITERS: Mapping[str, Callable[[OutputFile, str, Answer, tuple[int, int, int], Mapping[str, str]], None]] = {
     ".pt2": _save_program,
     ".safetensors": _save_tensors,
     ".onnx": _save_onnx,

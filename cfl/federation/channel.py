@@ -240,8 +240,8 @@ class Channel:
             what, out = f"has NaN or infinity in its {topic!r}", "that"
         when = f"in round {self._round}" + (f" (task {self._task})" if topic == UPDATE else "")
         return (
-            f"client {client} {what} {when}; a smaller {' or '.join(self.diverges_with)} usually helps, or "
-            f"federated.on_bad_update=skip leaves {out} out"
+            f"client {client} {what} {when}; in a new run, a smaller {' or '.join(self.diverges_with)} usually helps, "
+            f"and federated.on_bad_update=skip leaves {out} out, in this run, too"
         )
 
     def synchronise(self) -> None:

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cfl.runtime.atomic_write import write_all
+from cfl.runtime.disk import writing
 from cfl.runtime.errors import DamagedFile
 
 _BLOCK_BYTES = 1 << 24
@@ -97,24 +99,25 @@ class FileRows:
         self.width, self.dtype = width, dtype
         self._row_bytes = width * dtype.itemsize
         self._sums = np.zeros(0, dtype=np.uint32)
-        self._folder = folder
-        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  open as long as the rows are wanted
+        self._folder = folder or Path(tempfile.gettempdir())
+        self._name = f"the file of what clients keep, in {self._folder},"
+        with writing(self._folder, name=self._name):
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  open while rows are wanted
 
     def write(self, rows: np.ndarray, values: Tensor) -> None:
         """See :meth:`RowStore.write`.
 
         Raises:
-            OSError: if the disk is full.
+            NotWritten: the disk is full, or fails.
         """
         data, size = _bytes_of(values.detach().cpu().contiguous()), self._row_bytes
         if (more := int(rows.max(initial=-1)) + 1 - len(self._sums)) > 0:
             self._sums = np.concatenate([self._sums, np.zeros(more, dtype=np.uint32)])
         self._sums[rows] = self._checksums(data, len(rows))
-        for start, stop in runs(rows):
-            part, offset = data[start * size : stop * size], int(rows[start]) * size
-            while part:
-                written = os.pwrite(self._file.fileno(), part, offset)
-                part, offset = part[written:], offset + written
+        with writing(self._folder, len(data), self._name):
+            for start, stop in runs(rows):
+                self._file.seek(int(rows[start]) * size)
+                write_all(self._file.fileno(), data[start * size : stop * size])
 
     def read(self, rows: np.ndarray) -> Tensor:
         """See :meth:`RowStore.read`; on the CPU.
@@ -159,8 +162,8 @@ class FileRows:
         """Hold rows that were read, one behind the other in ``data``, against what was written."""
         changed = np.flatnonzero(self._sums[rows] != np.array(self._checksums(data, len(rows)), dtype=np.uint32))
         if len(changed):
-            where = f"the file of what clients keep, in {self._folder or tempfile.gettempdir()}"
-            raise DamagedFile(f"{where}: row {rows[changed[0]]} is not what was written; the disk has changed it")
+            row = rows[changed[0]]
+            raise DamagedFile(f"{self._name} is damaged: row {row} is not what was written; the disk has changed it")
 
 
 def runs(rows: np.ndarray) -> Iterator[tuple[int, int]]:

@@ -309,12 +309,12 @@ class FedCurv(Method):
             raise ConfigError(
                 "methods.fedcurv.strength",
                 self.strength,
-                f"less than {limit:.3g}, or a smaller model.optimizer lr: {found}, and steps diverge above 2",
+                f"in a new run less than {limit:.3g}, or a smaller model.optimizer lr: {found}; steps diverge above 2",
             )
         if not self._warned:
             rank_zero_only(_log.warning)(
-                "methods.fedcurv.strength = %g with lr = %g and max(u) = %.3g: %s, and steps diverge above 2; strength "
-                "below %.3g, a smaller lr or on_unstable = clip help",
+                "methods.fedcurv.strength = %g with lr = %g and max(u) = %.3g: %s, and steps diverge above 2; in a new "
+                "run, strength below %.3g, a smaller lr or on_unstable = clip help",
                 self.strength,
                 self._lr,
                 u_max,

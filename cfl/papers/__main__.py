@@ -2,6 +2,15 @@
 
 import sys
 
-from cfl.papers.command import main
+from cfl.runtime import signals
 
-sys.exit(main())
+
+def main() -> int:
+    """Run one command, which SIGINT, SIGTERM and SIGHUP end with a line; return the exit status."""
+    from cfl.papers.command import main as run
+
+    signals.hold()
+    return run()
+
+
+sys.exit(signals.ended_by_signals(main))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 import shlex
-import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -279,6 +278,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ConfigError, NotAvailable, RunFolderError, OSError) as error:
         print(printable(f"error: {error}"), file=sys.stderr)
         return 2
-    except KeyboardInterrupt:  # before or after the runs, which end by themselves
-        return 128 + signal.SIGINT
     return status

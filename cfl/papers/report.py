@@ -14,7 +14,7 @@ from cfl.papers.pictures import spreads, table_picture
 from cfl.reporting.csv_file import csv_text
 from cfl.reporting.rounding import rounded
 from cfl.reporting.text_table import TextTable
-from cfl.runtime.atomic_write import beside, write_whole
+from cfl.runtime.atomic_write import write_whole
 
 REPORTS = "reports"
 
@@ -61,21 +61,12 @@ def write_report(
     folder = runs / table.paper.name / REPORTS
     folder.mkdir(parents=True, exist_ok=True)
     base = folder / f"{table.name}-{scale}"
-    picture = _drawn(table, whole, base.with_suffix(".png"))
+    picture = table_picture(table, whole, base.with_suffix(".png"))
     name = picture.name if picture else None
     write_whole(base.with_suffix(".md"), markdown(table, scale, whole, name))
     write_whole(base.with_suffix(".csv"), as_csv(table, whole))
     files = [base.with_suffix(".md"), base.with_suffix(".csv"), *([picture] if picture else [])]
     return Report(markdown(table, scale, cells, name), files)
-
-
-def _drawn(table: Table, cells: Sequence[Cell], path: Path) -> Path | None:
-    """The table's picture, in one step as well; None, and no file, where nothing of it has been run."""
-    temporary = table_picture(table, cells, beside(path))
-    if temporary is None:
-        path.unlink(missing_ok=True)  # of an earlier report
-        return None
-    return temporary.replace(path)
 
 
 def _kind(status: str) -> str:

@@ -21,6 +21,27 @@ ONLY_WHERE_OR_HOW_FAST = (
     ("model", "buffer"),
     ("federated", "client_state_memory_mb"),
 )
+MAY_CHANGE: Mapping[str, str] = {
+    "run": "",
+    "checkpoint": "",
+    "progress": "",
+    "local_models": "",
+    "trainer": "except precision and clipping",
+    "engine": "except a reduced matmul_precision",
+    "targets": "unless they may end the run",
+    "buffer": "where no method replays",
+    "data.root": "",
+    "schedule.cohort_width": "",
+    "federated.client_state_memory_mb": "",
+    "federated.on_bad_update": "to skip",
+}
+"""Sections and keys that may change when a run is resumed -> under which condition.
+
+``skip`` may take the place of ``stop``: a run that was not stopped has left out no client, and so has the same numbers
+so far with both.
+"""
+_FROM_NOW_ON = {"federated.on_bad_update": "skip"}
+"""Keys of an experiment that may take a value when a run is resumed."""
 _EXACT = "highest"
 """torch's own precision of float32 products."""
 
@@ -69,10 +90,10 @@ def targets_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
 def experiment_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a resolved configuration that decides results.
 
-    Left out are folders, logging, checkpoints, devices and the cohort width, which changes speed only. ``targets`` are
-    part of it only where they may end the run: others just say what is recorded. The ``buffer`` is part of it only
-    where a method replays from it, the order of ``methods`` only where there are several, the precision of
-    products only where it is reduced.
+    Left out are folders, logging, checkpoints, devices and the cohort width, which changes speed only: nearly all that
+    may change when a run is resumed (:data:`MAY_CHANGE`). ``targets`` are part of it only where they may end the run:
+    others just say what is recorded. The ``buffer`` is part of it only where a method replays from it, the order of
+    ``methods`` only where there are several, the precision of products only where it is reduced.
 
     Args:
         config: a subcommand's configuration as plain dictionaries, lists and values.
@@ -187,6 +208,18 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
         for key in sorted({*left, *right})
         if left.get(key, absent) != right.get(key, absent)
     ]
+
+
+def differences_on_resuming(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """As :func:`differences`, without what may change when a run is resumed.
+
+    Args:
+        ours: the experiment that goes on.
+        theirs: that of the checkpoint.
+    """
+    now, before = flatten(ours), flatten(theirs)
+    changed = {key: value for key, value in _FROM_NOW_ON.items() if now.get(key) == value and key in before}
+    return differences(now, {**before, **changed})
 
 
 def _class_name(node: Any) -> str:

@@ -30,6 +30,7 @@ from cfl.metrics.accuracy import average_accuracy
 from cfl.metrics.measure import ACCURACY, Measure
 from cfl.reporting.attention import read_attention
 from cfl.reporting.rounding import rounded, significant
+from cfl.runtime.atomic_write import replacing
 
 NUMBERS_UP_TO = 12
 """Largest number of tasks for which a heatmap prints the accuracies into its cells."""
@@ -417,7 +418,8 @@ def save(figure: Figure, path: Path) -> Path:
     """Write ``figure`` to ``path`` in the format of its suffix, 150 dots per inch; folders are made as needed."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with replacing(path) as file:
+        figure.savefig(file, dpi=150, format=path.suffix.removeprefix("."))
     return path
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
+
+from cfl.runtime.file_lock import is_at, lock
 
 LOCK = ".fit-lock"
 
@@ -30,24 +29,16 @@ def take(folder: Path, made: bool = False) -> bool:
         return True
     while True:
         file = (place / LOCK).open("w")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        held = lock(file.fileno())
+        if not held:
             file.close()
-            return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
-        if _is_at(place / LOCK, file):
+            return held is None
+        if is_at(place / LOCK, file.fileno()):
             _held[place] = file
             if made:
                 _made.add(place)
             return True
         file.close()  # whoever held it has deleted it since it was opened
-
-
-def _is_at(path: Path, file: TextIO) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
 
 
 def release(folder: Path | None = None) -> None:

@@ -1,26 +1,193 @@
-"""Writes files atomically: a reader never sees a part of a file, and the last of several writers wins."""
+"""Writes files: a reader never sees a part of one, the last of several writers wins, and errors name file and disk.
+
+A file is written under a temporary name beside its own, which it then takes. The writer holds a lock on it, which ends
+with the process. So the next process that writes into the folder knows which temporary files nobody will finish, and
+removes them.
+"""
 
 from __future__ import annotations
 
+import errno
+import io
+import logging
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from secrets import token_hex
+from typing import TYPE_CHECKING
+
+from cfl.runtime.disk import writing
+from cfl.runtime.file_lock import is_at, lock
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+_TEMPORARY = re.compile(r"\.cfl-[0-9a-f]{8}-.+")
+TEMPORARY = ".cfl-*-*"
+"""Pattern of the temporary files' names."""
+_tidied: set[Path] = set()
+"""Folders in which this process has looked for what others left behind."""
+_log = logging.getLogger(__name__)
+
+
+class OutputFile(io.FileIO):
+    """A file that is written from its beginning. All of what is given to :meth:`write` gets there, or it raises.
+
+    Libraries get no descriptor, with which they would write past it. Some wrap its errors, so it keeps them.
+
+    Args:
+        path: an existing file is emptied.
+        new: whether the file must not exist yet.
+
+    Attributes:
+        path: as given.
+        descriptor: of the open file.
+        failure: the error of a write, after which no other is tried.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+
+    def __init__(self, path: Path, new: bool = False) -> None:
+        super().__init__(path, "xb" if new else "wb")
+        self.path, self.descriptor = path, super().fileno()
+        self.failure: OSError | None = None
+
+    def fileno(self) -> int:
+        """There is none, see the class."""
+        raise io.UnsupportedOperation("fileno")
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write all of the data.
+
+        Raises:
+            OSError: it cannot be written, now or before.
+        """
+        if self.failure is not None:
+            raise self.failure
+        with memoryview(data) as given, given.cast("B") as left:
+            try:
+                write_all(self.descriptor, left)
+            except OSError as error:
+                self.failure = error
+                raise
+            return len(left)
+
+
+def write_all(descriptor: int, data: memoryview) -> None:
+    """Write bytes to an open file, in as many pieces as the system takes them in.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    done = 0
+    while done < len(data):
+        written = os.write(descriptor, data[done:])
+        if not written:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        done += written
+
+
+@contextmanager
+def replacing(path: Path, needed: int | None = None, sync: bool = False) -> Iterator[OutputFile]:
+    """A file that takes the place of another one once it is whole. Nothing changes if the context ends with an error.
+
+    Args:
+        path: the file to replace, which need not exist; its folder must.
+        needed: bytes that it needs, for the message of an error.
+        sync: whether the file must survive a loss of power from then on.
+
+    Raises:
+        NotWritten: it cannot be written.
+    """
+    path = Path(path)
+    with writing(path, needed):
+        _tidy(path.parent)
+        file = _new_beside(path)
+        try:
+            try:
+                yield file
+            except BaseException:
+                if file.failure is not None:  # a library may have made another error of it
+                    raise file.failure from None
+                raise
+            if file.failure is not None:
+                raise file.failure
+            if sync:
+                os.fsync(file.descriptor)
+            file.path.replace(path)
+        except BaseException:
+            file.path.unlink(missing_ok=True)  # a part of a file would keep a full disk full
+            raise
+        finally:
+            file.close()
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file atomically, as UTF-8. An existing file stays unchanged if writing fails.
+    """Write a file as UTF-8. An existing file stays unchanged if writing fails.
 
     Raises:
-        OSError: it cannot be written.
+        NotWritten: it cannot be written.
     """
-    temporary = beside(path)
+    data = text.encode()
+    with replacing(path, len(data)) as file:
+        file.write(data)
+
+
+def append(path: Path, text: str) -> None:
+    """Add text to the end of a file as UTF-8, all of it or nothing.
+
+    Raises:
+        NotWritten: it cannot be written.
+    """
+    data = text.encode()
+    with writing(path, len(data)):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        try:
+            before = os.fstat(descriptor).st_size
+            try:
+                write_all(descriptor, memoryview(data))
+            except BaseException:
+                os.ftruncate(descriptor, before)
+                raise
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def if_possible() -> Iterator[None]:
+    """Within the context, a file that cannot be written is a warning: no run ends because a picture is missing."""
     try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        yield
+    except OSError as error:
+        _log.warning("%s", error)
 
 
-def beside(path: Path) -> Path:
-    """A temporary name that only this process uses, in the same folder and with the same suffix."""
-    return path.with_name(f".{os.getpid()}-{path.name}")
+def _new_beside(path: Path) -> OutputFile:
+    """A locked new file with a temporary name, in the same folder and with the same suffix."""
+    while True:
+        file = OutputFile(path.with_name(f".cfl-{token_hex(4)}-{path.name}"), new=True)
+        held = lock(file.descriptor)
+        if held is None or (held and is_at(file.path, file.descriptor)):
+            return file
+        file.close()  # another process took it for a dead one's before it was locked
+
+
+def _tidy(folder: Path) -> None:
+    """Remove temporary files of processes that have ended, at this process's first write into a folder."""
+    place = folder.absolute()
+    if place in _tidied:
+        return
+    _tidied.add(place)
+    for path in place.glob(TEMPORARY):
+        if not _TEMPORARY.fullmatch(path.name):
+            continue
+        with suppress(OSError):  # it is not ours, or gone
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if lock(descriptor):
+                    path.unlink()
+            finally:
+                os.close(descriptor)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import logging
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from cfl.runtime.atomic_write import OutputFile
+from cfl.runtime.disk import not_written
 from cfl.runtime.errors import ConfigError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 _ZIP = b"PK\x03\x04"
 """First bytes of files written by torch.save."""
@@ -31,13 +37,55 @@ def write_checkpoint(content: Mapping[str, Any], path: Path) -> None:
     torch.load can read such a file, too: it ignores the bytes behind its archive.
 
     Raises:
-        OSError: it cannot be written.
+        NotWritten: it cannot be written.
     """
-    torch.save({**content, _MARK: True}, path)
-    with path.open("r+b") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        file.seek(0, os.SEEK_END)
-        file.write(_BEFORE_DIGEST + digest.encode())
+    file = None
+    try:
+        with _DigestedFile(path) as file:
+            torch.save({**content, _MARK: True}, file)
+            file.write(_BEFORE_DIGEST + file.digest.hexdigest().encode())
+    except (OSError, RuntimeError) as error:
+        failure = error if file is None else file.failure  # of which torch may make another error
+        if not isinstance(failure, OSError):
+            raise
+        raise not_written(path, failure, _size_of(content)) from failure
+
+
+class _DigestedFile(OutputFile):
+    """A file that is written from beginning to end, with the SHA-256 of what has been written so far."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.digest = hashlib.sha256()
+
+    def seekable(self) -> bool:
+        """No: the digest is of what is written in order."""
+        return False
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """See the base class."""
+        written = super().write(data)
+        self.digest.update(data)
+        return written
+
+
+class _Counter(io.BytesIO):
+    """Counts what is written, and keeps nothing."""
+
+    count = _END_BYTES
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Count the data."""
+        size = memoryview(data).nbytes
+        self.count += size
+        return size
+
+
+def _size_of(content: Mapping[str, Any]) -> int:
+    """Size of a checkpoint's file."""
+    counter = _Counter()
+    torch.save({**content, _MARK: True}, counter)
+    return counter.count
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

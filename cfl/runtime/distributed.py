@@ -10,19 +10,25 @@ import math
 import time
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cfl.runtime.errors import BadUpdate, ConfigError, DataFilesMissing
+from cfl.runtime.errors import FOR_USERS
+from cfl.runtime.heartbeat import Heartbeat
+from cfl.runtime.signals import Stopped
 
 T = TypeVar("T")
 Key = TypeVar("Key", bound=Hashable)
 
 _FAILURE = "cfl failure"
 _PATIENCE = 1.0  # seconds to wait for the reason of a failure after the failed process has ended
+
+
+_watch: list[Heartbeat] = []
+"""Of this process, while it is connected to others."""
 
 
 class ProcessFailed(RuntimeError):
@@ -158,11 +164,29 @@ def leave() -> None:
 # Failures of a process.
 
 
+def watch(patience: float) -> None:
+    """From now on tell which processes are silent; see :class:`cfl.runtime.heartbeat.Heartbeat`.
+
+    Args:
+        patience: seconds for which this process waits for the others.
+    """
+    unwatch()
+    if count() > 1:
+        store: Any = dist.distributed_c10d._get_default_store()
+        store = store.clone()  # this one's connection waits while process 0 is silent
+        _watch.append(Heartbeat(store, rank(), count(), patience))
+
+
+def unwatch() -> None:
+    """End :func:`watch`."""
+    while _watch:
+        _watch.pop().end()
+
+
 def report_failure(error: BaseException) -> None:
     """Tell the other processes that this one is about to end, and why."""
     if count() > 1:
-        told = isinstance(error, BadUpdate | ConfigError | DataFilesMissing)
-        reason = str(error) if told else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, (*FOR_USERS, Stopped)) else f"{type(error).__name__}: {error}"
         with suppress(RuntimeError):  # no other process is left
             dist.distributed_c10d._get_default_store().compare_set(_FAILURE, "", f"process {rank()}: {reason}")
 
@@ -211,7 +235,13 @@ def answered() -> Iterator[None]:
         while reason is None and time.monotonic() < until:
             time.sleep(0.05)
             reason = failure_elsewhere()
-        said = (str(error).splitlines() or [""])[0]
-        raise ProcessFailed(
-            reason or f"a process has ended without a word, or did not answer within the strategy's timeout ({said})"
-        ) from error
+        raise ProcessFailed(reason or _silence(error)) from error
+
+
+def _silence(error: RuntimeError) -> str:
+    """Why messages are not answered where nobody has said a reason."""
+    silent = [watch.name(rank) for watch in _watch for rank in watch.silent()]
+    if silent:
+        return f"{' and '.join(silent)} did not answer within trainer.strategy.timeout_seconds, as if stopped"
+    said = (str(error).splitlines() or [""])[0]
+    return f"a process has ended without a word, or did not answer within the strategy's timeout ({said})"

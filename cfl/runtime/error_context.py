@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cfl.runtime.distributed import ProcessFailed
-from cfl.runtime.errors import BadUpdate, ConfigError
+from cfl.runtime.errors import FOR_USERS
 
 
 class ErrorContext:
@@ -28,5 +28,5 @@ class ErrorContext:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, BadUpdate | ConfigError | ProcessFailed):
+        if isinstance(error, Exception) and not isinstance(error, (*FOR_USERS, ProcessFailed)):
             raise RuntimeError(f"{self._where()}: {type(error).__name__}: {error}") from error

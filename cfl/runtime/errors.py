@@ -45,3 +45,20 @@ class BadUpdate(RuntimeError):
 
 class DamagedFile(RuntimeError):
     """A file that this program wrote has changed since; the message names it."""
+
+
+class NotWritten(OSError):
+    """A file could not be written; the message names file and disk, and says how much is free and needed.
+
+    Args:
+        message: the sentence.
+        needed: bytes that the file needs, where that is known.
+    """
+
+    def __init__(self, message: str, needed: int | None = None) -> None:
+        super().__init__(message)
+        self.needed = needed
+
+
+FOR_USERS = (ConfigError, NotUnderstood, DataFilesMissing, BadUpdate, DamagedFile, NotWritten)
+"""Errors whose message alone is shown."""

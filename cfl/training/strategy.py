@@ -18,9 +18,11 @@ from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from torch import Tensor, nn
 
 from cfl.data.cohorts import CohortBatch
+from cfl.reporting import folder_lock
 from cfl.runtime import distributed
 from cfl.runtime.cpu_cores import usable_cores
 from cfl.runtime.errors import ConfigError
+from cfl.training.gathering import Gathering
 
 _SECONDS_BETWEEN_QUESTIONS = 1.0
 _SECONDS_TO_END = 5.0
@@ -55,14 +57,15 @@ class ClientParallel(DDPStrategy):
 
     def setup_environment(self) -> None:
         """Connect the processes and divide each machine's cores among those that run on it."""
-        super().setup_environment()
         self._take_over_children()
+        super().setup_environment()
+        distributed.watch(self.timeout_seconds)
         if not self._threads_are_set:
             torch.set_num_threads(fair_threads())
 
     def setup_distributed(self) -> None:
-        """As DDP's, with a plain message when not all processes come."""
-        with distributed.answered():
+        """As DDP's, with a plain message when not all processes come, and an end to the waiting."""
+        with distributed.answered(), Gathering(self._children, self.num_processes * self.num_nodes, self._put_away):
             super().setup_distributed()
         if "nccl" in (self.process_group_backend or ""):  # Lightning does so where that is all of the name
             atexit.register(distributed.leave)
@@ -150,11 +153,23 @@ class ClientParallel(DDPStrategy):
             self._asked_at = now
             distributed.raise_if_one_failed()
 
+    def teardown(self) -> None:
+        """As DDP's; from here on processes end when they are through."""
+        distributed.unwatch()
+        super().teardown()
+
+    def _put_away(self) -> None:
+        """What is left to do where this process ends while it waits for others to connect."""
+        for child in self._children:
+            child.kill()
+        folder_lock.release()
+
     def on_exception(self, exception: BaseException) -> None:
         """Tell the other processes, and see that those started here end."""
         elsewhere = distributed.cause_elsewhere(exception) is not None
         if not elsewhere:
             distributed.report_failure(exception)
+        distributed.unwatch()
         for child in self._children:
             if elsewhere:  # one of them may be telling what went wrong
                 with suppress(subprocess.TimeoutExpired):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
+import signal
 import subprocess
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from support.fabricated import every_table, fot, point, tables_of, write_run
 
 from cfl.papers.command import chosen_values, main
 from cfl.papers.definition import PAPERS
+from cfl.runtime import signals
 
 ROOT = PAPERS.parent.parent
 ONE = ["--methods", "fedavg", "--partition", "shards", "--bench", "five-datasets", "--scale", "smoke"]
@@ -177,9 +180,16 @@ def test_a_damaged_list_of_missing_data_is_named(tmp_path: Path, capsys: pytest.
     assert str(tmp_path / "missing-data.json") in capsys.readouterr().err
 
 
-def test_an_interrupted_command_ends_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> int:
-        raise KeyboardInterrupt
+def test_an_interrupted_command_ends_as_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def program() -> int:
+        signals.hold()
+        return main(["list"])
 
     monkeypatch.setattr("cfl.papers.command.papers", interrupted)
-    assert main(["list"]) == 130
+    assert signals.ended_by_signals(program) == 130
+    assert capsys.readouterr().err == "stopped by SIGINT\n"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.fabricated import every_table, fot, point, resolver, write_run
+from support.full_disk import FullDisk
 
 from cfl.papers.adopting import adopt
 from cfl.papers.cells import each_recipe
@@ -22,7 +23,7 @@ from cfl.papers.resolving import Resolver, same_experiment
 from cfl.papers.results import read_result, read_results
 from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.experiment import config_hash
-from cfl.runtime.errors import ConfigError
+from cfl.runtime.errors import ConfigError, NotWritten
 
 ROOT = PAPERS.parent.parent
 PAPER = fot()["table1"].paper
@@ -259,7 +260,7 @@ def test_a_copy_that_was_cut_off_is_no_finished_run(tmp_path: Path, monkeypatch:
             return copy(source, target, follow_symlinks=follow_symlinks)
 
         monkeypatch.setattr(shutil, "copyfile", cut_off)
-        with pytest.raises(KeyboardInterrupt):
+        with FullDisk(of="summary.json"), pytest.raises((KeyboardInterrupt, NotWritten)):
             adopt(elsewhere, [PAPER], tmp_path / "runs", resolver())
         results = read_results(tmp_path / "runs")
         assert (results.all, results.left_out) == ([], [])

@@ -1,18 +1,44 @@
-"""Files that others may be reading: written in one step, or left as they are."""
+"""Files that others may be reading: written in one step, or left as they are; and errors that name file and disk."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
+from support.full_disk import FullDisk
 
+from cfl.data.report import write_partition_csv
+from cfl.federation.row_store import FileRows
 from cfl.papers.command import main
 from cfl.reporting.compare.command import write_report
 from cfl.reporting.compare.writing import write_differences_csv, write_means_csv, write_runs_csv
+from cfl.reporting.figures import save
 from cfl.reporting.matrix_file import write_matrix_csv
-from cfl.runtime.atomic_write import write_whole
+from cfl.runtime import atomic_write
+from cfl.runtime.atomic_write import append, replacing, write_all, write_whole
+from cfl.runtime.checkpoint_file import read_checkpoint, write_checkpoint
+from cfl.runtime.disk import existing, mount_of, why
+from cfl.runtime.errors import NotWritten
+
+FULL = "no space is left on the disk at /"
+
+
+def checkpoint(path: Path) -> None:
+    with replacing(path) as file:
+        write_checkpoint({"federation": {"rows": torch.ones(1000)}, "state_dict": {}}, file.path)
+
+
+def arrays(path: Path) -> None:
+    with replacing(path) as file:
+        np.savez(file, values=np.ones(1000))
+
 
 Writer = Callable[[Path], object]
 WRITERS: dict[str, Writer] = {
@@ -23,31 +49,21 @@ WRITERS: dict[str, Writer] = {
     "differences": lambda path: write_differences_csv(path, []),
     "comparison.md": lambda path: write_report(path.parent, []),
     "report.html": lambda path: write_report(path.parent, []),
+    "picture.png": lambda path: save(Figure(), path),
+    "partition.csv": lambda path: write_partition_csv(path, [], []),
+    "some.ckpt": checkpoint,
+    "arrays.npz": arrays,
 }
 
 
-def tear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on a disk is full after three letters."""
-
-    def torn(self: Path, text: str, **_: object) -> int:
-        with self.open("w") as file:
-            file.write(text[:3])
-        raise OSError("disk full")
-
-    monkeypatch.setattr(Path, "write_text", torn)
-
-
 @pytest.mark.parametrize("name", WRITERS)
-def test_what_cannot_be_written_leaves_what_was_there(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_written_leaves_what_was_there(name: str, tmp_path: Path) -> None:
     """And nothing beside it."""
     path = tmp_path / name
     WRITERS[name](path)
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}
     assert before[path]
-    tear(monkeypatch)
-    with pytest.raises(OSError, match="disk full"):
+    with FullDisk(), pytest.raises(NotWritten, match=f"{tmp_path}.* cannot be written: {FULL}"):
         WRITERS[name](path)
     assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
 
@@ -58,7 +74,124 @@ def test_the_page_of_all_tables_is_written_in_one_step(tmp_path: Path, monkeypat
     monkeypatch.setattr("cfl.papers.command.page", lambda *_: "afterwards")
     assert main(["reproducibility", "--out", str(path)]) == 0
     assert path.read_text() == "afterwards"
-    tear(monkeypatch)
     monkeypatch.setattr("cfl.papers.command.page", lambda *_: "another")
-    assert main(["reproducibility", "--out", str(path)]) == 2
+    with FullDisk():
+        assert main(["reproducibility", "--out", str(path)]) == 2
     assert path.read_text() == "afterwards"
+
+
+def test_lines_are_added_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    append(path, "a,b\n")
+    with FullDisk(), pytest.raises(NotWritten):
+        append(path, "1,2\n")
+    assert path.read_text() == "a,b\n"
+    append(path, "1,2\n")
+    assert path.read_text() == "a,b\n1,2\n"
+
+
+def test_a_checkpoint_says_how_much_it_needs(tmp_path: Path) -> None:
+    """The size of the whole file, of which nothing is there."""
+    content = {"federation": {"rows": torch.ones(100_000)}, "state_dict": {}}
+    write_checkpoint(content, tmp_path / "whole")
+    size = (tmp_path / "whole").stat().st_size
+    assert size > 400_000
+    with FullDisk(), pytest.raises(NotWritten, match=rf" free, {size / 1000:.1f} kB needed\)$"):
+        write_checkpoint(content, tmp_path / "other")
+
+
+def test_a_file_of_its_digest_is_read_back(tmp_path: Path) -> None:
+    checkpoint(tmp_path / "a")
+    assert read_checkpoint(tmp_path / "a")["federation"]["rows"].sum() == 1000
+
+
+def test_rows_of_clients_name_their_folder(tmp_path: Path) -> None:
+    rows = FileRows(100, torch.float32, tmp_path)
+    said = f"the file of what clients keep, in {tmp_path}, cannot be written: {FULL}.* 1.2 kB needed"
+    with FullDisk(), pytest.raises(NotWritten, match=said):
+        rows.write(np.arange(3), torch.ones(3, 100))
+    rows.write(np.array([0, 2]), torch.ones(2, 100))
+    assert rows.read(np.array([2])).sum() == 100
+
+
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signals and some file systems make a write take in less than it was given."""
+    write, taken = os.write, []
+
+    def short(descriptor: int, data: memoryview) -> int:
+        taken.append(write(descriptor, data[:3]))
+        return taken[-1]
+
+    monkeypatch.setattr(os, "write", short)
+    write_whole(tmp_path / "a", "0123456789")
+    assert (tmp_path / "a").read_text() == "0123456789"
+    assert taken == [3, 3, 3, 1]
+    monkeypatch.setattr(os, "write", lambda *_: 0)  # for ever
+    with pytest.raises(OSError, match="Input/output error"):
+        write_all(1, memoryview(b"x"))
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (errno.ENOSPC, "no space is left on the disk at /"),
+        (errno.EDQUOT, "the disk quota at /"),
+        (errno.EROFS, "the file system at /"),
+        (errno.EIO, "the disk at /"),
+        (errno.EFBIG, r"ulimit -f"),
+        (errno.EACCES, "permission denied"),
+    ],
+)
+def test_every_reason_is_a_sentence(error: int, said: str, tmp_path: Path) -> None:
+    with FullDisk(error=error), pytest.raises(NotWritten, match=f"^{tmp_path}/a cannot be written: .*{said}"):
+        write_whole(tmp_path / "a", "text")
+
+
+def test_the_limit_of_the_system_is_named(tmp_path: Path) -> None:
+    """A real error of a real file: /dev/full has no space, whatever one writes."""
+    descriptor = os.open("/dev/full", os.O_WRONLY)
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        write_all(descriptor, memoryview(b"x"))
+    os.close(descriptor)
+    place = mount_of(existing(tmp_path / "no" / "such"))
+    assert os.path.ismount(place)
+    assert f"{tmp_path}/".startswith(f"{place}".rstrip("/") + "/")
+    assert why(tmp_path / "no" / "such", raised.value).startswith(f"no space is left on the disk at {place} (")
+
+
+# What killed processes left.
+
+
+def left(folder: Path, name: str) -> Path:
+    path = folder / name
+    path.write_text("a part")
+    return path
+
+
+def test_only_files_of_processes_that_have_ended_are_removed(tmp_path: Path) -> None:
+    """A living writer, here this process, holds a lock on its file; others' files have other names."""
+    dead = left(tmp_path, ".cfl-0123abcd-last.ckpt")
+    alive = left(tmp_path, ".cfl-89abcdef-last.ckpt")
+    others = [left(tmp_path, name) for name in (".cfl-notes", ".cfl-0123abcd", "cfl-0123abcd-x", ".cfl-0123ABCD-x")]
+    (tmp_path / ".cfl-01234567-folder").mkdir()
+    elsewhere = left(tmp_path.parent, "elsewhere")
+    (tmp_path / ".cfl-76543210-link").symlink_to(elsewhere)
+    with alive.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        write_whole(tmp_path / "a", "text")
+        assert not dead.exists()
+        assert alive.read_text() == "a part"
+    assert all(path.exists() for path in [*others, tmp_path / ".cfl-01234567-folder", elsewhere])
+
+
+def test_a_file_that_is_being_written_is_never_taken_for_a_dead_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process looks through the folder while this one writes."""
+    with replacing(tmp_path / "a") as file:
+        file.write(b"one ")
+        monkeypatch.setattr(atomic_write, "_tidied", set())
+        write_whole(tmp_path / "b", "text")
+        file.write(b"two")
+    assert (tmp_path / "a").read_text() == "one two"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]

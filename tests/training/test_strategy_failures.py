@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
+import platform
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +20,7 @@ from support.tiny_parallel import Crew, Failed, Poison
 from cfl.data.schedule import RoundPlan
 from cfl.engines.cohort import Cohort
 from cfl.methods import Method
+from cfl.runtime import heartbeat
 from cfl.runtime.distributed import rank
 from cfl.training.strategy import ClientParallel
 
@@ -147,3 +152,66 @@ def test_a_process_that_hangs_is_given_up() -> None:
     assert first.kind == "ProcessFailed"
     assert "did not answer" in first.message
     assert 3.0 <= seconds < SOON + 3.0
+
+
+# Processes that are stopped, not dead.
+
+
+def stop_oneself() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(0.5)  # for the others to notice that it is back
+
+
+class Stops(Trouble):
+    """One process stops itself at the end of round 1."""
+
+    def __init__(self, process: int) -> None:
+        super().__init__("end_round", stop_oneself)
+        self.process = process
+
+    def end_round(self, plan: RoundPlan) -> None:
+        if plan.round == 1 and rank() == self.process:
+            stop_oneself()
+
+
+def told(method: Method, timeout: float) -> str:
+    """What a process says on standard error in a run with short times."""
+    heartbeat.BEAT, heartbeat.SILENT = 0.05, 0.5
+    with redirect_stderr(io.StringIO()) as said:
+        run(method, None, timeout)
+    return "".join(line for line in said.getvalue().splitlines(True) if line.startswith("process "))
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_a_stopped_process_is_named_and_waited_for(process: int) -> None:
+    """Also if it is the one through which the others talk."""
+    crew = Crew(2)
+    crew.start(told, Stops(process), 60.0)
+    wait_until_stopped(crew.processes[process].pid)
+    time.sleep(1.0)
+    os.kill(crew.processes[process].pid or 0, signal.SIGCONT)
+    said = crew.outcomes()
+    pid = crew.processes[process].pid
+    crew.close()
+    name = f"process {process} (on {platform.node()}, pid {pid})"
+    lines = said[1 - process].splitlines()
+    assert len(lines) == 2
+    wait = "has given no sign of life for 0.5 s, as if stopped; the others wait for it up to 60 s"
+    assert lines[0] == f"{name} {wait} (trainer.strategy.timeout_seconds)"
+    assert lines[1] == f"{name} is back"
+    assert said[process] == ""
+
+
+def test_a_stopped_process_that_stays_so_is_given_up_by_name() -> None:
+    crew = Crew(2)
+    crew.start(told, Stops(1), 3.0)
+    first, pid = crew.outcome(0), crew.processes[1].pid
+    crew.close()
+    assert first.kind == "ProcessFailed"
+    name = f"process 1 (on {platform.node()}, pid {pid})"
+    assert first.message == f"{name} did not answer within trainer.strategy.timeout_seconds, as if stopped"
+
+
+def wait_until_stopped(pid: int | None) -> None:
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        time.sleep(0.01)

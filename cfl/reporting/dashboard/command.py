@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.errors import ConfigError
 
 
@@ -75,7 +76,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.dry_run is not None:
         made = [of(entity, project, options.title, options.benchmark) for of in (workspace_of, report_of)]
         options.dry_run.parent.mkdir(parents=True, exist_ok=True)
-        options.dry_run.write_text(json.dumps(as_plain(*made), indent=2) + "\n", encoding="utf-8")
+        write_whole(options.dry_run, json.dumps(as_plain(*made), indent=2) + "\n")
         print(options.dry_run)
         return
     import wandb

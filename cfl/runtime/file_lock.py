@@ -1,0 +1,29 @@
+"""Locks on files, which end with the process that holds them, however it ends."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+
+def lock(descriptor: int) -> bool | None:
+    """Lock an open file for this process, without waiting.
+
+    Returns:
+        Whether it is locked now; False if another process holds it, None on file systems that know no locks.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return False if error.errno in (errno.EWOULDBLOCK, errno.EACCES) else None
+    return True
+
+
+def is_at(path: Path, descriptor: int) -> bool:
+    """Whether an open file is still the one of that name: whoever held it may have deleted it since it was opened."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False

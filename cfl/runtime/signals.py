@@ -1,0 +1,143 @@
+"""Ends the program when a signal asks for it: one line, the exit status that shells expect, and no traceback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask a program to end."""
+_RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
+
+
+class Stopped(BaseException):
+    """A signal asks the program to end now.
+
+    Args:
+        number: of the signal.
+
+    Attributes:
+        status: exit status of the program.
+        advice: what the user may do then.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.status = 128 + number
+        self.advice = ""
+
+
+class _Program:
+    """What the handler has to know.
+
+    Attributes:
+        runs: whether the handler is installed.
+        holds: whether there is something to put away, so that the program ends by an exception.
+        terminals: descriptors of the output that goes to a terminal.
+    """
+
+    runs = False
+    holds = False
+    terminals: tuple[int, ...] = ()
+
+
+def ended_by_signals(main: Callable[[], int]) -> int:
+    """Run a program that signals may end at any time; return its exit status.
+
+    Args:
+        main: the program; returns its exit status.
+    """
+    try:
+        with _handlers():
+            return main()
+    except Stopped as stopped:
+        if speaks():
+            print(f"{stopped}{stopped.advice}", file=sys.stderr)
+        return stopped.status
+
+
+def hold() -> None:
+    """From now on a signal ends the program by :class:`Stopped`, so that what it holds is put away.
+
+    Before that it ends without ado: while modules are imported, an exception may be swallowed.
+    """
+    _Program.holds = True
+
+
+def stop(number: int, frame: FrameType | None = None) -> None:
+    """Handle a signal: end the program. Another one ends it at once, whatever it does.
+
+    Raises:
+        Stopped: after :func:`hold`.
+    """
+    for each in NUMBERS:
+        _set(each, signal.SIG_DFL)
+    leave_terminal(number)
+    if _Program.holds:
+        raise Stopped(number)
+    if speaks():
+        os.write(2, f"{Stopped(number)}\n".encode())
+    os._exit(128 + number)
+
+
+def leave_terminal(number: int) -> None:
+    """After SIGHUP, write no more to a terminal, which is gone: every output would be an error."""
+    if number == signal.SIGHUP and _Program.terminals:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in _Program.terminals:
+            os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+
+
+def at_once(number: int) -> Any:
+    """The handler with which a signal ends the process at once, in the program or, say, in a notebook."""
+    ends = _Program.runs or number != signal.SIGINT
+    return signal.SIG_DFL if ends else signal.default_int_handler
+
+
+def is_ignored(number: int) -> bool:
+    """Whether a signal is ignored from the start, as nohup has it."""
+    return signal.getsignal(number) == signal.SIG_IGN
+
+
+def take_over() -> None:
+    """Handle signals by :func:`stop` again, if this is the program and a library has set handlers of its own."""
+    if _Program.runs:
+        for number in NUMBERS:
+            _set(number, stop)
+
+
+@contextmanager
+def _handlers() -> Iterator[None]:
+    """Within the context, signals end the program. Nothing is done outside the main thread."""
+    before = {number: signal.getsignal(number) for number in NUMBERS}
+    _Program.holds = False
+    _Program.terminals = tuple(descriptor for descriptor in (1, 2) if os.isatty(descriptor))
+    try:
+        for number in NUMBERS:
+            _set(number, stop)
+    except ValueError:
+        yield
+        return
+    _Program.runs = True
+    try:
+        yield
+    finally:
+        _Program.runs = False
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _set(number: int, handler: Any) -> None:
+    if not is_ignored(number):
+        signal.signal(number, handler)
+
+
+def speaks() -> bool:
+    """Whether this is the only process, or the first of several, by what launchers put into the environment."""
+    return next((os.environ[name] for name in _RANKS if name in os.environ), "0") == "0"
