@@ -40,11 +40,13 @@ class Ended:
 
     Attributes:
         status: its exit status, negative for a signal; None if it was stopped because it took too long.
-        output: what it printed.
+        printed: on standard output.
+        said: on standard error.
     """
 
     status: int | None
-    output: str
+    printed: str
+    said: str
 
 
 def run(
@@ -58,19 +60,19 @@ def run(
         seconds: time of a CPU that it may take. Three times as long may pass, so that waiting is noticed as well.
         folder: where it runs; None is the current folder.
     """
-    log = os.memfd_create("output")
+    logs = [os.memfd_create(name) for name in ("printed", "said")]
     try:
         child = os.fork()
         if child == 0:
-            _be_the_command(list(arguments), prepare, seconds, folder, log)
+            _be_the_command(list(arguments), prepare, seconds, folder, logs)
         status = _status_of(child, 3 * seconds)
         with suppress(ProcessLookupError):  # processes that it has started, which are of its group
             os.killpg(child, signal.SIGKILL)
-        os.lseek(log, 0, os.SEEK_SET)
-        output = os.read(log, _LOG_BYTES).decode(errors="replace")
+        printed, said = (os.pread(log, _LOG_BYTES, 0).decode(errors="replace") for log in logs)
     finally:
-        os.close(log)
-    return Ended(None if status == -signal.SIGXCPU else status, output)
+        for log in logs:
+            os.close(log)
+    return Ended(None if status == -signal.SIGXCPU else status, printed, said)
 
 
 def _status_of(child: int, seconds: float) -> int | None:
@@ -93,12 +95,12 @@ def _is_stopped(process: int) -> bool:
 
 
 def _be_the_command(
-    arguments: list[str], prepare: Preparation | None, seconds: float, folder: Path | None, log: int
+    arguments: list[str], prepare: Preparation | None, seconds: float, folder: Path | None, logs: list[int]
 ) -> NoReturn:
     status: Any = 99
     try:
         os.setsid()
-        _redirect(log)
+        _redirect(logs)
         if folder is not None:
             os.chdir(folder)
         sys.argv = ["cfl", *arguments]
@@ -123,9 +125,9 @@ def _be_the_command(
     os._exit(status if isinstance(status, int) else int(status is not None))
 
 
-def _redirect(log: int) -> None:
+def _redirect(logs: list[int]) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+    for target, source in enumerate((nothing, *logs)):
         os.dup2(source, target)
     # The streams of this process may hold what another one is still to write.
     sys.stdin = open(0, closefd=False)  # noqa: SIM115

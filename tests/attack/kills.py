@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attack import children, points, sameness, trials
-from attack.outcomes import Outcome, failure
+from attack.outcomes import Outcome, failure, refusal
 
 SIGNALS = (*[signal.SIGKILL] * 4, signal.SIGTERM, signal.SIGINT)
 """What processes are sent, as often as they stand here."""
-_LAST_CALLS = 0.995
+_LAST_CALLS = 0.95
 """Share of a run's calls in which random moments lie; the last ones are the interpreter's."""
 
 
@@ -38,6 +38,11 @@ class Kill(NamedTuple):
     def __str__(self) -> str:
         return f"{self.number.name} at {self.point}, time {self.time}"
 
+    @property
+    def statuses(self) -> set[int]:
+        """Exit statuses of a process that is sent the signal; 0 where its last round was over, or it went on."""
+        return {0, -self.number} | ({128 + self.number} if self.number != signal.SIGKILL else set())
+
 
 class Whole:
     """Trials' runs that are left alone, each made when it is asked for.
@@ -48,24 +53,24 @@ class Whole:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._counts: dict[tuple[str, bool], dict[str, int]] = {}
+        self._counts: dict[str, dict[str, int]] = {}
 
-    def run(self, trial: str, often: bool) -> Path:
+    def run(self, trial: str) -> Path:
         """The folder of a trial's run."""
-        folder = self._folder / f"{trial.replace(' ', '-')}-{'often' if often else 'seldom'}"
-        if (trial, often) not in self._counts:
+        folder = self._folder / trial.replace(" ", "-")
+        if trial not in self._counts:
             counted = folder.with_suffix(".txt")
-            ended = children.run(trials.arguments(trial, folder), _prepared(often, points.count_into(counted)), 60)
+            ended = children.run(trials.arguments(trial, folder), _prepared(True, points.count_into(counted)), 60)
             if ended.status != 0:
-                raise RuntimeError(f"the run of {trial} that nobody attacks fails: {ended.output[-2000:]}")
+                raise RuntimeError(f"the run of {trial} that nobody attacks fails: {ended.said[-2000:]}")
             lines = (line.split(" ", 1) for line in counted.read_text().splitlines())
-            self._counts[trial, often] = {name: int(count) for count, name in lines}
+            self._counts[trial] = {name: int(count) for count, name in lines}
         return folder
 
-    def counts(self, trial: str, often: bool) -> dict[str, int]:
-        """Point -> how often a trial's run reaches it."""
-        self.run(trial, often)
-        return self._counts[trial, often]
+    def counts(self, trial: str) -> dict[str, int]:
+        """Point -> how often a trial's run reaches it if it writes a checkpoint after every round."""
+        self.run(trial)
+        return self._counts[trial]
 
 
 def _prepared(often: bool, then: children.Preparation | None = None) -> children.Preparation:
@@ -96,21 +101,20 @@ def cases(count: int, seed: int, folder: Path) -> Iterator[tuple[str, Callable[[
 def _run(name: str, trial: str, number: int, seed: int, whole: Whole, folder: Path) -> Outcome:
     draw = random.Random(f"kill {number} {seed}")
     often = draw.random() < 0.7
-    kills = [_chosen(draw, whole.counts(trial, often)) for _ in range(2 if draw.random() < 0.2 else 1)]
+    counts = {point: count for point, count in whole.counts(trial).items() if often or "checkpoint" not in point}
+    kills = [_chosen(draw, counts) for _ in range(2 if draw.random() < 0.2 else 1)]
     command = trials.arguments(trial, folder)
     told = f"{' then '.join(map(str, kills))}: cfl {shlex.join(command)}"
     for kill in kills:
-        strike = partial(_send, kill.number)
-        ended = children.run(command, _prepared(often, points.strike_at(kill.point, kill.time, strike)), 30)
-        expected = {-signal.SIGKILL} if kill.number == signal.SIGKILL else {0, 128 + kill.number, -kill.number}
-        found = failure(ended) if ended.status not in expected or "Traceback" in ended.output else None
-        if found is not None:
-            return Outcome(name, *found, told)
+        strike = points.strike_at(kill.point, kill.time, partial(_send, kill.number))
+        ended = children.run(command, _prepared(often, strike), 30)
+        if ended.status not in kill.statuses or "Traceback" in ended.said:
+            return Outcome(name, *(failure(ended) or refusal(ended, [])), told)
     ended = children.run(command, _prepared(often), 30)
     if ended.status != 0:
-        verdict, detail = failure(ended) or ("different", f"resuming is refused: {ended.output.strip()[-500:]}")
-        return Outcome(name, verdict, detail, told)
-    outcome = Outcome(name, *sameness.verdict(folder, whole.run(trial, often)), told)
+        said = ended.said.strip()[-500:]
+        return Outcome(name, *(failure(ended) or ("different", f"it cannot be resumed: {said}")), told)
+    outcome = Outcome(name, *sameness.verdict(folder, whole.run(trial)), told)
     if outcome.verdict == "equal":
         shutil.rmtree(folder)
     return outcome

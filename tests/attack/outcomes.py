@@ -53,8 +53,8 @@ def failure(ended: Ended) -> tuple[str, str] | None:
     """A verdict and its detail for a command that hung, died or ended in a traceback; None for any other."""
     if ended.status is None:
         return "hang", "no answer in time" + _last_words(ended)
-    if "Traceback (most recent call last)" in ended.output:
-        return "traceback", ended.output.strip().splitlines()[-1][:300]
+    if "Traceback (most recent call last)" in ended.said:
+        return "traceback", ended.said.strip().splitlines()[-1][:300]
     if ended.status < 0 or ended.status == 99:
         return "traceback", f"died of {died_of(ended.status)}{_last_words(ended)}"
     return None
@@ -66,13 +66,13 @@ def died_of(status: int) -> str:
 
 
 def _last_words(ended: Ended) -> str:
-    lines = ended.output.strip().splitlines()
+    lines = ended.said.strip().splitlines()
     return f", after: {lines[-1][:200]}" if lines else ", without a word"
 
 
 def sentence(ended: Ended) -> str:
     """The error that a command ended with; empty if it printed none."""
-    found = re.search(r"^(error: .*|usage: .*)", ended.output, re.DOTALL | re.MULTILINE)
+    found = re.search(r"^(error: .*|usage: .*)", ended.said, re.DOTALL | re.MULTILINE)
     return found[1].strip() if found else ""
 
 

@@ -106,7 +106,7 @@ def watch_calls(stack: ExitStack, reached: Callable[[str], None]) -> None:
 
 
 def count_into(file: Path) -> Callable[[ExitStack], None]:
-    """Make a preparation that counts how often every point is reached, and writes that into a file, a line per point."""
+    """Make a preparation that counts how often every point is reached, and writes a line per point into a file."""
 
     def prepare(stack: ExitStack) -> None:
         counts: Counter[str] = Counter()

@@ -22,8 +22,15 @@ _NETWORKS: dict[str, dict[str, Any]] = {
     "L2P": {
         "class_path": "PromptedViT",
         "init_args": {
-            **{"pool_size": 4, "prompt_length": 2, "top_k": 2, "image_size": 4, "patch_size": 2, "num_layers": 1},
-            **{"num_heads": 2, "hidden_dim": 8, "mlp_dim": 8},
+            "pool_size": 4,
+            "prompt_length": 2,
+            "top_k": 2,
+            "image_size": 4,
+            "patch_size": 2,
+            "num_layers": 1,
+            "num_heads": 2,
+            "hidden_dim": 8,
+            "mlp_dim": 8,
         },
     },
     "FedCIL": {
