@@ -30,6 +30,7 @@ MEMORY = 3 << 30
 _LARGEST_FILE = 1 << 30
 _LOG_BYTES = 1 << 20
 _STEP = 0.1
+Program = Callable[[list[str]], int]
 Preparation = Callable[[ExitStack], None]
 """What is changed in the process before its command begins, undone when the stack ends."""
 
@@ -50,7 +51,11 @@ class Ended:
 
 
 def run(
-    arguments: Sequence[str], prepare: Preparation | None = None, seconds: float = SECONDS, folder: Path | None = None
+    arguments: Sequence[str],
+    prepare: Preparation | None = None,
+    seconds: float = SECONDS,
+    folder: Path | None = None,
+    program: Program = main,
 ) -> Ended:
     """Run a command to its end.
 
@@ -59,12 +64,13 @@ def run(
         prepare: called in the new process.
         seconds: time of a CPU that it may take. Three times as long may pass, so that waiting is noticed as well.
         folder: where it runs; None is the current folder.
+        program: what is called with the arguments, and returns an exit status.
     """
     logs = [os.memfd_create(name) for name in ("printed", "said")]
     try:
         child = os.fork()
         if child == 0:
-            _be_the_command(list(arguments), prepare, seconds, folder, logs)
+            _be_the_command(list(arguments), prepare, seconds, folder, program, logs)
         status = _status_of(child, 3 * seconds)
         with suppress(ProcessLookupError):  # processes that it has started, which are of its group
             os.killpg(child, signal.SIGKILL)
@@ -95,7 +101,12 @@ def _is_stopped(process: int) -> bool:
 
 
 def _be_the_command(
-    arguments: list[str], prepare: Preparation | None, seconds: float, folder: Path | None, logs: list[int]
+    arguments: list[str],
+    prepare: Preparation | None,
+    seconds: float,
+    folder: Path | None,
+    program: Program,
+    logs: list[int],
 ) -> NoReturn:
     status: Any = 99
     try:
@@ -112,7 +123,7 @@ def _be_the_command(
             if prepare is not None:
                 prepare(stack)
             _limit(seconds)
-            status = main(arguments)
+            status = program(arguments)
     except SystemExit as exit:
         status = exit.code
     except BaseException:

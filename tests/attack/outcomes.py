@@ -19,6 +19,7 @@ VERDICTS = {
     "meaningless": "accepted though it can mean nothing",
     "different": "did not end as the run that was left alone",
     "littered": "ended so, but left files that the other run did not",
+    "recorded": "a damaged file of data whose content was used, and of which the run has another digest",
     "used": "a damaged file whose content was used",
 }
 """What the words in the table mean."""
