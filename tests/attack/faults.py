@@ -77,7 +77,7 @@ def _run(name: str, trial: str, whole: Path, number: int, operation: str, fault:
         file = operation.partition(" ")[2]
         said = failure(ended) or refusal(ended, [file, folder.name])
         if verdict == "equal":
-            verdict, detail = ("equal", "") if said[0] == "refused" else said
+            verdict, detail = ("equal", "") if said[0] == "refused" else (said[0], f"{said[1]}; resumed: equal")
         else:
             detail = f"{detail}; before: {said[0]}: {said[1]}"
     if verdict == "equal":

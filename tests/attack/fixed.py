@@ -104,8 +104,13 @@ def _npz(change: Callable[[dict[str, np.ndarray]], object], valid: bool | None =
 
 
 def _on_npz(folder: Path, *words: str) -> list[str]:
-    source = ("--data.stream.source", "Arrays", "--data.stream.source.path", str(folder / "own.npz"))
-    return [*_TINY, "--data.stream", "ClassSplit", "--data.stream.num_tasks", "2", *source, *words]
+    source = {"class_path": "Arrays", "init_args": {"path": str(folder / "own.npz")}}
+    return [*_TINY, "--data.stream", "ClassSplit", "--data.stream.num_tasks", "2", *_only(source), *words]
+
+
+def _only(source: Mapping[str, Any]) -> list[str]:
+    """Options for a source that keeps nothing of tiny.yaml's."""
+    return ["--data.stream.source", "Digits", f"--data.stream.source={json.dumps(source)}"]
 
 
 def _relabelled(of: Mapping[int, int] | Callable[[np.ndarray], np.ndarray], *parts: str) -> Callable[[Any], None]:
@@ -174,8 +179,8 @@ def _images(change: Callable[[Path], object], valid: bool | None = None) -> Case
     def make(folder: Path) -> list[list[str]]:
         data_files.write_images(folder / "own")
         change(folder / "own")
-        source = ("--data.stream.source", "ImageFolder", "--data.stream.source.folder", str(folder / "own"))
-        return [[*_TINY, "--data.stream.num_tasks", "2", *source, "--data.stream.source.shape", "[1, 4, 4]"]]
+        source = {"class_path": "ImageFolder", "init_args": {"folder": str(folder / "own"), "shape": [1, 4, 4]}}
+        return [[*_TINY, "--data.stream.num_tasks", "2", *_only(source)]]
 
     return Case(make, ("own", "source"), valid)
 

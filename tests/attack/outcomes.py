@@ -89,4 +89,5 @@ def refusal(ended: Ended, names: list[str]) -> tuple[str, str]:
         return "unclear", f"status {ended.status} without an error{_last_words(ended)}"
     if len(said) > LONGEST_SENTENCE:
         return "unclear", f"{len(said)} characters: {said[:150]} ..."
-    return ("refused" if any(name in said for name in names) else "unclear"), said[:600]
+    named = any(name.lower() in said.lower() for name in names)
+    return ("refused" if named else "unclear"), said[:600]

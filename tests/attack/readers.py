@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import pickle
 import shutil
@@ -29,6 +30,8 @@ from cfl.papers.kept import read_kept
 from cfl.reporting.csv_file import RunFolderError
 from cfl.runtime.errors import ConfigError
 
+_DATA = "data"
+"""Where data are looked for, if nobody says anything else."""
 RUN, HALF, OUT = "run", "half", "out"
 """Folders below a case's: a finished run, one that was stopped, and what a command writes."""
 
@@ -82,27 +85,29 @@ def _must(command: list[str], folder: Path) -> None:
 
 
 def _npz(folder: Path) -> None:
-    np.savez(folder / data_files.NPZ, **data_files.arrays())
+    (folder / _DATA).mkdir()
+    np.savez(folder / _DATA / data_files.NPZ, **data_files.arrays())
 
 
 def _npz_compressed(folder: Path) -> None:
-    np.savez_compressed(folder / data_files.NPZ, **data_files.arrays())
+    (folder / _DATA).mkdir()
+    np.savez_compressed(folder / _DATA / data_files.NPZ, **data_files.arrays())
 
 
 def _images(folder: Path) -> None:
-    data_files.write_images(folder / data_files.IMAGES)
+    data_files.write_images(folder / _DATA / data_files.IMAGES)
 
 
 def _mnist(folder: Path) -> None:
-    data_files.write_mnist(folder / data_files.MNIST / "raw")
+    data_files.write_mnist(folder / _DATA / data_files.MNIST / "raw")
 
 
-_CIFAR = "cifar-100-python"
+_CIFAR = f"{_DATA}/cifar-100-python"
 
 
 def _cifar(folder: Path) -> None:
     """CIFAR-100's files with 200 and 100 images."""
-    (folder / _CIFAR).mkdir()
+    (folder / _CIFAR).mkdir(parents=True)
     draw = np.random.default_rng(0)
     for name, count in (("train", 200), ("test", 100)):
         images = draw.integers(0, 256, (count, 3072), dtype=np.uint8)
@@ -200,17 +205,17 @@ _COMPARE = ("compare", RUN, "other", "--out", OUT)
 _FIT = (*_TINY, "--run.dir", RUN)
 
 
-def _of_source(name: str, *more: str) -> tuple[str, ...]:
-    return (*_FIT, "--data.root=.", f"--data.stream.source={name}", *more)
+def _of_source(name: str, **options: Any) -> tuple[str, ...]:
+    source = {"class_path": name, "init_args": options}
+    # Digits between, so that nothing is kept of tiny.yaml's source.
+    return (*_FIT, "--data.stream.source=Digits", f"--data.stream.source={json.dumps(source)}")
 
 
-_ARRAYS = _of_source("Arrays", f"--data.stream.source.path={data_files.NPZ}")
-_FOLDER = _of_source(
-    "ImageFolder", f"--data.stream.source.folder={data_files.IMAGES}", "--data.stream.source.shape=[1, 4, 4]"
-)
+_ARRAYS = _of_source("Arrays", path=data_files.NPZ)
+_FOLDER = _of_source("ImageFolder", folder=data_files.IMAGES, shape=[1, 4, 4])
 _EXPORT = ("export", "--ckpt_path", f"{RUN}/last.ckpt", "--out", "model.safetensors", "--client", "0")
 _ON_DISK = (*_FIT, *_METHODS, "--federated.client_state_memory_mb=0")
-_RAW = f"{data_files.MNIST}/raw"
+_RAW = f"{_DATA}/{data_files.MNIST}/raw"
 
 
 def _of_run(file: str) -> Reader:
@@ -236,14 +241,14 @@ READERS: dict[str, Reader] = {
     "rounds compared": _of_run("rounds.csv"),
     "partition compared": _of_run("partition.csv"),
     "client's matrix compared": _of_run("clients/accuracy_matrix_000.csv"),
-    "npz": Reader(data_files.NPZ, _ARRAYS, _results_of(RUN), _npz),
-    "npz compressed": Reader(data_files.NPZ, _ARRAYS, _results_of(RUN), _npz_compressed),
+    "npz": Reader(f"{_DATA}/{data_files.NPZ}", _ARRAYS, _results_of(RUN), _npz),
+    "npz compressed": Reader(f"{_DATA}/{data_files.NPZ}", _ARRAYS, _results_of(RUN), _npz_compressed),
     "idx images": Reader(f"{_RAW}/train-images-idx3-ubyte", _of_source("MNIST"), _results_of(RUN), _mnist, ("MNIST",)),
     "idx labels": Reader(f"{_RAW}/t10k-labels-idx1-ubyte", _of_source("MNIST"), _results_of(RUN), _mnist, ("MNIST",)),
     "cifar": Reader(
         f"{_CIFAR}/train", _of_source("CIFAR100"), _results_of(RUN), _cifar, ("CIFAR100",), prepare=_published
     ),
-    "image": Reader(f"{data_files.IMAGES}/train/a/0.png", _FOLDER, _results_of(RUN), _images),
+    "image": Reader(f"{_DATA}/{data_files.IMAGES}/train/a/0.png", _FOLDER, _results_of(RUN), _images),
     "weights": Reader(
         "vit.pt", (*_FIT, "--config", "vit.yaml"), _results_of(RUN), _weights, ("model.network.weights",)
     ),
