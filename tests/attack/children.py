@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import faulthandler
 import os
 import resource
 import select
@@ -88,6 +89,8 @@ def _status_of(child: int, seconds: float) -> int | None:
         while not select.select([handle], [], [], _STEP)[0]:
             passed += 0 if _is_stopped(child) else _STEP
             if passed > seconds:
+                os.kill(child, signal.SIGXCPU)  # it says where it is
+                select.select([handle], [], [], 1.0)
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
                 return None
@@ -122,6 +125,7 @@ def _be_the_command(
             stack.enter_context(tiny_cli.shortened(arguments))
             if prepare is not None:
                 prepare(stack)
+            faulthandler.register(signal.SIGXCPU, file=2, chain=True)
             _limit(seconds)
             status = program(arguments)
     except SystemExit as exit:

@@ -26,6 +26,7 @@ VERDICTS = {
 FAILURES = frozenset({"traceback", "hang", "different", "littered", "used"})
 """Verdicts that must not be."""
 LONGEST_SENTENCE = 2000
+_TRACEBACK = "Traceback (most recent call last)"
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,23 @@ class Outcome:
 def failure(ended: Ended) -> tuple[str, str] | None:
     """A verdict and its detail for a command that hung, died or ended in a traceback; None for any other."""
     if ended.status is None:
-        return "hang", "no answer in time" + _last_words(ended)
-    if "Traceback (most recent call last)" in ended.said:
-        return "traceback", ended.said.strip().splitlines()[-1][:300]
+        return "hang", f"no answer in time{_where(ended.said)}{_last_words(ended)}"
+    if _TRACEBACK in ended.said:
+        after = ended.said.rpartition(_TRACEBACK)[2].strip("\n").splitlines()
+        raised = next((line for line in after if line and not line.startswith(" ")), "")
+        return "traceback", f"{raised[:300]}{_where(ended.said)}"
     if ended.status < 0 or ended.status == 99:
         return "traceback", f"died of {died_of(ended.status)}{_last_words(ended)}"
     return None
+
+
+def _where(said: str) -> str:
+    """The line of the package that a stack names nearest to what was being done."""
+    places = re.findall(r'File "[^"]*/((?:cfl|callbacks)/[^"]+)", line (\d+)', said.rpartition(_TRACEBACK)[2])
+    if not places:
+        return ""
+    file, line = places[-1 if _TRACEBACK in said else 0]
+    return f" in {file}, line {line}"
 
 
 def died_of(status: int) -> str:
@@ -67,7 +79,7 @@ def died_of(status: int) -> str:
 
 
 def _last_words(ended: Ended) -> str:
-    lines = ended.said.strip().splitlines()
+    lines = [line for line in ended.said.splitlines() if line.strip() and not line.startswith((" ", "Current thread"))]
     return f", after: {lines[-1][:200]}" if lines else ", without a word"
 
 
