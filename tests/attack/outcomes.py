@@ -26,7 +26,7 @@ VERDICTS = {
 FAILURES = frozenset({"traceback", "hang", "different", "littered", "used"})
 """Verdicts that must not be."""
 LONGEST_SENTENCE = 2000
-_TRACEBACK = "Traceback (most recent call last)"
+_TRACEBACK = "Traceback (most recent call last):"
 
 
 @dataclass(frozen=True)
