@@ -37,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = Report(options.out)
     children.warm()
     for kind, (cases, _) in KINDS.items():
+        if not fnmatch(kind, options.only.partition("/")[0]):
+            continue
         for name, run in cases(getattr(options, kind), options.seed, report.folder):
             if fnmatch(name, options.only):
                 report.add(run())

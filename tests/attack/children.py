@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import faulthandler
+import gc
 import os
 import resource
 import select
@@ -171,3 +172,5 @@ def warm() -> None:
     with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
         for command in ("fit", "validate", "test"):  # each is refused before it computes anything
             tiny_cli.run(command, "--config", str(tiny_cli.TINY), "--run.dir", os.devnull)
+    gc.collect()
+    gc.freeze()  # collections in forked processes would copy the memory that they share with this one

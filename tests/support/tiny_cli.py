@@ -29,6 +29,11 @@ PARAMETERS = 16 * 8 + 8 + 8 * 4 + 4
 """Weights of tiny.yaml's network."""
 
 
+_DRAWN = (
+    "cfl.data.report.partition_figure",
+    *(f"cfl.callbacks.run_record.{name}" for name in ("accuracy_heatmap", "accuracy_curve", "learning_curves")),
+)
+"""What makes the pictures of a run."""
 _BUILT: dict[tuple[Any, ...], dict[str, Any]] = {}
 _setup_parser = FederatedCLI.setup_parser
 
@@ -68,6 +73,8 @@ def shortened(arguments: Sequence[str], pictures: bool = False) -> Iterator[None
         if subcommand:
             stack.enter_context(mock.patch.object(FederatedCLI, "subcommands", return_value=subcommand))
         if not pictures:
+            for name in _DRAWN:
+                stack.enter_context(mock.patch(name, return_value=Figure()))
             stack.enter_context(mock.patch.object(Figure, "savefig", lambda figure, path, **_: Path(path).touch()))
         yield
 
