@@ -135,19 +135,20 @@ CASES: dict[str, Case] = {
     "npz a class without test samples": _npz(_without("test", 2)),
     "npz the last class without test samples": _npz(_without("test", 3)),
     "npz no training samples": _npz(
-        lambda held: held.update(train_images=held["train_images"][:0], train_labels=held["train_labels"][:0]), False
+        lambda held: held.update(train_images=held["train_images"][:0], train_labels=held["train_labels"][:0]),
+        "refused",
     ),
     "npz no test samples": _npz(
-        lambda held: held.update(test_images=held["test_images"][:0], test_labels=held["test_labels"][:0]), False
+        lambda held: held.update(test_images=held["test_images"][:0], test_labels=held["test_labels"][:0]), "refused"
     ),
     "npz one class": _npz(_relabelled(lambda labels: labels * 0)),
     "npz images without pixels": _npz(
         lambda held: held.update(train_images=held["train_images"][:, :0], test_images=held["test_images"][:, :0]),
-        False,
+        "refused",
     ),
     "npz images of numbers": _npz(lambda held: held.update(train_images=held["train_images"] / 255), "refused"),
     "npz images in five dimensions": _npz(
-        lambda held: held.update(train_images=held["train_images"][..., None, None]), False
+        lambda held: held.update(train_images=held["train_images"][..., None, None]), "refused"
     ),
     "npz other test images": _npz(lambda held: held.update(test_images=held["test_images"][:, :2]), "refused"),
     "npz fewer labels": _npz(lambda held: held.update(train_labels=held["train_labels"][:-1]), "refused"),
@@ -158,26 +159,26 @@ CASES: dict[str, Case] = {
     "npz that claims 10^20": Case(_claiming((10**20, 4, 4)), ("pictures.npz", "source"), "refused"),
     "npz bomb": Case(_bombed, ("pictures.npz", "source"), "refused"),
     "image of 14,000 x 14,000": _images(
-        lambda folder: (folder / "train" / "a" / "0.png").write_bytes(_png(14_000, 14_000)), False
+        lambda folder: (folder / "train" / "a" / "0.png").write_bytes(_png(14_000, 14_000)), "refused"
     ),
     "image of 60,000 x 60,000": _images(
-        lambda folder: (folder / "train" / "a" / "0.png").write_bytes(_png(60_000, 60_000)), False
+        lambda folder: (folder / "train" / "a" / "0.png").write_bytes(_png(60_000, 60_000)), "refused"
     ),
     "image without content": _images(lambda folder: (folder / "train" / "a" / "0.png").write_bytes(b""), "refused"),
     "image that is text": _images(lambda folder: (folder / "train" / "a" / "0.png").write_text("no image"), "refused"),
     "image that is a folder": _images(
-        lambda folder: ((folder / "train/a/0.png").unlink(), (folder / "train/a/0.png").mkdir()), None
+        lambda folder: ((folder / "train/a/0.png").unlink(), (folder / "train/a/0.png").mkdir()), "either"
     ),
     "image that is a pipe": _images(
-        lambda folder: ((folder / "train/a/0.png").unlink(), os.mkfifo(folder / "train/a/0.png")), False
+        lambda folder: ((folder / "train/a/0.png").unlink(), os.mkfifo(folder / "train/a/0.png")), "refused"
     ),
     "class without images": _images(lambda folder: (folder / "train" / "c").mkdir(), "warned"),
     "class without training images": _images(
-        lambda folder: shutil.copytree(folder / "test/a", folder / "test/c"), None
+        lambda folder: shutil.copytree(folder / "test/a", folder / "test/c"), "warned"
     ),
     "class without test images": _images(lambda folder: shutil.rmtree(folder / "test" / "a"), "warned"),
     "classes of other names in the test set": _images(
-        lambda folder: (folder / "test/a").rename(folder / "test/z"), None
+        lambda folder: (folder / "test/a").rename(folder / "test/z"), "warned"
     ),
 }
 """Name -> case."""

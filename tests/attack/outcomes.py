@@ -94,12 +94,12 @@ def refusal(ended: Ended, names: list[str]) -> tuple[str, str]:
 
     Args:
         ended: a command that has failed without a traceback.
-        names: one of these has to stand in the sentence.
+        names: one of these has to stand in the sentence, or in what was said before it.
     """
     said = sentence(ended)
     if not said:
         return "unclear", f"status {ended.status} without an error{_last_words(ended)}"
     if len(said) > LONGEST_SENTENCE:
         return "unclear", f"{len(said)} characters: {said[:150]} ..."
-    named = any(name.lower() in said.lower() for name in names)
+    named = any(name.lower() in ended.said.lower() for name in names)
     return ("refused" if named else "unclear"), said[:600]
