@@ -18,10 +18,11 @@ from cfl.data.datamodule import FederatedDataModule
 from cfl.federation.row_store import FileRows
 from cfl.federation.server import Server
 from cfl.methods.composition import Composition
-from cfl.runtime.run_files import CHECKPOINT, CONFIG, PARTITION, SUMMARY, matrix_file
+from cfl.runtime.run_files import CHECKPOINT, CONFIG, PARTITION, ROUNDS, SUMMARY, matrix_file
 from cfl.training.client import Client
 from cfl.training.local_work import LocalWork
 
+_ROW, _CHECKPOINT = "a row of rounds.csv", "writing the checkpoint's file"
 _METHODS: dict[str, tuple[type, str]] = {
     "starting": (FederatedCLI, "before_instantiate_classes"),
     "taking the folder": (RunRecord, "prepare"),
@@ -34,9 +35,9 @@ _METHODS: dict[str, tuple[type, str]] = {
     "the methods' end of a task": (Composition, "end_task"),
     "an evaluation": (Client, "validation_step"),
     "writing clients' rows": (FileRows, "write"),
-    "a row of rounds.csv": (RunRecord, "_append_round"),
+    _ROW: (RunRecord, "_append_round"),
     "a checkpoint": (RoundCheckpoint, "_save"),
-    "writing the checkpoint's file": (StreamedCheckpoints, "save_checkpoint"),
+    _CHECKPOINT: (StreamedCheckpoints, "save_checkpoint"),
     "loading the checkpoint": (Client, "on_load_checkpoint"),
     "the summary": (RunRecord, "_finish"),
 }
@@ -74,12 +75,12 @@ def _around(name: str, original: Callable[..., Any], reached: Callable[[str], No
     def method(*arguments: Any, **options: Any) -> Any:
         reached(f"before {name}")
         result = original(*arguments, **options)
-        if original is StreamedCheckpoints.save_checkpoint:
-            _reach_half("half of the checkpoint's file", Path(arguments[2]), 0, reached)
-        elif original is RunRecord._append_round:
-            path = arguments[0].folder / "rounds.csv"
-            last = path.read_bytes().rstrip(b"\n").rpartition(b"\n")[0]
-            _reach_half("half a row of rounds.csv", path, len(last), reached)
+        if name == _CHECKPOINT:
+            _reach_half(f"half of {name}", Path(arguments[2]), 0, reached)
+        elif name == _ROW:
+            path = arguments[0].folder / ROUNDS
+            before = path.read_bytes().rstrip(b"\n").rpartition(b"\n")[0]
+            _reach_half(f"half of {name}", path, len(before), reached)
         reached(f"after {name}")
         return result
 
