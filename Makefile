@@ -11,7 +11,7 @@ GROWTH ?= runs/growth
 export MPLBACKEND := Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo bench bench-gpu growth tables test test-fast test-slow lint types tests coverage docs format clean
+.PHONY: help install demo bench bench-gpu growth attack tables test test-fast test-slow lint types tests coverage docs format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | awk -F '\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -47,6 +47,13 @@ bench-gpu: $(BIN)/.installed  ## the same on a GPU, some five minutes, into runs
 
 growth: $(BIN)/.installed  ## measure what must not grow with clients, tasks, network or processes, into runs/growth: ONLY=clients,tasks
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks.growth --lines "$(ONLY)" --out "$(GROWTH)"
+
+ATTACK ?= runs/attack
+
+attack: $(BIN)/.installed  ## attack the command line, half an hour, into runs/attack: KILLS=300 CONFIGS=1000 CORRUPTIONS=200 FAULTS=300 SEED=0 ONLY=kills/17-FOT
+	@OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m attack --seed $(SEED) --out "$(ATTACK)" \
+		$(call option,--kills,$(KILLS)) $(call option,--configurations,$(CONFIGS)) \
+		$(call option,--corruptions,$(CORRUPTIONS)) $(call option,--faults,$(FAULTS)) $(call option,--only,$(ONLY))
 
 # fot-table1, fot-figure4, ...: a target for every table's file; docs/tables.md explains the variables.
 TABLES := $(foreach file,$(filter-out %/paper.yaml,$(wildcard cfl/papers/*/*.yaml)),$(subst /,-,$(file:cfl/papers/%.yaml=%)))

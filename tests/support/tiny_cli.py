@@ -7,8 +7,8 @@ import json
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
-from contextlib import ExitStack, redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,18 @@ PARAMETERS = 16 * 8 + 8 + 8 * 4 + 4
 """Weights of tiny.yaml's network."""
 
 
+_DRAWN = (
+    "cfl.data.report.partition_figure",
+    *(f"cfl.callbacks.run_record.{name}" for name in ("accuracy_heatmap", "accuracy_curve", "learning_curves")),
+)
+"""What makes the pictures of a run."""
 _BUILT: dict[tuple[Any, ...], dict[str, Any]] = {}
 _setup_parser = FederatedCLI.setup_parser
 
 
 def _built_once(cli: FederatedCLI, add_subcommands: bool, main: dict[str, Any], of_subcommands: dict[str, Any]) -> None:
     """As the method whose place it takes; what it makes has nothing of the arguments, and serves all runs."""
-    key = (type(cli), add_subcommands, repr(main), repr(of_subcommands))
+    key = (type(cli).__name__, add_subcommands, repr(main), repr(of_subcommands))
     if key not in _BUILT:
         before = set(vars(cli))
         _setup_parser(cli, add_subcommands, main, of_subcommands)
@@ -44,25 +49,34 @@ def _built_once(cli: FederatedCLI, add_subcommands: bool, main: dict[str, Any], 
 
 
 def run(*arguments: str, pictures: bool = False) -> int:
-    """``cfl ...`` in this process.
+    """``cfl ...`` in this process, shortened."""
+    with shortened(arguments, pictures):
+        try:
+            return main(list(arguments))
+        except SystemExit as exit:
+            return exit.code if isinstance(exit.code, int) else 1
 
-    Left out is what would take most of the time: the options of the other subcommands, building the parser anew, and
-    pictures, whose files stay empty unless asked for.
+
+@contextmanager
+def shortened(arguments: Sequence[str], pictures: bool = False) -> Iterator[None]:
+    """Leave out what would take most of a tiny run's time.
+
+    That is the options of the other subcommands, building the parser anew, and pictures, whose files stay empty unless
+    asked for.
     """
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(FederatedCLI, "setup_parser", _built_once))
         stack.callback(_forget_what_was_not_printed)
         stack.enter_context(mock.patch.dict(os.environ))
         os.environ.pop("FORCE_COLOR", None)  # a pipe is a pipe, also where continuous integration asks for colours
-        subcommand = {name: skipped for name, skipped in FederatedCLI.subcommands().items() if name == arguments[0]}
+        subcommand = {name: skipped for name, skipped in FederatedCLI.subcommands().items() if name in arguments[:1]}
         if subcommand:
             stack.enter_context(mock.patch.object(FederatedCLI, "subcommands", return_value=subcommand))
         if not pictures:
+            for name in _DRAWN:
+                stack.enter_context(mock.patch(name, return_value=Figure()))
             stack.enter_context(mock.patch.object(Figure, "savefig"))
-        try:
-            return main(list(arguments))
-        except SystemExit as exit:
-            return exit.code if isinstance(exit.code, int) else 1
+        yield
 
 
 def _forget_what_was_not_printed() -> None:

@@ -1,0 +1,132 @@
+"""Runs that are killed or stopped, and go on with the same command."""
+
+from __future__ import annotations
+
+import os
+import random
+import shlex
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from attack import children, points, sameness, trials
+from attack.outcomes import Outcome, failure, refusal
+
+SIGNALS = (*[signal.SIGKILL] * 4, signal.SIGTERM, signal.SIGINT)
+"""What processes are sent, as often as they stand here."""
+_LAST_CALLS = 0.95
+"""Share of a run's calls in which random moments lie; the last ones are the interpreter's."""
+
+
+class Kill(NamedTuple):
+    """A signal at a moment of a run.
+
+    Attributes:
+        point: see :mod:`attack.points`.
+        time: the how manieth time that it is reached, from 1.
+        number: the signal.
+    """
+
+    point: str
+    time: int
+    number: signal.Signals
+
+    def __str__(self) -> str:
+        return f"{self.number.name} at {self.point}, time {self.time}"
+
+    @property
+    def statuses(self) -> set[int]:
+        """Exit statuses of a process that is sent the signal; 0 where its last round was over, or it went on."""
+        return {0, -self.number} | ({128 + self.number} if self.number != signal.SIGKILL else set())
+
+
+class Whole:
+    """Trials' runs that are left alone, each made when it is asked for.
+
+    Args:
+        folder: where they are made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._counts: dict[str, dict[str, int]] = {}
+
+    def run(self, trial: str) -> Path:
+        """The folder of a trial's run."""
+        folder = self._folder / trial.replace(" ", "-")
+        if trial not in self._counts:
+            counted = folder.with_suffix(".txt")
+            ended = children.run(trials.arguments(trial, folder), _prepared(True, points.count_into(counted)), 60)
+            if ended.status != 0:
+                raise RuntimeError(f"the run of {trial} that nobody attacks fails: {ended.said[-2000:]}")
+            lines = (line.split(" ", 1) for line in counted.read_text().splitlines())
+            self._counts[trial] = {name: int(count) for count, name in lines}
+        return folder
+
+    def counts(self, trial: str) -> dict[str, int]:
+        """Point -> how often a trial's run reaches it if it writes a checkpoint after every round."""
+        self.run(trial)
+        return self._counts[trial]
+
+
+def _prepared(often: bool, then: children.Preparation | None = None) -> children.Preparation:
+    def prepare(stack: ExitStack) -> None:
+        points.checkpoints(stack, often)
+        if then is not None:
+            then(stack)
+
+    return prepare
+
+
+def cases(count: int, seed: int, folder: Path) -> Iterator[tuple[str, Callable[[], Outcome]]]:
+    """Names of cases, each with what runs it.
+
+    Args:
+        count: how many.
+        seed: of the choice of moments.
+        folder: where runs are made.
+    """
+    names, whole = list(trials.TRIALS), Whole(folder / "whole")
+    random.Random(f"trials {seed}").shuffle(names)
+    for number in range(count):
+        trial = names[number % len(names)]
+        name = f"kills/{number}-{trial.replace(' ', '-')}"
+        yield name, partial(_run, name, trial, number, seed, whole, folder / name)
+
+
+def _run(name: str, trial: str, number: int, seed: int, whole: Whole, folder: Path) -> Outcome:
+    draw = random.Random(f"kill {number} {seed}")
+    often = draw.random() < 0.7
+    counts = {point: count for point, count in whole.counts(trial).items() if often or "checkpoint" not in point}
+    kills = [_chosen(draw, counts) for _ in range(2 if draw.random() < 0.2 else 1)]
+    command = trials.arguments(trial, folder)
+    told = f"{' then '.join(map(str, kills))}: cfl {shlex.join(command)}"
+    for kill in kills:
+        strike = points.strike_at(kill.point, kill.time, partial(_send, kill.number))
+        ended = children.run(command, _prepared(often, strike), 30)
+        if ended.status not in kill.statuses or "Traceback" in ended.said:
+            return Outcome(name, *(failure(ended) or refusal(ended, [])), told)
+    ended = children.run(command, _prepared(often), 30)
+    if ended.status != 0:
+        said = ended.said.strip()[-500:]
+        return Outcome(name, *(failure(ended) or ("different", f"it cannot be resumed: {said}")), told)
+    outcome = Outcome(name, *sameness.verdict(folder, whole.run(trial)), told)
+    if outcome.verdict == "equal":
+        shutil.rmtree(folder)
+    return outcome
+
+
+def _chosen(draw: random.Random, counts: dict[str, int]) -> Kill:
+    """A moment among those that a run reaches: the first or last time of a point as often as any other time."""
+    if draw.random() < 0.35:
+        return Kill(points.CALL, draw.randint(1, int(_LAST_CALLS * counts[points.CALL])), draw.choice(SIGNALS))
+    point = draw.choice(sorted(set(counts) - {points.CALL}))
+    return Kill(point, draw.choice((1, counts[point], draw.randint(1, counts[point]))), draw.choice(SIGNALS))
+
+
+def _send(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)

@@ -1,0 +1,50 @@
+"""Whether a run that was attacked left what one left that was not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from support import tiny_cli
+
+from cfl.federation.client_states import ClientStates
+
+
+def results(folder: Path) -> dict[str, Any]:
+    """As :func:`support.tiny_cli.results`, with what clients keep by client, in whatever order the file has it."""
+    found = tiny_cli.results(folder)
+    kept = found["federation"].pop("clients")
+    states = ClientStates()
+    states.load_state_dict(kept)
+    found["kept"] = {
+        topic: {str(client): states.get(topic, client) for client in sorted(states.holders(topic))} for topic in kept
+    }
+    timeless: dict[str, Any] = _without_times(found)
+    return timeless
+
+
+def _without_times(tree: Any) -> Any:
+    """A tree without what clocks say: methods measure some of what they do."""
+    if isinstance(tree, dict):
+        return {key: _without_times(value) for key, value in tree.items() if "seconds" not in str(key)}
+    return [_without_times(value) for value in tree] if isinstance(tree, list) else tree
+
+
+def files(folder: Path) -> list[str]:
+    """Names of all files below a folder, sorted."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def verdict(folder: Path, whole: Path) -> tuple[str, str]:
+    """``equal``, ``different`` or ``littered``, with what differs first.
+
+    Args:
+        folder: a run's, after an attack.
+        whole: that of the run that was left alone.
+    """
+    try:
+        tiny_cli.assert_same(results(folder), results(whole))
+    except (AssertionError, OSError, RuntimeError, KeyError, ValueError) as error:
+        return "different", f"{type(error).__name__} {str(error).splitlines()[0] if str(error) else ''}".strip()[:300]
+    left = sorted(set(files(folder)) - set(files(whole)))
+    return ("littered", f"left {', '.join(left)}") if left else ("equal", "")
