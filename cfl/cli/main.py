@@ -35,6 +35,7 @@ from cfl.cli.import_policy import TRUSTED, importing_only
 from cfl.cli.installed_configs import DEFAULT_CONFIG
 from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING
 from cfl.cli.method_keys import keys_as_typed
+from cfl.cli.optimizer_options import check_optimizer_options
 from cfl.cli.parsing import Parser, debugging, place_of, reason_for_user
 from cfl.cli.settling import settle
 from cfl.data.datamodule import FederatedDataModule
@@ -52,7 +53,6 @@ from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import printable
 from cfl.runtime.run_files import CHECKPOINT
 from cfl.training.client import Client
-from cfl.training.optimizer_options import check_optimizer_options
 
 _RESUMED = {
     "fit": "a run's checkpoint, RUN/last.ckpt, with which it goes on; last: the one in --run.dir, and a start from the "
