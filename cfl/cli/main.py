@@ -38,6 +38,7 @@ from cfl.cli.import_policy import TRUSTED, importing_only
 from cfl.cli.installed_configs import DEFAULT_CONFIG
 from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING
 from cfl.cli.method_keys import keys_as_typed
+from cfl.cli.optimizer_options import check_optimizer_options
 from cfl.cli.parsing import Parser, debugging, disk_error, place_of, reason_for_user
 from cfl.cli.settling import settle
 from cfl.data.datamodule import FederatedDataModule
@@ -57,7 +58,6 @@ from cfl.runtime.errors import BadUpdate, ConfigError, NotWritten
 from cfl.runtime.printable import printable
 from cfl.runtime.run_files import CHECKPOINT
 from cfl.training.client import Client
-from cfl.training.optimizer_options import check_optimizer_options
 
 ADVICE = re.compile(r"\b([a-z_]+(?:\.[a-z_]+)+)=(\w+)")
 """An option that an error's message advises, with its value."""

@@ -33,7 +33,6 @@ from cfl.training.engine_choice import choose_engine, chosen_engine, gradients_a
 from cfl.training.evaluation import Scoring
 from cfl.training.global_network import global_network
 from cfl.training.local_work import LocalWork
-from cfl.training.optimizer_options import check_optimizer_options
 
 ELEMENTWISE_OPTIMIZERS = frozenset(
     {"SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta", "ASGD", "Rprop"}
@@ -190,14 +189,12 @@ class Client(LightningModule):
             clipping: how gradients are clipped, ``norm`` or ``value``; None if they are not.
 
         Raises:
-            ConfigError: it would mix clients, an option is out of range, or a method does not allow it or how gradients
-                are clipped.
+            ConfigError: it would mix clients, or a method does not allow it or how gradients are clipped.
         """
         optimizer = self._optimizer_of([torch.nn.Parameter(torch.zeros(1))])
         name = type(optimizer).__name__
         if name not in ELEMENTWISE_OPTIMIZERS:
             raise ConfigError("model.optimizer", name, f"one of {sorted(ELEMENTWISE_OPTIMIZERS)}")
-        check_optimizer_options(optimizer.defaults)
         self.methods.check_optimizer(optimizer, clipping)
         return optimizer
 
