@@ -150,7 +150,7 @@ class FederatedCLI(LightningCLI):
         self.settled = settle(self._settings, self._plain_config(), trains=self.subcommand == "fit")
         checkpoint, self._rounds_done = self._checkpoint()
         settings = self.settled.config
-        check_optimizer_options((settings.model.optimizer.init_args or Namespace()).as_dict())
+        check_optimizer_options(settings.model.optimizer.get("init_args", Namespace()).as_dict())
         settings.ckpt_path = checkpoint
         self.config = Namespace({**vars(self.config), self.subcommand: settings})
 
