@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cfl.runtime.errors import ConfigError
-from cfl.runtime.yaml_file import BadYAML, parse_yaml, read_yaml
+from cfl.runtime.yaml_file import BadYAML, BrokenYAML, parse_yaml, read_yaml
 
 _MOST = 1000
 _FILES = (".yaml", ".yml", ".json")
@@ -105,14 +105,16 @@ def _content(key: str, text: str) -> Any:
     except OSError:  # the parser says it of the option
         return None
     except BadYAML as error:
-        if text.endswith(_FILES) or is_written_out(text):
+        # Other texts, such as 010, are values of options that are text, or the parser refuses them.
+        collection = text.startswith(("{", "[")) or "&" in text
+        if text.endswith(_FILES) or (collection and not isinstance(error, BrokenYAML)):
             raise ConfigError(key, text, f"YAML ({error})") from None
         return None
 
 
 def is_written_out(text: str) -> bool:
-    """Whether a word is a configuration, or a part of one, itself, not a name."""
-    return text.startswith("[") or any(sign in text for sign in "{\n")
+    """Whether a word is a configuration itself, not a file's name."""
+    return any(sign in text for sign in "{\n")
 
 
 def value_of(key: str, given: Sequence[Given]) -> Given:

@@ -54,11 +54,15 @@ def check_leaves(config: Any, given: Sequence[Given], copies: Collection[str] = 
                 raise ConfigError(key, text, instead.partition(",")[0])
             check_magnitude(key, value)
         elif isinstance(value, str):
-            _check_name(key, value)
+            check_path(key, value)
 
 
-def _check_name(key: str, text: str) -> None:
-    """Refuse a text that the operating system would, if it were a path. Texts of several words are none."""
+def check_path(key: str, text: str) -> None:
+    """Refuse a text that the operating system would, if it were a path. Texts of several words are none.
+
+    Raises:
+        ConfigError: naming the key.
+    """
     sizes = [len(name.encode(errors="replace")) for name in text.split("/")]
     if len(text.split()) == 1 and (max(sizes) > LONGEST or sum(sizes) + len(sizes) > _LONGEST_PATH):
         valid = f"a text of at most {_LONGEST_PATH} bytes, and {LONGEST} between slashes: no file has a longer name"

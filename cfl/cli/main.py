@@ -157,7 +157,7 @@ class FederatedCLI(LightningCLI):
         self.settled = settle(self._settings, self._plain_config(), trains=self.subcommand == "fit")
         checkpoint, self._rounds_done = self._checkpoint()
         settings = self.settled.config
-        check_optimizer_options((settings.model.optimizer.init_args or Namespace()).as_dict())
+        check_optimizer_options(settings.model.optimizer.get("init_args", Namespace()).as_dict())
         settings.ckpt_path = checkpoint
         self.config = Namespace({**vars(self.config), self.subcommand: settings})
 
@@ -226,7 +226,7 @@ class FederatedCLI(LightningCLI):
             raise ConfigError("trainer.fast_dev_run", self._settings.trainer.fast_dev_run, "a short schedule instead")
         for key in ("devices", "num_nodes"):
             count = self._settings.trainer[key]
-            if isinstance(count, int) and count > _MOST_PROCESSES:
+            if str(count).isdecimal() and int(count) > _MOST_PROCESSES:
                 raise ConfigError(f"trainer.{key}", count, f"at most {_MOST_PROCESSES}")
         precision = self._settings.trainer.precision
         if str(precision) in ("16", "16-mixed"):  # on a CPU Lightning would take bf16-mixed instead

@@ -16,13 +16,14 @@ _INTERVALS = {
     "betas": "[0, 1)",
     "alpha": "[0, 1]",
     "rho": "[0, 1)",
+    "eps": "(0, 1]",
 }
 """Option -> where its numbers are; those of any other are not negative."""
 _OFF = {"maximize": "clients minimise their loss", "differentiable": "nothing is derived from a step"}
 
 
 def check_optimizer_options(options: Mapping[str, Any]) -> None:
-    """Refuse a learning rate of 0, infinity, and the like.
+    """Refuse a learning rate of 0, infinity, a weight decay that leaves nothing of a weight, and the like.
 
     Args:
         options: by their names.
@@ -37,3 +38,7 @@ def check_optimizer_options(options: Mapping[str, Any]) -> None:
             if isinstance(number, int | float) and not isinstance(number, bool):
                 one: dict[str, Any] = {name: number}
                 check_numbers(KEY, _INTERVALS.get(name, "[0, inf)"), **one)
+    lr, decay = options.get("lr"), options.get("weight_decay")
+    if isinstance(lr, int | float) and isinstance(decay, int | float) and lr * decay >= 1:
+        valid = f"below 1 / lr, {1 / lr:g}: a step would leave nothing of a weight"
+        raise ConfigError(f"{KEY}.weight_decay", decay, valid)

@@ -216,10 +216,12 @@ def said() -> list[Given]:
 
 
 def place_of(error: BaseException) -> str:
-    """`` (in FILE)`` where a configuration file, written for another class maybe, holds the value, or nothing."""
+    """`` (in FILE)`` where the refused value stands in a configuration file, written for another class maybe."""
+    if not isinstance(error, ConfigError):
+        return ""
     defaults = in_content(read_yaml(DEFAULT_CONFIG), str(DEFAULT_CONFIG))
-    said_of_it = value_of(getattr(error, "key", ""), [*defaults, *said()])
-    return f" (in {said_of_it.file})" if said_of_it.file else ""
+    found = value_of(error.key, [*defaults, *said()])
+    return f" (in {found.file})" if found.file and str(found.value) in str(error.value) else ""
 
 
 def _without_roles(text: str | None) -> str | None:

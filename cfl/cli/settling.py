@@ -12,6 +12,7 @@ import yaml
 from jsonargparse import Namespace
 
 from cfl.callbacks.run_record import check_method_names, wandb_id_in
+from cfl.cli.leaves import check_path
 from cfl.reporting.experiment import benchmark_name, config_hash, experiment_of, method_name
 from cfl.runtime.run_files import CHECKPOINT
 
@@ -46,7 +47,7 @@ def settle(parsed: Namespace, plain: Mapping[str, Any], trains: bool) -> Settled
         trains: whether it is a fit.
 
     Raises:
-        ConfigError: a method's name cannot be that of its table in the run folder.
+        ConfigError: a method's name cannot be that of its table in the run folder, or all of them are no folder's name.
     """
     config = parsed.clone()
     experiment = experiment_of(plain)
@@ -57,6 +58,7 @@ def settle(parsed: Namespace, plain: Mapping[str, Any], trains: bool) -> Settled
     run.benchmark = benchmark_name(plain) if run.benchmark is None else run.benchmark
     if run.dir is None:
         run.dir = f"runs/{run.benchmark}/{method}-seed{seed}-{digest[:8]}"
+        check_path("run.dir", run.dir)  # of many methods, whose names are part of it
     if not trains:  # Lightning opens loggers anyhow: every scoring would be an empty run at wandb
         config.trainer.logger = False
     wandb_id = None

@@ -18,6 +18,7 @@ from cfl.engines.vmapped import VmapEngine
 from cfl.engines.workers import WorkerEngine
 from cfl.models.dropout import DropoutMasks, dropout_masks
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.memory import require_memory
 
 MEMORY_ON_CPU = 128 * 2**20
 """Bytes that :data:`COPIES` of a cohort's weights may take when the width is chosen for the user."""
@@ -119,7 +120,8 @@ def candidates(
 
     Raises:
         ConfigError: ``engine.kind`` is workers where they cannot work, or ``engine.stack``, ``engine.batch_last`` or
-            ``engine.products`` is asked of another network; ``model.network`` cannot take the data's images.
+            ``engine.products`` is asked of another network; ``model.network`` cannot take the data's images; so many
+            clients as ``schedule.cohort_width`` says do not fit into memory.
     """
     device = next(network.parameters()).device
     refused = _why_no_workers(network, input_shape, device, precision, options)
@@ -291,9 +293,12 @@ def _sensible(
     The smallest is kept in any case.
     """
     capped = list(dict.fromkeys(min(k, most_clients) for k in widths))
-    if fixed is not None:
-        return capped
     size = sum(p.numel() * p.element_size() for p in network.parameters())
+    if fixed is not None:
+        if device.type == "cpu":
+            needed = min(capped) * size * COPIES[kind]
+            require_memory("schedule.cohort_width", fixed, needed, "fewer clients side by side, or auto")
+        return capped
     room = MEMORY_ON_CPU if device.type == "cpu" else torch.cuda.mem_get_info(device)[0] // 8
     smallest = min(capped)
     return [k for k in capped if k == smallest or k * size * COPIES[kind] <= room]

@@ -71,8 +71,8 @@ class WithinMemory(TorchFunctionMode):
         if func in _MAKING:
             try:
                 size: float = func(*args, **{**kwargs, "device": "meta"}).nbytes
-            except RuntimeError:  # no number can hold the size
-                size = math.inf
+            except RuntimeError as error:  # what else is wrong the call itself will say
+                size = math.inf if "overflow" in str(error) else 0
             self._taken += size
             if size > _SMALL:
                 sizes = " x ".join(map(str, args[0] if isinstance(args[0], Sequence) else args))

@@ -35,6 +35,10 @@ class BadYAML(yaml.YAMLError):
     """A text that is not read as YAML. The message says why, and in which line."""
 
 
+class BrokenYAML(BadYAML):
+    """A text that no reader of YAML takes."""
+
+
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """PyYAML's safe loader, for which 1e-3 is a number and a date is text."""
 
@@ -82,7 +86,7 @@ def parse_yaml(text: str | bytes) -> Any:
         at = f" at byte {error.start}" if isinstance(error, UnicodeDecodeError) else ""
         raise BadYAML(f"not in UTF-8: {getattr(error, 'reason', error)}{at}") from None
     except yaml.YAMLError as error:
-        raise BadYAML(_reason(error)) from None
+        raise BrokenYAML(_reason(error)) from None
     except ValueError as error:  # a number of thousands of digits
         raise BadYAML(str(error).partition(":")[0]) from None
 

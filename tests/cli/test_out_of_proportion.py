@@ -209,6 +209,18 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "momentum": (("--model.optimizer.momentum", "1"), "model.optimizer.momentum = 1.0 cannot work; valid: a number in"),
     "weight decay": (("--model.optimizer.weight_decay", "-1"), "model.optimizer.weight_decay = -1.0 cannot work"),
+    "nothing left of a weight": (
+        ("--model.optimizer.weight_decay", "5"),
+        "weight_decay = 5.0 cannot work; valid: below 1",
+    ),
+    "eps": (
+        ("--model.optimizer", "Adam", "--model.optimizer.eps", "0"),
+        "model.optimizer.eps = 0.0 cannot work; valid: ",
+    ),
+    "betas": (
+        ("--model.optimizer", "Adam", "--model.optimizer.betas", "[0.9, 1]"),
+        "model.optimizer.betas = 1.0 cannot",
+    ),
     "ascent": (("--model.optimizer.maximize", "true"), "model.optimizer.maximize = True cannot work; valid: false"),
     "steps with a graph": (("--model.optimizer.differentiable", "true"), "differentiable = True cannot work"),
     "null": (
@@ -243,6 +255,11 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "long name": (("--run.dir", "a" * 300), "at most 4095 bytes, and 255 between slashes"),
     "long name of a method": ((f"--methods.{'a' * 300}", "FOT"), "a name of at most 100 letters, digits, _ and -"),
     "long name of a benchmark": (("--run.benchmark", "a" * 300), "255"),
+    "names of many methods": (
+        ("--methods", "{" + ", ".join(f"{letter * 90}: FedProx" for letter in "abc") + "}", "--run.dir", "null"),
+        "255 between slashes",
+    ),
+    "processes": (("--trainer.devices", "100000"), "trainer.devices = '100000' cannot work; valid: at most 4096"),
     "long name of a configuration": (("--config", "a" * 300), "an existing file"),
     "long name of a checkpoint": (("--ckpt_path", "a" * 300), "255 between slashes"),
     "alone in its task": (

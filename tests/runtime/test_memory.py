@@ -1,0 +1,72 @@
+"""What does not fit into memory is refused before it is allocated, with both sizes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.tiny import mlp
+
+from cfl.engines import EngineOptions
+from cfl.engines.choice import candidates
+from cfl.runtime import memory
+from cfl.runtime.errors import ConfigError
+from cfl.runtime.memory import WithinMemory, free_memory, require_memory
+
+
+@pytest.fixture
+def thousand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 GB is free, and no tensor is too small to be looked at."""
+    monkeypatch.setattr(memory, "free_memory", lambda: 10**9)
+    monkeypatch.setattr(memory, "_SMALL", 0)
+
+
+def test_some_memory_is_free() -> None:
+    assert 2**20 < free_memory() < 2**50
+
+
+@pytest.mark.usefixtures("thousand")
+def test_what_is_needed_is_said() -> None:
+    require_memory("a.b", 3, 10**9, "less")
+    with pytest.raises(ConfigError) as caught:
+        require_memory("a.b", 3, 2.5e9, "less")
+    assert str(caught.value) == "a.b = 3 cannot work; valid: less: 2.5 GB would be needed, and 1.0 GB are free"
+
+
+@pytest.mark.usefixtures("thousand")
+def test_tensors_are_refused_together() -> None:
+    with WithinMemory("a", None, "less"):
+        torch.empty(10**8)
+        torch.zeros((10**7, 5), dtype=torch.float64)
+        with pytest.raises(ConfigError, match=r"a = 'a tensor of 10000 x 20000 numbers' .* 1\.6 GB would be needed"):
+            torch.empty((10_000, 20_000))
+    torch.empty(10**8)
+
+
+@pytest.mark.usefixtures("thousand")
+def test_sizes_beyond_any_number_and_none_at_all() -> None:
+    with WithinMemory("a", 7, "less"):
+        assert torch.empty(()).shape == ()
+        assert torch.full((2,), 3.0).tolist() == [3, 3]
+        with pytest.raises(ConfigError, match=r"a = 7 .* more memory than there is anywhere would be needed"):
+            torch.empty(2**32, 2**32)
+
+
+def test_drawing_is_as_without() -> None:
+    expected = torch.rand(3, generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(2)
+    after = torch.rand(3)
+    with WithinMemory("a", None, "less"):
+        assert torch.rand(3, generator=torch.Generator().manual_seed(1)).equal(expected)
+        torch.manual_seed(2)
+        assert torch.rand(3).equal(after)
+
+
+def test_clients_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = mlp((1, 4, 4), 4)
+    size = sum(parameter.nbytes for parameter in network.parameters())
+    monkeypatch.setattr(memory, "free_memory", lambda: 4 * 10 * size)
+    vmap = EngineOptions(kind="vmap")
+    assert candidates(vmap, 10, 100, network, (1, 4, 4), "32-true", 8)[0].width == 10
+    assert candidates(vmap, 11, 10, network, (1, 4, 4), "32-true", 8)[0].width == 10
+    with pytest.raises(ConfigError, match=r"schedule\.cohort_width = 11 .*fewer clients side by side, or auto"):
+        candidates(vmap, 11, 100, network, (1, 4, 4), "32-true", 8)
