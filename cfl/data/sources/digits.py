@@ -54,4 +54,5 @@ class Digits(StandardSource):
 
         stored = load_digits()
         images = torch.from_numpy(stored.images.astype(np.uint8)).unsqueeze(1)
-        return stratified_split(ImageSet(images, torch.from_numpy(stored.target.astype(np.int64))), self.test_share)
+        whole = ImageSet(images, torch.from_numpy(stored.target.astype(np.int64)))
+        return stratified_split(self.name, whole, self.test_share)

@@ -16,12 +16,13 @@ SHARES = "[0.01, 0.99]"
 """Of samples that may go to the test set: neither part is empty."""
 
 
-def stratified_split(whole: ImageSet, test_share: float) -> tuple[ImageSet, ImageSet]:
+def stratified_split(name: str, whole: ImageSet, test_share: float) -> tuple[ImageSet, ImageSet]:
     """Split into training and test set with equal class shares; the same split in every run.
 
     Both parts keep the order of ``whole``.
 
     Args:
+        name: of the data set, for messages.
         whole: ``[N, C, H, W]`` images with labels.
         test_share: share of the samples that goes to the test set, one of :data:`SHARES`.
 
@@ -36,8 +37,8 @@ def stratified_split(whole: ImageSet, test_share: float) -> tuple[ImageSet, Imag
         )
     except ValueError as error:
         raise DataFilesMissing(
-            f"{len(whole)} samples of {len(whole.labels.unique())} classes cannot be split into a training set and a "
-            f"test set of a share of {test_share:g}: {error}"
+            f"{name}: {len(whole)} samples of {len(whole.labels.unique())} classes cannot be split into a training set "
+            f"and a test set of a share of {test_share:g}: {error}"
         ) from error
     return whole.subset(torch.from_numpy(np.sort(train))), whole.subset(torch.from_numpy(np.sort(test)))
 
