@@ -147,10 +147,10 @@ def read_rounds(path: Path) -> dict[str, list[float | None]]:
     Raises:
         RunFolderError: a value that cannot be; the message names the file and the line.
     """
-    if not path.is_file():
+    if not path.exists():
         return {}
     header, lines = read_csv(path)
-    if header and "round" not in header:
+    if "round" not in header:
         raise RunFolderError(f"{path}: there is no column round")
     names = [name for name in ROUND_COLUMNS if name in header]
     if not names:
@@ -253,6 +253,9 @@ def read_run(folder: Path) -> Run:
     progress = read_rounds(folder / ROUNDS)
     if progress and (rows := len(next(iter(progress.values())))) != values["rounds"]:
         raise RunFolderError(f"{folder / ROUNDS}: {rows} rounds, but summary.json says rounds = {values['rounds']}")
+    for task in progress.get("task", []):
+        if task is not None and task not in range(values["tasks"]):
+            raise RunFolderError(f"{folder / ROUNDS}: task {task:g} cannot be; valid: 0 to {values['tasks'] - 1}")
     curve = progress.get(CURVES[measure], [])
     if measure == "accuracy":
         matrix_values = matrix[torch.isfinite(matrix)].tolist()

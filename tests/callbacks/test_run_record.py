@@ -223,8 +223,8 @@ def test_accuracies_appear_only_in_evaluated_rounds(run: Path) -> None:
 
 
 def test_loss_is_the_mean_over_local_steps(tmp_path: Path, data: FederatedDataModule) -> None:
-    """With learning rate 0 every step sees the untrained network, so the mean over full batches is known."""
-    assert tiny_cli.fit(tmp_path, "--model.optimizer.lr", "0", "--model.network.hidden", "[]") == 0
+    """With a learning rate below rounding every step sees the untrained network, so the mean over full batches is known."""
+    assert tiny_cli.fit(tmp_path, "--model.optimizer.lr", "1e-30", "--model.network.hidden", "[]") == 0
     state = tiny_cli.checkpoint(tmp_path)["state_dict"]
     weight, bias = (state[f"network.head.{name}"].double() for name in ("weight", "bias"))
     for row in tiny_cli.rows(tmp_path / "rounds.csv"):
@@ -544,7 +544,7 @@ def test_acc_is_one_figure_everywhere(
         options += ["--methods.personal", "PersonalLayers", "--methods.personal.layers", "[head.*]"]
     runs = [tmp_path / str(seed) for seed in range(2)]
     for seed, folder in enumerate(runs):
-        assert tiny_cli.fit(folder, *options, "--seed_everything", str(seed)) == 0
+        assert tiny_cli.fit(folder, *options, "--seed_everything", str(seed), pictures=True) == 0
     printed = re.findall(r"^│ +[01] │.*│([\d.]+)│$", capsys.readouterr().out, re.M)
     acc = [[float(row["acc"]) for row in tiny_cli.rows(folder / "rounds.csv")[2::3]] for folder in runs]
     assert [tiny_cli.summary(folder)["acc"] for folder in runs] == [values[-1] for values in acc]

@@ -25,7 +25,7 @@ from cfl.data.sources import Arrays
 from cfl.data.streams import ClassSplit
 from cfl.engines import EngineOptions
 from cfl.methods import Method
-from cfl.runtime.errors import ConfigError
+from cfl.runtime.errors import ConfigError, DataFilesMissing
 
 SPLIT = ("--data.stream", "ClassSplit", "--data.stream.source", "Synthetic")
 FOT = ("--methods.fot", "FOT")
@@ -497,7 +497,7 @@ def test_a_task_without_training_samples_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "half.npz"
     np.savez(file, train_images=images, train_labels=labels % 2, test_images=images, test_labels=labels)
     data = tiny_data(ClassSplit(Arrays(str(file)), 2))
-    with pytest.raises(ConfigError, match=r"data\.stream = .*which is task 1 and has no training sample"):
+    with pytest.raises(DataFilesMissing, match=r"half\.npz .*2 of its labels 0 to 3 have no training sample"):
         fit(tiny_client(data), data)
 
 

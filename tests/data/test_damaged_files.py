@@ -480,8 +480,12 @@ def letters(root: Path, names: str = "ABCDEFGHIJ", count: int = 10) -> None:
     ("names", "count", "message"),
     [
         ("ABCDEFGHI", 10, "notmnist: 1 of 10 classes have no training sample, first 9: these are not this data set's"),
-        ("ABCDEFGHIJ", 1, "10 samples of 10 classes cannot be split into a training set and a test set of a share"),
-        ("ABCDEFGHIJ", 3, "30 samples of 10 classes cannot be split"),
+        (
+            "ABCDEFGHIJ",
+            1,
+            "notmnist: 10 samples of 10 classes cannot be split into a training set and a test set",
+        ),
+        ("ABCDEFGHIJ", 3, "notmnist: 30 samples of 10 classes cannot be split"),
     ],
 )
 def test_too_few_letters_are_refused(names: str, count: int, message: str, tmp_path: Path) -> None:
@@ -504,10 +508,21 @@ def test_an_archive_that_unpacks_to_more_than_letters_is_refused(
             NotMNIST().load(tmp_path)
 
 
+def test_links_in_a_circle_within_an_archive_are_refused(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "notMNIST_small.tar.gz", "w:gz") as packed:
+        for name in "xy":
+            member = tarfile.TarInfo(f"notMNIST_small/A/{name}")
+            member.type, member.linkname = tarfile.SYMTYPE, "."
+            packed.addfile(member)
+    message = r"notMNIST_small\.tar\.gz cannot be used: notMNIST_small/A/[xy] cannot be used: a symbolic link makes"
+    with pytest.raises(DataFilesMissing, match=message):
+        NotMNIST().load(tmp_path)
+
+
 def test_a_split_needs_samples() -> None:
     nothing = ImageSet(torch.zeros(0, 1, 2, 2, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64))
-    with pytest.raises(DataFilesMissing, match="0 samples of 0 classes cannot be split"):
-        stratified_split(nothing, 0.1)
+    with pytest.raises(DataFilesMissing, match="mine: 0 samples of 0 classes cannot be split"):
+        stratified_split("mine", nothing, 0.1)
 
 
 @pytest.mark.parametrize(

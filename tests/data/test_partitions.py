@@ -430,6 +430,7 @@ def test_check_names_the_setting(partition: Partition, sizes: tuple[int, int, in
         (lambda: Dirichlet(float("inf")), "data.partition.alpha"),
         (lambda: Dirichlet(0.3, min_samples=-1), "data.partition.min_samples"),
         (lambda: Dirichlet(0.3, max_retries=0), "data.partition.max_retries"),
+        (lambda: Dirichlet(0.3, max_retries=10**9), "data.partition.max_retries"),
         (lambda: ClassesPerClient(0), "data.partition.num_classes"),
         (lambda: LabelBlocks(0), "data.partition.blocks_per_client"),
         (lambda: LabelBlocks(2, 0), "data.partition.block_size"),

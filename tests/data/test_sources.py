@@ -262,7 +262,7 @@ def test_stratified_splits_are_those_of_scikit_learn(classes, size, test_share):
     tests = max(test_share, 2 * classes / size)
     numbers = torch.arange(size)
     images = torch.stack([numbers // 256, numbers % 256], 1).to(torch.uint8)
-    found = stratified_split(ImageSet(images.reshape(-1, 2, 1, 1), labels), tests)
+    found = stratified_split("made up", ImageSet(images.reshape(-1, 2, 1, 1), labels), tests)
     wanted = train_test_split(np.arange(size), test_size=tests, stratify=labels.numpy(), random_state=0)
     for part, indices in zip(found, wanted, strict=True):
         assert (part.images.long().flatten(1) @ torch.tensor([256, 1])).tolist() == np.sort(indices).tolist()

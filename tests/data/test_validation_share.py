@@ -212,3 +212,10 @@ def test_evaluation_on_validation_samples_needs_some() -> None:
         data_of(0.0, evaluate_on="validation")
     with pytest.raises(ConfigError, match=r"data\.evaluate_on = 'train' .*test or validation"):
         data_of(evaluate_on="train")
+
+
+def test_a_share_of_which_nothing_can_be_set_aside_is_refused() -> None:
+    """A client with one sample keeps it for training."""
+    data = tiny_data(split(3, classes=6, train=18), validation=0.25, num_clients=6, schedule={"clients_per_round": 2})
+    with pytest.raises(ConfigError, match=r"data\.validation = 0\.25 .*valid: 0, or fewer clients: none has two"):
+        _ = data.dealt

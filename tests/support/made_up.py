@@ -98,6 +98,8 @@ def make_run(
     """
     folder.mkdir(parents=True)
     a, b = matrices(tasks, level, forgets, seed)
+    if changes.get("acc") is not None:
+        a[-1] = changes["acc"]
     config = config_of(method, seed, benchmark, tasks, clients, rounds, **(options or {}))
     bytes_up = 1_000_000 * rounds * (2 if method == "fot" else 1)
 

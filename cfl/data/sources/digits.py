@@ -53,7 +53,7 @@ class Digits(StandardSource):
         """Both sets; ``root`` is not used."""
         stored = torch.from_numpy(_stored())
         images, labels = stored[:, :-1].to(torch.uint8), stored[:, -1].to(torch.int64)
-        return stratified_split(ImageSet(images.reshape(-1, *self.shape), labels), self.test_share)
+        return stratified_split(self.name, ImageSet(images.reshape(-1, *self.shape), labels), self.test_share)
 
 
 def _stored() -> np.ndarray:

@@ -71,7 +71,7 @@ class MiniImageNet(StandardSource):
         if (folder / "train").is_dir() and (folder / "test").is_dir():
             return ImageFolder(str(folder), list(self.shape)).read(Path())
         if (folder / "images").is_dir():
-            return stratified_split(read_class_folders(folder / "images", self.shape), 1 / 6)
+            return stratified_split(self.name, read_class_folders(folder / "images", self.shape), 1 / 6)
         states = "\n".join(f"  {file} ({'present' if file.is_file() else 'missing'})" for file in files)
         raise DataFilesMissing(
             f"MiniImageNet: files are missing. Expected either\n{states}\n"

@@ -75,7 +75,11 @@ def _read_archive(archive: Path, shape: tuple[int, int, int]) -> ImageSet:
         folder = Path(unpacked) / _FOLDER
         if not folder.is_dir():
             raise DataFilesMissing(f"NotMNIST: {archive} holds no folder {_FOLDER}")
-        return read_class_folders(folder, shape, skip_unreadable=True)
+        try:
+            return read_class_folders(folder, shape, skip_unreadable=True)
+        except DataFilesMissing as error:
+            inside = str(error).replace(f"{unpacked}/", "")
+            raise DataFilesMissing(f"NotMNIST: {archive} cannot be used: {inside}") from error
 
 
 class NotMNIST(StandardSource):
@@ -135,13 +139,14 @@ class NotMNIST(StandardSource):
         if train and test:
             return _read_part(*train), _read_part(*test)
         if folder.is_dir():
-            return stratified_split(read_class_folders(folder, self.shape, skip_unreadable=True), self.test_share)
+            whole = read_class_folders(folder, self.shape, skip_unreadable=True)
+            return stratified_split(self.name, whole, self.test_share)
         if archive.is_file():
-            return stratified_split(_read_archive(archive, self.shape), self.test_share)
+            return stratified_split(self.name, _read_archive(archive, self.shape), self.test_share)
         if test:
             whole = _read_part(*test)
             _log.warning("NotMNIST: no training files in %s; its %d test samples are split", raw, len(whole))
-            return stratified_split(whole, self.test_share)
+            return stratified_split(self.name, whole, self.test_share)
         raise DataFilesMissing(
             f"NotMNIST: files are missing. Expected either\n"
             f"  {archive}: from {_ADDRESS}, or unpacked: {folder}/A to {folder}/J\nor\n"

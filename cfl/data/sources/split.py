@@ -18,13 +18,14 @@ SHARES = "[0.01, 0.99]"
 """Of samples that may go to the test set: neither part is empty."""
 
 
-def stratified_split(whole: ImageSet, test_share: float) -> tuple[ImageSet, ImageSet]:
+def stratified_split(name: str, whole: ImageSet, test_share: float) -> tuple[ImageSet, ImageSet]:
     """Split into training and test set with equal class shares; the same split in every run.
 
     Both parts keep the order of ``whole``. They are those of scikit-learn's ``train_test_split`` with
     ``stratify=labels`` and ``random_state=0``, whose import would take a second of every run.
 
     Args:
+        name: of the data set, for messages.
         whole: ``[N, C, H, W]`` images with labels.
         test_share: share of the samples that goes to the test set, one of :data:`SHARES`.
 
@@ -38,8 +39,8 @@ def stratified_split(whole: ImageSet, test_share: float) -> tuple[ImageSet, Imag
     tests = math.ceil(test_share * len(labels))
     if not len(counts) or min(counts) < 2 or len(counts) > min(tests, len(labels) - tests):
         raise DataFilesMissing(
-            f"{len(labels)} samples of {len(counts)} classes cannot be split into a training set and a test set of a "
-            f"share of {test_share:g}: each class needs a sample in both"
+            f"{name}: {len(labels)} samples of {len(counts)} classes cannot be split into a training set and a test set "
+            f"of a share of {test_share:g}: each class needs a sample in both"
         )
     for_training = _proportional(counts, len(labels) - tests, random)
     for_tests = _proportional(counts - for_training, tests, random)

@@ -24,6 +24,8 @@ from cfl.runtime.yaml_file import BadYAML, read_yaml
 
 T = TypeVar("T")
 _ROUNDING = 1e-6
+_PNG = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
+"""The first and the last bytes of a picture."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,20 +168,20 @@ def read(folder: Path, warnings: list[str]) -> Reading:
     matrices = {run.measure: run.matrix.numpy()}
     for measure in MEASURES:
         path = folder / measure.file
-        if measure.key != run.measure and path.is_file():
+        if measure.key != run.measure and path.exists():
             matrix = part(path, _read_matrix, f"its {measure.name} is not compared")
             matrices |= {} if matrix is None else {measure.key: matrix}
     space: dict[str, Mapping[int, float]] = {}
     for name in _methods(config):
         path = folder / f"{name}.csv"
-        if path.is_file():
-            found = part(path, read_space, "its used space is not compared") or {}
+        if path.exists():
+            found = part(path, partial(read_space, tasks=run.tasks), "its used space is not compared") or {}
             space |= {f"{name}.{layer}": used for layer, used in found.items()}
     of_clients = partial(_client_means, measure=run.measure, least=run.others.get("clients_evaluated"))
     clients = part(folder / CLIENTS, of_clients, "its clients are not compared") or []
     table = part(folder / PARTITION, _table, "its partition is not compared") or b""
     partition = hashlib.blake2b(table, digest_size=8).hexdigest() if table else ""
-    samples = part(folder / "samples.png", _bytes, "its samples are not shown") or b""
+    samples = part(folder / "samples.png", _picture, "its samples are not shown") or b""
     return Reading(run, settings_of(config) if config else {}, matrices, space, clients, partition, samples)
 
 
@@ -216,14 +218,24 @@ def _read_matrix(path: Path) -> np.ndarray:
 
 
 def _bytes(path: Path) -> bytes:
-    return path.read_bytes() if path.is_file() else b""
+    if not path.exists():
+        return b""
+    open_file(path).close()  # refuses what is no file
+    return path.read_bytes()
 
 
 def _table(path: Path) -> bytes:
     table = _bytes(path)
-    if table and not (table.startswith(b"task,client") and table.endswith(b"\n")):
+    if path.exists() and not (table.startswith(b"task,client") and table.endswith(b"\n")):
         raise RunFolderError(f"{path}: cut off, or not such a table")
     return table
+
+
+def _picture(path: Path) -> bytes:
+    picture = _bytes(path)
+    if path.exists() and not (picture.startswith(_PNG[0]) and picture.endswith(_PNG[1])):
+        raise RunFolderError(f"{path}: cut off, or no PNG")
+    return picture
 
 
 def _methods(config: Mapping[str, Any]) -> Sequence[str]:
@@ -231,26 +243,36 @@ def _methods(config: Mapping[str, Any]) -> Sequence[str]:
     return [name for name in methods if is_method_name(name)] if isinstance(methods, Mapping) else []
 
 
-def read_space(path: Path) -> dict[str, dict[int, float]]:
+def read_space(path: Path, tasks: int) -> dict[str, dict[int, float]]:
     """Read the used space off a method's table.
 
     Args:
         path: a table with the columns ``task``, ``layer`` and ``used_space`` in percent; others are not read.
+        tasks: of the run; the table has rows of all but the last.
 
     Returns:
         Layer -> task -> percent; empty where the table lacks one of the columns.
 
     Raises:
-        RunFolderError: a value that cannot be; the message names the file and the line.
+        RunFolderError: a value that cannot be, or a task that is missing; the message names the file and the line.
     """
     found: dict[str, dict[int, float]] = {}
     header, lines = read_csv(path)
+    if not {"task", "round"} & set(header):
+        raise RunFolderError(f"{path}: the first line names neither task nor round")
     if {"task", "layer", "used_space"} <= set(header):
         for line, row in lines:
             cells = dict(zip(header, row, strict=True))
             task = index_in(cells["task"], "task", path, line)
             if cells["used_space"]:
-                found.setdefault(cells["layer"], {})[task] = number_in(cells["used_space"], path, line)
+                used, of_layer = number_in(cells["used_space"], path, line), found.setdefault(cells["layer"], {})
+                if task != len(of_layer) or not 0 <= used <= 100 + _ROUNDING:
+                    said = f"{used:g} % of task {task} cannot be; valid: 0 to 100, of task {len(of_layer)}"
+                    raise RunFolderError(f"{path}, line {line}: {said}")
+                of_layer[task] = used
+    for layer, of_layer in found.items():
+        if len(of_layer) != tasks - 1:
+            raise RunFolderError(f"{path}, line {lines[-1][0]}: {layer} has {len(of_layer)} rows, of {tasks - 1} tasks")
     return found
 
 

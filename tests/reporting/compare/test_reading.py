@@ -85,6 +85,15 @@ def test_a_client_is_judged_by_the_tasks_that_it_has(tmp_path: Path) -> None:
             "line 2: 'much' is neither a finite number nor empty; its used",
         ),
         ("fot.csv", "task,layer,used_space\nx,a,1\n", "line 2: 'x' is no task; its used space is not compared"),
+        (
+            "fot.csv",
+            "task,layer,used_space\n0,a,1\n2,a,1\n",
+            "line 3: 1 % of task 2 cannot be; valid: 0 to 100, of task 1",
+        ),
+        ("fot.csv", "task,layer,used_space\n0,a,101\n", "line 2: 101 % of task 0 cannot be"),
+        ("fot.csv", "task,layer,used_space\n0,a,1\n0,b,1\n1,a,1\n", "line 4: b has 1 rows, of 2 tasks; its used"),
+        ("fot.csv", "hello\n", "fot.csv: the first line names neither task nor round; its used space"),
+        ("samples.png", "hello", "samples.png: cut off, or no PNG; its samples are not shown"),
         ("clients/accuracy_matrix_000.csv", "nonsense", "its clients are not compared"),
     ],
 )
@@ -245,7 +254,7 @@ def test_a_run_whose_figures_cannot_be_read_is_left_out(tmp_path: Path, monkeypa
 
 def test_a_table_without_space_has_none(tmp_path: Path) -> None:
     (tmp_path / "ewc.csv").write_text("task,penalty\n0,1.5\n")
-    assert read_space(tmp_path / "ewc.csv") == {}
+    assert read_space(tmp_path / "ewc.csv", 3) == {}
 
 
 def test_a_partition_is_read_back_with_absent_clients(tmp_path: Path) -> None:
