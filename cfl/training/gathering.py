@@ -60,8 +60,9 @@ class Gathering:
                 if signal.getsignal(number) not in (None, signal.SIG_IGN) and not self._over.wait(_GRACE):
                     self._end(128 + number, str(Stopped(number)))
             for child in self._children:
-                if child.poll() is not None:
-                    gone = f"process {child.pid}, started by this one, has ended with status {child.returncode}"
+                if (status := child.poll()) is not None:
+                    status = 128 - status if status < 0 else status  # of a signal, as shells have it
+                    gone = f"process {child.pid}, started by this one, has ended with status {status}"
                     self._end(2, f"error: {gone} before all {self._count} processes were connected")
             if os.getppid() != self._parent:
                 self._end(2, "error: the process that started this one has ended before all were connected")

@@ -162,6 +162,7 @@ class ClientParallel(DDPStrategy):
         """What is left to do where this process ends while it waits for others to connect."""
         for child in self._children:
             child.kill()
+            child.wait()
         folder_lock.release()
 
     def on_exception(self, exception: BaseException) -> None:

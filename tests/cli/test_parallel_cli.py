@@ -19,6 +19,8 @@ from support import tiny_cli
 from support.tiny_cli import VARIANTS
 from support.tiny_parallel import Crew, arrays, assert_close, free_port
 
+from cfl.training import gathering
+
 STRATEGY = ("--trainer.strategy", "cfl.training.strategy.ClientParallel")
 ROOT = Path(__file__).parents[2]
 
@@ -251,3 +253,57 @@ def test_torchrun_passes_sigterm_on(tmp_path: Path) -> None:
     done = len(tiny_cli.rows(rounds))
     assert 3 <= done < 800
     assert torch.load(folder / "last.ckpt", weights_only=True)["federation"]["round"] == done
+
+
+def started_by(process: subprocess.Popen[str]) -> int:
+    """The process that another one starts, once it does."""
+    tasks = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not (found := tasks.read_text().split()):
+        time.sleep(0.01)
+    return int(found[0])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for children")
+@pytest.mark.parametrize(
+    ("first", "stopped", "status", "said"),
+    [
+        (True, False, 143, "stopped by SIGTERM\n"),
+        (True, True, 143, "stopped by SIGTERM\n"),
+        (False, False, 2, "error: process {child}, started by this one, has ended with status 143 before all 2 "),
+    ],
+)
+def test_a_signal_before_all_are_connected(first: bool, stopped: bool, status: int, said: str, tmp_path: Path) -> None:
+    """To the first process or to the other, which may be stopped: one line, and nothing is left."""
+    process = launch(tmp_path / "run")
+    child = started_by(process)
+    if stopped:
+        os.kill(child, signal.SIGSTOP)
+    time.sleep(1.0 if stopped else 0.3)
+    os.kill(process.pid if first else child, signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == status, err
+    assert err.startswith(said.format(child=child))
+    assert err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+    assert not Path(f"/proc/{child}").exists()
+
+
+def test_missing_processes_are_waited_for_with_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gathering, "LATE", 0.1)
+    with gathering.Gathering([], 2, lambda: None):
+        time.sleep(0.5)
+    assert capsys.readouterr().err == "after 0 s not all 2 processes are connected; is one of them stopped?\n"
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_a_signal_that_the_main_thread_handles_is_left_to_it() -> None:
+    """It does not wait inside torch, so that its handler runs."""
+    before = signal.signal(signal.SIGHUP, lambda *_: None)
+    try:
+        with gathering.Gathering([], 2, lambda: None):
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
