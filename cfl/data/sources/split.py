@@ -39,8 +39,8 @@ def stratified_split(name: str, whole: ImageSet, test_share: float) -> tuple[Ima
     tests = math.ceil(test_share * len(labels))
     if not len(counts) or min(counts) < 2 or len(counts) > min(tests, len(labels) - tests):
         raise DataFilesMissing(
-            f"{name}: {len(labels)} samples of {len(counts)} classes cannot be split into a training set and a test set "
-            f"of a share of {test_share:g}: each class needs a sample in both"
+            f"{name}: {len(labels)} samples of {len(counts)} classes cannot be split into a training set and a test "
+            f"set of a share of {test_share:g}: each class needs a sample in both"
         )
     for_training = _proportional(counts, len(labels) - tests, random)
     for_tests = _proportional(counts - for_training, tests, random)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cfl.reporting.compare.settings import settings_of
-from cfl.reporting.csv_file import RunFolderError, index_in, number_in, read_csv
+from cfl.reporting.csv_file import RunFolderError, index_in, number_in, open_file, read_csv
 from cfl.reporting.experiment import DECIDES_RESULTS
 from cfl.reporting.matrix_file import read_matrix_csv
 from cfl.reporting.measures import CURVES, MEASURES
