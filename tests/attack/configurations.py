@@ -23,7 +23,7 @@ from attack.outcomes import Outcome, failure, refusal
 
 _FIXED_SHARE = 0.4
 """The greatest share of fixed cases."""
-_SHAPES = {"LeNet": [1, 28, 28], "MnistCNN": [1, 28, 28], "AlexNet": [3, 32, 32], "PromptedViT": [1, 224, 224]}
+_SHAPES = {"LeNet": [1, 28, 28], "MnistCNN": [1, 28, 28], "AlexNet": [3, 32, 32]}
 _SHAPES |= {name: [3, 16, 16] for name in ("DropoutCNN", "SmallCNN", "ResNet18")}
 """Images that networks take, where those of tiny.yaml are too small."""
 _LIGHTNINGS = "lightning."
@@ -91,6 +91,9 @@ def _surroundings(leaf: schema.Leaf) -> dict[str, Any]:
     for step in leaf.way:
         if step.name in trials.TRIALS:
             tree = _laid_over(tree, trials.TRIALS[step.name])
+        for network in trials.NETWORKS.values():
+            if network["class_path"] == step.name:
+                tree = _laid_over(tree, {"model": {"network": network}})
         if step.name in _SHAPES:
             images = {"num_classes": 4, "shape": _SHAPES[step.name], "train_size": 96, "test_size": 40, "noise": 60.0}
             tree = _laid_over(tree, {"data": {"stream": {"init_args": {"source": {"init_args": images}}}}})

@@ -44,7 +44,8 @@ CASES: dict[str, Case] = {
     "learning rate nan": options("--model.optimizer.lr=.nan", names=("lr",)),
     "learning rate inf": options("--model.optimizer.lr=.inf", names=("lr",)),
     "wide layers": options("--model.network.hidden=[100000, 100000]", names=("hidden",)),
-    "many layers": options(f"--model.network.hidden={[1] * 5000}", names=("hidden",)),
+    "many layers": options(f"--model.network.hidden={[1] * 200}", wanted="either"),
+    "a thousand numbers": options(f"--data.stream.source.mean={[1] * 1000}", names=("mean",)),
     "a buffer of 10^15": options(*_ER, "--buffer.size=1000000000000000", names=("buffer",)),
     "replays of 10^15": options(*_ER, "--methods.er.size=1000000000000000", names=("methods.er.size",)),
     "a memory of 10^15": options(

@@ -13,6 +13,7 @@ from cfl.federation.client_states import ClientStates
 def results(folder: Path) -> dict[str, Any]:
     """As :func:`support.tiny_cli.results`, with what clients keep by client, in whatever order the file has it."""
     found = tiny_cli.results(folder)
+    found["tables"] = {name: rows for name, rows in found["tables"].items() if not name.startswith(".")}
     kept = found["federation"].pop("clients")
     states = ClientStates()
     states.load_state_dict(kept)

@@ -73,9 +73,9 @@ def class_kind(kind: Any) -> tuple[type, int] | None:
     origin, arguments = get_origin(kind) or kind, get_args(kind)
     if origin in (Union, UnionType):
         return next((found for argument in arguments if (found := class_kind(argument))), None)
-    if origin is dict and arguments[0] is str:
+    if origin is dict and arguments[:1] == (str,):
         return class_kind(arguments[1])
-    if origin is list:
+    if origin is list and arguments:
         return class_kind(arguments[0])
     if origin is Callable:
         found = class_kind(arguments[-1]) if arguments else None

@@ -18,7 +18,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "LearningRateDecay": {"factor": 2.0, "patience": 1, "threshold": 0.9},
 }
 """Options of methods for which those in the registry cannot be written into a file, or end a task's training."""
-_NETWORKS: dict[str, dict[str, Any]] = {
+NETWORKS: dict[str, dict[str, Any]] = {
     "L2P": {
         "class_path": "PromptedViT",
         "init_args": {
@@ -42,6 +42,7 @@ _NETWORKS: dict[str, dict[str, Any]] = {
         },
     },
 }
+"""Networks that methods need, tiny ones."""
 _CLASSES: dict[str, Any] = {
     "data": {
         "stream": {
@@ -79,8 +80,8 @@ def _of_a_method(name: str) -> dict[str, Any]:
     needs_classes = "domain" not in getattr(cfl.methods, name).scenarios
     data = {**(_CLASSES["data"] if needs_classes else {}), **entry.data}
     config: dict[str, Any] = {"methods": {"tried": {"class_path": name, "init_args": options}}, "data": data}
-    if name in _NETWORKS:
-        config["model"] = {"network": _NETWORKS[name]}
+    if name in NETWORKS:
+        config["model"] = {"network": NETWORKS[name]}
     return config
 
 

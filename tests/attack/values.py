@@ -84,7 +84,7 @@ def _of(kind: Any, wilder: bool, name: str = "") -> SearchStrategy[Any]:
         if origin is tuple and ... not in arguments and not wilder:
             return st.tuples(*(_of(argument, wilder) for argument in inner)).map(list)
         lists = st.lists(_of(inner[0], wilder, name), min_size=0 if wilder else 1, max_size=3)
-        return st.one_of(lists, lists, st.just([1] * 1000), st.just([100_000, 100_000])) if wilder else lists
+        return st.one_of(lists, lists, st.just([1] * 300), st.just([100_000, 100_000])) if wilder else lists
     return st.sampled_from(_WRONG if wilder else (None,))
 
 
