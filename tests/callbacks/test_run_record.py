@@ -223,7 +223,7 @@ def test_accuracies_appear_only_in_evaluated_rounds(run: Path) -> None:
 
 
 def test_loss_is_the_mean_over_local_steps(tmp_path: Path, data: FederatedDataModule) -> None:
-    """With a learning rate below rounding every step sees the untrained network, so the mean over full batches is known."""
+    """With a learning rate below rounding, every step sees the untrained network: the mean over batches is known."""
     assert tiny_cli.fit(tmp_path, "--model.optimizer.lr", "1e-30", "--model.network.hidden", "[]") == 0
     state = tiny_cli.checkpoint(tmp_path)["state_dict"]
     weight, bias = (state[f"network.head.{name}"].double() for name in ("weight", "bias"))
