@@ -16,7 +16,7 @@ from typing import NamedTuple
 from attack import children, points, sameness, trials
 from attack.outcomes import Outcome, failure, refusal
 
-SIGNALS = (*[signal.SIGKILL] * 4, signal.SIGTERM, signal.SIGINT)
+SIGNALS = (*[signal.SIGKILL] * 3, signal.SIGTERM, signal.SIGINT)
 """What processes are sent, as often as they stand here."""
 _LAST_CALLS = 0.95
 """Share of a run's calls in which random moments lie; the last ones are the interpreter's."""
@@ -40,8 +40,8 @@ class Kill(NamedTuple):
 
     @property
     def statuses(self) -> set[int]:
-        """Exit statuses of a process that is sent the signal; 0 where its last round was over, or it went on."""
-        return {0, -self.number} | ({128 + self.number} if self.number != signal.SIGKILL else set())
+        """Exit statuses that tell of the signal; 0 where it came too late to change anything."""
+        return {0, -self.number if self.number == signal.SIGKILL else 128 + self.number}
 
 
 class Whole:
@@ -109,7 +109,7 @@ def _run(name: str, trial: str, number: int, seed: int, whole: Whole, folder: Pa
         strike = points.strike_at(kill.point, kill.time, partial(_send, kill.number))
         ended = children.run(command, _prepared(often, strike), 30)
         if ended.status not in kill.statuses or "Traceback" in ended.said:
-            return Outcome(name, *(failure(ended) or refusal(ended, [])), told)
+            return Outcome(name, *_silent(kill, ended), told)
     ended = children.run(command, _prepared(often), 30)
     if ended.status != 0:
         said = ended.said.strip()[-500:]
@@ -118,6 +118,13 @@ def _run(name: str, trial: str, number: int, seed: int, whole: Whole, folder: Pa
     if outcome.verdict == "equal":
         shutil.rmtree(folder)
     return outcome
+
+
+def _silent(kill: Kill, ended: children.Ended) -> tuple[str, str]:
+    """A verdict for a command that ended otherwise than a signal's receiver should."""
+    if ended.status == -kill.number:
+        return "unclear", f"died of {kill.number.name} without the status {128 + kill.number}"
+    return failure(ended) or refusal(ended, [])
 
 
 def _chosen(draw: random.Random, counts: dict[str, int]) -> Kill:
