@@ -19,7 +19,7 @@ from cfl.federation.replay_memory import RULES, Rule, chosen, slots, winners
 from cfl.randomness.generators import seed_for
 from cfl.runtime.memory import require_memory
 from cfl.runtime.moving import moved
-from cfl.runtime.option_checks import check_choices, check_integers
+from cfl.runtime.option_checks import MOST_AT_ONCE, check_choices, check_integers
 
 TOPIC = "buffer"
 BETWEEN_ROUNDS = -1
@@ -94,7 +94,7 @@ class ReplayBuffer:
         offered: Literal["once", "every_step"] = "once",
         keeps: Literal["augmented", "raw"] = "augmented",
     ) -> None:
-        check_integers("buffer", 1, size=size)
+        check_integers("buffer", 1, at_most=MOST_AT_ONCE, size=size)
         check_choices("buffer", RULES, rule=rule)
         check_choices("buffer", ("once", "every_step"), offered=offered)
         check_choices("buffer", ("augmented", "raw"), keeps=keeps)

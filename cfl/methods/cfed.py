@@ -29,7 +29,7 @@ from cfl.methods.context import Context
 from cfl.randomness.generators import numpy_generator
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.moving import moved
-from cfl.runtime.option_checks import check_integers, check_numbers
+from cfl.runtime.option_checks import MOST_AT_ONCE, check_integers, check_numbers
 from cfl.runtime.tensor_digest import tensors_digest
 
 Gather = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -107,7 +107,7 @@ class CFeD(Method):
         check_numbers("methods.cfed", "[0, 1)", share=share)
         check_numbers("methods.cfed", "(0, inf)", temperature=temperature, server_lr=server_lr)
         check_numbers("methods.cfed", "[0, inf)", weight=weight)
-        check_integers("methods.cfed", 0, server_distillation=server_distillation)
+        check_integers("methods.cfed", 0, at_most=MOST_AT_ONCE, server_distillation=server_distillation)
         self.surrogate, self.share, self.temperature, self.weight = surrogate, share, temperature, weight
         self.server_distillation, self.server_lr = server_distillation, server_lr
         self.individual_uplinks = server_distillation > 0

@@ -19,7 +19,7 @@ from cfl.methods.context import Context
 from cfl.randomness.generators import numpy_generator, seed_for
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.moving import moved
-from cfl.runtime.option_checks import check_choices, check_integers, check_numbers
+from cfl.runtime.option_checks import MOST_AT_ONCE, check_choices, check_integers, check_numbers
 
 Weighting = Literal["equal", "mean", "count", "appended"]
 
@@ -71,7 +71,7 @@ class ER(Method):
         weighting: Weighting = "equal",
     ) -> None:
         key = self.key
-        check_integers(key, 1, size=size)
+        check_integers(key, 1, at_most=MOST_AT_ONCE, size=size)
         check_integers(key, 1, or_null=True, batch_size=batch_size)
         check_choices(key, ("task", "step"), update=update)
         if update == "step" and per_task:

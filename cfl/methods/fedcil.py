@@ -23,7 +23,7 @@ from cfl.randomness.counter_normals import choices, normals
 from cfl.randomness.generators import seed_for, torch_generator
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.moving import moved
-from cfl.runtime.option_checks import check_choices, check_integers, check_numbers
+from cfl.runtime.option_checks import MOST_AT_ONCE, check_choices, check_integers, check_numbers
 
 
 class FedCIL(Method):
@@ -96,7 +96,7 @@ class FedCIL(Method):
         check_numbers("methods.fedcil", "[0, 1)", replay_share=replay_share)
         check_integers("methods.fedcil", 1, or_null=True, replay_batch_size=replay_batch_size)
         check_numbers("methods.fedcil", "[0, inf)", consistency=consistency)
-        check_integers("methods.fedcil", 0, consolidation_steps=consolidation_steps)
+        check_integers("methods.fedcil", 0, at_most=MOST_AT_ONCE, consolidation_steps=consolidation_steps)
         check_choices("methods.fedcil", ("clients", "average"), consolidation_source=consolidation_source)
         check_integers("methods.fedcil", 1, consolidation_batch_size=consolidation_batch_size)
         check_numbers("methods.fedcil", "(0, inf)", consolidation_lr=consolidation_lr)

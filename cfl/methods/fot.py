@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -118,10 +117,9 @@ class FOT(Method):
         check_numbers("methods.fot", "(0, 1]", threshold=threshold)
         check_numbers("methods.fot", "[0, 1)", threshold_increment=threshold_increment)
         sizes = sketch_size if isinstance(sketch_size, dict) else {"conv": sketch_size, "linear": sketch_size}
-        if set(sizes) != {"conv", "linear"} or not all(0 < size < math.inf for size in sizes.values()):
-            raise ConfigError(
-                "methods.fot.sketch_size", sketch_size, "a number above 0, or {conv: number, linear: number}"
-            )
+        if set(sizes) != {"conv", "linear"} or not all(0 < size <= 1000 for size in sizes.values()):
+            valid = "a number in (0, 1000], or {conv: number, linear: number}"
+            raise ConfigError("methods.fot.sketch_size", sketch_size, valid)
         check_choices("methods.fot", ("code", "gpm"), rank_rule=rank_rule)
         check_choices("methods.fot", ("energy", "client_mean"), residual_share=residual_share)
         check_choices("methods.fot", ("global", "local"), gpse_model=gpse_model)

@@ -38,7 +38,7 @@ from cfl.models.features import unit_features
 from cfl.randomness.generators import torch_generator
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.moving import moved
-from cfl.runtime.option_checks import check_integers, check_numbers
+from cfl.runtime.option_checks import MOST_AT_ONCE, check_integers, check_numbers
 
 
 class GLFC(OwnLoss):
@@ -122,9 +122,10 @@ class GLFC(OwnLoss):
         inversion_steps: int = 250,
         images: int = 20,
     ) -> None:
-        check_integers("methods.glfc", 1, size=size, inversion_steps=inversion_steps, images=images)
+        most = MOST_AT_ONCE
+        check_integers("methods.glfc", 1, at_most=most, size=size, inversion_steps=inversion_steps, images=images)
         check_integers("methods.glfc", 1, or_null=True, batch_size=batch_size)
-        check_integers("methods.glfc", 0, perturbation_steps=perturbation_steps)
+        check_integers("methods.glfc", 0, at_most=most, perturbation_steps=perturbation_steps)
         check_numbers("methods.glfc", "[0, inf)", threshold=threshold)
         self.size, self.batch_size, self.threshold = size, batch_size, threshold
         self.perturbation_steps, self.inversion_steps, self.images = perturbation_steps, inversion_steps, images

@@ -27,7 +27,7 @@ from cfl.models.base import Network
 from cfl.models.features import unit_features
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.moving import moved
-from cfl.runtime.option_checks import check_choices, check_integers
+from cfl.runtime.option_checks import MOST_AT_ONCE, check_choices, check_integers
 
 
 class ICaRL(OwnLoss):
@@ -88,7 +88,7 @@ class ICaRL(OwnLoss):
         classifier: Literal["nearest_mean", "network"] = "nearest_mean",
         mirrored: bool = False,
     ) -> None:
-        check_integers("methods.icarl", 1, size=size)
+        check_integers("methods.icarl", 1, at_most=MOST_AT_ONCE, size=size)
         check_integers("methods.icarl", 1, or_null=True, batch_size=batch_size)
         check_choices("methods.icarl", ("nearest_mean", "network"), classifier=classifier)
         self.size, self.batch_size = size, batch_size

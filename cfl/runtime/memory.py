@@ -53,14 +53,15 @@ class WithinMemory(TorchFunctionMode):
         key: of the option that decides their sizes.
         value: its value; None names the tensor that is too much.
         valid: what would be valid, as a phrase.
+        copies: how often they will be there in the end.
 
     Raises:
         ConfigError: before the tensor is allocated.
     """
 
-    def __init__(self, key: str, value: Any, valid: str) -> None:
+    def __init__(self, key: str, value: Any, valid: str, copies: int = 1) -> None:
         super().__init__()
-        self._key, self._value, self._valid = key, value, valid
+        self._key, self._value, self._valid, self._copies = key, value, valid, copies
         self._taken = 0.0
 
     def __torch_function__(
@@ -77,7 +78,7 @@ class WithinMemory(TorchFunctionMode):
             if size > _SMALL:
                 sizes = " x ".join(map(str, args[0] if isinstance(args[0], Sequence) else args))
                 value = f"a tensor of {sizes} numbers" if self._value is None else self._value
-                require_memory(self._key, value, self._taken, self._valid)
+                require_memory(self._key, value, self._copies * self._taken, self._valid)
         return func(*args, **kwargs)
 
 

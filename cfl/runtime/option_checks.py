@@ -10,22 +10,31 @@ from cfl.runtime.errors import ConfigError
 
 MOST = 2**32 - 1
 """The largest integer of any option, which is the largest seed."""
+MOST_AT_ONCE = 10**6
+"""The largest number of samples that a client stores, or of steps within a round: more takes days."""
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 """Between these are the magnitudes of numbers in float32, in which networks compute, beside 0."""
 
 
-def check_integers(section: str, at_least: int, *, or_null: bool = False, **options: int | None) -> None:
-    """Refuse integers below a bound.
+def check_integers(
+    section: str, at_least: int, *, at_most: int | None = None, or_null: bool = False, **options: int | None
+) -> None:
+    """Refuse integers below a bound, or above another.
 
     Args:
         section: the key that the options stand below, e.g. ``methods.gpm``.
         at_least: the smallest valid one.
+        at_most: the largest valid one; None for :data:`MOST`.
         or_null: whether None is valid, too.
         options: values by the options' names.
 
     Raises:
         ConfigError: for the first option that is refused.
     """
+    if at_most is not None:
+        valid = f"an integer from {at_least} to {at_most}"
+        _check(section, valid, lambda value: at_least <= value <= at_most, or_null, options)
+        return
     _check(section, f"an integer of at least {at_least}", lambda value: value >= at_least, or_null, options)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import chain
 
 import torch
 
@@ -14,7 +13,7 @@ from cfl.models.density import is_density
 from cfl.models.dropout import convert_dropout
 from cfl.randomness.generators import seed_for
 from cfl.runtime.errors import ConfigError
-from cfl.runtime.memory import WithinMemory, require_memory
+from cfl.runtime.memory import WithinMemory
 
 
 def global_network(
@@ -41,13 +40,8 @@ def global_network(
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed_for(seed, "initialise network"))
-        with WithinMemory("model.network", None, "a smaller network"):
+        with WithinMemory("model.network", None, "a smaller network", copies=3):  # with a client's, and its gradient
             network = convert_dropout(convert_batchnorm(make(input_shape, num_outputs)))
-        size = sum(tensor.nbytes for tensor in chain(network.parameters(), network.buffers()))
-        # One for the client in training, one for its update.
-        require_memory(
-            "model.network", f"{type(network).__name__} of {size} bytes", 2 * size, "two copies that fit into memory"
-        )
         require_one_name_each(network)
         if not is_density(network):
             require_head(network)

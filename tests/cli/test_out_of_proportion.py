@@ -249,7 +249,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "local epochs": (("--schedule.local_epochs", "4000000000"), "schedule.local_epochs = 4000000000 cannot work"),
     "buffer": (
         ("--methods.m", "DER", "--buffer.size", "4000000000"),
-        "buffer.size = 4000000000 cannot work; valid: fewer samples: ",
+        "buffer.size = 4000000000 cannot work; valid: an integer from 1 to 1000000",
     ),
     "long list": (("--model.network.hidden", f"[{'1, ' * 2000}]"), "at most 1000 values in one list or mapping"),
     "long name": (("--run.dir", "a" * 300), "at most 4095 bytes, and 255 between slashes"),

@@ -517,7 +517,7 @@ def test_keeping_a_buffer_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("options", "key", "value", "valid"),
     [
-        ({"size": 0}, "buffer.size", 0, "at least 1"),
+        ({"size": 0}, "buffer.size", 0, "from 1 to 1000000"),
         ({"rule": "herding"}, "buffer.rule", "herding", "reservoir"),
         ({"offered": "twice"}, "buffer.offered", "twice", "every_step"),
         ({"keeps": "nothing"}, "buffer.keeps", "nothing", "raw"),

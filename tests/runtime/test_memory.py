@@ -43,6 +43,14 @@ def test_tensors_are_refused_together() -> None:
 
 
 @pytest.mark.usefixtures("thousand")
+def test_what_will_be_there_several_times() -> None:
+    with WithinMemory("a", 7, "less", copies=3):
+        torch.empty(8 * 10**7)
+        with pytest.raises(ConfigError, match=r"1\.2 GB would be needed"):
+            torch.empty(2 * 10**7)
+
+
+@pytest.mark.usefixtures("thousand")
 def test_sizes_beyond_any_number_and_none_at_all() -> None:
     with WithinMemory("a", 7, "less"):
         assert torch.empty(()).shape == ()

@@ -39,6 +39,11 @@ def test_integers_and_choices() -> None:
             lambda: check_integers("a", 1, or_null=True, x=0),
             "a.x = 0 cannot work; valid: an integer of at least 1, or null",
         ),
+        (lambda: check_integers("a", 1, at_most=3, x=4), "a.x = 4 cannot work; valid: an integer from 1 to 3"),
+        (
+            lambda: check_integers("a", 1, x=2**32),
+            "a.x = 4294967296 cannot work; valid: an integer of at most 4294967295",
+        ),
         (lambda: check_choices("a", ("b", "c", "d"), x="e"), "a.x = 'e' cannot work; valid: b, c or d"),
         (lambda: check_choices("a", (0, 1), x=2), "a.x = 2 cannot work; valid: 0 or 1"),
     ]
