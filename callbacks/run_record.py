@@ -31,6 +31,7 @@ from cfl.federation.federation import Federation
 from cfl.metrics.measure import ACCURACY, NLL
 from cfl.metrics.task_matrix import TaskMatrix
 from cfl.reporting import folder_lock
+from cfl.reporting.checksums import write_checksums
 from cfl.reporting.compare.matrix_table import matrix_table
 from cfl.reporting.experiment import method_name
 from cfl.reporting.figures import accuracy_curve, accuracy_heatmap, learning_curves, sample_grid
@@ -46,6 +47,7 @@ from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_integers
 from cfl.runtime.run_files import (
     CHECKPOINT,
+    CHECKSUMS,
     CLIENTS,
     CONFIG,
     PARTITION,
@@ -78,7 +80,7 @@ PICTURES = (
     *(f"{measure.name}_{kind}.png" for measure in (ACCURACY, NLL) for kind in ("matrix", "curve", "rounds")),
 )
 """A run's pictures."""
-OTHER_FILES = (SUMMARY, CHECKPOINT, WANDB_ID)
+OTHER_FILES = (SUMMARY, CHECKSUMS, CHECKPOINT, WANDB_ID)
 """Further files that are removed before another run in the same folder."""
 
 
@@ -153,11 +155,12 @@ class RunRecord(Callback):
     It writes ``config.yaml`` (resolved), ``partition.csv`` and ``.png``, ``rounds.csv`` (a row per round),
     ``accuracy_matrix.csv`` (row = after task, column = task), ``<method>.csv``, and after the last round
     ``accuracy_matrix.png``, ``accuracy_curve.png`` and, if there were evaluations between task ends, the learning curve
-    ``accuracy_rounds.png``. ``summary.json`` is written last, after the last checkpoint. Accuracies and forgetting are
-    in percent. Density runs have ``nll_matrix.csv`` and so on instead, in nats. Matrices with the task of test samples
-    known are in ``accuracy_matrix_task_il.csv`` or ``nll_matrix_task_aware.csv``. For densities of images,
-    ``samples.png`` shows images drawn from the density (:func:`cfl.training.density_samples.draw_images`), also after
-    ``cfl validate``. With several processes the first writes and prints.
+    ``accuracy_rounds.png``. ``SHA256SUMS``, checksums of these files, and then ``summary.json`` are written last, after
+    the last checkpoint. Accuracies and forgetting are in percent. Density runs have ``nll_matrix.csv`` and so on
+    instead, in nats. Matrices with the task of test samples known are in ``accuracy_matrix_task_il.csv`` or
+    ``nll_matrix_task_aware.csv``. For densities of images, ``samples.png`` shows images drawn from the density
+    (:func:`cfl.training.density_samples.draw_images`), also after ``cfl validate``. With several processes the first
+    writes and prints.
 
     Args:
         dir: the run folder; null makes ``runs/<benchmark>/<method>-seed<seed>-<hash>``.
@@ -246,7 +249,7 @@ class RunRecord(Callback):
                 path.unlink(missing_ok=True)
         if self.wandb_id is not None:
             write_whole(self.folder / WANDB_ID, self.wandb_id + "\n")
-        if self.config_yaml is not None:
+        if self.config_yaml is not None and not (self.folder / SUMMARY).exists():
             # Atomically: other processes of the run may be reading it to resume.
             write_whole(self.folder / CONFIG, self.config_yaml)
 
@@ -283,10 +286,11 @@ class RunRecord(Callback):
         if self._begun:
             return
         self._begun, self._recorded = True, federation_of(pl_module).round
+        if not federation_of(pl_module).finished:  # the folder of a finished run may hold an earlier checkpoint
+            for name in (SUMMARY, CHECKSUMS):
+                (self.folder / name).unlink(missing_ok=True)
         self._begin()
         self._drawn = False
-        if not federation_of(pl_module).finished:  # the folder of a finished run may hold an earlier checkpoint
-            (self.folder / SUMMARY).unlink(missing_ok=True)
         data = data_of(trainer)
         # The partition; by the stream's tasks if clients' tasks differ.
         held = data.indices if data.order is None else data.dealt
@@ -446,8 +450,12 @@ class RunRecord(Callback):
         if not self._drawn:
             self._write_tables(federation)
             self._draw(client)
-        text = json.dumps(_finite(self.summary(federation)), indent=2, allow_nan=False)
-        write_whole(path, text + "\n")
+        text = json.dumps(_finite(self.summary(federation)), indent=2, allow_nan=False) + "\n"
+        tables = [self.folder / f"{name}.csv" for name in (*TABLES, *federation.methods)]
+        tables += [*(self.folder / CLIENTS).glob(f"{matrix_file(federation.measure.name, '_*')}"), self.folder / CONFIG]
+        names = [str(table.relative_to(self.folder)) for table in tables if table.is_file()]
+        write_checksums(self.folder, names, {SUMMARY: text})
+        write_whole(path, text)
 
     def _draw_samples(self, client: Client) -> Path | None:
         """Write ``samples.png`` if the run has a density of images."""

@@ -17,7 +17,7 @@ from cfl.papers.run_log import LOG
 from cfl.papers.running import LOCK
 from cfl.reporting.csv_file import RunFolderError
 from cfl.runtime.atomic_write import TEMPORARY, replacing
-from cfl.runtime.run_files import CHECKPOINT, SUMMARY
+from cfl.runtime.run_files import CHECKPOINT, CHECKSUMS, SUMMARY
 
 
 def adopt(folder: Path, papers: list[Paper], runs: Path, resolver: Resolver) -> Path:
@@ -63,7 +63,8 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 def _copy(folder: Path, target: Path) -> None:
     """Copy a run so that it is a finished one only once all of it is there: a summary says so, and comes last."""
-    (target / SUMMARY).unlink(missing_ok=True)  # of a run that this one takes the place of
+    for name in (SUMMARY, CHECKSUMS):
+        (target / name).unlink(missing_ok=True)  # of a run that this one takes the place of
     leave = shutil.ignore_patterns(CHECKPOINT, TEMPORARY, LOG, ".*lock", SUMMARY)
     shutil.copytree(folder, target, ignore=leave, dirs_exist_ok=True)
     with replacing(target / SUMMARY) as file:

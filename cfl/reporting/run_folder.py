@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cfl.reporting.checksums import check_unchanged
 from cfl.reporting.csv_file import RunFolderError, index_in, number_in, open_file, read_csv
 from cfl.reporting.matrix_file import read_matrix_csv
 from cfl.reporting.measures import CURVES
@@ -195,6 +196,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
         RunFolderError: the file is missing or broken, or a key is missing or of the wrong type.
     """
     path = folder / SUMMARY
+    check_unchanged(folder, SUMMARY)
     with open_file(path) as file:
         try:
             summary = json.load(
@@ -230,7 +232,8 @@ def read_run(folder: Path) -> Run:
         folder: holds ``summary.json`` and ``accuracy_matrix.csv``, and ``rounds.csv`` where there is a learning curve.
 
     Raises:
-        RunFolderError: the folder or a file is missing or broken, or a key is missing or of the wrong type.
+        RunFolderError: the folder or a file is missing, broken, or changed since the run ended, or a key is missing or
+            of the wrong type.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -238,6 +241,8 @@ def read_run(folder: Path) -> Run:
     path, summary = folder / SUMMARY, read_summary(folder)
     measure = _measure_of(summary)
     values: dict[str, Any] = {key: summary.get(key) for key in (*SUMMARY_KEYS, "used_space")}
+    for name in (matrix_file(measure), ROUNDS):
+        check_unchanged(folder, name)
     matrix_path = folder / matrix_file(measure)
     matrix, initial = read_matrix_csv(matrix_path)
     if len(matrix) != values["tasks"]:

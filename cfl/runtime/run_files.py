@@ -14,6 +14,8 @@ ROUNDS = "rounds.csv"
 """A row per round."""
 SUMMARY = "summary.json"
 """Figures of a finished run, written last."""
+CHECKSUMS = "SHA256SUMS"
+"""SHA-256 of a finished run's files."""
 CLIENTS = "clients"
 """Folder with a table per client."""
 

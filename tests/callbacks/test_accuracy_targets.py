@@ -96,7 +96,15 @@ def test_rounds_are_those_of_the_table_and_the_run_ends_with_the_last(
 
 def test_a_stopped_run_is_a_finished_one(stopped: Path) -> None:
     assert {path.name for path in stopped.iterdir()} == {
-        *("config.yaml", "summary.json", "rounds.csv", "accuracy_matrix.csv", "last.ckpt", "partition.csv"),
+        *(
+            "config.yaml",
+            "summary.json",
+            "SHA256SUMS",
+            "rounds.csv",
+            "accuracy_matrix.csv",
+            "last.ckpt",
+            "partition.csv",
+        ),
         *("partition.png", "accuracy_matrix.png", "accuracy_curve.png", "accuracy_rounds.png"),
     }
     state = tiny_cli.checkpoint(stopped)["federation"]

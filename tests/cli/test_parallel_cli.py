@@ -259,6 +259,10 @@ def started_by(process: subprocess.Popen[str]) -> int:
     """The process that another one starts, once it does."""
     tasks = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     while not (found := tasks.read_text().split()):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    # Until it runs a program of its own, the first process waits for it and hears no signal.
+    while b"LOCAL_RANK=1" not in Path(f"/proc/{found[0]}/environ").read_bytes():
         time.sleep(0.01)
     return int(found[0])
 

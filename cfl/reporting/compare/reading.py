@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from cfl.reporting.checksums import check_unchanged
 from cfl.reporting.compare.settings import settings_of
 from cfl.reporting.csv_file import RunFolderError, index_in, number_in, open_file, read_csv
 from cfl.reporting.experiment import DECIDES_RESULTS
@@ -24,8 +25,6 @@ from cfl.runtime.yaml_file import BadYAML, read_yaml
 
 T = TypeVar("T")
 _ROUNDING = 1e-6
-_PNG = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
-"""The first and the last bytes of a picture."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,10 +151,11 @@ def read(folder: Path, warnings: list[str]) -> Reading:
     run = read_run(folder)
     _check_agreement(run)
 
-    def part(path: Path, read_part: Callable[[Path], T], consequence: str) -> T | None:
-        """A part of the run; None, and a warning, where it is absent or broken."""
+    def part(path: Path, read_part: Callable[[Path], T], consequence: str, optional: bool = False) -> T | None:
+        """A part of the run; None, and a warning, where it is absent (unless it may be) or broken."""
         try:
-            return read_part(path)
+            check_unchanged(folder, str(path.relative_to(folder)))
+            return None if optional and not path.exists() else read_part(path)
         except (RunFolderError, OSError, BadYAML) as error:
             said = " ".join(str(error).split())
             warnings.append(f"{said if str(path) in said else f'{path}: {said}'}; {consequence}")
@@ -167,21 +167,19 @@ def read(folder: Path, warnings: list[str]) -> Reading:
         raise RunFolderError(f"{folder / CONFIG}: {said}: they are of different runs")
     matrices = {run.measure: run.matrix.numpy()}
     for measure in MEASURES:
-        path = folder / measure.file
-        if measure.key != run.measure and path.exists():
-            matrix = part(path, _read_matrix, f"its {measure.name} is not compared")
+        if measure.key != run.measure:
+            matrix = part(folder / measure.file, _read_matrix, f"its {measure.name} is not compared", optional=True)
             matrices |= {} if matrix is None else {measure.key: matrix}
     space: dict[str, Mapping[int, float]] = {}
     for name in _methods(config):
-        path = folder / f"{name}.csv"
-        if path.exists():
-            found = part(path, partial(read_space, tasks=run.tasks), "its used space is not compared") or {}
-            space |= {f"{name}.{layer}": used for layer, used in found.items()}
-    of_clients = partial(_client_means, measure=run.measure, least=run.others.get("clients_evaluated"))
+        of_method = partial(read_space, tasks=run.tasks)
+        found = part(folder / f"{name}.csv", of_method, "its used space is not compared", optional=True) or {}
+        space |= {f"{name}.{layer}": used for layer, used in found.items()}
+    of_clients = partial(_client_means, measure=run.measure)
     clients = part(folder / CLIENTS, of_clients, "its clients are not compared") or []
-    table = part(folder / PARTITION, _table, "its partition is not compared") or b""
+    table = part(folder / PARTITION, _bytes, "its partition is not compared") or b""
     partition = hashlib.blake2b(table, digest_size=8).hexdigest() if table else ""
-    samples = part(folder / "samples.png", _picture, "its samples are not shown") or b""
+    samples = part(folder / "samples.png", _bytes, "its samples are not shown") or b""
     return Reading(run, settings_of(config) if config else {}, matrices, space, clients, partition, samples)
 
 
@@ -224,20 +222,6 @@ def _bytes(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _table(path: Path) -> bytes:
-    table = _bytes(path)
-    if path.exists() and not (table.startswith(b"task,client") and table.endswith(b"\n")):
-        raise RunFolderError(f"{path}: cut off, or not such a table")
-    return table
-
-
-def _picture(path: Path) -> bytes:
-    picture = _bytes(path)
-    if path.exists() and not (picture.startswith(_PNG[0]) and picture.endswith(_PNG[1])):
-        raise RunFolderError(f"{path}: cut off, or no PNG")
-    return picture
-
-
 def _methods(config: Mapping[str, Any]) -> Sequence[str]:
     methods = config.get("methods")
     return [name for name in methods if is_method_name(name)] if isinstance(methods, Mapping) else []
@@ -276,18 +260,12 @@ def read_space(path: Path, tasks: int) -> dict[str, dict[int, float]]:
     return found
 
 
-def _client_means(folder: Path, measure: str, least: Any = None) -> list[float]:
-    """Of each client the mean over the tasks that it was evaluated on in the last row there is, if there is any.
-
-    Raises:
-        RunFolderError: a file is broken, or there are fewer than the ``least`` number, if that is one.
-    """
+def _client_means(folder: Path, measure: str) -> list[float]:
+    """Of each client the mean over the tasks that it was evaluated on in the last row there is, if there is any."""
     means = []
     for path in sorted(folder.glob(f"{measure}_matrix_*.csv")):
         matrix = read_matrix_csv(path)[0].numpy()
         rows = np.flatnonzero(np.isfinite(matrix).any(axis=1))
         seen = matrix[rows[-1], : rows[-1] + 1] if len(rows) else np.empty(0)
         means += [float(np.nanmean(seen))] if np.isfinite(seen).any() else []
-    if isinstance(least, int) and len(means) < least:
-        raise RunFolderError(f"{folder}: matrices of {len(means)} clients, but summary.json says {least}")
     return means

@@ -16,6 +16,7 @@ import pytest
 from support import tiny_cli
 from support.made_up import make_run
 
+from cfl.reporting.checksums import write_checksums
 from cfl.reporting.compare import reading
 from cfl.reporting.compare.groups import compare, figure_of
 from cfl.reporting.compare.page_data import page_data
@@ -74,8 +75,6 @@ def test_a_client_is_judged_by_the_tasks_that_it_has(tmp_path: Path) -> None:
             "seed_everything: 0\nmodel: {}\n",
             "config.yaml: lacks data, methods, schedule, federated; its se",
         ),
-        ("partition.csv", "task,client,class_00\n0,0,5", "partition.csv: cut off, or not such a table; its partition"),
-        ("partition.csv", "hello\n", "partition.csv: cut off, or not such a table; its partition is not compared"),
         ("fot.csv", "task,layer,used_space\n0,a,1", "fot.csv, line 2: cut off, no line break ends it; its used space"),
         ("fot.csv", "", "fot.csv: empty; its used space is not compared"),
         ("nll_matrix.csv", "after_task\n", "its negative log-likelihood is not compared"),
@@ -93,7 +92,6 @@ def test_a_client_is_judged_by_the_tasks_that_it_has(tmp_path: Path) -> None:
         ("fot.csv", "task,layer,used_space\n0,a,101\n", "line 2: 101 % of task 0 cannot be"),
         ("fot.csv", "task,layer,used_space\n0,a,1\n0,b,1\n1,a,1\n", "line 4: b has 1 rows, of 2 tasks; its used"),
         ("fot.csv", "hello\n", "fot.csv: the first line names neither task nor round; its used space"),
-        ("samples.png", "hello", "samples.png: cut off, or no PNG; its samples are not shown"),
         ("clients/accuracy_matrix_000.csv", "nonsense", "its clients are not compared"),
     ],
 )
@@ -166,16 +164,43 @@ def test_a_run_that_stopped_early_has_no_last_row(tmp_path: Path) -> None:
     assert len(read_all([folder])[0]) == 1
 
 
-def test_a_run_without_a_matrix_for_every_client_is_not_compared_by_them(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", personal=3)
-    change_summary(folder, clients_evaluated=3)
-    assert len(read(folder, []).clients) == 3
-    (folder / "clients" / "accuracy_matrix_001.csv").unlink()
-    warnings: list[str] = []
-    assert read(folder, warnings).clients == []
-    assert warnings == [
-        f"{folder / 'clients'}: matrices of 2 clients, but summary.json says 3; its clients are not compared"
-    ]
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [
+        ("summary.json", True),
+        ("accuracy_matrix.csv", True),
+        ("rounds.csv", True),
+        ("config.yaml", False),
+        ("fot.csv", False),
+        ("partition.csv", False),
+        ("nll_matrix.csv", False),
+        ("clients/accuracy_matrix_001.csv", False),
+    ],
+)
+@pytest.mark.parametrize("change", ["digit", "absent"])
+def test_what_has_changed_since_the_run_ended_is_not_compared(
+    name: str, refused: bool, change: str, tmp_path: Path
+) -> None:
+    """A digit is no damage that a table shows."""
+    folder = make_run(tmp_path / "run", personal=2, nll=True)
+    names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    write_checksums(folder, names, {})
+    assert read_all([folder])[1:] == ([], [])
+    whole = (folder / name).read_text()
+    if change == "absent":
+        (folder / name).unlink()
+    else:
+        place = re.search(r"\d(?=\D*$)", whole)
+        assert place is not None
+        (folder / name).write_text(whole[: place.start()] + str((int(place[0]) + 1) % 10) + whole[place.end() :])
+    readings, left_out, warnings = read_all([folder])
+    assert len(readings) == (not refused)
+    if change == "absent" and name == "summary.json":
+        assert left_out[0].unfinished
+        return
+    said = "changed since the run ended" if change == "digit" else "no such file"
+    (told,) = warnings or [left_out[0].reason]
+    assert f"{folder / name}: {said}" in told
 
 
 def test_broken_and_unfinished_runs_are_left_out_by_name(tmp_path: Path) -> None:
