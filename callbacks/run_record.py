@@ -43,7 +43,7 @@ from cfl.reporting.text_table import print_table
 from cfl.runtime import distributed
 from cfl.runtime.atomic_write import append, if_possible, write_whole
 from cfl.runtime.disk import why
-from cfl.runtime.errors import ConfigError
+from cfl.runtime.errors import ConfigError, DamagedFile
 from cfl.runtime.option_checks import check_integers
 from cfl.runtime.run_files import (
     CHECKPOINT,
@@ -591,6 +591,20 @@ def _csv(rows: list[dict[str, Any]], header: bool) -> str:
 
 
 def _rows_before(path: Path, round: int) -> list[dict[str, Any]]:
-    """The rows of the rounds before one; what a killed process left of a line is none of them."""
-    whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
-    return [row for row in csv.DictReader(io.StringIO(whole)) if int(row["round"]) < round]
+    """The rows of the rounds before one; what a killed process left of a line is none of them.
+
+    Raises:
+        DamagedFile: there are others, or values that are no numbers.
+    """
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    try:
+        rows = list(csv.DictReader(io.StringIO(whole.decode("ascii")), strict=True))
+        for row in rows:
+            for value in row.values():
+                float(value or "nan")
+        before = [row for row in rows if int(row["round"]) < round]
+    except (ValueError, TypeError, KeyError, csv.Error):
+        before = []
+    if [int(row["round"]) for row in before] != list(range(round)):
+        raise DamagedFile(f"{path} is damaged: it does not have a row of numbers for each round from 0 to {round - 1}")
+    return before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-_LONGEST = 200
+_LONGEST = 400
 
 
 class ConfigError(ValueError):

@@ -417,5 +417,5 @@ def test_what_cannot_work_is_refused_before_training() -> None:
     refused({"a": decay(), "s": SCAFFOLD()}, "SCAFFOLD")
     refused({"a": decay(floor=0.1)}, "floor")
     refused({"a": decay()}, "model.optimizer", partial(torch.optim.Rprop, lr=0.1))
-    refused({"a": decay()}, "too few samples", partition=None, stream=permuted(2, train=5))
+    refused({"a": decay()}, "none has two samples of a task", partition=None, stream=permuted(2, train=5))
     refused({"a": decay()}, "data.exposure", exposure="asynchronous")
