@@ -606,5 +606,6 @@ def _rows_before(path: Path, round: int) -> list[dict[str, Any]]:
     except (ValueError, TypeError, KeyError, csv.Error):
         before = []
     if [int(row["round"]) for row in before] != list(range(round)):
-        raise DamagedFile(f"{path} is damaged: it does not have a row of numbers for each round from 0 to {round - 1}")
+        needed = f"a row of numbers for each round from 0 to {round - 1}"
+        raise DamagedFile(f"{path} is damaged: it lacks {needed}; without the file the run goes on without these rows")
     return before
