@@ -39,17 +39,23 @@ def trainer(
         callbacks: further ones. One of the program's own, e.g. ``FederatedOrchestrator(server_lr=0.5)``, takes the
             place of the one with default options.
         settings: of the Trainer, over those of ``configs/default.yaml``.
+
+    Raises:
+        MisconfigurationException: settings that Lightning's Trainer does not accept. Those that allow no rounds are
+            refused when the fit begins.
     """
     # The order of cfl fit: what others add comes first.
     own: list[Callback] = [LocalModels(), FederatedOrchestrator(), AccuracyTargets()]
     if run_dir is not None:
         own += [RunRecord(dir=str(run_dir)), DashboardLog(), RoundCheckpoint()]
     own.append(RoundProgress())
-    given = {type(callback) for callback in callbacks}
     settings = {
         **read_yaml(DEFAULT_CONFIG)["trainer"],
         "enable_checkpointing": run_dir is not None,  # by RoundCheckpoint
         "max_epochs": data.num_rounds,
         **settings,
     }
-    return Trainer(callbacks=[*callbacks, *(one for one in own if type(one) not in given)], **settings)
+    return Trainer(
+        callbacks=[*callbacks, *(one for one in own if not any(isinstance(given, type(one)) for given in callbacks))],
+        **settings,
+    )

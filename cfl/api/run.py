@@ -114,8 +114,8 @@ class Run:
         """What the run's tests scored, in evaluation mode: normalised images ``[N, C, H, W]`` to outputs ``[N, O]``.
 
         Raises:
-            ConfigError: there is no checkpoint with its configuration, or the model differs by client or task
-                (:meth:`model_for`).
+            RunFolderError: there is no checkpoint with its configuration.
+            ConfigError: the model differs by client or task (:meth:`model_for`), or as for ``cfl export``.
         """
         return self.model_for()
 
@@ -127,7 +127,7 @@ class Run:
             task: the task, from 0; with a client, of the client's own.
 
         Raises:
-            ConfigError: as for ``cfl export``.
+            RunFolderError, ConfigError: as for :attr:`model`.
         """
         choice = Choice(client, task)
         if choice not in self._answers:
@@ -138,18 +138,19 @@ class Run:
     def predict(self, images: Any, client: int | None = None, task: int | None = None) -> Tensor:
         """``[N]`` int64: the output with the highest score for each image.
 
-        In task-incremental runs, the choice is among the outputs of ``task``. A class-incremental run's outputs are the
-        stream's classes, task after task.
+        The choice is among the outputs that the run's tests choose among: in task-incremental runs, those of ``task``.
+        A class-incremental run's outputs are the stream's classes, task after task.
 
         Args:
             images: ``[N, C, H, W]``: uint8 as the data set stores them, which are normalised; or floating-point
                 network input. Changes that tasks make to images, such as a permutation, are not made.
             client: as for :meth:`model_for`.
-            task: the task of the images, in task-incremental runs and where models differ by task.
+            task: the task of the images, from 0, where models or the outputs to choose among differ by task.
 
         Raises:
-            ConfigError: images of another shape, a task that is missing, a run that estimates a density, or as for
-                :attr:`model`.
+            RunFolderError: as for :attr:`model`.
+            ConfigError: images of another shape or type, a task that is missing or that there is none of, a run that
+                estimates a density, or as for :attr:`model`.
         """
         data = self._client.require_federation().data
         if data.scenario == "density":
@@ -157,13 +158,15 @@ class Run:
         images = torch.as_tensor(images)
         if images.ndim != 4 or tuple(images.shape[1:]) != tuple(data.input_shape):
             raise ConfigError("images", list(images.shape), f"shape [N, {', '.join(map(str, data.input_shape))}]")
+        if task is not None and not 0 <= task < data.num_tasks:
+            raise ConfigError("task", task, f"an integer between 0 and {data.num_tasks - 1}")
         if not images.is_floating_point():
             images = self._normalised(images)
         model = self.model_for(client, task if self._differs_by_task(client) else None)
         scores = torch.cat([model(part) for part in images.to(torch.float32).split(data.eval_batch_size)])
         allowed = data.outputs.test_after(data.num_tasks - 1)
         if allowed is not None:
-            if task is None and data.scenario == "task":
+            if task is None and not allowed.eq(allowed[0]).all():
                 raise ConfigError("task", None, f"an integer between 0 and {data.num_tasks - 1}, the images' task")
             scores = scores.masked_fill(~allowed[task or 0], -torch.inf)
         return scores.argmax(1)

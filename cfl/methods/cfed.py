@@ -239,7 +239,8 @@ class CFeD(Method):
         x, y = fetch(index)
         at = torch.searchsorted(places, index.contiguous()).clamp(max=len(places) - 1)
         replaced = places[at] == index
-        if index.device.type == "cpu" and not bool(replaced.any()):  # an accelerator would have to be waited for
+        if index.device.type == "cpu":  # an accelerator would have to be waited for
+            x[replaced] = self._pixels(task, images[at[replaced]])
             return x, y
         surrogate = self._pixels(task, images[at].reshape(-1)).view_as(x)
         return torch.where(replaced.view(*index.shape, *[1] * (x.ndim - index.ndim)), surrogate, x), y

@@ -23,10 +23,12 @@ class RoundLosses:
     def __init__(self, known: Mapping[int, tuple[float, float]] | None = None) -> None:
         self._known = dict(known or {})
         self._cohorts: list[tuple[tuple[int, ...], Tensor]] = []
+        self._mean: float | None = None
 
     def open(self, clients: tuple[int, ...], device: torch.device) -> None:
         """Clients begin; what is added next is theirs."""
         self._cohorts.append((clients, torch.zeros(2, len(clients), device=device)))
+        self._mean = None
 
     def add(self, losses: Tensor, batch: CohortBatch) -> None:
         """Add the clients' losses ``[k]`` of a step; those that are not finite, or of clients that only pad, do not
@@ -38,6 +40,7 @@ class RoundLosses:
             counted &= torch.any(batch.mask, dim=1)
         _, sums = self._cohorts[-1]
         sums += torch.stack([torch.where(counted, losses, 0.0), counted.to(losses.dtype)])
+        self._mean = None
 
     @property
     def of_clients(self) -> dict[int, tuple[float, float]]:
@@ -50,7 +53,9 @@ class RoundLosses:
 
     @property
     def mean(self) -> float:
-        """Mean of the finite losses, every client's step counting once; NaN without any."""
-        found = self.of_clients
-        total, count = (sum(found[client][k] for client in sorted(found)) for k in (0, 1))
-        return total / count if count else math.nan
+        """Mean of the finite losses, every client's step counting once; NaN without any. Waits for the device once."""
+        if self._mean is None:
+            found = self.of_clients
+            total, count = (sum(found[client][k] for client in sorted(found)) for k in (0, 1))
+            self._mean = total / count if count else math.nan
+        return self._mean

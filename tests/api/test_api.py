@@ -134,11 +134,16 @@ def test_task_incremental_predictions_are_among_the_tasks_outputs(tmp_path: Path
     assert int(run.predict(images, task=0).max()) < half <= int(run.predict(images, task=1).min())
     with pytest.raises(ConfigError, match="task = None"):
         run.predict(images)
+    with pytest.raises(ConfigError, match="task = 2"):
+        run.predict(images, task=2)
 
 
 def test_pictures_are_returned(run: cfl.Run) -> None:
-    assert run.plot_matrix().axes
-    assert run.plot_curve().axes
+    printed = {text.get_text() for text in run.plot_matrix().axes[0].texts}
+    assert {f"{value:.1f}" for value in run.accuracy_matrix.flatten().tolist()} <= printed
+    after_each_task = [run.accuracy_matrix[0, 0].item(), run.accuracy_matrix[1].mean().item()]
+    drawn = [line.get_ydata() for line in run.plot_curve().axes[0].lines]
+    assert any(len(values) == 2 and values == pytest.approx(after_each_task) for values in drawn)
 
 
 def test_a_run_from_parts_is_that_of_the_same_configuration(run: cfl.Run, tmp_path: Path) -> None:

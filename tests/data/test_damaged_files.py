@@ -74,9 +74,14 @@ def header(shape: Any, descr: str = "|u1") -> bytes:
 
 
 def archive(path: Path, method: int = zipfile.ZIP_DEFLATED, **replaced: Any) -> Path:
+    """An .npz of images and labels, some of them replaced."""
+    return pack(path, content(**replaced), method)
+
+
+def pack(path: Path, values: dict[str, Any], method: int = zipfile.ZIP_STORED) -> Path:
     """An .npz of arrays, or of bytes in the place of an array."""
     with zipfile.ZipFile(path, "w", method) as packed:
-        for key, value in content(**replaced).items():
+        for key, value in values.items():
             stream = io.BytesIO()
             if isinstance(value, bytes):
                 stream.write(value)
@@ -559,14 +564,7 @@ def test_single_arrays_are_refused_by_name(
     ],
 )
 def test_binary_sets_are_refused_by_name(rows: Any, message: str, tmp_path: Path, little_memory: None) -> None:
-    with zipfile.ZipFile(tmp_path / "mine.npz", "w") as packed:
-        for part, values in (("train", rows), ("test", np.zeros((6, 3)))):
-            stream = io.BytesIO()
-            if isinstance(values, bytes):
-                stream.write(values)
-            else:
-                np.save(stream, values)
-            packed.writestr(f"{part}.npy", stream.getvalue())
+    pack(tmp_path / "mine.npz", {"train": rows, "test": np.zeros((6, 3))})
     with pytest.raises(DataFilesMissing, match=rf"mine\.npz.*{message}"):
         BinarySet("mine", 3).load(tmp_path)
 
@@ -586,14 +584,7 @@ def test_features_of_texts_are_refused_by_name(
     (tmp_path / "yahoo_answers_csv").mkdir()
     for part in ("train", "test"):
         values = {"features": np.zeros((20, 8), np.float32), "labels": np.arange(20) % 10} | replaced
-        with zipfile.ZipFile(tmp_path / "yahoo_answers_csv" / f"{part}.mine.npz", "w") as packed:
-            for key, value in values.items():
-                stream = io.BytesIO()
-                if isinstance(value, bytes):
-                    stream.write(value)
-                else:
-                    np.save(stream, value)
-                packed.writestr(f"{key}.npy", stream.getvalue())
+        pack(tmp_path / "yahoo_answers_csv" / f"{part}.mine.npz", values)
     with pytest.raises(DataFilesMissing, match=rf"train\.mine\.npz is damaged, .*{message}"):
         YahooAnswers("mine", 8).load(tmp_path)
 
