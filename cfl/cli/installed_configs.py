@@ -42,6 +42,11 @@ def find_config(key: str, name: str) -> Path:
     raise ConfigError(key, name, f"an existing file (looked in {looked}; cfl configs lists those that come along)")
 
 
+def is_installed(name: str) -> bool:
+    """Whether a file is one of those that come along."""
+    return CONFIGS in Path(name).resolve().parents
+
+
 def _installed(path: Path) -> Path:
     """Where a relative path leads among the files that come along."""
     return (CONFIGS / (path.relative_to("configs") if path.parts[:1] == ("configs",) else path)).resolve()

@@ -9,7 +9,7 @@ from jsonargparse import Namespace
 
 from cfl.cli.given import Given
 from cfl.reporting.names import LONGEST
-from cfl.runtime.errors import ConfigError
+from cfl.runtime.errors import ConfigError, shown
 from cfl.runtime.option_checks import check_magnitude
 from cfl.runtime.yaml_file import ambiguous
 
@@ -55,6 +55,31 @@ def check_leaves(config: Any, given: Sequence[Given], copies: Collection[str] = 
             check_magnitude(key, value)
         elif isinstance(value, str):
             check_path(key, value)
+
+
+def dropped(config: Any, given: Sequence[Given]) -> Iterator[str]:
+    """What files say of a class that another one has taken the place of, each in a sentence.
+
+    Args:
+        config: as a parser gives it.
+        given: what the files say.
+    """
+    for one in given:
+        node, place = config, ""
+        for part in one.key.split("."):
+            options = _mapping(node)
+            if part not in options and "class_path" in options:
+                name, options = options["class_path"], _mapping(options.get("init_args"))
+                if part not in options:
+                    yield f"{one.key} = {shown(one.value)} (in {one.file}) is dropped: {place} is {name} by now"
+            if part not in options:
+                break
+            node, place = options[part], f"{place}.{part}".lstrip(".")
+
+
+def _mapping(node: Any) -> Mapping[str, Any]:
+    node = vars(node) if isinstance(node, Namespace) else node
+    return node if isinstance(node, Mapping) else {}
 
 
 def check_path(key: str, text: str) -> None:

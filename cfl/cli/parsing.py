@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import re
 import sys
@@ -16,17 +17,19 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from cfl.cli.given import Given, in_content, is_written_out, on_command_line, require_names, value_of
 from cfl.cli.import_policy import require_classes
-from cfl.cli.installed_configs import DEFAULT_CONFIG, find_config
-from cfl.cli.leaves import check_leaves
+from cfl.cli.installed_configs import DEFAULT_CONFIG, find_config, is_installed
+from cfl.cli.leaves import check_leaves, dropped
 from cfl.cli.linked_defaults import FOLLOWING, check_given
 from cfl.cli.plugins import import_named_in
 from cfl.cli.refusals import Refusal, allows_null, refusal, sentence
 from cfl.reporting.experiment import with_moved_classes
 from cfl.runtime.disk import is_of_disk
 from cfl.runtime.errors import FOR_USERS, ConfigError, NotUnderstood, NotWritten
+from cfl.runtime.printable import printable
 from cfl.runtime.yaml_file import BadYAML, parse_yaml, read_yaml
 
 _SAID_IN_FULL = (*FOR_USERS, MisconfigurationException)
+_log = logging.getLogger(__name__)
 _ROLE = re.compile(r":[a-z]+:`(~?)([^`]+)`")
 _MODE = "cfl"
 """Name by which jsonargparse knows :func:`cfl.runtime.yaml_file.parse_yaml`."""
@@ -165,6 +168,10 @@ class Parser(LightningArgumentParser):
         config = found.get(found.get("subcommand"), found)
         require_classes(config, copies=FOLLOWING)
         check_leaves(config, said(), copies=FOLLOWING)
+        # The files that come along are made to be laid over each other.
+        of_user = {one.key: one for one in _in_files if not is_installed(str(one.file))}
+        for warning in dropped(config, list(of_user.values())) if config is found else ():  # once: this is a command's
+            _log.warning("%s", printable(warning))
         return found
 
     def parse_string(self, *args: Any, **kwargs: Any) -> Any:

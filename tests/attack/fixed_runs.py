@@ -45,7 +45,7 @@ _RESUME = ("fit", "--ckpt_path", "run/last.ckpt")
 
 CASES: dict[str, Case] = {
     "an old network's options": Case(_old_network("{class_path: LeNet}"), ("old.yaml",)),
-    "an old network's options dropped": Case(_old_network("LeNet"), ("old.yaml",), "either"),
+    "an old network's options dropped": Case(_old_network("LeNet"), ("old.yaml",)),
     "advice after a bad update": Case(_after_a_bad_update, ("on_bad_update",), "runs"),
     "run folder with a bomb": _in_a_run(lambda run: (run / "config.yaml").write_text(BOMB), *_RESUME),
     "run folder with a list within itself": _in_a_run(

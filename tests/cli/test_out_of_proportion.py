@@ -318,6 +318,22 @@ def test_refused_in_a_file(name: str, tmp_path: Path, capsys: pytest.CaptureFixt
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("then", ["{class_path: SmallCNN}", "SmallCNN"])
+def test_options_of_another_class_are_dropped_by_name(
+    then: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "old.yaml").write_text("model: {network: {class_path: MLP, init_args: {hidden: [8]}}}\n")
+    (tmp_path / "new.yaml").write_text(f"model: {{network: {then}}}\nschedule: {{rounds_per_task: 1}}\n")
+    files = [word for name in ("old", "new") for word in ("--config", str(tmp_path / f"{name}.yaml"))]
+    assert tiny_cli.fit(tmp_path / "run", *files, "--data.stream.source.shape", "[1, 16, 16]") == 0
+    said = [record.getMessage() for record in caplog.records if record.name == "cfl.cli.parsing"]
+    of = tmp_path / "old.yaml"
+    assert said == [f"model.network.hidden = [8] (in {of}) is dropped: model.network is cfl.models.SmallCNN by now"]
+    caplog.clear()
+    assert tiny_cli.fit(tmp_path / "second", "--config", str(tmp_path / "old.yaml")) == 0
+    assert not [record for record in caplog.records if record.name == "cfl.cli.parsing"]
+
+
 def test_a_pipe_is_not_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("pipe", "pipe.yaml"):
         os.mkfifo(tmp_path / name)
