@@ -2,7 +2,6 @@
 
 import os
 import sys
-from typing import TYPE_CHECKING
 
 # ``python -m cfl`` puts the current folder in front of all others. People unpack runs there, so nothing is imported
 # from it before it is known whether this command reads somebody's run. A checkout of the project stays where it is.
@@ -22,6 +21,8 @@ from cfl.runtime import quick_torchmetrics, torchvision_ops  # before anything t
 
 torchvision_ops.declare_when_imported()
 quick_torchmetrics.serve_when_imported()
+
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cfl.api import Run, fit, load, trainer

@@ -115,6 +115,9 @@ def left_by(folder: Path, build: Callable[[], tuple[Client, Any]], order: list[i
         name = str(path.relative_to(folder))
         files[name] = tiny_cli.rows(path) if path.suffix == ".csv" else path.read_bytes()
     files["summary.json"] = tiny_cli.summary(folder)
+    files["SHA256SUMS"] = [
+        line.split()[1] for line in files["SHA256SUMS"].splitlines()
+    ]  # of readings of the clock, too
     kept = {key: saved[key] for key in ("epoch", "global_step", "state_dict", "federation", "experiment")}
     found = {
         "files": files,

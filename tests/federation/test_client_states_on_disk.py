@@ -105,7 +105,7 @@ def test_killed_at_any_moment_and_resumed_equals_uninterrupted(
     assert tiny_cli.run(*resume) == 0
     tiny_cli.assert_same(comparable(tmp_path), whole)
     assert sorted(path.suffix for path in tmp_path.iterdir() if path.is_file()) == sorted(
-        [".yaml", ".ckpt", ".json", *[".csv"] * 3, *[".png"] * 3]
+        [".yaml", ".ckpt", ".json", "", *[".csv"] * 3, *[".png"] * 3]  # without a suffix: SHA256SUMS
     )
 
 
