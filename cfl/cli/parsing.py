@@ -151,6 +151,8 @@ class Parser(LightningArgumentParser):
 
         Classes that have moved go by their former paths, too.
         """
+        if not self.exit_on_error:  # for the options of one class, from words of the command line
+            return super().parse_args(*args, **kwargs)
         for noted in (_in_files, _in_words, _refused):
             noted.clear()
         given = args[0] if args else kwargs.pop("args", None)
