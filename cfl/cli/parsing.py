@@ -22,6 +22,7 @@ from cfl.cli.linked_defaults import FOLLOWING, check_given
 from cfl.cli.refusals import Refusal, allows_null, refusal, sentence
 from cfl.reporting.experiment import with_moved_classes
 from cfl.runtime.errors import BadUpdate, ConfigError, DamagedFile, DataFilesMissing
+from cfl.runtime.memory import lack_of_memory
 from cfl.runtime.printable import printable
 from cfl.runtime.yaml_file import BadYAML, parse_yaml, read_yaml
 
@@ -239,5 +240,7 @@ def debugging() -> bool:
 def reason_for_user(error: BaseException | None) -> BaseException | None:
     """The error in a chain of causes whose message is meant for the user, or None."""
     while error is not None and not isinstance(error, _SAID_IN_FULL):
+        if lacking := lack_of_memory(error):
+            return lacking
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return error

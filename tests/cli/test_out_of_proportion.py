@@ -235,7 +235,10 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         ("--model.network.hidden", "[100000, 100000]"),
         "100000 x 100000 numbers' cannot work; valid: a smaller",
     ),
-    "network that no number can count": (("--model.network.hidden", "[4294967295, 4294967295]"), "a smaller network"),
+    "width": (
+        ("--model.network.hidden", "[4294967295]"),
+        "hidden = 4294967295 cannot work; valid: an integer from 1 to 1000000",
+    ),
     "clients": (
         ("--data.num_clients", "4000000000"),
         "data.num_clients = 4000000000 cannot work; valid: fewer clients: ",
