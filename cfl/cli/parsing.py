@@ -14,7 +14,7 @@ from jsonargparse import SUPPRESS, ActionConfigFile, Namespace, set_loader
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser
 
-from cfl.cli.given import Given, in_content, is_written_out, on_command_line, require_names, value_of
+from cfl.cli.given import Given, in_content, is_written_out, on_command_line, value_of, wrong_keys
 from cfl.cli.import_policy import require_classes
 from cfl.cli.installed_configs import DEFAULT_CONFIG, find_config
 from cfl.cli.leaves import check_leaves
@@ -74,7 +74,8 @@ def _content(key: str, value: str) -> Mapping[str, Any]:
         raise ConfigError(key, value, f"a YAML file ({error})") from None
     if not isinstance(content, dict):
         raise ConfigError(key, value, "a YAML file that holds a mapping")
-    require_names(content)
+    if wrong := wrong_keys(content):
+        raise ConfigError(key, value, f"a YAML file ({wrong})")
     return content
 
 
