@@ -80,6 +80,7 @@ PICTURES = (
     *(f"{measure.name}_{kind}.png" for measure in (ACCURACY, NLL) for kind in ("matrix", "curve", "rounds")),
 )
 """A run's pictures."""
+MOST_SAMPLES = 10_000
 OTHER_FILES = (SUMMARY, CHECKSUMS, CHECKPOINT, WANDB_ID)
 """Further files that are removed before another run in the same folder."""
 
@@ -166,16 +167,16 @@ class RunRecord(Callback):
         dir: the run folder; null makes ``runs/<benchmark>/<method>-seed<seed>-<hash>``.
         benchmark: name of the benchmark in tables; null takes stream and data set, e.g. ``permuted-digits``.
         overwrite: start over in a folder that already holds a run, which is otherwise refused.
-        samples: number of images drawn from a density for ``samples.png``; 0 for none.
+        samples: number of images drawn from a density for ``samples.png``, at most 10,000; 0 for none.
 
     Raises:
-        ConfigError: a number of samples below 0, an empty folder, or a benchmark's name that cannot be a folder's.
+        ConfigError: a number of samples out of range, an empty folder, or a benchmark's name that cannot be a folder's.
     """
 
     def __init__(
         self, dir: str | None = None, benchmark: str | None = None, overwrite: bool = False, samples: int = 64
     ) -> None:
-        check_integers("run", 0, samples=samples)
+        check_integers("run", 0, at_most=MOST_SAMPLES, samples=samples)
         if dir is not None and not dir.strip():
             raise ConfigError("run.dir", dir, "a folder, or null for one of the run's own under runs/")
         if benchmark is not None and not is_benchmark_name(benchmark):

@@ -22,7 +22,7 @@ from cfl.runtime import quick_torchmetrics, torchvision_ops  # before anything t
 torchvision_ops.declare_when_imported()
 quick_torchmetrics.serve_when_imported()
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING  # noqa: E402 - not from the current folder: see above
 
 if TYPE_CHECKING:
     from cfl.api import Run, fit, load, trainer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -59,25 +60,21 @@ def require_short(key: str, content: Any) -> None:
         raise ConfigError(key, content, f"at most {_MOST} values in one list or mapping")
 
 
-def require_names(content: Mapping[str, Any], above: str = "") -> set[str]:
-    """Refuse a file's content that sets an option twice, as ``a: {b: 1}`` and ``a.b: 1``, or in which one has no name.
+def wrong_keys(content: Mapping[Any, Any]) -> str | None:
+    """Why a file's keys are not taken, or None: sections and options have names, and each option is set once."""
+    for section, options in content.items():
+        for name in (section, *(options if isinstance(options, Mapping) else ())):
+            if not isinstance(name, str):
+                return f"the key {name} in {section} is no text"
+    twice = [key for key, count in Counter(_set(content)).items() if count > 1]
+    return f"{twice[0]} is set in its section and once more in one word" if twice else None
 
-    Returns:
-        The keys of all that it sets, dotted.
 
-    Raises:
-        ConfigError: naming the key.
-    """
-    found: set[str] = set()
+def _set(content: Mapping[Any, Any], above: str = "") -> Iterator[str]:
+    """The dotted keys of all that a file sets; one twice where it stands as ``a: {b: 1}`` and as ``a.b: 1``."""
     for name, inner in content.items():
-        if not isinstance(name, str) and above.count(".") < 2:
-            raise ConfigError(f"{above}{name}", inner, "options by their names, which are text")
         key = f"{above}{name}"
-        for one in require_names(inner, f"{key}.") if isinstance(inner, Mapping) else {key}:
-            if one in found:
-                raise ConfigError(one, inner, "set once in a file; here with its section and in one word")
-            found.add(one)
-    return found
+        yield from _set(inner, f"{key}.") if isinstance(inner, Mapping) else [key]
 
 
 def on_command_line(words: Sequence[str]) -> Iterator[Given]:

@@ -15,7 +15,7 @@ from jsonargparse import SUPPRESS, ActionConfigFile, Namespace, set_loader
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser
 
-from cfl.cli.given import Given, in_content, is_written_out, on_command_line, require_names, value_of
+from cfl.cli.given import Given, in_content, is_written_out, on_command_line, value_of, wrong_keys
 from cfl.cli.import_policy import require_classes
 from cfl.cli.installed_configs import DEFAULT_CONFIG, find_config, is_installed
 from cfl.cli.leaves import check_leaves, dropped
@@ -25,6 +25,7 @@ from cfl.cli.refusals import Refusal, allows_null, refusal, sentence
 from cfl.reporting.experiment import with_moved_classes
 from cfl.runtime.disk import is_of_disk
 from cfl.runtime.errors import FOR_USERS, ConfigError, NotUnderstood, NotWritten
+from cfl.runtime.memory import lack_of_memory
 from cfl.runtime.printable import printable
 from cfl.runtime.yaml_file import BadYAML, parse_yaml, read_yaml
 
@@ -77,7 +78,8 @@ def _content(key: str, value: str) -> Mapping[str, Any]:
         raise ConfigError(key, value, f"a YAML file ({error})") from None
     if not isinstance(content, dict):
         raise ConfigError(key, value, "a YAML file that holds a mapping")
-    require_names(content)
+    if wrong := wrong_keys(content):
+        raise ConfigError(key, value, f"a YAML file ({wrong})")
     return content
 
 
@@ -245,7 +247,8 @@ def debugging() -> bool:
 
 def reason_for_user(error: BaseException | None) -> BaseException | None:
     """The error in a chain of causes whose message is meant for the user, or None."""
-    return next((one for one in _causes(error) if isinstance(one, _SAID_IN_FULL)), None)
+    meant = (one if isinstance(one, _SAID_IN_FULL) else lack_of_memory(one) for one in _causes(error))
+    return next((one for one in meant if one), None)
 
 
 def disk_error(error: BaseException | None) -> OSError | None:

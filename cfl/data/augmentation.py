@@ -35,6 +35,9 @@ def augmentation_words(seed: int, round: int, step: int, task: int, samples: Ten
     return random_words_at(seed_for(seed, "augment", round, step, task), samples)
 
 
+_MOST_PADDING = 1000
+
+
 class Augmentation(ABC):
     """A random change of an image that keeps its size and its label.
 
@@ -58,15 +61,15 @@ class CropFlip(Augmentation):
     with padding 4.
 
     Args:
-        padding: pixels on each side, at least 0.
+        padding: pixels on each side, from 0 to 1000.
         flip: whether images are mirrored.
 
     Raises:
-        ConfigError: ``data.augmentation.padding`` is negative, or nothing would change.
+        ConfigError: ``data.augmentation.padding`` is out of range, or nothing would change.
     """
 
     def __init__(self, padding: int = 4, flip: bool = True) -> None:
-        check_integers("data.augmentation", 0, padding=padding)
+        check_integers("data.augmentation", 0, at_most=_MOST_PADDING, padding=padding)
         if padding == 0 and not flip:
             raise ConfigError("data.augmentation.padding", 0, "at least 1 without flip, or data.augmentation null")
         self.padding, self.flip = padding, flip

@@ -92,6 +92,8 @@ class ClientDataAssignment:
         self.validation = validation
         self.root = root
         self.seed = seed
+        if sequences is not None and sequences.length > stream.num_tasks:
+            _ = self.order  # refuses it, before anything has that length
         self._exposed: tuple[int, Mapping[int, np.ndarray]] | None = None
 
     @property

@@ -94,11 +94,12 @@ class FedCIL(Method):
         consolidation_lr: float = 1e-4,
     ) -> None:
         check_numbers("methods.fedcil", "[0, 1)", replay_share=replay_share)
-        check_integers("methods.fedcil", 1, or_null=True, replay_batch_size=replay_batch_size)
+        most = MOST_AT_ONCE
+        check_integers("methods.fedcil", 1, at_most=most, or_null=True, replay_batch_size=replay_batch_size)
         check_numbers("methods.fedcil", "[0, inf)", consistency=consistency)
-        check_integers("methods.fedcil", 0, at_most=MOST_AT_ONCE, consolidation_steps=consolidation_steps)
+        check_integers("methods.fedcil", 0, at_most=most, consolidation_steps=consolidation_steps)
         check_choices("methods.fedcil", ("clients", "average"), consolidation_source=consolidation_source)
-        check_integers("methods.fedcil", 1, consolidation_batch_size=consolidation_batch_size)
+        check_integers("methods.fedcil", 1, at_most=most, consolidation_batch_size=consolidation_batch_size)
         check_numbers("methods.fedcil", "(0, inf)", consolidation_lr=consolidation_lr)
         self.replay_share, self.replay_batch_size = replay_share, replay_batch_size
         self.consistency = consistency

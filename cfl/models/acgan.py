@@ -16,7 +16,7 @@ from cfl.models.batchnorm import MaskedBatchNorm1d, MaskedBatchNorm2d
 from cfl.models.evaluation import evaluation_mode
 from cfl.models.mlp import MLP
 from cfl.runtime.errors import ConfigError
-from cfl.runtime.option_checks import check_choices, check_integers, check_numbers
+from cfl.runtime.option_checks import MOST_AT_ONCE, check_choices, check_integers, check_numbers
 
 
 class ACGAN(Network):
@@ -66,12 +66,12 @@ class ACGAN(Network):
         super().__init__(input_shape, num_outputs)
         check_choices("model.network", ("mlp", "conv"), generator_kind=generator_kind)
         check_choices("model.network", ("batch", "none"), generator_norm=generator_norm)
-        check_integers("model.network", 1, noise_dim=noise_dim)
+        check_integers("model.network", 1, at_most=MOST_AT_ONCE, noise_dim=noise_dim)
         check_numbers("model.network", "(0, inf)", bound=bound)
         default = [256, 512] if generator_kind == "mlp" else [256, 128, 64]
         self.widths = default if widths is None else list(widths)
         for width in self.widths:
-            check_integers("model.network", 1, widths=width)
+            check_integers("model.network", 1, at_most=MOST_AT_ONCE, widths=width)
         if generator_kind == "conv" and not self.widths:
             raise ConfigError(
                 "model.network.widths", self.widths, "at least one number of maps with generator_kind: conv"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Callable
 from itertools import chain, count
 
@@ -102,7 +103,8 @@ def final_map(network: Network, final_size: Callable[[int], int]) -> tuple[int, 
     """
     _, height, width = network.input_shape
     if min(final_size(height), final_size(width)) < 1:
-        smallest = next(side for side in count(1) if final_size(side) >= 1)
+        enough = next(2**power for power in count() if final_size(2**power) >= 1)
+        smallest = bisect_left(range(enough), 1, key=final_size)
         given = f"{type(network).__name__} on {height} x {width} images"
         raise ConfigError("model.network", given, f"images of at least {smallest} x {smallest} pixels")
     return final_size(height), final_size(width)

@@ -24,7 +24,7 @@ from cfl.models.made_masks import (
 from cfl.models.step_draws import DrawsEachStep
 from cfl.randomness.generators import seed_for
 from cfl.runtime.errors import ConfigError
-from cfl.runtime.option_checks import check_choices, check_integers
+from cfl.runtime.option_checks import MOST_AT_ONCE, check_choices, check_integers
 
 
 class MaskedLinear(nn.Linear):
@@ -100,7 +100,7 @@ class MADE(DrawsEachStep, DensityNetwork):
         super().__init__(input_shape, num_outputs)
         self.hidden = [500] if hidden is None else list(hidden)
         for width in self.hidden:
-            check_integers("model.network", 1, hidden=width)
+            check_integers("model.network", 1, at_most=MOST_AT_ONCE, hidden=width)
         check_integers("model.network", 1, num_masks=num_masks, eval_orders=eval_orders)
         key = "model.network"
         check_choices(key, ("random", "natural"), order=order)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from cfl.models.base import Network, dropout_rates
-from cfl.runtime.option_checks import check_integers
+from cfl.runtime.option_checks import MOST_AT_ONCE, check_integers
 
 
 class MLP(Network):
@@ -36,7 +36,7 @@ class MLP(Network):
         super().__init__(input_shape, num_outputs)
         self.hidden = [400, 400, 400] if hidden is None else list(hidden)
         for width in self.hidden:
-            check_integers("model.network", 1, hidden=width)
+            check_integers("model.network", 1, at_most=MOST_AT_ONCE, hidden=width)
         self.dropout = dropout_rates(dropout, default=[0.2, *[0.5] * (len(self.hidden) - 1)][: len(self.hidden)])
 
         channels, height, width = self.input_shape

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,9 @@ from torch.nn.functional import normalize
 from cfl.models.base import Network
 from cfl.models.frozen_vit import FrozenViT
 from cfl.runtime.errors import ConfigError
-from cfl.runtime.option_checks import check_integers
+from cfl.runtime.option_checks import MOST_AT_ONCE, check_integers
+
+_MOST_LAYERS = 1000
 
 
 class PromptPool(nn.Module):
@@ -105,9 +108,10 @@ class PromptedViT(Network):
         self.weights, self.pool_size, self.prompt_length, self.top_k = weights, pool_size, prompt_length, top_k
         self.image_size, self.patch_size, self.num_layers = image_size, patch_size, num_layers
         self.num_heads, self.hidden_dim, self.mlp_dim = num_heads, hidden_dim, mlp_dim
-        check_integers("model.network", 1, pool_size=pool_size, prompt_length=prompt_length, top_k=top_k)
-        check_integers("model.network", 1, image_size=image_size, patch_size=patch_size, num_layers=num_layers)
-        check_integers("model.network", 1, num_heads=num_heads, hidden_dim=hidden_dim, mlp_dim=mlp_dim)
+        check = partial(check_integers, "model.network", 1, at_most=MOST_AT_ONCE)
+        check(pool_size=pool_size, prompt_length=prompt_length, top_k=top_k, image_size=image_size)
+        check(patch_size=patch_size, num_heads=num_heads, hidden_dim=hidden_dim, mlp_dim=mlp_dim)
+        check_integers("model.network", 1, at_most=_MOST_LAYERS, num_layers=num_layers)
         if top_k > pool_size:
             raise ConfigError("model.network.top_k", top_k, f"at most pool_size, {pool_size}")
         if self.input_shape[0] not in (1, 3):

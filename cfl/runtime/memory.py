@@ -46,6 +46,16 @@ def require_memory(key: str, value: Any, needed: float, valid: str) -> None:
         raise ConfigError(key, value, f"{valid}: {_size(needed)} would be needed, and {_size(free)} are free")
 
 
+def lack_of_memory(error: BaseException) -> MemoryError | None:
+    """One line about an error that is about memory which could not be had, or None."""
+    text = str(error).partition("\n")[0]
+    lacking = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text
+    if not lacking:
+        return None
+    less = "a smaller network, batch_size or cohort_width, or fewer clients and stored samples, need less"
+    return MemoryError(f"there is not enough memory: {less}" + f" ({text})" * bool(text))
+
+
 class WithinMemory(TorchFunctionMode):
     """Within the context, tensors that together take more memory than was free before are refused.
 

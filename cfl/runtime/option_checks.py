@@ -11,7 +11,7 @@ from cfl.runtime.errors import ConfigError
 MOST = 2**32 - 1
 """The largest integer of any option, which is the largest seed."""
 MOST_AT_ONCE = 10**6
-"""The largest number of samples that a client stores, or of steps within a round: more takes days."""
+"""The largest width of a layer, and number of samples that a client stores or generates or of steps within a round."""
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 """Between these are the magnitudes of numbers in float32, in which networks compute, beside 0."""
 

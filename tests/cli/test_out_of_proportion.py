@@ -235,7 +235,10 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         ("--model.network.hidden", "[100000, 100000]"),
         "100000 x 100000 numbers' cannot work; valid: a smaller",
     ),
-    "network that no number can count": (("--model.network.hidden", "[4294967295, 4294967295]"), "a smaller network"),
+    "width": (
+        ("--model.network.hidden", "[4294967295]"),
+        "hidden = 4294967295 cannot work; valid: an integer from 1 to 1000000",
+    ),
     "clients": (
         ("--data.num_clients", "4000000000"),
         "data.num_clients = 4000000000 cannot work; valid: fewer clients: ",
@@ -291,8 +294,11 @@ FILES: dict[str, tuple[str, str]] = {
     "recursion": ("data: &a {stream: *a}", "valid: a YAML file (line 1: *a within what it stands for)"),
     "brackets": ("data: " + "[" * 10_000, "nested more than 100 levels deep"),
     "key again": ("data: {num_clients: 3}\nrun:\ndata: {num_clients: 4}", "data is in line 1 and again in line 3"),
-    "key again in one word": ("data: {num_clients: 3}\ndata.num_clients: 4", "data.num_clients = 4 cannot work"),
-    "number as a key": ("data: {1: 3}", "data.1 = 3 cannot work; valid: options by their names"),
+    "key again in one word": (
+        "data: {num_clients: 3}\ndata.num_clients: 4",
+        "valid: a YAML file (data.num_clients is set in its section",
+    ),
+    "number as a key": ("data: {1: 3}", "valid: a YAML file (the key 1 in data is no text)"),
     "octal": ("schedule: {batch_size: 010}", "line 1: 010; write 10"),
     "octal in quotes": ("schedule: {batch_size: '010'}", "schedule.batch_size = '010' cannot work; valid: 10 (in"),
     "NUL": ('run: {dir: "a\\0b"}', "run.dir = 'a\\x00b' cannot work; valid: a text without the character NUL"),

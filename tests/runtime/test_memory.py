@@ -10,7 +10,7 @@ from cfl.engines import EngineOptions
 from cfl.engines.choice import candidates
 from cfl.runtime import memory
 from cfl.runtime.errors import ConfigError
-from cfl.runtime.memory import WithinMemory, free_memory, require_memory
+from cfl.runtime.memory import WithinMemory, free_memory, lack_of_memory, require_memory
 
 
 @pytest.fixture
@@ -67,6 +67,17 @@ def test_drawing_is_as_without() -> None:
         assert torch.rand(3, generator=torch.Generator().manual_seed(1)).equal(expected)
         torch.manual_seed(2)
         assert torch.rand(3).equal(after)
+
+
+def test_memory_that_could_not_be_had() -> None:
+    """Told in one line, also where it was noticed within a round."""
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**50)
+    for error in (caught.value, RuntimeError(f"closing failed: {caught.value}"), MemoryError(), MemoryError("Unable")):
+        said = str(lack_of_memory(error))
+        assert said.startswith("there is not enough memory: a smaller network, ")
+        assert "\n" not in said
+    assert lack_of_memory(RuntimeError("another")) is None
 
 
 def test_clients_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
