@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import logging
@@ -42,7 +43,7 @@ from cfl.reporting.rounding import rounded
 from cfl.reporting.text_table import print_table
 from cfl.runtime import distributed
 from cfl.runtime.atomic_write import write_whole
-from cfl.runtime.errors import ConfigError
+from cfl.runtime.errors import ConfigError, DamagedFile
 from cfl.runtime.option_checks import check_integers
 from cfl.runtime.run_files import (
     CHECKPOINT,
@@ -185,6 +186,7 @@ class RunRecord(Callback):
         self.config_hash = ""
         self._prepared = self._begun = False
         self._recorded = 0  # rounds
+        self._written: dict[str, Any] = {}
         self._stale: list[Path] = []
         self._drawn = False
         self.last_row: dict[str, Any] = {}
@@ -298,11 +300,49 @@ class RunRecord(Callback):
         # If a run is resumed in another folder, its earlier rows are beside the checkpoint.
         before = Path(trainer.ckpt_path).parent if trainer.ckpt_path else self.folder
         if done and (before / ROUNDS).exists():
-            with (before / ROUNDS).open(newline="") as file:
-                rows = [row for row in csv.DictReader(file) if int(row["round"]) < done]
-            _write_csv(self.folder / ROUNDS, rows)
+            write_whole(self.folder / ROUNDS, self._rows_before(before / ROUNDS, done))
         elif done:
             _log.warning("%s begins with round %d: %s has no rows of those before", ROUNDS, done, before)
+
+    def _rows_before(self, path: Path, done: int) -> str:
+        """The table of the first ``done`` rounds, as it was when the checkpoint was written.
+
+        Raises:
+            DamagedFile: it has changed since.
+        """
+        content = path.read_bytes()
+        if self._written.get("rounds") == done:
+            content = content[: self._written["bytes"]]
+            if hashlib.sha256(content).hexdigest() != self._written["sha256"]:
+                changed = f"its rows of rounds 0 to {done - 1} have changed since the checkpoint was written"
+                raise DamagedFile(f"{path}: {changed}; put it back, or remove it to go on without these rows")
+            return content.decode()
+        # The checkpoint is from before there was a digest in it, or was written within a round. What a killed process left
+        # of a line is no row.
+        try:
+            header, *lines = content.decode().rpartition("\n")[0].split("\n")
+            if not header.startswith("round,"):
+                raise ValueError("its first line does not begin with round")
+            kept = [line for line in lines if int(line.partition(",")[0]) < done]
+        except ValueError as error:
+            raise DamagedFile(f"{path}: no table of rounds ({error}); remove it to go on without it") from None
+        return "\n".join([header, *kept, ""])
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many rounds the table has, its bytes and SHA-256, so that a resumed run knows its own rows."""
+        path = self.folder / ROUNDS
+        if not path.exists():
+            return {}
+        content = path.read_bytes()
+        return {
+            "rounds": self._recorded,
+            "bytes": len(content),
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Remember what the table was when the checkpoint was written."""
+        self._written = state_dict
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """As :meth:`record_round`."""

@@ -496,7 +496,7 @@ def test_a_task_without_training_samples_is_refused(tmp_path: Path) -> None:
     images, labels = np.zeros((40, 4, 4), dtype=np.uint8), np.arange(40) % 4
     file = tmp_path / "half.npz"
     np.savez(file, train_images=images, train_labels=labels % 2, test_images=images, test_labels=labels)
-    data = tiny_data(ClassSplit(Arrays(str(file)), 2))
+    data = tiny_data(ClassSplit(Arrays(str(file), num_classes=4), 2))
     with pytest.raises(ConfigError, match=r"data\.stream = .*which is task 1 and has no training sample"):
         fit(tiny_client(data), data)
 
