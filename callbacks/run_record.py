@@ -317,8 +317,8 @@ class RunRecord(Callback):
                 changed = f"its rows of rounds 0 to {done - 1} have changed since the checkpoint was written"
                 raise DamagedFile(f"{path}: {changed}; put it back, or remove it to go on without these rows")
             return content.decode()
-        # The checkpoint has no digest, as those of earlier versions, or was written within a round. What a killed process
-        # left of a line is no row.
+        # The checkpoint has no digest, as those of earlier versions, or was written within a round. What a killed
+        # process left of a line is no row.
         try:
             header, *lines = content.decode().rpartition("\n")[0].split("\n")
             if not header.startswith("round,"):
