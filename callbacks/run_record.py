@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import logging
@@ -188,6 +189,7 @@ class RunRecord(Callback):
         self.config_hash = ""
         self._prepared = self._begun = False
         self._recorded = 0  # rounds
+        self._written: dict[str, Any] = {}
         self._stale: list[Path] = []
         self._drawn = False
         self.last_row: dict[str, Any] = {}
@@ -300,9 +302,41 @@ class RunRecord(Callback):
         # If a run is resumed in another folder, its earlier rows are beside the checkpoint.
         before = Path(trainer.ckpt_path).parent if trainer.ckpt_path else self.folder
         if done and (before / ROUNDS).exists():
-            _write_csv(self.folder / ROUNDS, _rows_before(before / ROUNDS, done))
+            write_whole(self.folder / ROUNDS, self._table_before(before / ROUNDS, done))
         elif done:
             _log.warning("%s begins with round %d: %s has no rows of those before", ROUNDS, done, before)
+
+    def _table_before(self, path: Path, done: int) -> str:
+        """The table of the first ``done`` rounds, as it was when the checkpoint was written.
+
+        Raises:
+            DamagedFile: it has changed since.
+        """
+        content = path.read_bytes()
+        if self._written.get("rounds") == done:
+            content = content[: self._written["bytes"]]
+            if hashlib.sha256(content).hexdigest() != self._written["sha256"]:
+                changed = f"its rows of rounds 0 to {done - 1} have changed since the checkpoint was written"
+                raise DamagedFile(f"{path}: {changed}; put it back, or remove it to go on without these rows")
+            return content.decode()
+        # A checkpoint of an earlier version, or of the middle of a round, has no digest.
+        return _csv(_rows_before(path, done), header=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many rounds the table has, its bytes and SHA-256, so that a resumed run knows its own rows."""
+        path = self.folder / ROUNDS
+        if not path.exists():
+            return {}
+        content = path.read_bytes()
+        return {
+            "rounds": self._recorded,
+            "bytes": len(content),
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Remember what the table was when the checkpoint was written."""
+        self._written = state_dict
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """As :meth:`record_round`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import sys
 import threading
@@ -268,7 +269,7 @@ class FederatedCLI(LightningCLI):
                 raise ConfigError("ckpt_path", None, f"a checkpoint to score, e.g. RUN/{CHECKPOINT}, or last")
             return None, None
         path = folder / CHECKPOINT if given == "last" else Path(given)
-        if given == "last" and not path.exists() and self.subcommand == "fit":
+        if given == "last" and not os.path.exists(path) and self.subcommand == "fit":
             if is_first_process():
                 print(f"no checkpoint in {folder} yet: starting from the first round", flush=True)
             return None, None
@@ -312,7 +313,7 @@ def check_checkpoint(path: Path, experiment: Mapping[str, Any]) -> int:
     Raises:
         ConfigError: naming the keys that differ.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ConfigError("ckpt_path", str(path), "an existing checkpoint file, or last for the run folder's own")
     checkpoint = read_checkpoint(path)
     held = checkpoint.get("experiment")

@@ -12,7 +12,6 @@ import argparse
 import hashlib
 import json
 import sys
-import zipfile
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from cfl.data.sentence_encoders import SentenceEncoder, sentence_encoder
+from cfl.data.sources.npz import opened_npz
 from cfl.data.sources.root import data_root
 from cfl.data.yahoo_csv import FIELDS, FOLDER, TOPICS, features_file, questions
 from cfl.runtime.atomic_write import replacing
@@ -73,9 +73,9 @@ def embed_part(root: Path, part: str, encoder: SentenceEncoder, fields: Sequence
 def _note_of(file: Path) -> dict[str, Any] | None:
     """The note of a features file; None if there is no file, or it cannot be read."""
     try:
-        with np.load(file, allow_pickle=False) as stored:
-            found: dict[str, Any] = json.loads(str(stored["note"]))
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile):  # a damaged file is written anew
+        with opened_npz(file) as stored:
+            found: dict[str, Any] = json.loads(str(stored.read("note")))
+    except ValueError:  # a damaged file is written anew
         return None
     return found
 

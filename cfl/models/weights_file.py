@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def take_weights(path: str, valid: str, take: Callable[[dict[str, Tensor]], obje
         ConfigError: the file is absent, unreadable, or does not fit.
     """
     file = Path(path).expanduser()
-    if not file.is_file():
+    if not os.path.isfile(file):
         raise ConfigError(KEY, f"{path} (no such file)", valid)
     try:
         tensors = torch.load(file, map_location="cpu", weights_only=True)

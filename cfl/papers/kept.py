@@ -163,7 +163,7 @@ def read_kept(paper: Paper, folder: Path | None = None) -> dict[str, list[Result
             )
             scale = found[entry["scale"]]
         except (ValueError, KeyError, TypeError) as error:
-            raise RunFolderError(f"{path}: not a kept run: {error!r}") from None
+            raise RunFolderError(f"{path}: not a kept run: {type(error).__name__}: {error}") from None
         if result.hash != entry["config_hash"]:
             raise RunFolderError(f"{path}: its experiment has hash {result.hash}, not {entry['config_hash']}")
         scale.append(result)

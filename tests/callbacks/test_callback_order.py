@@ -115,13 +115,14 @@ def left_by(folder: Path, build: Callable[[], tuple[Client, Any]], order: list[i
         name = str(path.relative_to(folder))
         files[name] = tiny_cli.rows(path) if path.suffix == ".csv" else path.read_bytes()
     files["summary.json"] = tiny_cli.summary(folder)
-    files["SHA256SUMS"] = [
-        line.split()[1] for line in files["SHA256SUMS"].splitlines()
-    ]  # of readings of the clock, too
+    files["SHA256SUMS"] = [line.split()[1] for line in files["SHA256SUMS"].splitlines()]  # tables have clock readings
+    states = {key: dict(saved["callbacks"][key]) for key in sorted(saved["callbacks"])}
+    for measured in ("bytes", "sha256"):
+        states["RunRecord"].pop(measured)
     kept = {key: saved[key] for key in ("epoch", "global_step", "state_dict", "federation", "experiment")}
     found = {
         "files": files,
-        "saved": {**kept, "callbacks": {key: saved["callbacks"][key] for key in sorted(saved["callbacks"])}},
+        "saved": {**kept, "callbacks": states},
         "model": weights(client.federation),
         "shown": shown.seen,
         "seen": sees.seen,

@@ -7,6 +7,7 @@ import multiprocessing
 import re
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from cfl.reporting.compare.reading import read as read_whole
 from cfl.reporting.figures import accuracy_curve
 from cfl.reporting.matrix_file import read_matrix_csv
 from cfl.reporting.run_folder import SUMMARY_KEYS, read_run
+from cfl.runtime.checkpoint_file import write_checkpoint
 from cfl.runtime.source_digest import digest_of, source_digest
 
 ROUNDS, TASKS, SAMPLED = 6, 2, 2
@@ -501,6 +503,57 @@ def test_finished_run_without_checkpoint_is_not_lost_to_last(
     assert tiny_cli.fit(tmp_path, "--ckpt_path", "last") == 2
     assert "a finished run" in capsys.readouterr().err
     assert len(tiny_cli.rows(tmp_path / "rounds.csv")) == ROUNDS
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was killed after its fourth round, when that row was written and the checkpoint was not."""
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    assert tiny_cli.killed("closed", 3, "fit", "--config", str(tiny_cli.TINY), "--run.dir", str(folder)) == -9
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda rows: rows.replace(b"0,0,0,2", b"0,0,0,1"), "its rows of rounds 0 to {last} have changed since"),
+        (lambda rows: rows[:200], "its rows of rounds 0 to {last} have changed since"),
+        (lambda rows: b"", "its rows of rounds 0 to {last} have changed since"),
+        (lambda rows: rows[:100] + b"\xff" + rows[101:], "its rows of rounds 0 to {last} have changed since"),
+        (lambda rows: rows + b"4,1,", None),
+        (lambda rows: rows + b"\xff\xff", None),
+    ],
+)
+@pytest.mark.parametrize("digest", [True, False])
+def test_a_run_is_not_resumed_with_rows_that_have_changed(
+    change: Callable[[bytes], bytes],
+    said: str | None,
+    digest: bool,
+    stopped: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What comes after the checkpoint's rounds does not matter. Checkpoints from before have no digest of them."""
+    folder = shutil.copytree(stopped, tmp_path / "run")
+    table, saved = folder / "rounds.csv", tiny_cli.checkpoint(folder)
+    if not digest:
+        saved["callbacks"] = {}
+        write_checkpoint(saved, folder / "last.ckpt")
+    before = table.read_bytes()
+    table.write_bytes(change(before))
+    status = tiny_cli.run("fit", "--ckpt_path", str(folder / "last.ckpt"))
+    told = capsys.readouterr().err
+    if digest and said is not None:
+        assert status == 2
+        assert f"error: {table}: {said.format(last=saved['federation']['round'] - 1)}" in told
+        table.unlink()
+        assert tiny_cli.run("fit", "--ckpt_path", str(folder / "last.ckpt")) == 0, "as the message says"
+    elif status == 0:
+        rounds = [row["round"] for row in tiny_cli.rows(table)]
+        assert rounds[-1] == str(ROUNDS - 1)
+        assert said is not None or rounds == [str(round) for round in range(ROUNDS)]
+    else:
+        assert f"error: {table}: no table of rounds" in told
 
 
 def test_table_is_rewritten_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

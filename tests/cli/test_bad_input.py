@@ -20,7 +20,7 @@ from cfl.callbacks import FederatedOrchestrator, RoundCheckpoint, RoundProgress
 from cfl.callbacks.trainer_checks import _BREAKING, check_trainer
 from cfl.cli.given import on_command_line
 from cfl.cli.linked_defaults import check_given
-from cfl.cli.main import main
+from cfl.cli.main import check_checkpoint, main
 from cfl.data.sources import Arrays
 from cfl.data.streams import ClassSplit
 from cfl.engines import EngineOptions
@@ -514,6 +514,11 @@ def test_a_missing_file_is_looked_for_where_it_may_be(
     stream = {"class_path": "Permuted", "init_args": of_stream}
     assert tiny_cli.fit(tmp_path, "--data.stream", json.dumps(stream)) == 2
     assert ("data.root" in capsys.readouterr().err) is not path.startswith("/")
+
+
+def test_a_checkpoint_whose_name_no_file_can_have_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"ckpt_path = 'nnn.*an existing checkpoint file"):
+        check_checkpoint(Path("n" * 300), {})
 
 
 def test_a_task_without_tests_is_refused(tmp_path: Path) -> None:
