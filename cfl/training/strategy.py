@@ -167,6 +167,7 @@ class ClientParallel(DDPStrategy):
 
     def on_exception(self, exception: BaseException) -> None:
         """Tell the other processes, and see that those started here end."""
+        self._take_over_children()  # there may have been no time for it
         elsewhere = distributed.cause_elsewhere(exception) is not None
         if not elsewhere:
             distributed.report_failure(exception)
