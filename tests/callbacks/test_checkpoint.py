@@ -33,8 +33,10 @@ def test_killed_at_any_moment_and_resumed_equals_uninterrupted(tmp_path: Path, v
     arguments = ("fit", "--config", str(tiny_cli.TINY), "--run.dir", str(folder), *options, "--ckpt_path", "last")
     for stage, round in moments if variant == "fedavg" else moments[1::2]:
         assert tiny_cli.killed(stage, round, *arguments) == -signal.SIGKILL, stage
+        assert len(list(folder.glob(".cfl-*"))) == (stage == "writing")
     assert not (folder / "summary.json").exists()
     assert tiny_cli.run(*arguments) == 0
+    assert not list(folder.glob(".cfl-*"))
     assert tiny_cli.fit(tmp_path / "whole", *options) == 0
     tiny_cli.assert_same(tiny_cli.results(folder), tiny_cli.results(tmp_path / "whole"))
 
