@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from cfl.callbacks.checkpoint_file import StreamedCheckpoints
 from cfl.callbacks.federated_orchestrator import built_federation
 from cfl.callbacks.run_record import RunRecord
+from cfl.federation.federation import Federation
 from cfl.reporting.experiment import config_hash
 from cfl.runtime import distributed, signals
 from cfl.runtime.atomic_write import replacing
@@ -42,7 +43,7 @@ class RoundCheckpoint(Checkpoint):
         check_numbers("checkpoint", "(0, 1]", share=share)
         self.share, self.enabled = share, enabled
         self._started = 0.0
-        self._writes: list[float] = []
+        self._writes: list[_Write] = []
         self._signal: int | None = None
 
     @property
@@ -97,7 +98,7 @@ class RoundCheckpoint(Checkpoint):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save if a checkpoint is due after the round."""
         federation = federation_of(pl_module)
-        everyones = distributed.gather((self._signal, self._due()))
+        everyones = distributed.gather((self._signal, self._due(federation)))
         agreed = next((number for number, _ in everyones if number is not None), None)
         stopping = agreed is not None
         if self.enabled and (stopping or federation.finished or everyones[0][1]):
@@ -106,11 +107,15 @@ class RoundCheckpoint(Checkpoint):
             self._signal = agreed
             trainer.should_stop = True
 
-    def _due(self) -> bool:
+    def _due(self, federation: Federation) -> bool:
+        """Whether there is time for a file now and for the last one, which may be twice as large, but not larger."""
         if not self._writes:
             return True
-        spent, now = sum(self._writes) + 2 * self._writes[-1], time.perf_counter()
-        return spent <= self.share * (now - self._started)
+        first, before, now = self._writes[0], self._writes[-1], _size(federation)
+        growth = (now - first.size) / (federation.round - first.round)
+        last = min(2 * now, now + growth * (federation.schedule.num_rounds - federation.round))
+        needed = sum(write.seconds for write in self._writes) + before.seconds * (now + last) / before.size
+        return needed <= self.share * (time.perf_counter() - self._started)
 
     def _save(self, trainer: Trainer, path: Path) -> None:
         started = time.perf_counter()
@@ -119,13 +124,27 @@ class RoundCheckpoint(Checkpoint):
                 trainer.save_checkpoint(file.path)
         else:
             trainer.save_checkpoint(path)  # in every process; the first one writes
-        self._writes.append(time.perf_counter() - started)
+        federation = federation_of(trainer.lightning_module)
+        self._writes.append(_Write(federation.round, _size(federation), time.perf_counter() - started))
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Add the experiment's configuration to the file, so that no other experiment is resumed from it."""
         record = record_of(trainer)
         checkpoint["experiment"] = record.experiment
         checkpoint["config_hash"] = config_hash(record.experiment)
+
+
+class _Write(NamedTuple):
+    """A checkpoint that was written: after how many rounds, of what size in bytes, and how long it took."""
+
+    round: int
+    size: int
+    seconds: float
+
+
+def _size(federation: Federation) -> int:
+    """Bytes of the model and of all that clients keep: nearly all of a checkpoint's file."""
+    return federation.clients.bytes() + sum(p.numel() * p.element_size() for p in federation.network.parameters())
 
 
 def record_of(trainer: Trainer) -> RunRecord:

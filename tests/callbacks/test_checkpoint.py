@@ -18,6 +18,7 @@ from support.tiny_cli import VARIANTS
 
 import cfl.callbacks.checkpoint
 from cfl.callbacks import FederatedOrchestrator, RoundCheckpoint, RunRecord
+from cfl.callbacks.checkpoint import _Write
 from cfl.data.sources import Synthetic
 from cfl.data.streams import Permuted
 from cfl.models import MLP
@@ -200,6 +201,29 @@ def test_time_spent_on_writing_keeps_under_the_share(
     for (_, _, before), (_, at, taken), (_, following, _) in zip(written, written[1:], written[2:-1], strict=False):
         assert following - at <= (taken + 2 * (taken - before)) / share + 1.0 + taken
     assert len(written) > 7
+
+
+def test_files_that_grow_leave_time_for_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients keep more with every round, and a file takes a second per MB."""
+    now, rounds, share = [0.0], 1000, 0.02
+    checkpoint, written = RoundCheckpoint(share), []
+    monkeypatch.setattr(cfl.callbacks.checkpoint, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    network = torch.nn.Linear(500, 500, bias=False)
+    for round in range(1, rounds + 1):
+        federation: Any = SimpleNamespace(
+            clients=SimpleNamespace(bytes=lambda round=round: 1000 * round),
+            network=network,
+            round=round,
+            schedule=SimpleNamespace(num_rounds=rounds),
+        )
+        now[0] += 1.0
+        if checkpoint._due(federation) or round == rounds:
+            seconds = (1e6 + 1000 * round) / 1e6
+            checkpoint._writes.append(_Write(round, 1_000_000 + 1000 * round, seconds))
+            now[0] += seconds
+            written.append(seconds)
+    assert sum(written) <= share * now[0]
+    assert sum(written) > 0.8 * share * now[0]
 
 
 def test_ends_of_tasks_are_written_only_where_there_is_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
