@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from cfl.callbacks.checkpoint_file import StreamedCheckpoints
 from cfl.callbacks.federated_orchestrator import built_federation
 from cfl.callbacks.run_record import RunRecord
+from cfl.federation.federation import Federation
 from cfl.reporting.experiment import config_hash
 from cfl.runtime import distributed, signals
 from cfl.runtime.atomic_write import replacing
@@ -27,11 +28,11 @@ from cfl.training.access import federation_of
 class RoundCheckpoint(Checkpoint):
     """Writes ``last.ckpt`` into the run folder: the whole federation, between two rounds.
 
-    It is written after the first round, at the end of every task and of the run, after the running round on SIGTERM,
-    SIGINT and SIGHUP, and otherwise when writing stays under ``share`` of the run's time. The file is replaced
-    atomically, so that it is complete whenever the process is killed. With several processes the first decides and
-    writes; a signal to any of them stops all. Because it is a ``Checkpoint``, Lightning calls it at an epoch's end
-    after all other callbacks.
+    It is written after the first round, at the end of the run, after the running round on SIGTERM, SIGINT and SIGHUP,
+    and otherwise as often as all writing so far, this file and the last one to come stay under ``share`` of the run's
+    time. The file is replaced atomically, so that it is complete whenever the process is killed. With several processes
+    the first decides and writes; a signal to any of them stops all. Because it is a ``Checkpoint``, Lightning calls it
+    at an epoch's end after all other callbacks.
 
     Args:
         share: greatest share of the run's time spent on writing, in (0, 1].
@@ -41,8 +42,8 @@ class RoundCheckpoint(Checkpoint):
     def __init__(self, share: float = 0.02, enabled: bool = True) -> None:
         check_numbers("checkpoint", "(0, 1]", share=share)
         self.share, self.enabled = share, enabled
-        self._written_at: float | None = None
-        self._write_seconds = 0.0
+        self._started = 0.0
+        self._writes: list[_Write] = []
         self._signal: int | None = None
 
     @property
@@ -51,8 +52,8 @@ class RoundCheckpoint(Checkpoint):
         return self._signal
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Reset the signal of an earlier fit, and set up checkpoint files and the folder of clients' states."""
-        self._signal = None
+        """Forget an earlier fit, and set up checkpoint files and the folder of clients' states."""
+        self._signal, self._started, self._writes = None, 0.0, []
         record = record_of(trainer)
         record.settle(trainer, stage)
         if record.folder.is_dir() and os.access(record.folder, os.W_OK):
@@ -69,6 +70,8 @@ class RoundCheckpoint(Checkpoint):
 
         Lightning restores the handlers from before the fit when it ends, also after an error.
         """
+        if not self._started:
+            self._started = time.perf_counter()
         if self._signal is not None:  # a signal came during the evaluation before training
             return
         for number in signals.NUMBERS:
@@ -95,20 +98,24 @@ class RoundCheckpoint(Checkpoint):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save if a checkpoint is due after the round."""
         federation = federation_of(pl_module)
-        plan = federation.schedule.round(federation.round - 1)
-        everyones = distributed.gather((self._signal, self._due()))
+        everyones = distributed.gather((self._signal, self._due(federation)))
         agreed = next((number for number, _ in everyones if number is not None), None)
         stopping = agreed is not None
-        if self.enabled and (stopping or plan.last_of_task or federation.finished or everyones[0][1]):
+        if self.enabled and (stopping or federation.finished or everyones[0][1]):
             self._save(trainer, record_of(trainer).folder / CHECKPOINT)
         if stopping:
             self._signal = agreed
             trainer.should_stop = True
 
-    def _due(self) -> bool:
-        if self._written_at is None:
+    def _due(self, federation: Federation) -> bool:
+        """Whether there is time for a file now and for the last one, which may be twice as large, but not larger."""
+        if not self._writes:
             return True
-        return time.perf_counter() - self._written_at >= self._write_seconds / self.share
+        first, before, now = self._writes[0], self._writes[-1], _size(federation)
+        growth = (now - first.size) / (federation.round - first.round)
+        last = min(2 * now, now + growth * (federation.schedule.num_rounds - federation.round))
+        needed = sum(write.seconds for write in self._writes) + before.seconds * (now + last) / before.size
+        return needed <= self.share * (time.perf_counter() - self._started)
 
     def _save(self, trainer: Trainer, path: Path) -> None:
         started = time.perf_counter()
@@ -117,14 +124,27 @@ class RoundCheckpoint(Checkpoint):
                 trainer.save_checkpoint(file.path)
         else:
             trainer.save_checkpoint(path)  # in every process; the first one writes
-        self._written_at = time.perf_counter()
-        self._write_seconds = self._written_at - started
+        federation = federation_of(trainer.lightning_module)
+        self._writes.append(_Write(federation.round, _size(federation), time.perf_counter() - started))
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Add the experiment's configuration to the file, so that no other experiment is resumed from it."""
         record = record_of(trainer)
         checkpoint["experiment"] = record.experiment
         checkpoint["config_hash"] = config_hash(record.experiment)
+
+
+class _Write(NamedTuple):
+    """A checkpoint that was written: after how many rounds, of what size in bytes, and how long it took."""
+
+    round: int
+    size: int
+    seconds: float
+
+
+def _size(federation: Federation) -> int:
+    """Bytes of the model and of all that clients keep: nearly all of a checkpoint's file."""
+    return federation.clients.bytes() + sum(p.numel() * p.element_size() for p in federation.network.parameters())
 
 
 def record_of(trainer: Trainer) -> RunRecord:

@@ -12,6 +12,8 @@ from types import ModuleType
 from cfl import __version__
 from cfl.cli.commands import OTHERS, TRAINING, overview
 from cfl.runtime import signals
+from cfl.runtime.errors import NotWritten
+from cfl.runtime.output import name_output
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,7 +22,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the command line without the program's name; None takes the process's own.
     """
-    return signals.ended_by_signals(lambda: _run(arguments))
+    if arguments is None:
+        name_output()
+    try:
+        status = signals.ended_by_signals(lambda: _run(arguments))
+        sys.stdout.flush()
+        return status
+    except NotWritten as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
 
 
 def _run(arguments: Sequence[str] | None = None) -> int:

@@ -252,9 +252,16 @@ def reason_for_user(error: BaseException | None) -> BaseException | None:
 
 
 def disk_error(error: BaseException | None) -> OSError | None:
-    """The error in a chain of causes that a disk made, also one that a library has met, or None."""
-    found = (one for one in _causes(error) if isinstance(one, NotWritten) or is_of_disk(one))
-    return next((one for one in found if isinstance(one, OSError)), None)
+    """The error in a chain of causes that a disk made, also one that a library has met, or None.
+
+    An error whose message is meant for the user comes before its causes.
+    """
+    for one in _causes(error):
+        if isinstance(one, NotWritten) or is_of_disk(one):
+            return one if isinstance(one, OSError) else None
+        if isinstance(one, _SAID_IN_FULL):
+            return None
+    return None
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -23,6 +23,7 @@ from cfl.data.sentence_encoders import SentenceEncoder, sentence_encoder
 from cfl.data.sources.npz import opened_npz
 from cfl.data.sources.root import data_root
 from cfl.data.yahoo_csv import FIELDS, FOLDER, TOPICS, features_file, questions
+from cfl.runtime import signals
 from cfl.runtime.atomic_write import replacing
 from cfl.runtime.errors import ConfigError
 
@@ -96,6 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--encoder", default="wordllama-256", help=encoders)
     parser.add_argument("--fields", nargs="+", choices=FIELDS, default=list(FIELDS), help="what makes a text")
     options = parser.parse_args(arguments)
+    signals.hold()
     try:
         root, encoder = data_root(options.root), sentence_encoder(options.encoder)
         for part in PARTS:
@@ -108,4 +110,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(signals.ended_by_signals(main))

@@ -18,6 +18,7 @@ from support.tiny_cli import VARIANTS
 
 import cfl.callbacks.checkpoint
 from cfl.callbacks import FederatedOrchestrator, RoundCheckpoint, RunRecord
+from cfl.callbacks.checkpoint import _Write
 from cfl.data.sources import Synthetic
 from cfl.data.streams import Permuted
 from cfl.models import MLP
@@ -33,8 +34,10 @@ def test_killed_at_any_moment_and_resumed_equals_uninterrupted(tmp_path: Path, v
     arguments = ("fit", "--config", str(tiny_cli.TINY), "--run.dir", str(folder), *options, "--ckpt_path", "last")
     for stage, round in moments if variant == "fedavg" else moments[1::2]:
         assert tiny_cli.killed(stage, round, *arguments) == -signal.SIGKILL, stage
+        assert len(list(folder.glob(".cfl-*"))) == (stage == "writing")
     assert not (folder / "summary.json").exists()
     assert tiny_cli.run(*arguments) == 0
+    assert not list(folder.glob(".cfl-*"))
     assert tiny_cli.fit(tmp_path / "whole", *options) == 0
     tiny_cli.assert_same(tiny_cli.results(folder), tiny_cli.results(tmp_path / "whole"))
 
@@ -148,19 +151,19 @@ def test_file_keeps_the_old_checkpoint_until_the_new_one_is_whole(tmp_path: Path
     assert (tmp_path / "last.ckpt").read_text() == "whole"
 
 
-@pytest.mark.parametrize("share", [0.05, 0.2])
-def test_time_spent_on_writing_keeps_under_the_share(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
-) -> None:
-    """On a clock that this test turns: rounds of 1 s, and files that take 0.25 s and later 1 s."""
-    now = [0.0]
-    written: list[tuple[int, float]] = []
+def writes(folder: Path, share: float, monkeypatch: pytest.MonkeyPatch) -> tuple[list[tuple[int, float, float]], float]:
+    """Round, time and seconds of every checkpoint of a run, and its time in all.
+
+    They are read off a clock that this test turns: rounds of 1 s, and files that take 0.25 s and later 1 s.
+    """
+    now = [1000.0]
+    written: list[tuple[int, float, float]] = []
     save, end = Trainer.save_checkpoint, FederatedOrchestrator.on_train_epoch_end
 
     def slow_save(trainer: Trainer, path: Path) -> None:
         federation = trainer.lightning_module.federation
         seconds = 0.25 if federation.round < 60 else 1.0
-        written.append((federation.round, seconds))
+        written.append((federation.round, now[0], seconds))
         now[0] += seconds
         save(trainer, path)
 
@@ -172,23 +175,60 @@ def test_time_spent_on_writing_keeps_under_the_share(
     monkeypatch.setattr(Trainer, "save_checkpoint", slow_save)
     monkeypatch.setattr(FederatedOrchestrator, "on_train_epoch_end", slow_round)
     data = tiny.tiny_data(
-        tiny.permuted(tasks=1, train=4, test=4),
+        tiny.permuted(tasks=5, train=4, test=4),
         num_clients=1,
-        schedule={"rounds_per_task": 150},
+        schedule={"rounds_per_task": 30},
     )
     tiny.fit(
         tiny.tiny_client(data),
         data,
-        callbacks=[RunRecord(str(tmp_path)), RoundCheckpoint(share)],
+        callbacks=[RunRecord(str(folder)), RoundCheckpoint(share)],
         enable_checkpointing=True,
     )
+    return written, now[0] - 1000.0
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2])
+def test_time_spent_on_writing_keeps_under_the_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    """Of the whole run, with all that is written; and no more seldom than that."""
+    written, seconds = writes(tmp_path, share, monkeypatch)
     assert (written[0][0], written[-1][0]) == (1, 150)
-    on_time = written[1:-1]  # the first round's and the task end's are written whatever they cost
-    assert sum(seconds for _, seconds in on_time) <= share * now[0]
-    # And no more seldom than that: the pause after a file is its own time / share, up to the next round's end.
-    for (round, seconds), (following, _) in zip(written, on_time, strict=False):
-        assert seconds / share <= following - round <= seconds / share + 1
-    assert len(on_time) > 5
+    assert sum(taken for *_, taken in written) <= share * seconds
+    # The pause after a file is its own time / share, up to the next round's end; more where files begin to take longer,
+    # as the time for the last one has to be kept, too.
+    for (_, _, before), (_, at, taken), (_, following, _) in zip(written, written[1:], written[2:-1], strict=False):
+        assert following - at <= (taken + 2 * (taken - before)) / share + 1.0 + taken
+    assert len(written) > 7
+
+
+def test_files_that_grow_leave_time_for_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients keep more with every round, and a file takes a second per MB."""
+    now, rounds, share = [0.0], 1000, 0.02
+    checkpoint, written = RoundCheckpoint(share), []
+    monkeypatch.setattr(cfl.callbacks.checkpoint, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    network = torch.nn.Linear(500, 500, bias=False)
+    for round in range(1, rounds + 1):
+        federation: Any = SimpleNamespace(
+            clients=SimpleNamespace(bytes=lambda round=round: 1000 * round),
+            network=network,
+            round=round,
+            schedule=SimpleNamespace(num_rounds=rounds),
+        )
+        now[0] += 1.0
+        if checkpoint._due(federation) or round == rounds:
+            seconds = (1e6 + 1000 * round) / 1e6
+            checkpoint._writes.append(_Write(round, 1_000_000 + 1000 * round, seconds))
+            now[0] += seconds
+            written.append(seconds)
+    assert sum(written) <= share * now[0]
+    assert sum(written) > 0.8 * share * now[0]
+
+
+def test_ends_of_tasks_are_written_only_where_there_is_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, _ = writes(tmp_path, 1e-6, monkeypatch)
+    assert [round for round, *_ in written] == [1, 150]
 
 
 # Files that cannot be resumed from.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -115,3 +117,24 @@ def test_half_a_line_of_a_killed_process_is_no_round(tmp_path: Path, whole: dict
         file.write("1")
     assert tiny_cli.run(*command(tmp_path)) == 0
     tiny_cli.assert_same(tiny_cli.results(tmp_path), whole)
+
+
+@pytest.mark.parametrize("argument", ["--version", "configs"])
+def test_standard_output_is_named_too(argument: str) -> None:
+    """Redirected to a file on a full disk."""
+    command = [sys.executable, "-m", "cfl", argument]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: standard output cannot be written: no space is left on the disk at /dev (")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_reader_that_has_ended_is_named() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "cfl", "configs"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == "error: standard output cannot be written: broken pipe\n"

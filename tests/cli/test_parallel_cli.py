@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -256,15 +256,15 @@ def test_torchrun_passes_sigterm_on(tmp_path: Path) -> None:
 
 
 def started_by(process: subprocess.Popen[str]) -> int:
-    """The process that another one starts, once it does."""
+    """The second process, once it runs a program of its own: until then the first waits for it and hears no signal."""
     tasks = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while not (found := tasks.read_text().split()):
-        assert process.poll() is None, process.communicate()
+    while process.poll() is None:
+        for child in tasks.read_text().split():
+            with suppress(FileNotFoundError):  # another one, which has ended
+                if b"LOCAL_RANK=1" in Path(f"/proc/{child}/environ").read_bytes():
+                    return int(child)
         time.sleep(0.01)
-    # Until it runs a program of its own, the first process waits for it and hears no signal.
-    while b"LOCAL_RANK=1" not in Path(f"/proc/{found[0]}/environ").read_bytes():
-        time.sleep(0.01)
-    return int(found[0])
+    raise AssertionError(process.communicate())
 
 
 @pytest.mark.slow
