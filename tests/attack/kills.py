@@ -9,6 +9,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +19,9 @@ from attack.outcomes import Outcome, failure, refusal
 
 SIGNALS = (*[signal.SIGKILL] * 3, signal.SIGTERM, signal.SIGINT)
 """What processes are sent, as often as they stand here."""
+_LATE = "the run was over before"
+_OF_RESUMED = {f"{when} loading the checkpoint": 1 for when in ("before", "after")}
+"""Points that only a resumed run reaches."""
 _LAST_CALLS = 0.95
 """Share of a run's calls in which random moments lie; the last ones are the interpreter's."""
 
@@ -27,7 +31,7 @@ class Kill(NamedTuple):
 
     Attributes:
         point: see :mod:`attack.points`.
-        time: the how manieth time that it is reached, from 1.
+        time: which time it is reached, counted from 1.
         number: the signal.
     """
 
@@ -102,14 +106,18 @@ def _run(name: str, trial: str, number: int, seed: int, whole: Whole, folder: Pa
     draw = random.Random(f"kill {number} {seed}")
     often = draw.random() < 0.7
     counts = {point: count for point, count in whole.counts(trial).items() if often or "checkpoint" not in point}
-    kills = [_chosen(draw, counts) for _ in range(2 if draw.random() < 0.2 else 1)]
+    kills = [_chosen(draw, counts)]
+    if draw.random() < 0.2:
+        kills.append(_chosen(draw, counts | _OF_RESUMED))
     command = trials.arguments(trial, folder)
     told = f"{' then '.join(map(str, kills))}: cfl {shlex.join(command)}"
+    late = ""
     for kill in kills:
         strike = points.strike_at(kill.point, kill.time, partial(_send, kill.number))
         ended = children.run(command, _prepared(often, strike), 30)
         if ended.status not in kill.statuses or "Traceback" in ended.said:
             return Outcome(name, *_silent(kill, ended), told)
+        late = _LATE if ended.status == 0 else late
     ended = children.run(command, _prepared(often), 30)
     if ended.status != 0:
         said = ended.said.strip()[-500:]
@@ -117,6 +125,7 @@ def _run(name: str, trial: str, number: int, seed: int, whole: Whole, folder: Pa
     outcome = Outcome(name, *sameness.verdict(folder, whole.run(trial)), told)
     if outcome.verdict == "equal":
         shutil.rmtree(folder)
+        return replace(outcome, detail=late)
     return outcome
 
 
