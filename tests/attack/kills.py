@@ -9,7 +9,6 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -111,25 +110,25 @@ def _run(name: str, trial: str, number: int, seed: int, whole: Whole, folder: Pa
         kills.append(_chosen(draw, counts | _OF_RESUMED))
     command = trials.arguments(trial, folder)
     told = f"{' then '.join(map(str, kills))}: cfl {shlex.join(command)}"
-    late = ""
+    late, odd = "", None
     for kill in kills:
         strike = points.strike_at(kill.point, kill.time, partial(_send, kill.number))
         ended = children.run(command, _prepared(often, strike), 30)
         if ended.status not in kill.statuses or "Traceback" in ended.said:
-            return Outcome(name, *_silent(kill, ended), told)
+            odd = odd or _odd(kill, ended)
         late = _LATE if ended.status == 0 else late
     ended = children.run(command, _prepared(often), 30)
     if ended.status != 0:
         said = ended.said.strip()[-500:]
         return Outcome(name, *(failure(ended) or ("different", f"it cannot be resumed: {said}")), told)
-    outcome = Outcome(name, *sameness.verdict(folder, whole.run(trial)), told)
-    if outcome.verdict == "equal":
-        shutil.rmtree(folder)
-        return replace(outcome, detail=late)
-    return outcome
+    verdict, detail = sameness.verdict(folder, whole.run(trial))
+    if verdict != "equal":
+        return Outcome(name, verdict, detail, told)
+    shutil.rmtree(folder)
+    return Outcome(name, *((odd[0], f"{odd[1]}; resumed: equal") if odd else (verdict, late)), told)
 
 
-def _silent(kill: Kill, ended: children.Ended) -> tuple[str, str]:
+def _odd(kill: Kill, ended: children.Ended) -> tuple[str, str]:
     """A verdict for a command that ended otherwise than a signal's receiver should."""
     if ended.status == -kill.number:
         return "unclear", f"died of {kill.number.name} without the status {128 + kill.number}"
