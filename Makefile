@@ -51,7 +51,7 @@ growth: $(BIN)/.installed  ## measure what must not grow with clients, tasks, ne
 ATTACK ?= runs/attack
 
 attack: $(BIN)/.installed  ## attack the command line, half an hour, into runs/attack: KILLS=300 CONFIGS=1000 CORRUPTIONS=200 FAULTS=300 SEED=0 ONLY=kills/17-FOT
-	@OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m attack --seed $(SEED) --out "$(ATTACK)" \
+	@OMP_NUM_THREADS=1 PYTHONHASHSEED=0 PYTHONPATH=tests $(BIN)/python -m attack --seed $(SEED) --out "$(ATTACK)" \
 		$(call option,--kills,$(KILLS)) $(call option,--configurations,$(CONFIGS)) \
 		$(call option,--corruptions,$(CORRUPTIONS)) $(call option,--faults,$(FAULTS)) $(call option,--only,$(ONLY))
 

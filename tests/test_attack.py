@@ -108,6 +108,9 @@ def test_a_run_that_went_another_way_is_noticed(tmp_path: Path) -> None:
     [
         ({"federated.server_lr": float("inf")}, {}),
         ({"buffer.size": 10**15}, {}),
+        ({"buffer.size": -1}, {}),
+        ({"buffer.size": True}, {}),
+        ({"buffer.size": "010"}, {}),
         ({}, {"lr": [0.0]}),
         ({}, {"steps": 0}),
         ({}, {"moved": False}),
@@ -118,8 +121,9 @@ def test_a_run_that_went_another_way_is_noticed(tmp_path: Path) -> None:
 def test_what_can_mean_nothing_is_noticed_unless_it_is_warned_of(
     given: dict[str, float], facts: dict[str, object], tmp_path: Path
 ) -> None:
+    (tmp_path / "config.yaml").write_text("buffer: {size: 8}")
     usual = {"steps": 3, "rounds": 1, "moved": True, "methods": [], "lr": [0.1], "scenario": "domain"}
-    assert meaningless({}, usual, tmp_path, "") == ""
+    assert meaningless({"buffer.size": "8"}, usual, tmp_path, "") == ""
     assert meaningless(given, usual | facts, tmp_path, "")
     words = "server_lr size lr client model class"
     assert meaningless(given, usual | facts, tmp_path, f"a warning about {words}") == ""

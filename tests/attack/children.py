@@ -115,6 +115,8 @@ def _be_the_command(
     status: Any = 99
     try:
         os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored in the background
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _redirect(logs)
         if folder is not None:
             os.chdir(folder)

@@ -20,6 +20,7 @@ from support import tiny_cli
 from attack import children, data_files, fixed, schema, trials, values
 from attack.meaningless import CUT, meaningless, told_into
 from attack.outcomes import Outcome, failure, refusal
+from attack.trees import flat, laid_over, nested
 
 _FIXED_SHARE = 0.4
 """The greatest share of fixed cases."""
@@ -51,38 +52,7 @@ class Configuration:
     @property
     def given(self) -> dict[str, Any]:
         """Dotted key, without ``init_args``, -> value."""
-        return dict(_flat(self.tree, ""))
-
-
-def _flat(node: Any, key: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(node, Mapping) and node:
-        for name, inner in node.items():
-            own = str(name) not in ("init_args", "class_path")
-            yield from _flat(inner, f"{key}.{name}".strip(".") if own else key)
-    elif isinstance(node, list) and any(isinstance(one, Mapping) for one in node):
-        for one in node:
-            yield from _flat(one, key)
-    else:
-        yield key, node
-
-
-def _nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for key, value in dotted.items():
-        *above, last = key.split(".")
-        node = tree
-        for name in above:
-            node = node.setdefault(name, {})
-        node[last] = value
-    return tree
-
-
-def _laid_over(below: Any, above: Any) -> Any:
-    if not (isinstance(below, Mapping) and isinstance(above, Mapping)):
-        return above
-    if above.get("class_path", below.get("class_path")) != below.get("class_path"):
-        return above
-    return {**below, **{key: _laid_over(below.get(key), value) for key, value in above.items()}}
+        return flat(self.tree)
 
 
 def _surroundings(leaf: schema.Leaf) -> dict[str, Any]:
@@ -90,13 +60,13 @@ def _surroundings(leaf: schema.Leaf) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for step in leaf.way:
         if step.name in trials.TRIALS:
-            tree = _laid_over(tree, trials.TRIALS[step.name])
+            tree = laid_over(tree, trials.TRIALS[step.name])
         for network in trials.NETWORKS.values():
             if network["class_path"] == step.name:
-                tree = _laid_over(tree, {"model": {"network": network}})
+                tree = laid_over(tree, {"model": {"network": network}})
         if step.name in _SHAPES:
             images = {"num_classes": 4, "shape": _SHAPES[step.name], "train_size": 96, "test_size": 40, "noise": 60.0}
-            tree = _laid_over(tree, {"data": {"stream": {"init_args": {"source": {"init_args": images}}}}})
+            tree = laid_over(tree, {"data": {"stream": {"init_args": {"source": {"init_args": images}}}}})
     return tree
 
 
@@ -116,12 +86,12 @@ def _drawn(number: int, seed: int) -> Configuration:
     draw = random.Random(f"configuration {number} {seed}")
     if turn == 6:
         combination = values.drawn(_combination(), (number, seed))
-        return Configuration("a combination", _nested(combination), False)
+        return Configuration("a combination", nested(combination), False)
     leaf = theirs[of_kind % len(theirs)] if turn == 5 else ours[(5 * of_kind + turn) % len(ours)]
-    tree = _nested(values.drawn(values.at(leaf, values.wild(leaf.option)), (number, seed)))
+    tree = nested(values.drawn(values.at(leaf, values.wild(leaf.option)), (number, seed)))
     if draw.random() < 0.05:
         tree = _misspelt(tree, draw)
-    return Configuration(str(leaf), _laid_over(_surroundings(leaf), tree), draw.random() < 0.3)
+    return Configuration(str(leaf), laid_over(_surroundings(leaf), tree), draw.random() < 0.3)
 
 
 def _combination() -> SearchStrategy[dict[str, Any]]:

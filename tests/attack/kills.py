@@ -18,6 +18,9 @@ from attack.outcomes import Outcome, failure, refusal
 
 SIGNALS = (*[signal.SIGKILL] * 3, signal.SIGTERM, signal.SIGINT)
 """What processes are sent, as often as they stand here."""
+_LATE = "the run was over before"
+_OF_RESUMED = {f"{when} loading the checkpoint": 1 for when in ("before", "after")}
+"""Points that only a resumed run reaches."""
 _LAST_CALLS = 0.95
 """Share of a run's calls in which random moments lie; the last ones are the interpreter's."""
 
@@ -27,7 +30,7 @@ class Kill(NamedTuple):
 
     Attributes:
         point: see :mod:`attack.points`.
-        time: the how manieth time that it is reached, from 1.
+        time: which time it is reached, counted from 1.
         number: the signal.
     """
 
@@ -102,25 +105,30 @@ def _run(name: str, trial: str, number: int, seed: int, whole: Whole, folder: Pa
     draw = random.Random(f"kill {number} {seed}")
     often = draw.random() < 0.7
     counts = {point: count for point, count in whole.counts(trial).items() if often or "checkpoint" not in point}
-    kills = [_chosen(draw, counts) for _ in range(2 if draw.random() < 0.2 else 1)]
+    kills = [_chosen(draw, counts)]
+    if draw.random() < 0.2:
+        kills.append(_chosen(draw, counts | _OF_RESUMED))
     command = trials.arguments(trial, folder)
     told = f"{' then '.join(map(str, kills))}: cfl {shlex.join(command)}"
+    late, odd = "", None
     for kill in kills:
         strike = points.strike_at(kill.point, kill.time, partial(_send, kill.number))
         ended = children.run(command, _prepared(often, strike), 30)
         if ended.status not in kill.statuses or "Traceback" in ended.said:
-            return Outcome(name, *_silent(kill, ended), told)
+            odd = odd or _odd(kill, ended)
+        late = _LATE if ended.status == 0 else late
     ended = children.run(command, _prepared(often), 30)
     if ended.status != 0:
         said = ended.said.strip()[-500:]
         return Outcome(name, *(failure(ended) or ("different", f"it cannot be resumed: {said}")), told)
-    outcome = Outcome(name, *sameness.verdict(folder, whole.run(trial)), told)
-    if outcome.verdict == "equal":
-        shutil.rmtree(folder)
-    return outcome
+    verdict, detail = sameness.verdict(folder, whole.run(trial))
+    if verdict != "equal":
+        return Outcome(name, verdict, detail, told)
+    shutil.rmtree(folder)
+    return Outcome(name, *((odd[0], f"{odd[1]}; resumed: equal") if odd else (verdict, late)), told)
 
 
-def _silent(kill: Kill, ended: children.Ended) -> tuple[str, str]:
+def _odd(kill: Kill, ended: children.Ended) -> tuple[str, str]:
     """A verdict for a command that ended otherwise than a signal's receiver should."""
     if ended.status == -kill.number:
         return "unclear", f"died of {kill.number.name} without the status {128 + kill.number}"

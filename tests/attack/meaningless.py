@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,11 +15,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import yaml
 from torch import Tensor
 
 from attack.children import Preparation
+from attack.trees import flat
 from attack.values import LARGE
-from cfl.runtime.run_files import ROUNDS, SUMMARY
+from cfl.runtime.run_files import CONFIG, ROUNDS, SUMMARY
 from cfl.training.client import Client
 
 CUT = 77
@@ -146,6 +149,29 @@ def _numbers_beyond_all_bounds(given: Given, _: dict[str, Any], __: Path) -> Ite
             most = LARGE if isinstance(value, int) else _LARGEST
             if abs(value) >= most:
                 yield f"{key} = {value} is accepted", key.rpartition(".")[2]
+
+
+@_rule
+def _numbers_below_none(given: Given, _: dict[str, Any], __: Path) -> Iterator[tuple[str, str]]:
+    for key, value in given.items():
+        if isinstance(value, int) and value < 0 and not key.startswith("trainer."):  # -1 means something to Lightning
+            yield f"{key} = {value} is accepted", key.rpartition(".")[2]
+
+
+@_rule
+def _values_read_otherwise(given: Given, _: dict[str, Any], folder: Path) -> Iterator[tuple[str, str]]:
+    if (folder / CONFIG).is_file():
+        read = flat(yaml.safe_load((folder / CONFIG).read_text()))
+        for key, value in given.items():
+            if isinstance(value, bool | str) and type(read.get(key)) in (int, float) and _number(value) != read[key]:
+                yield f"{key} = {value!r} is read as {read[key]!r}", key.rpartition(".")[2]
+
+
+def _number(value: bool | str) -> float | None:
+    """What a text means to anybody; None for any other."""
+    if isinstance(value, bool) or not re.fullmatch(r"[+-]?(0|[1-9]\d*)(\.\d*)?(e[+-]?\d+)?", value):
+        return None
+    return float(value)
 
 
 @_rule
