@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jobs, from which processes inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["CFL_CACHE"] = "off"  # no test depends on what was measured before, or changes what the user has
 
 import cfl  # noqa: F401  before any test imports lightning: see cfl/runtime/torchvision_ops.py
