@@ -23,6 +23,8 @@ from cfl.runtime.signals import Stopped
 T = TypeVar("T")
 Key = TypeVar("Key", bound=Hashable)
 
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+"""The environment variable that names the network interface of gloo's messages."""
 _FAILURE = "cfl failure"
 _PATIENCE = 1.0  # seconds to wait for the reason of a failure after the failed process has ended
 
@@ -242,6 +244,9 @@ def _silence(error: RuntimeError) -> str:
     """Why messages are not answered where nobody has said a reason."""
     silent = [watch.name(rank) for watch in _watch for rank in watch.silent()]
     if silent:
-        return f"{' and '.join(silent)} did not answer within trainer.strategy.timeout_seconds, as if stopped"
+        return f"{' and '.join(silent)} did not answer within trainer.strategy.timeout_seconds: stopped or out of reach"
     said = (str(error).splitlines() or [""])[0]
-    return f"a process has ended without a word, or did not answer within the strategy's timeout ({said})"
+    advice = ""
+    if "connectFullMesh" in said and "remote=[127." in said:
+        advice = f"; if it is on another machine, set {GLOO_INTERFACE} to the network interface towards it, e.g. eth0"
+    return f"a process has ended without a word, or did not answer within the strategy's timeout ({said}){advice}"

@@ -97,7 +97,7 @@ class Heartbeat:
             return
         for rank in {*silent} - self._named:
             self._print(
-                f"{self.name(rank)} has given no sign of life for {SILENT:g} s, as if stopped; the others wait for it "
+                f"{self.name(rank)} has given no sign of life for {SILENT:g} s: it is stopped or out of reach; the others wait for it "
                 f"up to {self._patience:g} s (trainer.strategy.timeout_seconds)"
             )
         self._named |= {*silent}

@@ -21,7 +21,9 @@ from cfl.data.cohorts import CohortBatch
 from cfl.reporting import folder_lock
 from cfl.runtime import distributed
 from cfl.runtime.cpu_cores import usable_cores
+from cfl.runtime.distributed import GLOO_INTERFACE
 from cfl.runtime.errors import ConfigError
+from cfl.runtime.network_interface import interface_towards
 from cfl.training.gathering import Gathering
 
 _SECONDS_BETWEEN_QUESTIONS = 1.0
@@ -64,7 +66,16 @@ class ClientParallel(DDPStrategy):
             torch.set_num_threads(fair_threads())
 
     def setup_distributed(self) -> None:
-        """As DDP's, with a plain message when not all processes come, and an end to the waiting."""
+        """As DDP's, with a plain message when not all processes come, and an end to the waiting.
+
+        Gloo takes the address of the machine's name, which is often the loopback's. Between machines, it is told the
+        interface that leads to the first process, unless the user has.
+        """
+        if self.num_nodes > 1 and GLOO_INTERFACE not in os.environ and self.cluster_environment is not None:
+            environment = self.cluster_environment
+            interface = interface_towards(environment.main_address, environment.main_port)
+            if interface is not None:
+                os.environ[GLOO_INTERFACE] = interface
         with distributed.answered(), Gathering(self._children, self.num_processes * self.num_nodes, self._put_away):
             super().setup_distributed()
         if "nccl" in (self.process_group_backend or ""):  # Lightning does so where that is all of the name

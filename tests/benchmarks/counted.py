@@ -16,10 +16,12 @@ from benchmarks.engines import fit_options
 from benchmarks.running import TESTS
 
 TIMEOUT = 600
+COUNTED = 2
+"""The round that is counted: the second one of the second task, followed by another one for which methods prepare."""
 
 
 class CountFlops(Callback):
-    """Writes the FLOPs of matrix products and convolutions in the last round.
+    """Writes the FLOPs of matrix products and convolutions in one round.
 
     Args:
         path: a text file with one number.
@@ -31,11 +33,12 @@ class CountFlops(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Count from here on."""
-        self._counter = FlopCounterMode(display=False)
-        self._counter.__enter__()
+        if trainer.current_epoch == COUNTED:
+            self._counter = FlopCounterMode(display=False)
+            self._counter.__enter__()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Up to here; another round overwrites it. None of the rounds that count is followed by an evaluation."""
+        """Up to here. The round is not followed by an evaluation."""
         self._stop()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -59,7 +62,7 @@ def counted_flops(place: Path, config: Mapping[str, Any], methods: Sequence[Path
         config: as for the measured run.
         methods: configurations merged after it.
     """
-    config = {**config, "schedule": {**config["schedule"], "rounds_per_task": [1, 3]}}
+    config = {**config, "schedule": {**config["schedule"], "rounds_per_task": [1, COUNTED + 1]}}
     written, result = write_config(place.with_suffix(".yaml"), config), place.with_suffix(".txt")
     result.unlink(missing_ok=True)
     command = fit_options([written, *methods], place, ("--engine.kind", "vmap", "--schedule.cohort_width", "64"))

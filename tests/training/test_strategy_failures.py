@@ -196,7 +196,7 @@ def test_a_stopped_process_is_named_and_waited_for(process: int) -> None:
     name = f"process {process} (on {platform.node()}, pid {pid})"
     lines = said[1 - process].splitlines()
     assert len(lines) == 2
-    wait = "has given no sign of life for 0.5 s, as if stopped; the others wait for it up to 60 s"
+    wait = "has given no sign of life for 0.5 s: it is stopped or out of reach; the others wait for it up to 60 s"
     assert lines[0] == f"{name} {wait} (trainer.strategy.timeout_seconds)"
     assert lines[1] == f"{name} is back"
     assert said[process] == ""
@@ -209,7 +209,7 @@ def test_a_stopped_process_that_stays_so_is_given_up_by_name() -> None:
     crew.close()
     assert first.kind == "ProcessFailed"
     name = f"process 1 (on {platform.node()}, pid {pid})"
-    assert first.message == f"{name} did not answer within trainer.strategy.timeout_seconds, as if stopped"
+    assert first.message == f"{name} did not answer within trainer.strategy.timeout_seconds: stopped or out of reach"
 
 
 def wait_until_stopped(pid: int | None) -> None:
