@@ -24,6 +24,7 @@ from cfl.reporting.figures import (
     attention_scale,
     draw_attention,
     draw_band,
+    legend_columns,
     line_look,
     save,
 )
@@ -79,7 +80,7 @@ def table_picture(table: Table, cells: Sequence[Cell], path: Path) -> Path | Non
         place = [table.label(axis, cell.point[axis]) for axis in table.axes if axis not in (across, *table.dotted)]
         panels.setdefault((*place, cell.figure), []).append(cell)
     panels = {name: group for name, group in panels.items() if any(cell.seeds for cell in group)}
-    columns = min(_COLUMNS, len(panels))
+    columns = 2 if len(panels) == 4 else min(_COLUMNS, len(panels))
     rows = math.ceil(len(panels) / columns)
     most = max(map(len, panels.values()))
     height = 1.7 if table.lines else max(1.2, 0.17 * most + 0.6)
@@ -97,7 +98,8 @@ def table_picture(table: Table, cells: Sequence[Cell], path: Path) -> Path | Non
     for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
     handles = _line_handles(table, across) if table.lines else _number_handles(cells[0].point[SCALE])
-    legend = figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns, frameon=False)
+    beside = legend_columns([str(handle.get_label()) for handle in handles], width)
+    legend = figure.legend(handles=handles, loc="outside lower center", ncols=beside, frameon=False)
     for text in legend.get_texts():
         text.set_parse_math(False)
     return save(figure, path)

@@ -56,7 +56,7 @@ PRINT: dict[Any, Any] = {
 _FIRST_TASK: dict[str, Any] = {"linewidth": 0.7, "alpha": 0.7}
 _TARGET: dict[str, Any] = {"color": "#555555", "linewidth": 0.7, "linestyle": (0, (4, 2))}
 _DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))
-_MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
+_MARKERS = (("o", 4.0), ("s", 4.0), ("D", 3.8), ("^", 4.6), ("v", 4.6), ("P", 5.0), ("X", 5.0), ("*", 7.0))  # sizes
 _ATTENTION = "PuOr"
 _LIGHTER = 0.4  # share of the colour that cells of tasks not yet learned keep; the rest is white
 _UNSEEN_HATCH: dict[str, Any] = {
@@ -148,7 +148,7 @@ def accuracy_heatmaps(
     columns = min(2 if 6 < tasks <= NUMBERS_UP_TO else 3, count)
     side = (PAGE_WIDTH - 0.9) / columns if count > 1 else min(PAGE_WIDTH - 0.9, max(COLUMN_WIDTH - 0.9, 0.42 * tasks))
     lines = math.ceil(count / columns)
-    figure = Figure(figsize=(columns * side + 0.9, lines * (side + 0.4) + 0.3), layout="compressed")
+    figure = Figure(figsize=(columns * side + 0.9, lines * (side + 0.22) + 0.35), layout="compressed")
     grid = figure.subplots(lines, columns, squeeze=False)
     scale = colour_scale(measure, matrices.values())
     for axes, (title, matrix) in zip(grid.flat, matrices.items(), strict=False):
@@ -157,7 +157,7 @@ def accuracy_heatmaps(
     for axes in grid.flat[len(matrices) :]:
         axes.set_axis_off()
     figure.colorbar(scale, ax=grid, label=measure.label, aspect=30, pad=0.02)
-    if any(len(matrix) > 1 and bool((~torch.isnan(matrix).tril()).triu(1).any()) for matrix in matrices.values()):
+    if any(bool((~torch.isnan(matrix)).triu(1).any()) for matrix in matrices.values()):
         figure.legend(
             handles=[Patch(label="task not learned yet", **(_UNSEEN_HATCH | {"facecolor": "#f2f2f2"}))],
             loc="outside lower center",
@@ -426,12 +426,13 @@ _LINE_WIDTH = 1.3
 
 def line_look(style: LineStyle) -> dict[str, Any]:
     """A style as options of matplotlib's lines."""
+    marker, size = _MARKERS[style.marker]
     return {
         "color": COLOURS[style.colour],
         "linestyle": _DASHES[style.dash],
-        "marker": _MARKERS[style.marker],
+        "marker": marker,
         "linewidth": _LINE_WIDTH,
-        "markersize": 4,
+        "markersize": size,
         "markeredgewidth": 0.5,
         "markeredgecolor": "white",
     }
@@ -454,19 +455,20 @@ def draw_band(
 
 def _line_picture(names: Sequence[str], width: float) -> tuple[Figure, Axes]:
     height = 0.55 * width if width < PAGE_WIDTH else 0.42 * width
-    lines = math.ceil(len(names) / _legend_columns(names, width))
+    lines = math.ceil(len(names) / legend_columns(names, width))
     figure = Figure(figsize=(width, height + 0.4 + 0.14 * lines), layout="constrained")
     return figure, figure.subplots()
 
 
-def _legend_columns(names: Iterable[str], width: float) -> int:
+def legend_columns(names: Iterable[str], width: float) -> int:
+    """How many names of lines stand beside each other below a picture of some inches."""
     return max(1, int(width / (0.55 + 0.056 * max(map(len, names)))))
 
 
 def _name_lines(figure: Figure, handles: Mapping[str, Line2D], width: float) -> None:
     # The names are set afterwards: matplotlib leaves out labels that begin with an underscore.
     numbers = [str(k) for k in range(len(handles))]
-    columns = _legend_columns(handles, width)
+    columns = legend_columns(handles, width)
     legend = figure.legend([*handles.values()], numbers, loc="outside lower center", ncols=columns, frameon=False)
     for text, name in zip(legend.get_texts(), handles, strict=True):
         text.set(text=name, parse_math=False)

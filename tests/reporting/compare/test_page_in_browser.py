@@ -13,6 +13,7 @@ import pytest
 from support.made_up import make_density_run, make_run
 
 from cfl.reporting.compare.command import main
+from cfl.reporting.line_styles import COLOURS, line_styles
 
 api = pytest.importorskip("playwright.sync_api", reason="the Python package playwright is not installed")
 CHROMIUM = next(
@@ -172,7 +173,8 @@ def test_a_method_has_one_colour_in_all_charts(tab: Any) -> None:
             f"#{chart} .plot", "(plot) => plot.data.filter((trace) => trace.name === 'FOT').at(-1).marker.color"
         )
 
-    assert len({colour(chart) for chart in ("seen", "first", "rounds", "uplink", "time")}) == 1
+    (found,) = {colour(chart) for chart in ("seen", "first", "rounds", "uplink", "time")}
+    assert found == COLOURS[line_styles({"FOT": "fot"})["FOT"].colour], "as in pictures"
 
 
 def test_tables_are_sorted_by_any_column(tab: Any) -> None:
