@@ -18,6 +18,7 @@ from cfl.metrics.accuracy import average_accuracy
 from cfl.models.density import is_density
 from cfl.reporting.experiment import flatten, method_name, setting_hash
 from cfl.reporting.figures import accuracy_curve, accuracy_heatmap, learning_curves
+from cfl.reporting.method_names import printed_methods
 from cfl.runtime.run_files import PARTITION_PICTURE
 from cfl.training.access import client_of, federation_of
 from cfl.training.evaluation import mean_matrix
@@ -112,7 +113,7 @@ class DashboardLog(Callback):
 
     @staticmethod
     def _log_matrix(logger: Logger, federation: Federation, targets: Sequence[float], round: int, task: int) -> None:
-        matrix, name = mean_matrix(federation), method_name(federation.methods)
+        matrix, name = mean_matrix(federation), printed_methods(federation.methods)
         place = {"round": round, "task": task}
         kind = "matrix" if isinstance(logger, TensorBoardLogger) else "heatmap"
         heatmap = f"cl/{federation.measure.name}_{kind}"

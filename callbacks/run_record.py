@@ -38,6 +38,7 @@ from cfl.reporting.experiment import method_name
 from cfl.reporting.figures import accuracy_curve, accuracy_heatmap, learning_curves, sample_grid
 from cfl.reporting.figures import save as save_figure
 from cfl.reporting.matrix_file import write_matrix_csv
+from cfl.reporting.method_names import printed_methods
 from cfl.reporting.names import is_benchmark_name, is_method_name
 from cfl.reporting.rounding import rounded
 from cfl.reporting.text_table import print_table
@@ -463,7 +464,7 @@ class RunRecord(Callback):
 
     def _draw_each(self, client: Client) -> None:
         federation = client.require_federation()
-        matrix, method = mean_matrix(federation), method_name(federation.methods)
+        matrix, method = mean_matrix(federation), printed_methods(federation.methods)
         title = f"{method} on {self.name_of(federation.data)}"
         measure, name = federation.measure, federation.measure.name
         save_figure(accuracy_heatmap(matrix, title, measure=measure), self.folder / matrix_file(name, ending="png"))
@@ -498,7 +499,7 @@ class RunRecord(Callback):
         if drawn is None:
             return None
         federation = client.require_federation()
-        on = f"{method_name(federation.methods)} on {self.name_of(federation.data)}"
+        on = f"{printed_methods(federation.methods)} on {self.name_of(federation.data)}"
         picture = sample_grid(drawn.images, f"{on}: samples of {drawn.whose}", drawn.row_names)
         return save_figure(picture, self.folder / "samples.png")
 

@@ -15,6 +15,8 @@ from cfl.export.card import sources_of
 from cfl.metrics.measure import ACCURACY, NLL, Measure
 from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.figures import accuracy_curve, accuracy_heatmap, learning_curves
+from cfl.reporting.method_names import printed
+from cfl.reporting.rounding import rounded
 from cfl.reporting.run_folder import read_run
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.run_files import CHECKPOINT, CONFIG
@@ -54,7 +56,7 @@ class Run:
 
     def __repr__(self) -> str:
         figures = self.figures
-        shown = ", ".join(f"{key.upper()} {value:.2f}" for key, value in self._ends().items())
+        shown = ", ".join(f"{key.upper()} {rounded(value, 2)}" for key, value in self._ends().items())
         return f"Run({str(self.folder)!r}: {figures.method} on {figures.benchmark}, seed {figures.seed}; {shown})"
 
     def _ends(self) -> dict[str, float]:
@@ -93,11 +95,11 @@ class Run:
 
     def plot_matrix(self) -> Figure:
         """The accuracy matrix as a picture."""
-        return accuracy_heatmap(self.accuracy_matrix, self.figures.method, measure=self._measure)
+        return accuracy_heatmap(self.accuracy_matrix, printed(self.figures.method, {}), measure=self._measure)
 
     def plot_curve(self) -> Figure:
         """ACC after each round, if the run was evaluated between task ends; otherwise after each task."""
-        name, measure = self.figures.method, self._measure
+        name, measure = printed(self.figures.method, {}), self._measure
         if self.figures.curve:
             return learning_curves({name: self.figures.curve}, [], measure)
         known = {name: self.figures.means} if len(self.figures.means) else None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -15,9 +16,22 @@ from matplotlib.ticker import MaxNLocator
 from cfl.papers.cells import Cell
 from cfl.papers.definition import SCALE, Over, Table
 from cfl.reporting.compare.statistics import Spread
-from cfl.reporting.figures import MARKERS, PALETTE, attention_bound, attention_scale, draw_attention, save
+from cfl.reporting.figures import (
+    COLUMN_WIDTH,
+    PAGE_WIDTH,
+    PRINT,
+    attention_bound,
+    attention_scale,
+    draw_attention,
+    draw_band,
+    legend_columns,
+    line_look,
+    save,
+)
+from cfl.reporting.line_styles import COLOURS, line_styles
+from cfl.reporting.method_names import is_known
 
-_COLUMNS = 4
+_COLUMNS = 3
 _AXIS: dict[Over, str] = {"tasks": "tasks learned", "rounds": "communication rounds"}
 _MARKS = 20  # at most about twice as many markers on a line
 
@@ -42,6 +56,7 @@ def spreads(cell: Cell) -> list[tuple[int | str | None, Spread | None]]:
     ]
 
 
+@rc_context(PRINT)
 def table_picture(table: Table, cells: Sequence[Cell], path: Path) -> Path | None:
     """Draw a table's cells; None, and no file, where nothing of it has been run.
 
@@ -65,15 +80,17 @@ def table_picture(table: Table, cells: Sequence[Cell], path: Path) -> Path | Non
         place = [table.label(axis, cell.point[axis]) for axis in table.axes if axis not in (across, *table.dotted)]
         panels.setdefault((*place, cell.figure), []).append(cell)
     panels = {name: group for name, group in panels.items() if any(cell.seeds for cell in group)}
-    columns = min(_COLUMNS, len(panels))
+    columns = 2 if len(panels) == 4 else min(_COLUMNS, len(panels))
     rows = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(3.4 * columns + 1.2, 2.9 * rows + 0.6), layout="constrained")
+    most = max(map(len, panels.values()))
+    height = 1.7 if table.lines else max(1.2, 0.17 * most + 0.6)
+    width = COLUMN_WIDTH if columns == 1 else PAGE_WIDTH
+    figure = Figure(figsize=(width, height * rows + 0.6), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes, (name, group) in zip(grid.flat, panels.items(), strict=False):
-        axes.set_title(", ".join(name[:-1]), fontsize=9, parse_math=False)
-        (axes.set_ylabel if table.lines else axes.set_xlabel)(name[-1], fontsize=8, parse_math=False)
+        axes.set_title(", ".join(name[:-1]), parse_math=False)
+        (axes.set_ylabel if table.lines else axes.set_xlabel)(name[-1], parse_math=False)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(labelsize=8)
         if table.lines:
             _curves(axes, table, group)
         else:
@@ -81,7 +98,8 @@ def table_picture(table: Table, cells: Sequence[Cell], path: Path) -> Path | Non
     for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
     handles = _line_handles(table, across) if table.lines else _number_handles(cells[0].point[SCALE])
-    legend = figure.legend(handles=handles, loc="outside lower center", ncols=6, frameon=False, fontsize=9)
+    beside = legend_columns([str(handle.get_label()) for handle in handles], width)
+    legend = figure.legend(handles=handles, loc="outside lower center", ncols=beside, frameon=False)
     for text in legend.get_texts():
         text.set_parse_math(False)
     return save(figure, path)
@@ -106,13 +124,16 @@ def _heatmaps(table: Table, cells: Sequence[Cell], path: Path) -> Path:
     return save(figure, path)
 
 
-def _style(k: int) -> dict[str, Any]:
-    return {"color": PALETTE[k % len(PALETTE)], "marker": MARKERS[k % len(MARKERS)]}
+def _looks(table: Table, axis: str) -> dict[str, dict[str, Any]]:
+    """How each value of an axis is drawn: methods as everywhere, but without dashes where dots tell lines apart."""
+    styles = line_styles({value: value if is_known(value) else "" for value in table.axes[axis]})
+    looks = {value: line_look(style) for value, style in styles.items()}
+    return {value: look | ({"linestyle": "-"} if table.dotted else {}) for value, look in looks.items()}
 
 
 def _line_handles(table: Table, across: str) -> list[Line2D]:
-    names = [table.label(across, value) for value in table.axes[across]]
-    handles = [Line2D([], [], label=name, **_style(k)) for k, name in enumerate(names)]
+    looks = _looks(table, across)
+    handles = [Line2D([], [], label=table.label(across, value), **look) for value, look in looks.items()]
     for axis, value in table.dotted.items():
         for other in table.axes[axis]:
             look: Literal[":", "-"] = ":" if other == value else "-"
@@ -123,44 +144,45 @@ def _line_handles(table: Table, across: str) -> list[Line2D]:
 def _number_handles(scale: str) -> list[Line2D]:
     look: dict[str, Any] = {"linestyle": "none", "marker": "o"}
     return [
-        Line2D([], [], label="paper", color=PALETTE[1], markerfacecolor="white", **look),
-        Line2D([], [], label=f"ours, scale {scale}", color=PALETTE[0], **look),
+        Line2D([], [], label="paper", color=COLOURS[1], markerfacecolor="white", **look),
+        Line2D([], [], label=f"ours, scale {scale}", color=COLOURS[0], **look),
     ]
 
 
 def _curves(axes: Axes, table: Table, group: Sequence[Cell]) -> None:
     assert table.lines is not None
+    looks = _looks(table, table.lines)
     for cell in group:
         points = [(x, spread) for x, spread in spreads(cell) if isinstance(x, int) and spread is not None]
         if not points:
             continue
-        style = _style(list(table.axes[table.lines]).index(cell.point[table.lines]))
+        look = looks[cell.point[table.lines]]
         xs, means = [x for x, _ in points], [spread.mean for _, spread in points]
-        dotted = any(cell.point[axis] == value for axis, value in table.dotted.items())
+        if any(cell.point[axis] == value for axis, value in table.dotted.items()):
+            look = look | {"linestyle": ":"}
         # A marker per round would hide the line.
         every = max(1, len(xs) // _MARKS)
-        axes.plot(xs, means, linewidth=1.6, linestyle=":" if dotted else "-", markersize=4, markevery=every, **style)
-        low = [spread.mean - (spread.std or 0.0) for _, spread in points]
-        high = [spread.mean + (spread.std or 0.0) for _, spread in points]
-        axes.fill_between(xs, low, high, color=style["color"], alpha=0.15, linewidth=0)
-    axes.set_xlabel(_AXIS[table.over], fontsize=8)
+        axes.plot(xs, means, markevery=every, **look)
+        draw_band(axes, xs, means, [spread.std for _, spread in points], look["color"])
+    axes.set_xlabel(_AXIS[table.over])
     axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1))
-    axes.grid(axis="y", color="#dddddd", linewidth=0.8)
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
 
 
 def _numbers(axes: Axes, table: Table, group: Sequence[Cell], across: str) -> None:
     for y, cell in enumerate(group):
         published = cell.published.spread if cell.published else None
+        common: dict[str, Any] = {"fmt": "o", "markersize": 3.5, "capsize": 1.5, "linewidth": 1}
         looks: list[tuple[Spread | None, float, dict[str, Any]]] = [
-            (published, -0.12, {"color": PALETTE[1], "markerfacecolor": "white"}),
-            (cell.ours, 0.12, {"color": PALETTE[0]}),
+            (published, -0.12, common | {"color": COLOURS[1], "markerfacecolor": "white"}),
+            (cell.ours, 0.12, common | {"color": COLOURS[0]}),
         ]
         for spread, shift, look in looks:
             if spread is not None:
-                axes.errorbar(spread.mean, y + shift, xerr=spread.std, fmt="o", markersize=5, capsize=2, **look)
+                axes.errorbar(spread.mean, y + shift, xerr=spread.std, **look)
     axes.set_yticks(range(len(group)), [table.label(across, cell.point[across]) for cell in group])
     for label in axes.get_yticklabels():
         label.set_parse_math(False)
     axes.set_ylim(len(group) - 0.5, -0.5)
     axes.margins(x=0.12)
-    axes.grid(axis="x", color="#dddddd", linewidth=0.8)
+    axes.grid(axis="x", color="#dddddd", linewidth=0.6)

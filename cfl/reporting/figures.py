@@ -1,9 +1,11 @@
 """Pictures of accuracy matrices and learning curves, as matplotlib figures that need no display.
 
-Colours are told apart by readers with any form of colour blindness and in grey: the scale is cividis, the lines use
-the palette of Okabe and Ito together with markers and dashes. Every matrix is ``[T, T]`` in percent with ``a[t, i]``
-the accuracy on task i after learning task t, NaN where not evaluated (:mod:`cfl.metrics.accuracy`); or whatever else a
-:class:`cfl.metrics.measure.Measure` says.
+Widths and letters are those of an article: a column is 3.3 inches wide, a page 6.9, letters have 7 and 8 points.
+
+Colours are told apart by readers with any form of colour blindness and in grey: the scale is cividis, lines have
+markers and dashes beside their colours (:mod:`cfl.reporting.line_styles`). Every matrix is ``[T, T]`` in percent with
+``a[t, i]`` the accuracy on task i after learning task t, NaN where not evaluated (:mod:`cfl.metrics.accuracy`); or
+whatever else a :class:`cfl.metrics.measure.Measure` says.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from textwrap import fill
 from typing import Any
 
 import torch
-from matplotlib import colormaps
+from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import PatchCollection
@@ -29,15 +31,32 @@ from torch import Tensor
 from cfl.metrics.accuracy import average_accuracy
 from cfl.metrics.measure import ACCURACY, Measure
 from cfl.reporting.attention import read_attention
+from cfl.reporting.line_styles import COLOURS, LineStyle, line_styles
 from cfl.reporting.rounding import rounded, significant
 from cfl.runtime.atomic_write import replacing
 
 NUMBERS_UP_TO = 12
 """Largest number of tasks for which a heatmap prints the accuracies into its cells."""
 
-# Yellow, too light for a line on white, is replaced by brown.
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8C6D00")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+COLUMN_WIDTH, PAGE_WIDTH = 3.3, 6.9
+"""Inches."""
+PRINT: dict[Any, Any] = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "legend.handlelength": 2.4,
+}
+"""Settings of matplotlib while a picture is made."""
+_FIRST_TASK: dict[str, Any] = {"linewidth": 0.7, "alpha": 0.7}
+_TARGET: dict[str, Any] = {"color": "#555555", "linewidth": 0.7, "linestyle": (0, (4, 2))}
+_DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))
+_MARKERS = (("o", 4.0), ("s", 4.0), ("D", 3.8), ("^", 4.6), ("v", 4.6), ("P", 5.0), ("X", 5.0), ("*", 7.0))  # sizes
 _ATTENTION = "PuOr"
 _LIGHTER = 0.4  # share of the colour that cells of tasks not yet learned keep; the rest is white
 _UNSEEN_HATCH: dict[str, Any] = {
@@ -104,6 +123,7 @@ def accuracy_heatmap(
     return accuracy_heatmaps({title: matrix}, task_names, measure)
 
 
+@rc_context(PRINT)
 def accuracy_heatmaps(
     matrices: Mapping[str, Tensor], task_names: Sequence[str] | None = None, measure: Measure = ACCURACY
 ) -> Figure:
@@ -123,24 +143,25 @@ def accuracy_heatmaps(
         require_square(matrix, title)
         if task_names is not None and len(task_names) != len(matrix):
             raise ValueError(f"{title}: {len(task_names)} task names for {len(matrix)} tasks")
-    columns = min(3, len(matrices))
-    lines = math.ceil(len(matrices) / columns)
-    side = min(7.0, max(3.6, 0.52 * max(len(matrix) for matrix in matrices.values())))
-    figure = Figure(figsize=(columns * side + 1.1, lines * (side + 0.55) + 0.4), layout="compressed")
+    tasks, count = max(len(matrix) for matrix in matrices.values()), len(matrices)
+    # Numbers of up to six tasks fit into a third of a page, those of up to twelve into a half.
+    columns = min(2 if 6 < tasks <= NUMBERS_UP_TO else 3, count)
+    side = (PAGE_WIDTH - 0.9) / columns if count > 1 else min(PAGE_WIDTH - 0.9, max(COLUMN_WIDTH - 0.9, 0.42 * tasks))
+    lines = math.ceil(count / columns)
+    figure = Figure(figsize=(columns * side + 0.9, lines * (side + 0.22) + 0.35), layout="compressed")
     grid = figure.subplots(lines, columns, squeeze=False)
     scale = colour_scale(measure, matrices.values())
     for axes, (title, matrix) in zip(grid.flat, matrices.items(), strict=False):
-        wrapped = fill(title, int(11 * side))  # about 11 letters to the inch
+        wrapped = fill(title, int(14 * side))  # about 14 letters to the inch
         _draw_heatmap(axes, matrix, wrapped, task_names, measure, scale)
     for axes in grid.flat[len(matrices) :]:
         axes.set_axis_off()
     figure.colorbar(scale, ax=grid, label=measure.label, aspect=30, pad=0.02)
-    if any(len(matrix) > 1 and bool((~torch.isnan(matrix).tril()).triu(1).any()) for matrix in matrices.values()):
+    if any(bool((~torch.isnan(matrix)).triu(1).any()) for matrix in matrices.values()):
         figure.legend(
             handles=[Patch(label="task not learned yet", **(_UNSEEN_HATCH | {"facecolor": "#f2f2f2"}))],
             loc="outside lower center",
             frameon=False,
-            fontsize=9,
         )
     return figure
 
@@ -154,7 +175,7 @@ def _draw_heatmap(
     scale: ScalarMappable,
 ) -> None:
     tasks = len(matrix)
-    size = 10 if tasks <= 6 else 8
+    size = 7 if tasks <= 6 else 6
     cells: list[Rectangle] = []
     colours: list[str] = []
     unseen: list[Rectangle] = []
@@ -172,22 +193,29 @@ def _draw_heatmap(
     axes.add_collection(PatchCollection(cells, facecolor=colours, edgecolor="white", linewidth=0.8))
     axes.add_collection(PatchCollection(unseen, **_UNSEEN_HATCH))
     axes.set(xlim=(-0.5, tasks - 0.5), ylim=(tasks - 0.5, -0.5), aspect="equal", ylabel="after learning task")
-    axes.set_title(title, fontsize=11, parse_math=False)
+    axes.set_title(title, parse_math=False)
     axes.tick_params(length=0)
     axes.set_yticks(range(0, tasks, math.ceil(tasks / 20)))
     if task_names is None:
         axes.set_xlabel(measure.task_label)
         axes.set_xticks(axes.get_yticks())
     else:
-        axes.set_xticks(range(tasks), list(task_names), rotation=40, ha="right", rotation_mode="anchor", fontsize=8)
+        axes.set_xticks(range(tasks), list(task_names), rotation=40, ha="right", rotation_mode="anchor")
         for label in axes.get_xticklabels():
             label.set_parse_math(False)
     for spine in axes.spines.values():
         spine.set_color("#bbbbbb")
 
 
+@rc_context(PRINT)
 def accuracy_curve(
-    matrices: Mapping[str, Tensor], measure: Measure = ACCURACY, means: Mapping[str, Sequence[float]] | None = None
+    matrices: Mapping[str, Tensor],
+    measure: Measure = ACCURACY,
+    means: Mapping[str, Sequence[float]] | None = None,
+    *,
+    deviations: Mapping[str, Sequence[float]] | None = None,
+    styles: Mapping[str, LineStyle] | None = None,
+    width: float = PAGE_WIDTH,
 ) -> Figure:
     """ACC over the tasks seen so far after each task, one line per run, and the accuracy on task 0 as a thin line.
 
@@ -196,42 +224,48 @@ def accuracy_curve(
     Args:
         matrices: name of the run to ``[T, T]`` in percent; T may differ.
         measure: what the values are.
-        means: name of a run to ACC after each task, NaN where unknown, if it is not that of its matrix
+        means: name of the run to ACC after each task, NaN where unknown, of runs whose ACC is not that of the matrix
             (:meth:`cfl.federation.federation.Federation.means`).
+        deviations: name of the run to the standard deviation of ACC after each task, drawn as a band.
+        styles: name of the run to the look of its line; None gives the method of that name its own.
+        width: in inches.
 
     Raises:
-        ValueError: nothing to draw or a matrix that is not ``[T, T]``.
+        ValueError: nothing to draw, or a matrix that is not ``[T, T]``.
     """
     if not matrices:
         raise ValueError("there is no accuracy matrix to draw")
-    means = means or {}
-    width = 7.6 + 0.07 * max(0, max(map(len, matrices)) - 24)  # names stand beside the axes, not at their cost
-    figure = Figure(figsize=(width, 4.4 + 0.16 * max(0, len(matrices) - 12)), layout="constrained")
-    axes = figure.subplots()
-    handles = []
-    for k, (name, matrix) in enumerate(matrices.items()):
+    means, deviations = means or {}, deviations or {}
+    figure, axes = _line_picture([*matrices], width)
+    styles = styles or line_styles({name: name for name in matrices})
+    for name, matrix in matrices.items():
         require_square(matrix, name)
-        style = _line_style(k)
+        look = line_look(styles[name])
         average = means.get(name) or [average_accuracy(matrix, after=t).item() for t in range(len(matrix))]
-        first_task = matrix[:, 0].tolist()
-        axes.plot(*_evaluated(first_task), color=style["color"], linewidth=0.9, linestyle=(0, (4, 2)), alpha=0.8)
-        axes.plot(*_evaluated(average), **style, markersize=5.5, zorder=3)
-        handles.append(Line2D([], [], **style))
-    handles += [
-        Line2D([], [], linestyle="none"),
-        Line2D([], [], color="#555555", linewidth=2.0),
-        Line2D([], [], color="#555555", linewidth=0.9, linestyle=(0, (4, 2))),
-    ]
-    _name_lines(
-        figure, handles, [*matrices, "", f"{measure.mean_label}: mean over tasks seen", f"{measure.task_label} 0"]
-    )
+        first_task = {key: look[key] for key in ("color", "linestyle")} | _FIRST_TASK
+        axes.plot(*_evaluated(matrix[:, 0].tolist()), **first_task)
+        axes.plot(*_evaluated(average), **look, zorder=3)
+        if name in deviations:
+            draw_band(axes, range(len(matrix)), average, deviations[name], look["color"])
+    _name_lines(figure, {name: Line2D([], [], **line_look(styles[name])) for name in matrices}, width)
+    thin = {"color": "#555555"} | _FIRST_TASK
+    kinds = [Line2D([], [], color="#555555", linewidth=_LINE_WIDTH), Line2D([], [], **thin)]
+    names = [f"{measure.mean_label} over tasks seen", f"{measure.task_label} 0"]
+    figure.legend(kinds, names, loc="outside upper center", ncols=2, frameon=False)
     axes.set(xlabel="after learning task", ylabel=measure.label)
     _set_view(axes, measure)
     return figure
 
 
+@rc_context(PRINT)
 def learning_curves(
-    curves: Mapping[str, Sequence[float | None]], targets: Sequence[float] = (), measure: Measure = ACCURACY
+    curves: Mapping[str, Sequence[float | None]],
+    targets: Sequence[float] = (),
+    measure: Measure = ACCURACY,
+    *,
+    deviations: Mapping[str, Sequence[float | None]] | None = None,
+    styles: Mapping[str, LineStyle] | None = None,
+    width: float = PAGE_WIDTH,
 ) -> Figure:
     """ACC after each communication round, from round 0, one line per run, with targets as thin horizontal lines.
 
@@ -241,30 +275,32 @@ def learning_curves(
         curves: name of the run to ACC in percent after each round, None where not evaluated.
         targets: in percent.
         measure: what the values are.
+        deviations: name of the run to the standard deviation after each round, drawn as a band.
+        styles: name of the run to the look of its line; None gives the method of that name its own.
+        width: in inches.
 
     Raises:
         ValueError: nothing to draw, or a run that was never evaluated.
     """
     if not curves:
         raise ValueError("there is no learning curve to draw")
-    figure = Figure(figsize=(7.6, 4.4 + 0.16 * max(0, len(curves) - 12)), layout="constrained")
-    axes = figure.subplots()
-    handles = []
+    aims = [f"targets: {', '.join(f'{target:.10g}' for target in targets)} %"] if targets else []
+    figure, axes = _line_picture([*curves, *aims], width)
+    styles = styles or line_styles({name: name for name in curves})
     for target in targets:
-        axes.axhline(target, color="#555555", linewidth=0.9, linestyle=(0, (4, 2)))
-    for k, (name, curve) in enumerate(curves.items()):
+        axes.axhline(target, **_TARGET)
+    for name, curve in curves.items():
         points = [(r, acc) for r, acc in enumerate(curve) if acc is not None]
         if not points:
             raise ValueError(f"{name}: a learning curve to draw has at least one evaluation")
-        style = _line_style(k)
-        # Two dozen markers at most tell lines apart without hiding them; the line itself has every point.
-        every = math.ceil(len(points) / 24)
-        axes.plot(*zip(*points, strict=True), **style, markersize=5.5, markevery=every, zorder=3)
-        handles.append(Line2D([], [], **style))
-    if targets:
-        handles += [Line2D([], [], linestyle="none"), Line2D([], [], color="#555555", linewidth=0.9, linestyle="--")]
-    shown = ", ".join(f"{target:.10g}" for target in targets)
-    _name_lines(figure, handles, [*curves, *(["", f"targets: {shown} %"] if targets else [])])
+        look = line_look(styles[name])
+        # A dozen markers or two tell lines apart without hiding them; the line itself has every point.
+        every = math.ceil(len(points) / (12 if width < PAGE_WIDTH else 24))
+        axes.plot(*zip(*points, strict=True), **look, markevery=every, zorder=3)
+        if deviations and name in deviations:
+            draw_band(axes, range(len(curve)), curve, deviations[name], look["color"])
+    handles = {name: Line2D([], [], **line_look(styles[name])) for name in curves}
+    _name_lines(figure, handles | {name: Line2D([], [], **_TARGET) for name in aims}, width)
     unit = measure.label[measure.label.index("(") :]
     axes.set(xlabel="communication round", ylabel=f"{measure.mean_label} {unit}")
     _set_view(axes, measure)
@@ -385,19 +421,56 @@ def sample_grid(images: Tensor, title: str, row_names: Sequence[str] | None = No
     return figure
 
 
-def _line_style(k: int) -> dict[str, Any]:
-    """Of the k-th line; beyond eight, colours return with hollow markers."""
-    colour = PALETTE[k % len(PALETTE)]
-    face = colour if k // len(PALETTE) % 2 == 0 else "white"
-    return {"color": colour, "linewidth": 2.0, "marker": MARKERS[k % len(MARKERS)], "markerfacecolor": face}
+_LINE_WIDTH = 1.3
 
 
-def _name_lines(figure: Figure, handles: Sequence[Line2D], names: Sequence[str]) -> None:
+def line_look(style: LineStyle) -> dict[str, Any]:
+    """A style as options of matplotlib's lines."""
+    marker, size = _MARKERS[style.marker]
+    return {
+        "color": COLOURS[style.colour],
+        "linestyle": _DASHES[style.dash],
+        "marker": marker,
+        "linewidth": _LINE_WIDTH,
+        "markersize": size,
+        "markeredgewidth": 0.5,
+        "markeredgecolor": "white",
+    }
+
+
+def draw_band(
+    axes: Axes,
+    places: Sequence[int],
+    means: Sequence[float | None],
+    deviations: Sequence[float | None],
+    colour: str,
+) -> None:
+    """One standard deviation above and below a line, where both are known."""
+    rows = zip(places, means, deviations, strict=True)
+    known = [(x, mean, std) for x, mean, std in rows if mean is not None and std is not None]
+    known = [(x, mean, std) for x, mean, std in known if math.isfinite(mean) and math.isfinite(std)]
+    low, high = [mean - std for _, mean, std in known], [mean + std for _, mean, std in known]
+    axes.fill_between([x for x, _, _ in known], low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _line_picture(names: Sequence[str], width: float) -> tuple[Figure, Axes]:
+    height = 0.55 * width if width < PAGE_WIDTH else 0.42 * width
+    lines = math.ceil(len(names) / legend_columns(names, width))
+    figure = Figure(figsize=(width, height + 0.4 + 0.14 * lines), layout="constrained")
+    return figure, figure.subplots()
+
+
+def legend_columns(names: Iterable[str], width: float) -> int:
+    """How many names of lines stand beside each other below a picture of some inches."""
+    return max(1, int(width / (0.55 + 0.056 * max(map(len, names)))))
+
+
+def _name_lines(figure: Figure, handles: Mapping[str, Line2D], width: float) -> None:
     # The names are set afterwards: matplotlib leaves out labels that begin with an underscore.
-    legend = figure.legend(
-        handles, [str(k) for k in range(len(names))], loc="outside right upper", frameon=False, fontsize=9
-    )
-    for text, name in zip(legend.get_texts(), names, strict=True):
+    numbers = [str(k) for k in range(len(handles))]
+    columns = legend_columns(handles, width)
+    legend = figure.legend([*handles.values()], numbers, loc="outside lower center", ncols=columns, frameon=False)
+    for text, name in zip(legend.get_texts(), handles, strict=True):
         text.set(text=name, parse_math=False)
 
 
@@ -410,16 +483,21 @@ def _set_view(axes: Axes, measure: Measure) -> None:
         axes.set_ylim(centre - half, centre + half)
     else:
         axes.set_ylim(max(measure.bounds[0] - 1.0, centre - half), min(measure.bounds[1] + 1.0, centre + half))
-    axes.grid(axis="y", color="#dddddd", linewidth=0.8)
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def save(figure: Figure, path: Path) -> Path:
-    """Write ``figure`` to ``path`` in the format of its suffix, 150 dots per inch; folders are made as needed."""
+_UNDATED = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+
+
+@rc_context({"pdf.fonttype": 42, "svg.hashsalt": "cfl"})  # outline fonts, for which publishers ask
+def save(figure: Figure, path: Path, dots_per_inch: int = 150) -> Path:
+    """Write ``figure`` to ``path`` in the format of its suffix, without a date; folders are made as needed."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    kind = path.suffix.removeprefix(".")
     with replacing(path) as file:
-        figure.savefig(file, dpi=150, format=path.suffix.removeprefix("."))
+        figure.savefig(file, dpi=dots_per_inch, format=kind, metadata=_UNDATED.get(kind))
     return path
 
 

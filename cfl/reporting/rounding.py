@@ -12,7 +12,8 @@ _WIDE = Context(prec=400, rounding=ROUND_HALF_UP)  # any float has its digits be
 def rounded(value: float, decimals: int, style: str = "") -> str:
     """A number as text, rounded half away from zero, and never as a negative zero.
 
-    0.125 is 0.13 with two decimals, and so is a mean that misses 0.125 by a rounding error.
+    0.125 is 0.13 with two decimals, and so is a mean that misses 0.125 by a rounding error. It is what readers get who
+    round by hand the number that a CSV file shows; half to even, or rounding the binary number, would surprise them.
 
     Args:
         value: the number.

@@ -1,4 +1,4 @@
-"""A table as text, and what writes it: for the terminal, as Markdown and as LaTeX."""
+"""A table as text, and what writes it: for the terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -10,15 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cfl.runtime.printable import in_markdown, on_one_line, printable
+from cfl.runtime.printable import in_markdown, printable
 
 TABLE_WIDTH = 110
 """Least width, in characters, of a printed table, also when it is written to a file or a pipe."""
-
-_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
-    character: f"\\{character}" for character in "&%$#_{}"
-}
-_IN_MATHS = {"±": r" \pm ", "> ": ">"}
 
 
 @dataclass(frozen=True)
@@ -53,17 +48,6 @@ class TextTable:
         head, *rows = ("| " + " | ".join(map(in_markdown, cells)) + " |" for cells in (self.headings, *self.rows))
         return [*lines, head, rule, *rows]
 
-    def latex(self) -> list[str]:
-        """Lines: a ``table`` with the rules of the package booktabs; the notes are comments."""
-        lines = [f"% {on_one_line(note)}" for note in self.notes]
-        lines += [r"\begin{table}", r"\centering", rf"\caption{{{_latex(self.title)}}}"]
-        lines += [rf"\begin{{tabular}}{{{self.columns}}}", r"\toprule"]
-        lines += [" & ".join(map(_latex, self.headings)) + r" \\", r"\midrule"]
-        for row in self.rows:
-            cells = zip(row, self.columns, strict=True)
-            lines.append(" & ".join(_latex_number(c) if side == "r" else _latex(c) for c, side in cells) + r" \\")
-        return [*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"]
-
     def terminal(self, explanation: str = "") -> Table:
         """For :func:`print_table`: title and notes above, the explanation below."""
         notes = [f"NOTE: {note}" for note in self.notes]
@@ -79,21 +63,6 @@ class TextTable:
         for row in self.rows:
             shown.add_row(*(Text(printable(cell)) for cell in row))
         return shown
-
-
-def _latex(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in on_one_line(text))
-
-
-def _latex_number(text: str) -> str:
-    if not any(character.isdigit() for character in text):
-        return "--"
-    # In maths a comma between digits would be set as punctuation.
-    text = text.replace(",", "{,}").replace("{,} ", ", ")
-    for plain, maths in _IN_MATHS.items():
-        text = text.replace(plain, maths)
-    head, of, tail = text.partition(" (")
-    return f"${' '.join(head.split())}$" + (f" ({tail}" if of else "")
 
 
 def print_table(table: Table, file: IO[str] | None = None) -> None:

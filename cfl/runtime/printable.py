@@ -3,9 +3,40 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 
 _KEPT = "\n\t"
 _ENTITY = re.compile(r"&(?=#?\w+;)")  # elsewhere the sign stands for itself
+
+_LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "[": "{[}",  # after the end of a row it would begin an option
+    "*": "{*}",  # likewise
+    "±": r"$\pm$",
+    "…": r"\dots{}",
+    "–": "--",
+    "—": "---",
+    "ß": r"\ss{}",
+    "ø": r"\o{}",
+    "Ø": r"\O{}",
+    "ł": r"\l{}",
+    "Ł": r"\L{}",
+    "æ": r"\ae{}",
+    "Æ": r"\AE{}",
+}
+_LATEX_ACCENTS = {
+    "\u0300": "`", "\u0301": "'", "\u0302": "^", "\u0303": "~", "\u0304": "=", "\u0306": "u", "\u0307": ".",
+    "\u0308": '"', "\u030a": "r", "\u030b": "H", "\u030c": "v", "\u0327": "c",
+}  # fmt: skip
+_BREAKS_AFTER = frozenset("_/.,:;=+|)]}")
+_UNBROKEN = 12  # characters that LaTeX holds together
+LATEX_BREAK = r"\penalty1000{}"
+"""Where :func:`in_latex` lets a line end that can end nowhere else."""
 
 
 def printable(text: str) -> str:
@@ -26,6 +57,38 @@ def in_markdown(text: str) -> str:
     """A text as one line of Markdown that shows it: no HTML, no link, no picture comes of it."""
     plain = _ENTITY.sub("&amp;", on_one_line(text)).replace("<", "&lt;")
     return plain.replace("](", "]\\(").replace("|", "\\|")
+
+
+def in_latex(text: str) -> str:
+    """A text as one line of LaTeX that shows it, in any encoding of fonts, and may be broken within long words.
+
+    Characters beyond Latin letters with accents are spelled out, such as ``U+4E2D``.
+    """
+    return " ".join(map(_word_in_latex, unicodedata.normalize("NFC", on_one_line(text)).split(" ")))
+
+
+def _word_in_latex(word: str) -> str:
+    parts: list[str] = []
+    unbroken = 0
+    for before, character in zip(f" {word}", word, strict=False):
+        if before == character == "-":
+            parts.append("{}")  # two hyphens are no dash
+        unbroken = 0 if before == "-" else unbroken  # there LaTeX itself may end a line
+        if len(word) > _UNBROKEN and ((before in _BREAKS_AFTER and unbroken) or unbroken == _UNBROKEN):
+            parts.append(LATEX_BREAK)
+            unbroken = 0
+        parts.append(_one_in_latex(character))
+        unbroken += 1
+    return "".join(parts)
+
+
+def _one_in_latex(character: str) -> str:
+    if character in _LATEX or character.isascii():
+        return _LATEX.get(character, character)
+    letter, *marks = list(unicodedata.normalize("NFD", character))
+    if len(marks) == 1 and letter.isascii() and letter.isalpha() and marks[0] in _LATEX_ACCENTS:
+        return rf"\{_LATEX_ACCENTS[marks[0]]}{{{letter}}}"
+    return f"U+{ord(character):04X}"
 
 
 def fenced(text: str, language: str) -> str:

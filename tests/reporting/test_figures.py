@@ -11,10 +11,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import imread
+from matplotlib.text import Text
 from torch import Tensor
 
 from cfl.reporting.figures import (
+    COLUMN_WIDTH,
     NUMBERS_UP_TO,
+    PAGE_WIDTH,
     accuracy_curve,
     accuracy_heatmap,
     accuracy_heatmaps,
@@ -162,13 +165,56 @@ def test_rows_not_evaluated_are_skipped() -> None:
 
 
 def test_every_run_has_its_own_line_style_and_name() -> None:
-    names = [f"_run {k}" for k in range(16)]
+    names = [f"_run {k}" for k in range(25)]
     figure = accuracy_curve({name: matrix(3, k) for k, name in enumerate(names)})
-    styles = {(line.get_color(), line.get_marker(), line.get_markerfacecolor()) for line in figure.axes[0].lines[1::2]}
-    assert len(styles) == 16
-    legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert legend[:16] == names
-    assert legend[-2:] == ["ACC: mean over tasks seen", "accuracy on task 0"]
+    lines = figure.axes[0].lines[1::2]
+    assert len({(line.get_color(), line.get_marker(), str(line._dash_pattern)) for line in lines}) == 25
+    legends = [[text.get_text() for text in legend.get_texts()] for legend in figure.legends]
+    assert legends == [names, ["ACC over tasks seen", "accuracy on task 0"]]
+
+
+def test_methods_are_drawn_alike_whatever_stands_beside_them() -> None:
+    def look(figure: Figure, place: int) -> tuple[str, str, str]:
+        line = figure.axes[0].lines[place]
+        return line.get_color(), line.get_marker(), line.get_linestyle()
+
+    a = matrix(3)
+    assert look(accuracy_curve({"fot": a}), 1) == look(accuracy_curve({"er": a, "x": a, "FOT": a}), 5)
+    assert look(accuracy_curve({"fot": a}), 1) == look(learning_curves({"er": [1.0], "FOT": [2.0]}), 1)
+
+
+def test_bands_are_one_deviation_wide() -> None:
+    a = matrix(3)
+    average = [a[t, : t + 1].mean().item() for t in range(3)]
+    (band,) = accuracy_curve({"run": a}, deviations={"run": [1.0, math.nan, 2.0]}).axes[0].collections
+    corners = {tuple(point) for point in band.get_paths()[0].vertices.round(6).tolist()}
+    for t, std in ((0, 1.0), (2, 2.0)):
+        assert {(t, round(average[t] - std, 6)), (t, round(average[t] + std, 6))} <= corners
+    assert {x for x, _ in corners} == {0, 2}, "where no deviation is known there is no band"
+    (band,) = learning_curves({"run": [None, 20.0, 30.0]}, deviations={"run": [1.0, 1.0, 3.0]}).axes[0].collections
+    corners = {tuple(point) for point in band.get_paths()[0].vertices.tolist()}
+    assert corners == {(1, 19), (1, 21), (2, 27), (2, 33)}
+
+
+@pytest.mark.parametrize("lines", [1, 8, 25])
+def test_pictures_are_as_wide_as_a_column_or_a_page_with_letters_of_7_and_8_points(lines: int) -> None:
+    names = [f"method {k}" for k in range(lines)]
+    curves = {name: [50.0 + k, 60.0 + k] for k, name in enumerate(names)}
+    for width in (COLUMN_WIDTH, PAGE_WIDTH):
+        figures = [
+            accuracy_curve({name: matrix(3, k) for k, name in enumerate(names)}, width=width),
+            learning_curves(curves, [55], width=width),
+        ]
+        for figure in figures:
+            FigureCanvasAgg(figure).draw()
+            assert figure.get_size_inches()[0] == width
+            box = figure.get_tightbbox()
+            assert -0.01 <= box.x0 <= box.x1 <= width + 0.01
+            texts = [text for text in figure.findobj(Text) if text.get_text()]
+            assert {text.get_fontsize() for text in texts} <= {7, 8}
+            assert figure.axes[0].get_position().height * figure.get_figheight() > 1.2
+    heatmaps = accuracy_heatmaps({f"m{k}": matrix(5, k) for k in range(lines)})
+    assert heatmaps.get_figwidth() <= PAGE_WIDTH
 
 
 def test_learning_curves_have_a_point_per_evaluation() -> None:
@@ -187,7 +233,7 @@ def test_learning_curves_have_a_point_per_evaluation() -> None:
     points = [list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in lines]
     assert points == [[(1, 20.0), (3, 35.5), (4, 30.0)], [(0, 12.5)], list(enumerate(long))]
     assert len({(line.get_color(), line.get_marker()) for line in lines}) == 3
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [*runs, "", "targets: 85, 97.5 %"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [*runs, "targets: 85, 97.5 %"]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("communication round", "ACC (%)")
 
 
@@ -214,6 +260,22 @@ def test_save_writes_the_picture_where_asked(tmp_path: Path) -> None:
     image = imread(path)
     assert min(image.shape[:2]) > 300
     assert image[..., :3].std() > 0.05
+
+
+@pytest.mark.parametrize("kind", ["png", "pdf", "svg"])
+def test_a_picture_is_the_same_file_whenever_it_is_drawn(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def drawn(name: str) -> bytes:
+        return save(accuracy_curve({"fot": matrix(3), "a<&$": matrix(3, 1)}), tmp_path / f"{name}.{kind}").read_bytes()
+
+    first = drawn("one")
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
+    assert drawn("two") == first
+    assert first.startswith({"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}[kind])
+    if kind == "pdf":
+        assert b"/Type3" not in first
+        assert b"CreationDate" not in first
 
 
 def test_no_display_and_no_global_list_of_figures_are_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

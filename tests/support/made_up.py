@@ -21,8 +21,9 @@ from cfl.metrics.accuracy import (
     forward_transfer,
 )
 from cfl.reporting.matrix_file import read_matrix_csv, write_matrix_csv
+from cfl.reporting.method_names import PRINTED, plain
 
-METHOD_CLASSES = {"fot": "cfl.methods.FOT", "ewc": "cfl.methods.EWC", "er": "cfl.methods.ER"}
+METHOD_CLASSES = {plain(name): f"cfl.methods.{name}" for name in PRINTED if name}
 
 
 def config_of(
@@ -30,7 +31,7 @@ def config_of(
 ) -> dict[str, Any]:
     """A resolved configuration, cut down; ``own`` are the method's options."""
     methods = {
-        name: {"class_path": METHOD_CLASSES.get(name, f"cfl.methods.{name.title()}"), "init_args": dict(own)}
+        name: {"class_path": METHOD_CLASSES.get(plain(name), f"cfl.methods.{name}"), "init_args": dict(own)}
         for name in method.split("+")
         if name != "fedavg"
     }

@@ -1,4 +1,4 @@
-"""``cfl compare RUN... [--group-by KEY,...] [--baseline METHOD] [--out FOLDER]``."""
+"""``cfl compare RUN... [--group-by KEY,...] [--baseline METHOD] [--out FOLDER] [--columns KEY,...] [--pictures]``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from textwrap import wrap
 
 from cfl.reporting.compare.groups import DEFAULT_KEYS, Comparison, Row, compare
+from cfl.reporting.compare.latex import check_columns, latex_report
 from cfl.reporting.compare.page import page_of
 from cfl.reporting.compare.reading import LeftOut, find_runs, is_run, read_all
 from cfl.reporting.compare.tables import caption, differences_table, means_table
@@ -20,13 +21,15 @@ from cfl.reporting.compare.writing import (
     write_means_csv,
     write_runs_csv,
 )
+from cfl.reporting.measures import FIGURES
 from cfl.reporting.text_table import TextTable, print_table
 from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import on_one_line
 
 Compared = Sequence[tuple[Comparison, Row | None]]
-_PICTURE = re.compile(r"(accuracy|nll)_(curve|heatmaps|rounds)(_[1-9]\d*)?\.png")
+_FORMATS = ("png", "pdf", "svg")
+_PICTURE = re.compile(rf"(accuracy|nll)_(curve|heatmaps|rounds)(_[1-9]\d*)?\.({'|'.join(_FORMATS)})")
 """Names that :mod:`cfl.reporting.compare.pictures` gives its files."""
 
 
@@ -35,7 +38,8 @@ def write_report(
     compared: Compared,
     left_out: Sequence[LeftOut] = (),
     warnings: Sequence[str] = (),
-    pictures: bool = False,
+    pictures: Sequence[str] = (),
+    columns: Sequence[str] = (),
 ) -> None:
     """Write ``report.html``, ``comparison.md``, ``comparison.tex``, ``runs.csv``, ``means.csv``, ``differences.csv``.
 
@@ -44,9 +48,10 @@ def write_report(
         compared: the tables, each with the row against which differences are taken.
         left_out: folders that are not compared.
         warnings: lines about parts of runs that could not be read.
-        pictures: also draw ``accuracy_curve.png``, ``accuracy_heatmaps.png`` and, where there are learning curves,
-            ``accuracy_rounds.png``: the first table's, as :mod:`cfl.reporting.compare.pictures` says, which has the
+        pictures: formats in which to draw ``accuracy_curve``, ``accuracy_heatmaps`` and, where there are learning
+            curves, ``accuracy_rounds``: the first table's, as :mod:`cfl.reporting.compare.pictures` says, which has the
             names of densities' as well.
+        columns: of ``comparison.tex``, as for :func:`cfl.reporting.compare.latex.latex_report`.
 
     Raises:
         OSError: the folder cannot be written.
@@ -59,11 +64,11 @@ def write_report(
     if pictures:
         from cfl.reporting.compare.pictures import write_pictures  # matplotlib is slow to import
 
-        names = write_pictures(folder, [comparison for comparison, _ in compared])
+        names = write_pictures(folder, [comparison for comparison, _ in compared], pictures)
     texts = {
         "report.html": page_of(compared, left_out, warnings),
         "comparison.md": markdown_report(tables, left_out, warnings, names),
-        "comparison.tex": "\n".join("\n".join(table.latex()) + "\n" for table in tables),
+        "comparison.tex": latex_report(compared, columns),
     }
     for name, text in texts.items():
         write_whole(folder / name, text)
@@ -93,8 +98,9 @@ def with_baselines(comparisons: Sequence[Comparison], name: str | None) -> list[
         (replace(comparison, notes=[*comparison.notes, *comparison.about_baseline(name)]), comparison.baseline(name))
         for comparison in comparisons
     ]
-    known = dict.fromkeys(n for comparison in comparisons for row in comparison.rows for n in (row.method, row.label))
-    if name is not None and name not in known:
+    rows = [row for comparison in comparisons for row in comparison.rows]
+    if name is not None and name not in {text for row in rows for text in (row.method, row.label)}:
+        known = dict.fromkeys(text for row in rows for text in (row.method, row.label))
         raise ConfigError("--baseline", name, f"one of {', '.join(known)}")
     return found
 
@@ -123,8 +129,38 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--baseline", metavar="METHOD", help="differences are taken to this row; unless given: fedavg")
     parser.add_argument("--out", metavar="FOLDER", type=Path, help="write report.html, comparison.md, .tex, CSV files")
-    parser.add_argument("--pictures", action="store_true", help="with --out, also draw curves and heatmaps as PNG")
+    parser.add_argument(
+        "--columns",
+        metavar="KEY,...",
+        type=_listed,
+        default=(),
+        help="with --out, the columns of comparison.tex: "
+        f"{', '.join(figure.key for figure in FIGURES)}, rounds_to_90 (a target of the runs), seeds, rank; "
+        "unless given: acc,fgt,bwt, of densities nll,nll_task_aware,nll_forgetting",
+    )
+    parser.add_argument(
+        "--pictures",
+        metavar="FORMAT,...",
+        nargs="?",
+        const=("png",),
+        default=(),
+        type=_formats,
+        help="with --out, also draw curves and heatmaps, as wide as a column or a page of an article: as png (unless "
+        "given), pdf or svg, or several with commas between",
+    )
     return parser
+
+
+def _listed(text: str) -> list[str]:
+    return [part for part in (part.strip() for part in text.split(",")) if part]
+
+
+def _formats(text: str) -> list[str]:
+    formats = _listed(text)
+    if not formats or not {*formats} <= {*_FORMATS}:
+        valid = f"some of {', '.join(_FORMATS)}, with commas between them; a RUN stands before this option"
+        raise argparse.ArgumentTypeError(f"{text!r} cannot work; valid: {valid}")
+    return formats
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -137,10 +173,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit status: 0 if anything was compared, else 2. What was left out is named on standard error.
     """
     options = _parser().parse_args(sys.argv[2:] if arguments is None else arguments)
-    keys = None if options.group_by is None else [key.strip() for key in options.group_by.split(",") if key.strip()]
+    keys = None if options.group_by is None else _listed(options.group_by)
     try:
-        if options.pictures and options.out is None:
-            raise ConfigError("--pictures", True, "--out FOLDER beside it")
+        for name in ("pictures", "columns"):
+            if (value := getattr(options, name)) and options.out is None:
+                raise ConfigError(f"--{name}", ",".join(value), "--out FOLDER beside it")
         if options.out is not None and is_run(options.out):
             valid = f"a folder of the comparison's own, e.g. {options.out / 'report'}: this one is a run's"
             raise ConfigError("--out", str(options.out), valid)
@@ -160,10 +197,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _say("error", "there is no finished run to compare")
             return 2
         compared = with_baselines(compare(readings, keys), options.baseline)
+        check_columns(options.columns, [comparison for comparison, _ in compared])
         for k, table in enumerate(tables := text_tables(compared)):
             print_table(table.terminal(caption(tables) if k == len(tables) - 1 else ""))
         if options.out is not None:
-            write_report(options.out, compared, left_out, warnings, options.pictures)
+            write_report(options.out, compared, left_out, warnings, options.pictures, options.columns)
             print(options.out / "report.html")
     except (ConfigError, OSError) as error:
         _say("error", str(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -11,7 +12,9 @@ import numpy as np
 
 from cfl.reporting.compare.reading import Reading
 from cfl.reporting.compare.settings import differing, short_names, shown
+from cfl.reporting.line_styles import LineStyle, line_styles
 from cfl.reporting.measures import Figure
+from cfl.reporting.method_names import printed
 from cfl.reporting.run_folder import Run
 from cfl.runtime.errors import ConfigError
 
@@ -31,7 +34,7 @@ class Row:
 
     Attributes:
         label: no two of a table are alike; a row of the same settings has the same label in every table.
-        method: the runs' method, joined by ``|`` where they have several.
+        method: the runs' method, as the configuration names it, joined by ``|`` where they have several.
         readings: the runs, at least one.
     """
 
@@ -147,6 +150,11 @@ class Comparison:
         return sum(number for number in common if number > 1)
 
 
+def styles_of(comparisons: Iterable[Comparison]) -> dict[str, LineStyle]:
+    """How each label is drawn, in all tables and pictures alike."""
+    return line_styles({row.label: row.method for comparison in comparisons for row in comparison.rows})
+
+
 def figure_of(reading: Reading, key: str) -> float | None:
     """A run's figure by its name in ``summary.json``; of ``nll``, where that is not there, what its matrix says."""
     value = getattr(reading.run, key, None) if key not in reading.run.others else reading.run.others[key]
@@ -213,6 +221,7 @@ def compare(readings: Sequence[Reading], keys: Sequence[str] | None = None) -> l
     of_table = [key for key in given if key in OF_A_TABLE] + ([] if keys is not None else ["tasks", "clients"])
     of_row = [key for key in given if key not in OF_A_TABLE]
     tables = _split(readings, lambda reading: tuple(shown(setting_of(reading, key)) for key in of_table))
+    names = _printed_names(readings)
     told = [key for key in ("tasks", "clients") if len({setting_of(r, key) for r in readings}) > 1 and key in of_table]
     comparisons = []
     for members in tables:
@@ -223,7 +232,7 @@ def compare(readings: Sequence[Reading], keys: Sequence[str] | None = None) -> l
             for part, key in zip(parts, of_table, strict=False)
         ]
         parts += [_counted(setting_of(first, key), key) for key in told]
-        rows, pooled = _rows(members, of_row, tell_apart=keys is None)
+        rows, pooled = _rows(members, of_row, names, tell_apart=keys is None)
         comparisons.append(Comparison(", ".join(parts) or "all runs", rows, [*pooled, *_notes(rows)]))
     return comparisons
 
@@ -239,17 +248,33 @@ def _split(readings: Iterable[Reading], key: Callable[[Reading], Any]) -> list[l
     return list(found.values())
 
 
-def _rows(readings: Sequence[Reading], keys: Sequence[str], tell_apart: bool) -> tuple[list[Row], list[str]]:
+def _printed_names(readings: Sequence[Reading]) -> dict[str, str]:
+    """Method -> its name as papers print it, or its own where another method has that name too."""
+    found: dict[str, set[str]] = {}
+    for reading in readings:
+        method = reading.run.method
+        keys = {name: f"methods.{name}" for name in method.split("+")}
+        classes = {name: shown(reading.settings[key]) for name, key in keys.items() if key in reading.settings}
+        found.setdefault(method, set()).add(printed(method, classes))
+    times = Counter(name for names in found.values() for name in names)
+    own = {method: next(iter(names)) for method, names in found.items() if len(names) == 1}
+    return {method: own[method] if method in own and times[own[method]] == 1 else method for method in found}
+
+
+def _rows(
+    readings: Sequence[Reading], keys: Sequence[str], printed_names: Mapping[str, str], tell_apart: bool
+) -> tuple[list[Row], list[str]]:
     rows: list[Row] = []
     notes: list[str] = []
     for members in _split(readings, lambda reading: tuple(shown(setting_of(reading, key)) for key in keys)):
-        method = "|".join(dict.fromkeys(reading.run.method for reading in members))
+        methods = dict.fromkeys(reading.run.method for reading in members)
+        method, printed_method = "|".join(methods), "|".join(printed_names[name] for name in methods)
         others = [key for key in keys if key != "method"]
         names = short_names(others)
         words = [f"{names[key]} {shown(setting_of(members[0], key))}" for key in others]
-        label = f"{method} ({', '.join(words)})" if words and "method" in keys else ", ".join(words) or method
-        if "method" in keys or not keys:
-            label = label or method
+        label = ", ".join(words) or printed_method
+        if words and "method" in keys:
+            label = f"{printed_method} ({label})"
         members, twice = _without_repetitions(members)
         notes += twice
         differ = list(differing([reading.settings for reading in members]))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cfl.reporting.compare.groups import Comparison, Row, figure_of
+from cfl.reporting.compare.groups import Comparison, Row, figure_of, styles_of
 from cfl.reporting.compare.partition_file import read_partition
 from cfl.reporting.compare.reading import LeftOut
 from cfl.reporting.compare.settings import differing, shown
@@ -46,6 +46,7 @@ def page_data(
     """
     rows = [row for comparison, _ in comparisons for row in comparison.rows]
     labels = list(dict.fromkeys(row.label for row in rows))
+    styles = styles_of(comparison for comparison, _ in comparisons)
     measures = [measure for measure in MEASURES if any(row.matrices(measure.key) for row in rows)]
     place = {label: k for k, label in enumerate(labels)}
     count = max(1, len(rows))
@@ -55,6 +56,7 @@ def page_data(
     cells = int(share * _PARTITION_CELLS / max(1, len(comparisons)))
     return {
         "labels": labels,
+        "styles": [[styles[label].colour, styles[label].dash, styles[label].marker] for label in labels],
         "level": LEVEL,
         "measures": [
             {"key": m.key, "name": m.name, "unit": m.unit, "better": m.better, "percent": m.unit == "%"}

@@ -1,9 +1,9 @@
-"""A comparison's curves and heatmaps as PNG, for texts; the page draws its own."""
+"""A comparison's curves and heatmaps as files for texts; the page draws its own."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,48 +11,70 @@ import torch
 from matplotlib.figure import Figure
 
 from cfl.metrics.measure import ACCURACY, NLL, Measure
-from cfl.reporting.compare.groups import Comparison
+from cfl.reporting.compare.groups import Comparison, styles_of
 from cfl.reporting.compare.tables import targets
-from cfl.reporting.figures import accuracy_curve, accuracy_heatmaps, learning_curves, save
+from cfl.reporting.figures import (
+    COLUMN_WIDTH,
+    PAGE_WIDTH,
+    accuracy_curve,
+    accuracy_heatmaps,
+    learning_curves,
+    save,
+)
+from cfl.reporting.line_styles import LineStyle
 
-ROWS_AT_MOST = 24
+ROWS_AT_MOST = 32
 """More rows than these make no picture that anybody can read."""
+_ROWS_OF_A_COLUMN = 8  # lines of more rows are drawn as wide as a page
+_DOTS_PER_INCH = 300
 
 
-def write_pictures(folder: Path, comparisons: Sequence[Comparison]) -> list[str]:
-    """Draw every table's rows, means over seeds.
+def write_pictures(folder: Path, comparisons: Sequence[Comparison], formats: Sequence[str] = ("png",)) -> list[str]:
+    """Draw every table's rows, means over seeds; curves with a band of one standard deviation.
 
     Args:
         folder: where ``accuracy_curve.png`` and ``accuracy_heatmaps.png`` go and, of runs that were evaluated between
             task ends, ``accuracy_rounds.png``; of runs that estimate a density ``nll_curve.png`` and so on; beyond the
             first table with its number, ``accuracy_curve_2.png``.
         comparisons: the tables; of each the first :data:`ROWS_AT_MOST` rows of a measure.
+        formats: endings of the files, such as ``pdf``.
 
     Returns:
         The file names.
     """
+    styles = styles_of(comparisons)
     names = []
     for k, comparison in enumerate(comparisons):
         end = "" if k == 0 else f"_{k + 1}"
         for measure in (ACCURACY, NLL):
-            names += _draw(folder, comparison, measure, end)
+            for kind, picture in _drawn(comparison, measure, styles).items():
+                paths = [folder / f"{measure.name}_{kind}{end}.{ending}" for ending in formats]
+                names += [save(picture, path, _DOTS_PER_INCH).name for path in paths]
     return names
 
 
-def _draw(folder: Path, comparison: Comparison, measure: Measure, end: str) -> list[str]:
-    """The pictures of one table and of the runs whose own measure it is; their names."""
+def _drawn(comparison: Comparison, measure: Measure, styles: Mapping[str, LineStyle]) -> dict[str, Figure]:
+    """The pictures of one table and of the runs whose own measure it is, by kind."""
     rows = [own for row in comparison.rows if (own := row.of_measure(measure.name))][:ROWS_AT_MOST]
+    width = COLUMN_WIDTH if len(rows) <= _ROWS_OF_A_COLUMN else PAGE_WIDTH
     pictures: dict[str, Figure] = {}
     means = {row.label: np.mean(found, axis=0) for row in rows if (found := row.matrices(measure.name))}
     if means:
         matrices = {label: torch.from_numpy(mean) for label, mean in means.items()}
-        known = {row.label: np.mean(row.seen(measure.name), axis=0).tolist() for row in rows if row.label in means}
-        pictures["curve"] = accuracy_curve(matrices, measure, known)
+        seen = {row.label: np.stack(row.seen(measure.name)) for row in rows if row.label in means}
+        known = {label: values.mean(axis=0).tolist() for label, values in seen.items()}
+        spread = {label: values.std(axis=0, ddof=1).tolist() for label, values in seen.items() if len(values) > 1}
+        pictures["curve"] = accuracy_curve(matrices, measure, known, deviations=spread, styles=styles, width=width)
         pictures["heatmaps"] = accuracy_heatmaps(matrices, measure=measure)
-    curves = {row.label: row.curves(measure.name).mean(axis=0) for row in rows if row.with_curves(measure.name)}
-    curves = {label: curve for label, curve in curves.items() if np.isfinite(curve).any()}
+    curves = {row.label: row.curves(measure.name) for row in rows if row.with_curves(measure.name)}
+    curves = {label: of for label, of in curves.items() if np.isfinite(of.mean(axis=0)).any()}
     if curves:
         aims = [float(name) for name in targets(comparison)] if measure is ACCURACY else []
-        shown = {label: [None if math.isnan(v) else v for v in curve.tolist()] for label, curve in curves.items()}
-        pictures["rounds"] = learning_curves(shown, aims, measure)
-    return [save(picture, folder / f"{measure.name}_{kind}{end}.png").name for kind, picture in pictures.items()]
+        shown = {label: _or_none(of.mean(axis=0)) for label, of in curves.items()}
+        spread = {label: of.std(axis=0, ddof=1).tolist() for label, of in curves.items() if len(of) > 1}
+        pictures["rounds"] = learning_curves(shown, aims, measure, deviations=spread, styles=styles, width=width)
+    return pictures
+
+
+def _or_none(values: np.ndarray) -> list[float | None]:
+    return [None if math.isnan(value) else value for value in values.tolist()]

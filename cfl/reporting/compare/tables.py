@@ -103,6 +103,11 @@ def ranks(comparison: Comparison, figure: Figure) -> list[float] | None:
     return mean_ranks([row.figure(figure) for row in comparison.rows], figure.better == "higher")
 
 
+def rank_text(rank: float) -> str:
+    """A mean rank with as many decimals as it needs, two at most."""
+    return rounded(rank, 2).rstrip("0").rstrip(".")
+
+
 def means_table(comparison: Comparison) -> TextTable:
     """A line per row: number of seeds, figures as mean and deviation, rank by the first of them."""
     figures = figures_of(comparison, PRINTED)
@@ -115,7 +120,7 @@ def means_table(comparison: Comparison) -> TextTable:
         cells = [row.label, *([str(len(row.seeds))] if several else [])]
         cells += [mean_text([*row.figure(figure).values()], figure) for figure in figures]
         cells += [rounds_text(row, name) for name in aims]
-        cells += [rounded(by_accuracy[k], 2).rstrip("0").rstrip(".")] if by_accuracy else []
+        cells += [rank_text(by_accuracy[k])] if by_accuracy else []
         rows.append(cells)
     return TextTable(headings, rows, title=comparison.title, notes=comparison.notes)
 

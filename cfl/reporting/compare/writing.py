@@ -8,7 +8,7 @@ from typing import Any
 
 from cfl.reporting.compare.groups import Comparison, Row, figure_of
 from cfl.reporting.compare.reading import LeftOut
-from cfl.reporting.compare.tables import caption, numbers_of, targets
+from cfl.reporting.compare.tables import caption, difference_text, mean_text, numbers_of, targets
 from cfl.reporting.csv_file import csv_text
 from cfl.reporting.measures import FIGURES
 from cfl.reporting.run_folder import SUMMARY_KEYS
@@ -29,8 +29,17 @@ def markdown_report(
     told = [*(f"{one.folder}: {one.reason}" for one in left_out), *warnings]
     if told:
         parts.append("\n".join(["## Not compared", "", *(f"- {in_markdown(line)}" for line in told)]) + "\n")
-    parts += [f"![{Path(picture).stem.replace('_', ' ')}]({picture})\n" for picture in pictures]
+    for stem, files in _by_stem(pictures).items():
+        shown = next((file for file in files if file.endswith((".png", ".svg"))), None)  # no page shows a PDF in a text
+        parts.append(f"{'!' if shown else ''}[{stem.replace('_', ' ')}]({shown or files[0]})\n")
     return "\n".join(parts)
+
+
+def _by_stem(files: Sequence[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for file in files:
+        found.setdefault(Path(file).stem, []).append(file)
+    return found
 
 
 def write_runs_csv(path: Path, comparisons: Sequence[Comparison]) -> None:
@@ -53,24 +62,28 @@ def write_runs_csv(path: Path, comparisons: Sequence[Comparison]) -> None:
 
 
 def write_means_csv(path: Path, comparisons: Sequence[Comparison]) -> None:
-    """A line per table, row and figure: mean, sample standard deviation, number of seeds, mean rank."""
-    header = ["table", "row", "figure", "mean", "std", "seeds", "rank"]
-    rows = [
-        [table.title, table.rows[k].label, figure.key, spread.mean, spread.std, spread.count, rank]
-        for table in comparisons
-        for k, figure, spread, rank, _ in numbers_of(table)
-    ]
+    """A line per table, row and figure: mean, sample standard deviation, number of seeds, mean rank; and the mean and
+    deviation as all tables show them, rounded and in the figure's unit."""
+    header = ["table", "row", "figure", "mean", "std", "seeds", "rank", "shown"]
+    rows = []
+    for table in comparisons:
+        for k, figure, spread, rank, _ in numbers_of(table):
+            row = table.rows[k]
+            text = mean_text([*row.figure(figure).values()], figure)
+            rows.append([table.title, row.label, figure.key, spread.mean, spread.std, spread.count, rank, text])
     write_whole(path, csv_text(header, rows))
 
 
 def write_differences_csv(path: Path, comparisons: Sequence[tuple[Comparison, Row | None]]) -> None:
-    """A line per table, row and figure: mean paired difference to the baseline, its interval, number of seeds."""
-    header = ["table", "row", "baseline", "figure", "difference", "low", "high", "seeds"]
-    rows = [
-        [table.title, table.rows[k].label, baseline.label, figure.key, found.mean, found.low, found.high, found.count]
-        for table, baseline in comparisons
-        if baseline is not None
-        for k, figure, _, _, found in sorted(numbers_of(table, baseline), key=lambda numbers: numbers.row)
-        if found is not None
-    ]
+    """A line per table, row and figure: mean paired difference to the baseline, its interval, number of seeds; and the
+    difference and interval as all tables show them."""
+    header = ["table", "row", "baseline", "figure", "difference", "low", "high", "seeds", "shown"]
+    rows: list[list[Any]] = []
+    for table, baseline in comparisons:
+        if baseline is None:
+            continue
+        for k, figure, _, _, found in sorted(numbers_of(table, baseline), key=lambda numbers: numbers.row):
+            if found is not None:
+                numbers = [found.mean, found.low, found.high, found.count, difference_text(found, figure)]
+                rows.append([table.title, table.rows[k].label, baseline.label, figure.key, *numbers])
     write_whole(path, csv_text(header, rows))

@@ -30,7 +30,7 @@ def runs(tmp_path: Path) -> Path:
 
 def test_pictures_need_a_folder(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(runs), "--pictures"]) == 2
-    assert capsys.readouterr().err == "error: --pictures = True cannot work; valid: --out FOLDER beside it\n"
+    assert capsys.readouterr().err == "error: --pictures = 'png' cannot work; valid: --out FOLDER beside it\n"
 
 
 def test_it_prints_and_writes_nothing_else(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,9 +38,9 @@ def test_it_prints_and_writes_nothing_else(runs: Path, capsys: pytest.CaptureFix
     assert cfl(["compare", str(runs)]) == 0
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
-    assert sum("│ fedavg │" in line for line in lines) == 1, "means"
-    assert sum("│ fot " in line for line in lines) == 2, "means and differences"
-    assert "difference to fedavg on common seeds" in " ".join(lines)
+    assert sum("│ FedAvg │" in line for line in lines) == 1, "means"
+    assert sum("│ FOT " in line for line in lines) == 2, "means and differences"
+    assert "difference to FedAvg on common seeds" in " ".join(lines)
     assert captured.err == ""
     assert sorted(runs.parent.rglob("*")) == before
 
@@ -68,6 +68,24 @@ def test_pictures_are_drawn_where_asked_for(runs: Path) -> None:
     assert {path.name for path in out.iterdir()} == set(FILES), "of one with pictures"
 
 
+def test_pictures_have_the_formats_asked_for(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = runs.parent / "out"
+    assert main([str(runs), "--out", str(out), "--pictures", "pdf,svg"]) == 0
+    kinds = {f"accuracy_{kind}" for kind in ("curve", "heatmaps")}
+    files = {f"{kind}.{ending}" for kind in kinds for ending in ("pdf", "svg")}
+    assert {path.name for path in out.iterdir()} == {*FILES, *files}
+    assert "![accuracy curve](accuracy_curve.svg)" in (out / "comparison.md").read_text()
+    assert main([str(runs), "--out", str(out), "--pictures", "pdf"]) == 0
+    assert {path.name for path in out.iterdir()} == {*FILES, *(f"{kind}.pdf" for kind in kinds)}, "no former ones"
+    assert "\n[accuracy curve](accuracy_curve.pdf)" in (out / "comparison.md").read_text()
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main(["--out", str(out), "--pictures", str(runs)])
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert f"--pictures: '{runs}' cannot work; valid: some of png, pdf, svg, with commas between them" in said
+
+
 def test_pictures_show_what_runs_measure(runs: Path) -> None:
     """Densities their likelihoods; in a table of both, each has pictures of its own."""
     out, kinds = runs.parent / "out", ("curve", "heatmaps", "rounds")
@@ -92,9 +110,9 @@ def test_accuracies_are_drawn_as_without_densities_beside_them(
     for paths in ([runs], [runs, tmp_path / "density"]):
         assert main([*map(str, paths), "--group-by", "method", "--out", str(tmp_path / "o"), "--pictures"]) == 0
     alone, beside, densities = drawn
-    assert set(alone) == set(beside) == {"fedavg", "fot"}
+    assert set(alone) == set(beside) == {"FedAvg", "FOT"}
     assert all(bool((alone[name] == beside[name]).all()) for name in alone)
-    assert set(densities) == {"fedweit"}
+    assert set(densities) == {"FedWeIT"}
 
 
 def test_pictures_of_others_stay(runs: Path) -> None:
@@ -127,7 +145,7 @@ def test_what_cannot_be_compared_is_named_and_the_rest_compared(runs: Path, caps
     (runs / "fot1" / "config.yaml").write_text("a: [")
     assert main([str(runs), str(runs.parent / "nowhere"), "--out", str(runs.parent / "out")]) == 0
     captured = capsys.readouterr()
-    assert "fedavg" in captured.out
+    assert "FedAvg" in captured.out
     lines = captured.err.splitlines()
     assert [line.split(": ")[0] for line in lines] == ["warning"] * 4
     for folder, reason in [
@@ -153,7 +171,7 @@ def test_it_fails_with_one_line_where_nothing_can_be_compared(runs: Path, capsys
     (runs.parent / "file").write_text("")
     for arguments, said in [
         ([runs.parent / "nowhere"], "there is no finished run to compare"),
-        ([runs, "--baseline", "gpm"], "--baseline = 'gpm' cannot work; valid: one of fedavg, fot"),
+        ([runs, "--baseline", "gpm"], "--baseline = 'gpm' cannot work; valid: one of fedavg, FedAvg, fot, FOT"),
         ([runs, "--group-by", "methods.fot.threshhold"], "--group-by = 'methods.fot.threshhold' cannot work; valid: "),
         (
             [runs, "--out", runs.parent / "file"],
@@ -169,7 +187,7 @@ def test_it_fails_with_one_line_where_nothing_can_be_compared(runs: Path, capsys
 def test_the_baseline_and_the_groups_can_be_chosen(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(runs), "--baseline", "fot", "--group-by", "benchmark, method"]) == 0
     out = capsys.readouterr().out
-    assert "digits: difference to fot on common seeds" in " ".join(out.split())
+    assert "digits: difference to FOT on common seeds" in " ".join(out.split())
 
 
 def test_help_explains_the_figures(capsys: pytest.CaptureFixture[str]) -> None:

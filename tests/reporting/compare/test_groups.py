@@ -50,12 +50,12 @@ def test_seeds_are_averaged_and_benchmarks_kept_apart(tmp_path: Path) -> None:
     )
     found = compare(runs)
     assert shape(found) == {
-        "digits, shards-2, domain-incremental, 3 tasks": {"fot": [1, 0], "fedavg": [0]},
-        "pmnist, shards-2, domain-incremental, 3 tasks": {"fot": [0]},
-        "digits, iid, domain-incremental, 3 tasks": {"fot": [0]},
-        "digits, shards-2, class-incremental, 3 tasks": {"fot": [0]},
-        "digits, shards-2, domain-incremental, 4 tasks": {"fot": [0]},
-        "digits, shards-2, density, 3 tasks": {"fot": [0]},
+        "digits, shards-2, domain-incremental, 3 tasks": {"FOT": [1, 0], "FedAvg": [0]},
+        "pmnist, shards-2, domain-incremental, 3 tasks": {"FOT": [0]},
+        "digits, iid, domain-incremental, 3 tasks": {"FOT": [0]},
+        "digits, shards-2, class-incremental, 3 tasks": {"FOT": [0]},
+        "digits, shards-2, domain-incremental, 4 tasks": {"FOT": [0]},
+        "digits, shards-2, density, 3 tasks": {"FOT": [0]},
     }
     assert list(found[0].rows[0].figure(ACC).items()) == [(0, runs[1].run.acc), (1, runs[0].run.acc)]
     (note,) = found[0].notes
@@ -66,16 +66,16 @@ def test_runs_of_a_method_with_other_settings_are_other_rows(tmp_path: Path) -> 
     options = [(0.9, 0), (0.96, 0), (0.9, 1), (0.96, 1)]
     runs = readings(tmp_path, *({"seed": seed, "options": {"threshold": t, "rank": [1]}} for t, seed in options))
     (table,) = compare(runs)
-    assert shape([table]) == {table.title: {"fot (threshold 0.9)": [0, 1], "fot (threshold 0.96)": [0, 1]}}
+    assert shape([table]) == {table.title: {"FOT (threshold 0.9)": [0, 1], "FOT (threshold 0.96)": [0, 1]}}
     assert table.notes == []
 
     # Averaged over, if that is asked for, and said so.
     (table,) = compare(runs, ["benchmark", "method"])
-    assert shape([table]) == {"digits": {"fot": [0, 0, 1, 1]}}
+    assert shape([table]) == {"digits": {"FOT": [0, 0, 1, 1]}}
     assert list(table.rows[0].figure(ACC)) == [0, 1]
     of_seed_0 = [r.run.acc for r in runs if r.run.seed == 0]
     assert table.rows[0].figure(ACC)[0] == pytest.approx(np.mean(of_seed_0))
-    assert "fot: averaged over runs that differ in methods.fot.threshold" in table.notes
+    assert "FOT: averaged over runs that differ in methods.fot.threshold" in table.notes
 
 
 @pytest.mark.parametrize(("others", "ending"), [(5, "o4"), (6, "o4 and 1 more"), (9, "o4 and 4 more")])
@@ -84,7 +84,7 @@ def test_of_many_settings_that_differ_five_are_named(others: int, ending: str, t
     runs = readings(tmp_path, *({"seed": 0, "options": own} for own in options))
     (table,) = compare(runs, ["benchmark", "method"])
     (note,) = [note for note in table.notes if "averaged over" in note]
-    assert note.startswith("fot: averaged over runs that differ in methods.fot.o0, methods.fot.o1")
+    assert note.startswith("FOT: averaged over runs that differ in methods.fot.o0, methods.fot.o1")
     assert note.endswith(f"methods.fot.{ending}")
 
 
@@ -93,7 +93,7 @@ def test_any_setting_can_group(tmp_path: Path) -> None:
     runs = [*runs[:3], change_config(runs[3], "schedule", batch_size=64)]
     tables = compare(runs, ["benchmark", "method", "schedule.batch_size"])
     assert shape(tables) == {
-        "digits": {"fot (batch_size 16)": [0, 1], "er (batch_size 16)": [0], "er (batch_size 64)": [1]}
+        "digits": {"FOT (batch_size 16)": [0, 1], "ER (batch_size 16)": [0], "ER (batch_size 64)": [1]}
     }
     tables = compare(runs, ["schedule.batch_size"])
     assert shape(tables) == {"all runs": {"batch_size 16": [0, 1, 0], "batch_size 64": [1]}}
@@ -112,10 +112,10 @@ def test_a_key_that_no_run_has_is_refused_with_those_close_to_it(tmp_path: Path)
 def test_older_runs_without_an_option_are_averaged_with_newer_ones(tmp_path: Path) -> None:
     """Two runs of one seed, however, cannot both have it at its default."""
     old, new = readings(tmp_path, {"seed": 0}, {"seed": 1, "options": {"added": 0.5}})
-    assert shape(compare([old, new])) == {"digits, shards-2, domain-incremental": {"fot": [0, 1]}}
+    assert shape(compare([old, new])) == {"digits, shards-2, domain-incremental": {"FOT": [0, 1]}}
     other = read(make_run(tmp_path / "other", seed=0, options={"added": 0.5}), [])
     (table,) = compare([old, new, other])
-    assert {row.label: len(row.readings) for row in table.rows} == {"fot": 1, "fot (added 0.5)": 2}
+    assert {row.label: len(row.readings) for row in table.rows} == {"FOT": 1, "FOT (added 0.5)": 2}
 
 
 def test_a_repetition_is_no_further_sample(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_repetition_is_no_further_sample(tmp_path: Path) -> None:
 
 def test_runs_of_one_seed_that_nothing_tells_apart_are_noted(tmp_path: Path) -> None:
     (table,) = compare(readings(tmp_path, {}, {"config_hash": "another"}))
-    assert table.notes == ["fot: averaged over runs that differ in nothing that their configurations show"]
+    assert table.notes == ["FOT: averaged over runs that differ in nothing that their configurations show"]
 
 
 def test_runs_on_other_files_are_no_repetitions(tmp_path: Path) -> None:
@@ -165,10 +165,10 @@ def test_labels_of_many_settings_stay_short_and_apart(tmp_path: Path) -> None:
     names = "abcde"
     runs = readings(tmp_path, *({"options": {n: int(n == name) for n in names}} for name in names))
     labels = [row.label for row in compare(runs)[0].rows]
-    assert labels[:3] == ["fot (a 1, b 0, c 0)", "fot (a 0, b 1, c 0)", "fot (a 0, b 0, c 1)"]
-    assert labels[3:] == ["fot (a 0, b 0, c 0)", "fot (a 0, b 0, c 0) #2"]
+    assert labels[:3] == ["FOT (a 1, b 0, c 0)", "FOT (a 0, b 1, c 0)", "FOT (a 0, b 0, c 1)"]
+    assert labels[3:] == ["FOT (a 0, b 0, c 0)", "FOT (a 0, b 0, c 0) #2"]
     long = readings(tmp_path / "long", {"options": {"x": list(range(30))}}, {"options": {"x": 1}})
-    assert [row.label for row in compare(long)[0].rows] == ["fot (x [0, 1, 2, 3, 4,…)", "fot (x 1)"]
+    assert [row.label for row in compare(long)[0].rows] == ["FOT (x [0, 1, 2, 3, 4,…)", "FOT (x 1)"]
 
 
 def test_the_baseline(tmp_path: Path) -> None:
@@ -178,11 +178,11 @@ def test_the_baseline(tmp_path: Path) -> None:
     def label(row: Row | None) -> str | None:
         return None if row is None else row.label
 
-    assert label(table.baseline(None)) == "fedavg"
-    assert label(table.baseline("er")) == "er"
+    assert label(table.baseline(None)) == "FedAvg"
+    assert label(table.baseline("er")) == label(table.baseline("ER")) == "ER"
     assert table.baseline("gpm") is None
     (table,) = compare([runs[0], runs[2]])
-    assert label(table.baseline(None)) == "er"
+    assert label(table.baseline(None)) == "ER"
     assert compare(runs[:1])[0].baseline(None) is None
 
 

@@ -92,7 +92,7 @@ def test_figures_differences_and_ranks_are_those_of_the_tables(tmp_path: Path) -
     )
     data = data_of(runs)
     (table,) = data["tables"]
-    assert data["labels"] == ["fedavg", "fot"]
+    assert data["labels"] == ["FedAvg", "FOT"]
     assert table["baseline"] == 0
     assert [row["figures"]["acc"] for row in table["rows"]] == [
         [70.5, pytest.approx(0.5**0.5, rel=1e-6), 2, 2.0],
@@ -138,7 +138,7 @@ def test_settings_partition_space_and_clients_are_there(tmp_path: Path) -> None:
     np.testing.assert_allclose(table["rows"][1]["clients"], sorted(runs[1].clients), rtol=1e-4)
     partition = table["partition"]
     assert np.array(partition["counts"]).shape == (3, 10, 10)
-    assert (partition["seed"], partition["row"], partition["total_clients"]) == (0, "fot", 10)
+    assert (partition["seed"], partition["row"], partition["total_clients"]) == (0, "FOT", 10)
 
 
 def test_nll_is_a_measure_of_its_own(tmp_path: Path) -> None:

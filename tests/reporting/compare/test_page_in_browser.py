@@ -13,6 +13,7 @@ import pytest
 from support.made_up import make_density_run, make_run
 
 from cfl.reporting.compare.command import main
+from cfl.reporting.line_styles import COLOURS, line_styles
 
 api = pytest.importorskip("playwright.sync_api", reason="the Python package playwright is not installed")
 CHROMIUM = next(
@@ -87,7 +88,7 @@ def data(page: Any) -> dict[str, Any]:
 def test_every_chart_is_drawn_with_its_values(tab: Any) -> None:
     for chart in CHARTS:
         assert tab.locator(f"#{chart} .main-svg").count() > 0, chart
-    assert names(tab, "seen") == ["apd &lt;b&gt;&amp;", "fedavg", "fot"]
+    assert names(tab, "seen") == ["apd &lt;b&gt;&amp;", "FedAvg", "FOT"]
     shown = tab.eval_on_selector("#seen .plot", "(plot) => plot.data.filter((t) => t.name).map((t) => t.y)")
     assert shown == [row["measures"]["accuracy"]["seen"] for row in data(tab)["tables"][0]["rows"]]
     assert tab.locator("#matrices .plot").count() == 3
@@ -127,7 +128,7 @@ def test_hovering_shows_values(tab: Any) -> None:
         "#seen .plot",
         """(plot) => {
             const box = plot.getBoundingClientRect(), { xaxis: x, yaxis: y } = plot._fullLayout;
-            const fot = plot.data.find((trace) => trace.name === "fot");
+            const fot = plot.data.find((trace) => trace.name === "FOT");
             return [box.x + x._offset + x.d2p(1), box.y + y._offset + y.d2p(fot.y[1])];
         }""",
     )
@@ -136,7 +137,7 @@ def test_hovering_shows_values(tab: Any) -> None:
     tab.wait_for_selector("#seen .hoverlayer .hovertext", state="attached")
     text = tab.locator("#seen .hoverlayer").text_content()
     assert f"after task 1: {expected['seen'][1]:.2f} ± {expected['seen_std'][1]:.2f} %" in text
-    assert "fot" in text
+    assert "FOT" in text
 
     middle = tab.locator("#matrices .plot").nth(2).locator(".nsewdrag").first.bounding_box()
     tab.mouse.move(
@@ -148,20 +149,20 @@ def test_hovering_shows_values(tab: Any) -> None:
 
 
 def test_methods_are_hidden_and_shown_everywhere(tab: Any) -> None:
-    chip = tab.locator("#methods button", has_text="fot")
+    chip = tab.locator("#methods button", has_text="FOT")
     chip.click()
     assert chip.get_attribute("aria-pressed") == "false"
     for chart in ("seen", "first", "rounds", "uplink", "time"):
-        assert names(tab, chart) == ["apd &lt;b&gt;&amp;", "fedavg"], chart
+        assert names(tab, chart) == ["apd &lt;b&gt;&amp;", "FedAvg"], chart
     assert tab.locator("#matrices .plot:visible").count() == 2
     assert tab.locator("#means tbody tr").count() == 2
     assert tab.locator("#runs tbody tr").count() == 6
     chip.click()
-    assert names(tab, "seen") == ["apd &lt;b&gt;&amp;", "fedavg", "fot"]
+    assert names(tab, "seen") == ["apd &lt;b&gt;&amp;", "FedAvg", "FOT"]
     tab.click("#none")
     assert names(tab, "seen") == []
-    tab.locator("#methods button", has_text="fedavg").dblclick()
-    assert names(tab, "seen") == ["fedavg"]
+    tab.locator("#methods button", has_text="FedAvg").dblclick()
+    assert names(tab, "seen") == ["FedAvg"]
     tab.click("#all")
     assert tab.locator("#means tbody tr").count() == 3
 
@@ -169,10 +170,11 @@ def test_methods_are_hidden_and_shown_everywhere(tab: Any) -> None:
 def test_a_method_has_one_colour_in_all_charts(tab: Any) -> None:
     def colour(chart: str) -> str:
         return tab.eval_on_selector(
-            f"#{chart} .plot", "(plot) => plot.data.filter((trace) => trace.name === 'fot').at(-1).marker.color"
+            f"#{chart} .plot", "(plot) => plot.data.filter((trace) => trace.name === 'FOT').at(-1).marker.color"
         )
 
-    assert len({colour(chart) for chart in ("seen", "first", "rounds", "uplink", "time")}) == 1
+    (found,) = {colour(chart) for chart in ("seen", "first", "rounds", "uplink", "time")}
+    assert found == COLOURS[line_styles({"FOT": "fot"})["FOT"].colour], "as in pictures"
 
 
 def test_tables_are_sorted_by_any_column(tab: Any) -> None:
@@ -188,11 +190,11 @@ def test_tables_are_sorted_by_any_column(tab: Any) -> None:
     tab.locator("#means th", has_text="ACC %").locator("button").click()
     assert column(1) == by_accuracy[::-1]
     tab.locator("#means th", has_text="method").locator("button").click()
-    assert column(1) == sorted(labels)
+    assert column(1) == sorted(labels, key=str.lower)
 
 
 def test_cells_show_ranks_and_differences_too(tab: Any) -> None:
-    row = tab.locator("#means tbody tr", has_text="fot")
+    row = tab.locator("#means tbody tr", has_text="FOT")
     difference = data(tab)["tables"][0]["rows"][2]["differences"]["acc"]
     tab.select_option("#means select", "difference")
     low, high = (f"{end:+.2f}" for end in difference[1:3])
@@ -215,7 +217,7 @@ def test_measure_benchmark_axis_layer_and_task_can_be_chosen(tab: Any) -> None:
     assert tab.eval_on_selector("#partition .plot", "(plot) => JSON.stringify(plot.data[0].z)") != before
     tab.select_option("#table", label="pmnist, shards-2, domain-incremental, 4 tasks")
     drawn(tab)
-    assert names(tab, "seen") == ["fot"]
+    assert names(tab, "seen") == ["FOT"]
     assert tab.locator("#measure").input_value() == "0", "accuracy: this benchmark has no other"
     assert tab.locator("#clients").count() == 0
 

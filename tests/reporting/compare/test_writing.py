@@ -22,6 +22,7 @@ from cfl.reporting.compare.writing import (
     write_runs_csv,
 )
 from cfl.reporting.measures import FIGURES
+from cfl.reporting.method_names import printed
 from cfl.reporting.run_folder import SUMMARY_KEYS
 from cfl.reporting.text_table import TABLE_WIDTH, TextTable, print_table
 
@@ -57,7 +58,7 @@ def cells_of(text: TextTable) -> list[dict[str, str]]:
 def test_means_and_deviations_stand_in_their_units(table: Comparison) -> None:
     fedavg, fot = cells_of(means_table(table))
     deviation = statistics.stdev(ACCURACIES["fedavg"])
-    assert fedavg["method"] == "fedavg"
+    assert fedavg["method"] == "FedAvg"
     assert fedavg["seeds"] == "3"
     assert fedavg["ACC %"] == f"{222 / 3:.2f} ± {deviation:.2f}" == "74.00 ± 5.29"
     assert fedavg["seconds"] == "1,001.0 ± 1.0"
@@ -79,10 +80,10 @@ def test_differences_are_paired_with_scipys_interval(table: Comparison) -> None:
     (fot,) = cells_of(text)
     low, high = stats.ttest_rel(ACCURACIES["fot"], ACCURACIES["fedavg"]).confidence_interval(0.95)
     assert fot["ACC %"] == f"{24.5 / 3:+.2f} [{low:+.2f}, {high:+.2f}]"
-    assert (fot["method"], fot["seeds"]) == ("fot", "3")
+    assert (fot["method"], fot["seeds"]) == ("FOT", "3")
     assert fot["seconds"] == "+0.0 [+0.0, +0.0]"
     assert "used space %" not in fot, "the baseline has none"
-    assert "difference to fedavg on common seeds, 95% confidence interval" in text.title
+    assert "difference to FedAvg on common seeds, 95% confidence interval" in text.title
     assert differences_table(table, None) is None
 
 
@@ -136,29 +137,6 @@ def test_the_report_names_what_is_not_compared(table: Comparison) -> None:
     assert "Not compared" not in markdown_report([means_table(table)], [], [])
 
 
-def test_latex_is_a_booktabs_table_with_nothing_unescaped() -> None:
-    table = TextTable(
-        ["method", "ACC %", "difference", "rounds to 90 %"],
-        [
-            ["fot_1 {x}~^\\", "1,234.50 ± 0.10", "+3.10 [+1.20, +5.00]", "> 1,100"],
-            ["er", "-", "-0.50 [-1.00, +0.00]", "10 (1 of 2)"],
-        ],
-        title="a_b & 100%",
-        notes=["note"],
-    )
-    lines = table.latex()
-    assert lines[0] == "% note"
-    assert r"\caption{a\_b \& 100\%}" in lines
-    assert r"\begin{tabular}{lrrr}" in lines
-    assert r"method & ACC \% & difference & rounds to 90 \% \\" in lines
-    assert (
-        r"fot\_1 \{x\}\textasciitilde{}\textasciicircum{}\textbackslash{} & $1{,}234.50 \pm 0.10$ & "
-        r"$+3.10 [+1.20, +5.00]$ & $>1{,}100$ \\"
-    ) in lines
-    assert r"er & -- & $-0.50 [-1.00, +0.00]$ & $10$ (1 of 2) \\" in lines
-    assert [line for line in lines if line.endswith("rule")] == [r"\toprule", r"\midrule", r"\bottomrule"]
-
-
 @pytest.mark.parametrize("length", [5, 60, 300])
 def test_a_piped_table_is_wide_enough_for_any_name(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
     monkeypatch.setenv("COLUMNS", "40")
@@ -191,7 +169,7 @@ def test_the_csv_of_runs_is_exact(tmp_path: Path) -> None:
         assert row["folder"] == str(reading.run.folder)
     assert float(rows[0]["acc"]) == 100 / 3
     assert [row["rounds_to_9"] for row in rows] == ["2", ""]
-    assert [row["row"] for row in rows] == ["fot", "er"]
+    assert [row["row"] for row in rows] == ["FOT", "ER"]
 
 
 def test_the_csv_of_means_and_differences_are_scipys(table: Comparison, tmp_path: Path) -> None:
@@ -199,14 +177,16 @@ def test_the_csv_of_means_and_differences_are_scipys(table: Comparison, tmp_path
     means = {(row["row"], row["figure"]): row for row in rows_of(tmp_path / "means.csv")}
     assert {figure for _, figure in means} <= {figure.key for figure in FIGURES}
     for method, values in ACCURACIES.items():
-        row = means[method, "acc"]
+        row = means[printed(method, {}), "acc"]
         assert float(row["mean"]) == pytest.approx(statistics.fmean(values))
         assert float(row["std"]) == pytest.approx(statistics.stdev(values))
+        assert row["shown"] == f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}"
         assert (row["seeds"], row["rank"]) == ("3", "1.0" if method == "fot" else "2.0")
     write_differences_csv(tmp_path / "differences.csv", [(table, table.rows[0])])
     (row,) = [row for row in rows_of(tmp_path / "differences.csv") if row["figure"] == "acc"]
     low, high = stats.ttest_rel(ACCURACIES["fot"], ACCURACIES["fedavg"]).confidence_interval(0.95)
-    assert (row["row"], row["baseline"], row["seeds"]) == ("fot", "fedavg", "3")
+    assert (row["row"], row["baseline"], row["seeds"]) == ("FOT", "FedAvg", "3")
     assert [float(row[key]) for key in ("difference", "low", "high")] == pytest.approx([24.5 / 3, low, high])
+    assert row["shown"] == f"{24.5 / 3:+.2f} [{low:+.2f}, {high:+.2f}]"
     write_differences_csv(tmp_path / "none.csv", [(table, None)])
     assert rows_of(tmp_path / "none.csv") == []

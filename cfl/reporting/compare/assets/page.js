@@ -3,7 +3,7 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const state = { table: 0, measure: 0, hidden: new Set() };
   const DASHES = ["solid", "dash", "dot", "dashdot"];
-  const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "x", "star", "hexagon"];
+  const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star"];
   const SVG_DASHES = { solid: "", dash: "6 3", dot: "2 2", dashdot: "6 2 2 2" };
   const CIVIDIS = ["#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838"]
     .map((colour, k, all) => [k / (all.length - 1), colour]);
@@ -20,11 +20,11 @@
     return node;
   }
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const style = (label) => ({
-    colour: css(`--c${label % 8}`),
-    dash: DASHES[Math.floor(label / 8) % 4],
-    symbol: SYMBOLS[(label + Math.floor(label / 8)) % 8],
-  });
+  // Names, numbers and light colours are those of cfl/reporting/line_styles.py, which chooses: pictures look the same.
+  const style = (label) => {
+    const [colour, dash, marker] = data.styles[label];
+    return { colour: css(`--c${colour}`), dash: DASHES[dash], symbol: SYMBOLS[marker] };
+  };
   const transparent = (hex, alpha) => `rgba(${[1, 3, 5].map((k) => parseInt(hex.slice(k, k + 2), 16)).join(",")},${alpha})`;
   // Plotly reads some tags and entities in texts; names are taken literally.
   const literal = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
@@ -209,7 +209,7 @@
       Object.entries(row.space).forEach(([name, found], k) => {
         if (layer !== "" && name !== layer) return;
         traces.push(line(row, found.task, found.used, {
-          line: { color: style(row.label).colour, width: 2, dash: DASHES[layer === "" ? k % 4 : Math.floor(row.label / 8) % 4] },
+          line: { color: style(row.label).colour, width: 2, dash: layer === "" ? DASHES[k % 4] : style(row.label).dash },
           customdata: found.used.map((used) => (used === null ? "" : rounded(used, 2))),
           hovertemplate: `${literal(name)} after task %{x}: %{customdata} %<extra>${literal(nameOf(row))}</extra>`,
         }));
@@ -221,7 +221,7 @@
   function clients() {
     const traces = shownRows().filter((row) => row.clients.length).map((row) => ({
       type: "box", y: row.clients, name: literal(nameOf(row)), boxpoints: row.clients.length <= 200 ? "all" : "outliers", jitter: 0.5, pointpos: 0,
-      marker: { color: style(row.label).colour, size: 4, opacity: 0.6 }, line: { width: 1.5 }, hoverinfo: "y+name", yhoverformat: ".2f",
+      marker: { color: style(row.label).colour, size: 4, opacity: 0.6 }, line: { width: 1.5 }, hoverinfo: "y+name", yhoverformat: ".6~g",
     }));
     return { traces, layout: { xaxis: {}, yaxis: { title: `a client's ${mainFigure().heading} at the end` } } };
   }
@@ -330,9 +330,11 @@
       if (view === "rank") return found[3] === null ? [null, "–", ""] : [found[3], rounded(found[3], 2).replace(/\.?0+$/, ""), ""];
       return [found[0], number(found[0], one), found[1] === null ? "" : ` ± ${number(found[1], one, false)}`];
     };
+    // As shown: means that read the same are best together, and none is where all do.
     const best = new Map(used.map((one) => {
       const values = rows.map((row) => (row.figures[one.key] ? row.figures[one.key][0] : null)).filter((value) => value !== null);
-      return [one.key, one.better === null || values.length < 2 ? null : one.better === "higher" ? Math.max(...values) : Math.min(...values)];
+      if (one.better === null || new Set(values.map((value) => number(value, one))).size < 2) return [one.key, null];
+      return [one.key, number(one.better === "higher" ? Math.max(...values) : Math.min(...values), one)];
     }));
     return sortable(
       [{ name: "method", text: true }, { name: "seeds" }, ...used.map((one) => ({ name: one.heading, meaning: one.meaning }))],
@@ -341,7 +343,7 @@
         return {
           keys: [nameOf(row), row.seeds.length, ...cells.map(([, key]) => key)],
           node: make("tr", {}, make("td", {}, rowName(row.label)), make("td", { title: `seed ${row.seeds.join(", ")}` }, String(row.seeds.length)),
-            ...cells.map(([one, key, text, rest]) => make("td", { class: view === "mean" && key !== null && key === best.get(one.key) ? "best" : null }, text, rest ? make("span", { class: "deviation" }, rest) : null))),
+            ...cells.map(([one, key, text, rest]) => make("td", { class: view === "mean" && key !== null && text === best.get(one.key) ? "best" : null }, text, rest ? make("span", { class: "deviation" }, rest) : null))),
         };
       }));
   }

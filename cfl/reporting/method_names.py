@@ -1,0 +1,71 @@
+"""Names of methods as papers print them, in tables, pictures and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+PRINTED = {
+    "": "FedAvg",
+    "FOT": "FOT",
+    "FedProx": "FedProx",
+    "EWC": "EWC",
+    "ER": "ER",
+    "GPM": "GPM",
+    "FedAGEM": "Fed-A-GEM",
+    "GLFC": "GLFC",
+    "FedWeIT": "FedWeIT",
+    "APD": "APD",
+    "SCAFFOLD": "SCAFFOLD",
+    "FedCurv": "FedCurv",
+    "FedCIL": "FedCIL",
+    "AGEM": "A-GEM",
+    "DER": "DER",
+    "ICaRL": "iCaRL",
+    "CFeD": "CFeD",
+    "RGO": "RGO",
+    "L2P": "L2P",
+    "CONFEDMADE": "CONFEDMADE",
+    "PersonalLayers": "Local",
+    "SingleTask": "Single task",
+    "LearningRateDecay": "LR decay",
+    "GradientCompensation": "GLFC",
+}
+"""Class of a method, none for federated averaging -> its name. A method's place here also decides how it is drawn
+(:mod:`cfl.reporting.line_styles`), so new ones belong at the end."""
+
+
+def plain(name: str) -> str:
+    """A name without what its spellings differ in: ``fed_agem``, ``FedAGEM`` and ``Fed-A-GEM`` are ``fedagem``."""
+    return "".join(character for character in name.lower() if character.isalnum())
+
+
+_KNOWN = {plain(name): name for name in PRINTED.values()}
+
+
+def is_known(name: str) -> bool:
+    """Whether a name is that of a method of the project, in any spelling."""
+    return plain(name) in _KNOWN
+
+
+def printed(method: str, classes: Mapping[str, str]) -> str:
+    """A run's method or methods as they are printed: ``fot+fed_agem`` is ``FOT+Fed-A-GEM``.
+
+    A method that goes by a name of the user's own, such as ``fot_tight``, is printed by that name.
+
+    Args:
+        method: names from the configuration, joined by ``+``; ``fedavg`` where there are none.
+        classes: name -> the method's class, as far as known.
+    """
+    return "+".join(_printed(name, classes.get(name)) for name in method.split("+"))
+
+
+def printed_methods(methods: Mapping[str, object]) -> str:
+    """As :func:`printed`, from the methods themselves by their names in the configuration."""
+    return printed("+".join(methods) or "fedavg", {name: type(method).__name__ for name, method in methods.items()})
+
+
+def _printed(name: str, of_class: str | None) -> str:
+    if of_class is None:
+        return _KNOWN.get(plain(name), name)
+    shown = PRINTED.get(of_class, of_class)
+    return shown if plain(name) in (plain(of_class), plain(shown)) else name

@@ -1,0 +1,38 @@
+"""Names of methods as papers print them."""
+
+from __future__ import annotations
+
+import pytest
+
+import cfl.methods
+from cfl.reporting.method_names import PRINTED, plain, printed
+
+CHOSEN = {"PersonalLayers", "LearningRateDecay", "GradientCompensation"}
+"""Classes that are printed by another name than their own."""
+
+
+def test_every_method_is_printed_by_its_own_name() -> None:
+    classes = {name for name in cfl.methods.__all__ if name != "Method"}
+    assert {name for name in PRINTED if name} == classes
+    assert {name for name in classes if plain(PRINTED[name]) != plain(name)} == CHOSEN
+    assert next(iter(PRINTED)) == ""
+
+
+@pytest.mark.parametrize(
+    ("method", "classes", "text"),
+    [
+        ("fedavg", {}, "FedAvg"),
+        ("fot", {"fot": "FOT"}, "FOT"),
+        ("fot+fed_agem", {"fot": "FOT", "fed_agem": "FedAGEM"}, "FOT+Fed-A-GEM"),
+        ("fed-agem", {}, "Fed-A-GEM"),  # its configuration could not be read
+        ("glfc", {"glfc": "GradientCompensation"}, "GLFC"),
+        ("glfc", {"glfc": "GLFC"}, "GLFC"),
+        ("local", {"local": "PersonalLayers"}, "Local"),
+        ("fot_tight", {"fot_tight": "FOT"}, "fot_tight"),  # the user's own name
+        ("er", {"er": "Mine"}, "er"),  # another method's
+        ("my_mas", {"my_mas": "MyMAS"}, "MyMAS"),
+        ("x", {}, "x"),
+    ],
+)
+def test_names_as_papers_print_them(method: str, classes: dict[str, str], text: str) -> None:
+    assert printed(method, classes) == text
