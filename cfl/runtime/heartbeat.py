@@ -97,8 +97,8 @@ class Heartbeat:
             return
         for rank in {*silent} - self._named:
             self._print(
-                f"{self.name(rank)} has given no sign of life for {SILENT:g} s: it is stopped or out of reach; the others "
-                f"wait for it up to {self._patience:g} s (trainer.strategy.timeout_seconds)"
+                f"{self.name(rank)} has given no sign of life for {SILENT:g} s: it is stopped or out of reach; the "
+                f"others wait for it up to {self._patience:g} s (trainer.strategy.timeout_seconds)"
             )
         self._named |= {*silent}
 
