@@ -247,7 +247,7 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
     @cached_property
     def digests(self) -> dict[str, str]:
         """Digests of the stream's ``train`` and ``test`` samples (:mod:`cfl.data.digest`)."""
-        return data_digests(self.tasks)
+        return data_digests(self.tasks, self.partition.by_owner)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the data module in checkpoints: digests of the samples."""
