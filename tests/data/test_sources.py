@@ -963,12 +963,18 @@ def test_config_builds_every_source_by_its_short_name():
     instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # renamed in jsonargparse 4.49
     needed = {"Arrays": {"path": "x.npz"}, "ImageFolder": {"path": "x", "shape": [3, 8, 8]}}
     names = [name for name in sources.__all__ if name not in ("Source", "data_root")]
-    assert len(names) == 18
-    binary = {"Binarised": {"source": {"class_path": "MNIST"}}, "BinarySet": {"set": "adult"}}  # nothing to normalise
-    for name, options in binary.items():
+    assert len(names) == 20
+    fake = {"class_path": "torchvision.datasets.FakeData", "init_args": {"size": 4, "image_size": [3, 8, 8]}}
+    others = {
+        "Binarised": {"source": {"class_path": "MNIST"}},
+        "BinarySet": {"set": "adult"},
+        "Features": {"path": "x.npz"},
+        "FromDataset": {"train": fake, "test": fake},
+    }
+    for name, options in others.items():
         config = parser.parse_object({"source": {"class_path": name, "init_args": options}})
         assert type(instantiate(config).source) is getattr(sources, name)
-    for name in set(names) - set(binary):
+    for name in set(names) - set(others):
         channels = 3 if name in ("CIFAR10", "CIFAR100", "SVHN", "ImageFolder", "MiniImageNet", "TinyImageNet") else 1
         options = {"std": [0.5] * channels, "max_train": 200, **needed.get(name, {})}
         config = parser.parse_object({"source": {"class_path": name, "init_args": options}})
