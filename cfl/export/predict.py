@@ -141,7 +141,7 @@ def predictions(classifier: ImageClassifier, places: Sequence[Path], choice: Cho
     for files, stored in _batches(read_images(places, source, data.root)):
         scores = classifier.scores(classifier.network_input(stored, owner, task), owner, task).double()
         values = scores.softmax(1) if classifier.gives_probabilities else scores
-        best = scores.argsort(1, descending=True, stable=True)[:, :top]
+        best = scores.argsort(dim=1, descending=True, stable=True)[:, :top]
         for file, of_image, row, allowed in zip(files, best.tolist(), values, scores.isfinite(), strict=True):
             yield Prediction(file, [(names[k], float(row[k])) for k in of_image if allowed[k]])
 

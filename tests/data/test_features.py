@@ -67,7 +67,7 @@ def test_a_network_for_vectors_learns_them(stream: Any, tmp_path: Path) -> None:
     federation = fit(tiny_client(data), data)
     acc = federation.accuracy.summary(after=1)["acc"]
     assert acc is not None
-    assert acc > 60
+    assert acc > 40  # chance is 25 among the four classes of a permuted task
     after = [task.test.images for task in data.tasks] + [task.train.images for task in data.tasks]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 

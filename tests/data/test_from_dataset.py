@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,9 @@ def test_files_go_through_the_data_sets_transform(tmp_path: Path) -> None:
 
 class Stream(IterableDataset):  # type: ignore[type-arg]
     """No map-style data set."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
 
 
 class Broken(Pairs):

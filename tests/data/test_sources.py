@@ -738,7 +738,7 @@ def test_images_of_mixed_sizes_are_stretched_or_cropped_to_one(tmp_path):
     ways = ("stretch", "crop")
     found = {how: ImageFolder(str(tmp_path), [3, 4, 4], resize=how).load(tmp_path)[0].images for how in ways}
     whole = pictures[0].resize((4, 4), Image.Resampling.BILINEAR)
-    middle = pictures[0].crop((6, 0, 14, 8)).resize((4, 4), Image.Resampling.BILINEAR)
+    middle = pictures[0].resize((4, 4), Image.Resampling.BILINEAR, box=(6, 0, 14, 8))
     assert torch.equal(found["stretch"][0], torch.from_numpy(np.array(whole)).permute(2, 0, 1))
     assert torch.equal(found["crop"][0], torch.from_numpy(np.array(middle)).permute(2, 0, 1))
     assert torch.equal(found["crop"][3], found["stretch"][3])  # it has the size already

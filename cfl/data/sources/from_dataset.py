@@ -190,7 +190,7 @@ def _image(image: Any) -> Tensor:
             raise ValueError(f"its picture has Pillow's mode {image.mode}, not {' or '.join(MODES.values())}")
         return pixels_of(image)
     if isinstance(image, np.ndarray):
-        stored = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1) if image.ndim == 3 else image))
+        stored = torch.from_numpy(np.array(image.transpose(2, 0, 1) if image.ndim == 3 else image, order="C"))
     elif isinstance(image, Tensor):
         stored = image
     else:

@@ -102,7 +102,7 @@ def images_of_array(stored: NDArray[Any], shape: tuple[int, int, int], channels:
         stored = stored[:, None]
     elif (channels if channels in fitting else fitting[0]) == "last":
         stored = stored.transpose(0, 3, 1, 2)
-    return torch.from_numpy(np.ascontiguousarray(stored))
+    return torch.from_numpy(np.array(stored, order="C"))
 
 
 def image_files(folder: Path) -> list[Path]:
