@@ -261,7 +261,7 @@ class NpzSource(StandardSource):
         labels = [part.labels.numpy() for part in (train, test)]
         needed = 1 + max(int(of_part.max()) for of_part in labels)
         if not self.may_lack_classes:
-            needed = _counted(file, *labels, self.layout)
+            needed = _counted(file, labels[0], labels[1], self.layout)
         if "shape" not in self.__dict__:
             self.shape = found
         if "num_classes" not in self.__dict__:
