@@ -148,7 +148,7 @@ def _input(data: FederatedDataModule) -> str:
 
 def _stored(source: Source) -> str:
     """What the data set's values are, and how files are read."""
-    named = _CHANNELS.get(source.shape[0])
+    named = None if source.is_float else _CHANNELS.get(source.shape[0])
     layout = f"channels ({named}), rows from the top, columns" if named else "channels, rows, columns"
     values = "floating-point numbers" if source.is_float else f"integers from 0 (black) to {source.scale:g} (white)"
     return f"{values}; the axes are {layout}. {source.reads}".rstrip()

@@ -129,7 +129,7 @@ def predictions(classifier: ImageClassifier, places: Sequence[Path], choice: Cho
     """
     data = classifier.federation.data
     owner, task = choice.client, choice.task
-    classifier.check_task(owner, task)
+    classifier.prepared(owner, task)  # refuses what it refuses before images are read
     stream_task = (task or 0) if owner is None else data.stream_task(task or 0, owner)
     source = data.stream.source_of(stream_task)
     if source is None:

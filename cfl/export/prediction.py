@@ -50,18 +50,25 @@ class ImageClassifier:
             ConfigError: a task that is missing or that there is none of, a run that estimates a density, or as for
                 :meth:`model_for`.
         """
+        model, allowed = self.prepared(client, task)
+        scores = torch.cat([model(part) for part in x.split(self.federation.data.eval_batch_size)])
+        return scores if allowed is None else scores.masked_fill(~allowed, -torch.inf)
+
+    def prepared(self, client: int | None = None, task: int | None = None) -> tuple[Answer, Tensor | None]:
+        """The model that :meth:`scores` asks, and ``[O]`` bool, the outputs to choose among, or None for all.
+
+        Raises:
+            ConfigError: as for :meth:`scores`.
+        """
         data = self.federation.data
         if data.scenario == "density":
             raise ConfigError("predict", data.stream.name, "a run that classifies; this one estimates a density")
         self.check_task(client, task)
-        model = self.model_for(Choice(client, task if self._differs_by_task(client) else None))
         allowed = data.outputs.test_after(last_task(self.federation))
         if allowed is not None and task is None and not allowed.eq(allowed[0]).all():
             raise ConfigError("task", None, f"an integer between 0 and {data.num_tasks - 1}, the images' task")
-        scores = torch.cat([model(part) for part in x.split(data.eval_batch_size)])
-        if allowed is None:
-            return scores
-        return scores.masked_fill(~allowed[self._stream_task(client, task)], -torch.inf)
+        model = self.model_for(Choice(client, task if self._differs_by_task(client) else None))
+        return model, None if allowed is None else allowed[self._stream_task(client, task)]
 
     def network_input(self, stored: Tensor, client: int | None = None, task: int | None = None) -> Tensor:
         """``[N, C, H, W]`` float32: stored images of a task's data set, enlarged and normalised as its tests are.
