@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,15 @@ class Named(Pairs):
 def test_data_sets_that_cannot_be_used_are_named(kind: Any, error: Any, said: str) -> None:
     with pytest.raises(error, match=said):
         FromDataset(kind(), Pairs(False), num_classes=4).load(Path())
+
+
+def test_a_data_set_that_cannot_be_made_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever its constructor raises."""
+    absent = {"class_path": "torchvision.datasets.MNIST", "init_args": {"root": str(tmp_path)}}
+    source = {"class_path": "FromDataset", "init_args": {"train": absent, "test": absent}}
+    stream = {"class_path": "ClassSplit", "init_args": {"source": source, "num_tasks": 2}}
+    assert tiny_cli.fit(tmp_path / "run", "--data.stream.source", "Digits", "--data.stream", json.dumps(stream)) == 2
+    assert "error: data.stream.source.train cannot be used: Dataset not found." in capsys.readouterr().err
 
 
 def test_a_configuration_names_classes_with_their_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from cfl.data.sources.images import MODES, pixels_of, read_image, stored_image
 from cfl.data.sources.standard import KEY, StandardSource
@@ -32,7 +33,7 @@ class FromDataset(StandardSource):
     changes images.
 
     Args:
-        train: the training set.
+        train: the training set; in Python the object, or a function that makes it.
         test: the test set.
         num_classes: number of classes, some of which may have no sample; null: that of ``classes``, or the highest
             label plus one.
@@ -44,15 +45,15 @@ class FromDataset(StandardSource):
 
     Raises:
         ConfigError: a data set without length or items, or a number that cannot work.
-        DataFilesMissing: the first sample cannot be used.
+        DataFilesMissing: a data set cannot be made, or its first sample not be used.
     """
 
     told_by: ClassVar[str | None] = "train"
 
     def __init__(
         self,
-        train: Dataset,
-        test: Dataset,
+        train: Callable[[], Dataset] | Dataset,
+        test: Callable[[], Dataset] | Dataset,
         num_classes: int | None = None,
         scale: float | None = None,
         mean: list[float] | None = None,
@@ -60,23 +61,16 @@ class FromDataset(StandardSource):
         max_train: int | None = None,
         max_test: int | None = None,
     ) -> None:
-        for part, dataset in (("train", train), ("test", test)):
-            if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-                valid = "a map-style Dataset, with __len__ and __getitem__"
-                raise ConfigError(f"{KEY}.{part}", type(dataset).__name__, valid)
-            if not len(dataset):
-                raise ConfigError(f"{KEY}.{part}", type(dataset).__name__, "a Dataset with samples; this one is empty")
         check_integers(KEY, 1, or_null=True, num_classes=num_classes)
         check_numbers(KEY, "(0, inf)", or_null=True, scale=scale)
-        self.train: Any = train
-        self.test: Any = test
-        self.name = type(train).__name__.lower()
-        first, _ = _sample(train, "train", 0)
+        self.train, self.test = _made(train, "train"), _made(test, "test")
+        self.name = type(self.train).__name__.lower()
+        first, _ = _sample(self.train, "train", 0)
         channels, height, width = first.shape
         self.shape, self._dtype = (channels, height, width), first.dtype
         self.scale = (1.0 if self.is_float else 255.0) if scale is None else scale
         self.mean, self.std = (0.0,) * channels, (1.0,) * channels
-        self.class_names = _names(train)
+        self.class_names = _names(self.train)
         self.may_lack_classes = num_classes is not None
         if num_classes is not None or self.class_names:
             self.num_classes = num_classes or len(self.class_names)
@@ -151,7 +145,7 @@ class FromDataset(StandardSource):
         try:
             found = _image(self._transform(image))
         except Exception as error:  # of code that is not ours
-            raise DataFilesMissing(f"{path} cannot be transformed: {' '.join(str(error).split())}") from error
+            raise DataFilesMissing(f"{path} cannot be transformed: {_reason(error)}") from error
         return self._like_the_first(found, str(path))
 
     def images_of_array(self, stored: NDArray[Any], root: Path) -> Tensor:
@@ -161,6 +155,26 @@ class FromDataset(StandardSource):
             expected = f"images that become {self._dtype} {list(self.shape)}"
             raise ValueError(f"it is {stored.dtype} {list(stored.shape)}, not {expected}")
         return torch.stack(found) if found else torch.empty((0, *self.shape), dtype=self._dtype)
+
+
+def _made(given: Any, part: str) -> Any:
+    """A data set, made if a function was given, and looked at."""
+    dataset = given
+    if not hasattr(given, "__getitem__") and callable(given):
+        try:
+            dataset = given()
+        except Exception as error:  # of code that is not ours
+            raise DataFilesMissing(f"{KEY}.{part} cannot be used: {_reason(error)}") from error
+    name = type(dataset).__name__
+    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise ConfigError(f"{KEY}.{part}", name, "a map-style Dataset, with __len__ and __getitem__")
+    if not len(dataset):
+        raise ConfigError(f"{KEY}.{part}", name, "a Dataset with samples; this one is empty")
+    return dataset
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _names(dataset: Any) -> tuple[str, ...]:
@@ -179,8 +193,7 @@ def _sample(dataset: Any, part: str, index: int) -> tuple[Tensor, int]:
         return _image(image), int(number.item())
     except Exception as error:  # of code that is not ours
         name = type(dataset).__name__
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataFilesMissing(f"{KEY}.{part}: {name}[{index}] cannot be used: {reason}") from error
+        raise DataFilesMissing(f"{KEY}.{part}: {name}[{index}] cannot be used: {_reason(error)}") from error
 
 
 def _image(image: Any) -> Tensor:
