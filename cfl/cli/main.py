@@ -44,6 +44,7 @@ from cfl.cli.parsing import Parser, debugging, disk_error, place_of, reason_for_
 from cfl.cli.settling import settle
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.schedule import Schedule
+from cfl.data.sources.kept import remember
 from cfl.engines import EngineOptions
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import Method
@@ -331,6 +332,7 @@ def check_checkpoint(path: Path, experiment: Mapping[str, Any]) -> int:
     if not held:
         valid = "a checkpoint that says which configuration it is of, as cfl fit writes it"
         raise ConfigError("ckpt_path", str(path), valid)
+    remember(checkpoint.get(FederatedDataModule.__qualname__, {}).get("files", {}))
     # A checkpoint from before an option existed goes on with the option at its default.
     found = differences_on_resuming(experiment, completed(held, experiment, SECTIONS))
     if found:

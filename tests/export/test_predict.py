@@ -233,6 +233,26 @@ def test_features_are_standardised_as_in_training(tmp_path: Path) -> None:
     assert run.acc is not None
     assert run.acc >= 50
 
+    held = np.load(file)
+    np.save(tmp_path / "new.npy", held["test_features"])
+    file.unlink()
+    without = tmp_path / "w.csv"
+    assert predict("--ckpt_path", str(folder), str(tmp_path / "new.npy"), "--out", str(without)) == 0
+    found = table(without)
+    assert [(row["class"], row["probability"]) for row in found] == [(row["class"], row["probability"]) for row in rows]
+
+
+def test_a_model_is_used_where_its_training_data_are_not(run: Path, pets: Path, tmp_path: Path) -> None:
+    """Names and number of classes are those of the run; its data are not read."""
+    given = ("--ckpt_path", str(run / "last.ckpt"), str(pets / "test"), "--out")
+    assert predict(*given, str(tmp_path / "with.csv")) == 0
+    (pets / "train").rename(pets / "away")
+    try:
+        assert predict(*given, str(tmp_path / "without.csv")) == 0
+    finally:
+        (pets / "away").rename(pets / "train")
+    assert (tmp_path / "with.csv").read_text() == (tmp_path / "without.csv").read_text()
+
 
 def features(folder: Path) -> Path:
     """A file with vectors around four points, each feature with a scale of its own."""

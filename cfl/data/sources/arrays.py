@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from cfl.data.sources.files import where_else
 from cfl.data.sources.images import images_of_array
+from cfl.data.sources.kept import known_of
 from cfl.data.sources.labels import checked_labels, first_absent
 from cfl.data.sources.npz import Claim, NpzFile, opened_npz
 from cfl.data.sources.root import data_root
@@ -236,9 +237,26 @@ class NpzSource(StandardSource):
             )
         return file
 
+    def kept(self, root: Path) -> dict[str, dict[str, Any]]:
+        """See :meth:`Source.kept`: sizes and names."""
+        held = {"shape": list(self.shape), "num_classes": self.num_classes, "names": list(self.names(root))}
+        return {self._key: held}
+
+    @property
+    def _key(self) -> str:
+        return f"{type(self).__name__} {self.path}"
+
+    def _known(self, root: Path) -> Mapping[str, Any]:
+        """What a checkpoint keeps of the file, if the file is missing."""
+        return {} if os.path.isfile(self._file(root)) else known_of(self._key)
+
     def __getattr__(self, name: str) -> Any:
-        """Read ``shape``, ``num_classes``, ``mean`` and ``std`` on first use, if they were not given."""
-        if name == "shape":
+        """Find ``shape``, ``num_classes``, ``mean`` and ``std`` on first use, if they were not given."""
+        if name == "shape" and (known := self._known(data_root())):
+            self.shape = check_shape(known["shape"])
+        elif name == "num_classes" and (known := self._known(data_root())):
+            self.num_classes = int(known["num_classes"])
+        elif name == "shape":
             self.shape = self._shape_of(stored_shape(self._existing_file(name), self.layout))
         elif name == "num_classes":
             self.num_classes = npz_num_classes(self._existing_file(name), self.layout)
@@ -282,7 +300,7 @@ class NpzSource(StandardSource):
         return f"{KEY}.shape", list(given), f"{list(found)}, the shape stored in {file}"
 
     def names(self, root: Path) -> tuple[str, ...]:
-        """Those of ``class_names`` in the file if it is there and has them, else numbers."""
+        """Those of ``class_names`` in the file if it has them, else numbers."""
         file = self._file(root)
         if os.path.isfile(file):
             try:
@@ -295,7 +313,7 @@ class NpzSource(StandardSource):
                     about = f"{NAMES} are {found.dtype} {list(found.shape)}, not {self.num_classes} texts"
                     raise _damaged(file, about, self.layout)
                 return tuple(map(str, found))
-        return super().names(root)
+        return tuple(self._known(root).get("names", ())) or super().names(root)
 
 
 class Arrays(NpzSource):

@@ -42,6 +42,10 @@ class Source(ABC):
     superclasses: tuple[tuple[int, ...], ...] = ()
     class_names: tuple[str, ...] = ()
 
+    def kept(self, root: Path) -> dict[str, dict[str, Any]]:
+        """What only files tell, by a name of the data set, for a run's checkpoint; empty for most data sets."""
+        return {}
+
     @property
     def is_float(self) -> bool:
         """Whether stored values are floating-point numbers instead of integers from 0 to ``scale``."""

@@ -110,6 +110,10 @@ class Features(NpzSource):
 
     # Features that are none of the data set's own.
 
+    def kept(self, root: Path) -> dict[str, dict[str, Any]]:
+        """See :meth:`Source.kept`: also the moments."""
+        return {key: {**held, "moments": self.moments(root)} for key, held in super().kept(root).items()}
+
     @property
     def is_float(self) -> bool:
         """True."""
@@ -125,6 +129,9 @@ class Features(NpzSource):
         """See :meth:`Source.moments`; reads the file unless it has been read."""
         if not self.standardise:
             return None
+        if self._moments is None and (known := self._known(root)):
+            mean, deviation = (np.array(values, dtype=np.float64) for values in known["moments"])
+            self._moments = mean, deviation
         if self._moments is None:
             self.read(root)
         assert self._moments is not None

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from cfl.data.sources.files import where_else
 from cfl.data.sources.images import MODES, class_images, class_names, pixels_of, read_image
+from cfl.data.sources.kept import known_of
 from cfl.data.sources.root import data_root
 from cfl.data.sources.standard import KEY, StandardSource, check_shape
 from cfl.data.types import ImageSet
@@ -147,6 +148,9 @@ class ImageFolder(StandardSource):
         if name != "num_classes":
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         folder = data_root() / Path(self.path).expanduser() / "train"
+        if not os.path.isdir(folder) and (known := known_of(self._key)):
+            self.num_classes = int(known["num_classes"])
+            return self.num_classes
         if not os.path.isdir(folder):
             raise ConfigError(
                 f"{KEY}.num_classes",
@@ -181,10 +185,18 @@ class ImageFolder(StandardSource):
         train, test = (read_class_folders(folder / part, self.shape, resize=self.resize) for part in ("train", "test"))
         return train, test
 
+    def kept(self, root: Path) -> dict[str, dict[str, Any]]:
+        """See :meth:`Source.kept`."""
+        return {self._key: {"num_classes": self.num_classes, "names": list(self.names(root))}}
+
+    @property
+    def _key(self) -> str:
+        return f"{type(self).__name__} {self.path}"
+
     def names(self, root: Path) -> tuple[str, ...]:
         """Names of the folders of classes if these are there, else numbers."""
         folder = root / Path(self.path).expanduser() / "train"
-        found = tuple(class_names(folder)) if os.path.isdir(folder) else ()
+        found = tuple(class_names(folder) if os.path.isdir(folder) else known_of(self._key).get("names", ()))
         return found if len(found) == self.num_classes else super().names(root)
 
     @property
