@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from cfl.cli.main import restored
-from cfl.export.answer import Answer, Choice, answer_of
-from cfl.export.card import sources_of
+from cfl.export.answer import Answer, Choice
+from cfl.export.prediction import ImageClassifier
 from cfl.metrics.measure import ACCURACY, NLL, Measure
 from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.figures import accuracy_curve, accuracy_heatmap, learning_curves
@@ -52,7 +52,6 @@ class Run:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.figures = read_run(self.folder)
-        self._answers: dict[Choice, Answer] = {}
 
     def __repr__(self) -> str:
         figures = self.figures
@@ -131,12 +130,8 @@ class Run:
         Raises:
             RunFolderError, ConfigError: as for :attr:`model`.
         """
-        choice = Choice(client, task)
-        if choice not in self._answers:
-            self._answers[choice] = answer_of(self._client, choice)
-        return self._answers[choice]
+        return self._classifier.model_for(Choice(client, task))
 
-    @torch.no_grad()
     def predict(self, images: Any, client: int | None = None, task: int | None = None) -> Tensor:
         """``[N]`` int64: the output with the highest score for each image.
 
@@ -154,43 +149,20 @@ class Run:
             ConfigError: images of another shape or type, a task that is missing or that there is none of, a run that
                 estimates a density, or as for :attr:`model`.
         """
-        data = self._client.require_federation().data
-        if data.scenario == "density":
-            raise ConfigError("predict", self.figures.benchmark, "a run that classifies; run.model gives likelihoods")
+        data = self._classifier.federation.data
         images = torch.as_tensor(images)
         if images.ndim != 4 or tuple(images.shape[1:]) != tuple(data.input_shape):
             raise ConfigError("images", list(images.shape), f"shape [N, {', '.join(map(str, data.input_shape))}]")
-        if task is not None and not 0 <= task < data.num_tasks:
-            raise ConfigError("task", task, f"an integer between 0 and {data.num_tasks - 1}")
         if not images.is_floating_point():
-            images = self._normalised(images)
-        model = self.model_for(client, task if self._differs_by_task(client) else None)
-        scores = torch.cat([model(part) for part in images.to(torch.float32).split(data.eval_batch_size)])
-        allowed = data.outputs.test_after(data.num_tasks - 1)
-        if allowed is not None:
-            if task is None and not allowed.eq(allowed[0]).all():
-                raise ConfigError("task", None, f"an integer between 0 and {data.num_tasks - 1}, the images' task")
-            scores = scores.masked_fill(~allowed[task or 0], -torch.inf)
-        return scores.argmax(1)
+            if images.dtype != torch.uint8:
+                valid = "torch.uint8 as stored, or floating-point network input"
+                raise ConfigError("images", str(images.dtype), valid)
+            images = self._classifier.network_input(images, client, task)
+        return self._classifier.scores(images.to(torch.float32), client, task).argmax(1)
 
-    def _differs_by_task(self, client: int | None) -> bool:
-        try:
-            self.model_for(client)
-        except ConfigError as error:
-            if error.key not in ("task", "--task"):
-                raise
-            return True
-        return False
-
-    def _normalised(self, images: Tensor) -> Tensor:
-        sources = sources_of(self._client.require_federation().data.stream)
-        transforms = [source.transform() for source in sources]
-        if len({transform.normalisation for transform in transforms}) > 1:
-            valid = "floating-point network input, as this run's data sets are normalised differently"
-            raise ConfigError("images", str(images.dtype), valid)
-        if images.dtype != torch.uint8:
-            raise ConfigError("images", str(images.dtype), "torch.uint8 as stored, or floating-point network input")
-        return transforms[0].normalised(images)
+    @cached_property
+    def _classifier(self) -> ImageClassifier:
+        return ImageClassifier(self._client)
 
     @cached_property
     def _client(self) -> Client:

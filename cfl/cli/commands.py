@@ -12,6 +12,7 @@ TRAINING = {
 OTHERS = {
     "compare": ("cfl.reporting.compare.command", "Make tables and a page of charts of finished runs."),
     "export": ("cfl.export.command", "Write a run's model as a file for other programs."),
+    "predict": ("cfl.export.predict", "Classify image files by a run's model."),
     "dashboard": ("cfl.reporting.dashboard.command", "Set up panels at wandb."),
     "configs": ("cfl.cli.installed_configs", "List or show the configurations that come along."),
 }

@@ -1,7 +1,7 @@
 """``cfl fit | validate | test``: the one place that puts application and callbacks together.
 
-``cfl compare``, ``export`` and ``dashboard`` are dispatched in :mod:`cfl.__main__`, which imports this module only
-where there is something to train or to restore.
+Other commands are dispatched in :mod:`cfl.__main__`, which imports this module only where there is something to train
+or to restore.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ from cfl.cli.installed_configs import DEFAULT_CONFIG
 from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING
 from cfl.cli.method_keys import keys_as_typed
 from cfl.cli.optimizer_options import check_optimizer_options
-from cfl.cli.parsing import Parser, debugging, disk_error, place_of, reason_for_user
+from cfl.cli.parsing import Parser, debugging, disk_error, place_of, reason_for_user, said
 from cfl.cli.settling import settle
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.schedule import Schedule
+from cfl.data.sources.kept import remember
 from cfl.engines import EngineOptions
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import Method
@@ -155,12 +156,23 @@ class FederatedCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Put the settled configuration in the parsed one's place, and look at the checkpoint that it names."""
+        self._fit_default_to_clients()
         self.settled = settle(self._settings, self._plain_config(), trains=self.subcommand == "fit")
         checkpoint, self._rounds_done = self._checkpoint()
         settings = self.settled.config
         check_optimizer_options(settings.model.optimizer.get("init_args", Namespace()).as_dict())
         settings.ckpt_path = checkpoint
         self.config = Namespace({**vars(self.config), self.subcommand: settings})
+
+    def _fit_default_to_clients(self) -> None:
+        """Lower ``schedule.clients_per_round`` to the number of clients if it has its default, which nobody chose."""
+        schedule, clients, key = self._settings.schedule, self._settings.data.num_clients, "schedule.clients_per_round"
+        default = schedule.clients_per_round
+        if any(one.key == key for one in said()) or not isinstance(default, int) or not 1 <= clients < default:
+            return
+        schedule.clients_per_round = clients
+        if self.subcommand == "fit" and is_first_process():
+            print(f"{key} is {clients}, as data.num_clients, instead of the default {default}", flush=True)
 
     def instantiate_classes(self) -> None:
         """As Lightning; errors about methods name them as they were typed."""
@@ -320,6 +332,7 @@ def check_checkpoint(path: Path, experiment: Mapping[str, Any]) -> int:
     if not held:
         valid = "a checkpoint that says which configuration it is of, as cfl fit writes it"
         raise ConfigError("ckpt_path", str(path), valid)
+    remember(checkpoint.get(FederatedDataModule.__qualname__, {}).get("files", {}))
     # A checkpoint from before an option existed goes on with the option at its default.
     found = differences_on_resuming(experiment, completed(held, experiment, SECTIONS))
     if found:
@@ -423,8 +436,8 @@ def _build(kind: type[FederatedCLI], line: CommandLine, callbacks: Sequence[Call
                 "prog": "cfl",
                 "description": "Train and compare methods of continual federated learning.",
                 "epilog": "Further commands, each with --help: cfl compare RUN... makes tables and a page of charts of "
-                "finished runs, cfl export a file of a run's model, cfl dashboard panels at wandb, cfl configs the "
-                "configurations that come along.",
+                "finished runs, cfl export a file of a run's model, cfl predict a table of images' classes, "
+                "cfl dashboard panels at wandb, cfl configs the configurations that come along.",
                 **{
                     name: {
                         "default_config_files": [str(DEFAULT_CONFIG)],

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import yaml
 from jsonargparse import SUPPRESS, ActionConfigFile, Namespace, set_loader
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser
@@ -22,7 +23,7 @@ from cfl.cli.leaves import check_leaves, dropped
 from cfl.cli.linked_defaults import FOLLOWING, check_given
 from cfl.cli.plugins import import_named_in
 from cfl.cli.refusals import Refusal, allows_null, refusal, sentence
-from cfl.reporting.experiment import with_moved_classes
+from cfl.reporting.experiment import RENAMED, with_moved_classes, with_renamed_options
 from cfl.runtime.disk import is_of_disk
 from cfl.runtime.errors import FOR_USERS, ConfigError, NotUnderstood, NotWritten
 from cfl.runtime.memory import lack_of_memory
@@ -80,7 +81,7 @@ def _content(key: str, value: str) -> Mapping[str, Any]:
         raise ConfigError(key, value, "a YAML file that holds a mapping")
     if wrong := wrong_keys(content):
         raise ConfigError(key, value, f"a YAML file ({wrong})")
-    return content
+    return dict(with_renamed_options(content))
 
 
 def joined(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,10 +178,10 @@ class Parser(LightningArgumentParser):
         return found
 
     def parse_string(self, *args: Any, **kwargs: Any) -> Any:
-        """As ever, for a file's content; classes that have moved go by their former paths, too."""
+        """As ever, for a file's content; classes and options go by their former names, too."""
         content = args[0] if args else kwargs.pop("content")
         import_named_in(content)
-        args = (with_moved_classes(content), *args[1:])
+        args = (_with_renamed_options(with_moved_classes(content)), *args[1:])
         return super().parse_string(*args, **kwargs)
 
     def validate(self, namespace: Any, *args: Any, **kwargs: Any) -> None:
@@ -219,6 +220,15 @@ class Parser(LightningArgumentParser):
         if reason is None:
             reason = " ".join(message.split()) if refused is None else sentence(refused, said())
         raise NotUnderstood(str(reason)) from ex
+
+
+def _with_renamed_options(text: str) -> str:
+    """A configuration's text with the names that options have now; unchanged if it has no former one."""
+    if not any(name in text for name in RENAMED):
+        return text
+    content = parse_yaml(text)
+    renamed = with_renamed_options(content)
+    return text if renamed == content else yaml.safe_dump(renamed, sort_keys=False)
 
 
 def said() -> list[Given]:

@@ -26,6 +26,7 @@ from cfl.data.partitions import IID, Partition
 from cfl.data.scenarios import OutputMap, Scenario, output_map, require_binary
 from cfl.data.schedule import BoundSchedule, Schedule
 from cfl.data.sequences import TaskSequences
+from cfl.data.sources.base import Source
 from cfl.data.sources.root import data_root
 from cfl.data.streams import Stream
 from cfl.data.task_handles import TaskHandles, TaskRef, unwrap_task, unwrap_tasks
@@ -247,11 +248,22 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
     @cached_property
     def digests(self) -> dict[str, str]:
         """Digests of the stream's ``train`` and ``test`` samples (:mod:`cfl.data.digest`)."""
-        return data_digests(self.tasks)
+        return data_digests(self.tasks, self.partition.by_owner)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the data module in checkpoints: digests of the samples."""
-        return {"digests": self.digests}
+        """The state of the data module in checkpoints: digests of the samples, and what only files tell of them."""
+        return {"digests": self.digests, "files": self.of_files}
+
+    @cached_property
+    def of_files(self) -> dict[str, dict[str, Any]]:
+        """:meth:`cfl.data.sources.base.Source.kept` of the stream's data sets."""
+        found: dict[str, dict[str, Any]] = {}
+        for task in range(self.stream.num_tasks):
+            source: Any = self.stream.source_of(task)
+            while isinstance(source, Source):
+                found |= source.kept(self.root)
+                source = getattr(source, "source", None)
+        return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Check that these are the samples of the checkpoint's run.
@@ -282,6 +294,7 @@ class FederatedDataModule(ClientDataAssignment, LightningDataModule):
         _ = self.indices
         _ = self.evaluated
         _ = self.inputs  # computed before several threads need it at the same time
+        _ = self.of_files
         _ = self.digests  # computed before the first checkpoint, whose time is measured
         if self.scenario == "density":
             require_binary(self.tasks)

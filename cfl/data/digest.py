@@ -9,11 +9,13 @@ from torch import Tensor
 
 from cfl.data.types import ImageSet, Task
 from cfl.runtime.errors import ConfigError
-from cfl.runtime.tensor_digest import DIGITS, tensor_sha256
+from cfl.runtime.tensor_digest import DIGITS, tensor_sha256, tensors_digest
 
 
-def data_digests(tasks: Sequence[Task]) -> dict[str, str]:
+def data_digests(tasks: Sequence[Task], owners: bool = False) -> dict[str, str]:
     """Digests of all tasks' ``train`` and ``test`` samples as returned by streams, labels included.
+
+    With ``owners`` also one of the ``clients`` of the training samples.
 
     Image files count as decoded and scaled, which may differ between versions of the libraries. The order of samples
     counts, because partitions deal indices. Transforms of stored images are not included: they follow from the
@@ -21,10 +23,13 @@ def data_digests(tasks: Sequence[Task]) -> dict[str, str]:
     tasks share their images; 0.9 s a GB.
     """
     known: dict[int, bytes] = {}
-    return {
+    found = {
         "train": _digest([task.train for task in tasks], known),
         "test": _digest([task.test for task in tasks], known),
     }
+    if owners:
+        found["clients"] = tensors_digest(task.train.clients for task in tasks if task.train.clients is not None)
+    return found
 
 
 def _digest(sets: Sequence[ImageSet], known: dict[int, bytes]) -> str:

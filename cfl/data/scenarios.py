@@ -103,7 +103,10 @@ def require_binary(tasks: Sequence[Task]) -> None:
     """
     for task in tasks:
         for images in (task.train.images, task.test.images):
-            stored = torch.bincount(images.flatten(), minlength=256).nonzero().flatten().to(torch.uint8)
+            if images.is_floating_point():
+                stored = images.unique()
+            else:  # much faster
+                stored = torch.bincount(images.flatten(), minlength=256).nonzero().flatten().to(torch.uint8)
             channels = len(task.transform.mean)
             x = task.transform.normalised(stored.view(-1, 1, 1, 1).expand(-1, channels, 1, 1))
             if not bool(((x == 0) | (x == 1)).all()):

@@ -16,33 +16,39 @@ class ImageSet:
     """Stored images with labels, before normalisation.
 
     Attributes:
-        images: ``[N, C, H, W]`` uint8.
+        images: ``[N, C, H, W]`` uint8, or float32 where the data set holds numbers that bytes cannot.
         labels: ``[N]`` int64, values ``0 .. num_classes - 1``.
+        clients: ``[N]`` int64 from 0, whose sample each is, where the data set says so; otherwise None.
     """
 
     images: Tensor
     labels: Tensor
+    clients: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
-            raise TypeError(f"images must be uint8 [N, C, H, W], got {self.images.dtype} {list(self.images.shape)}")
+        if self.images.dtype not in (torch.uint8, torch.float32) or self.images.ndim != 4:
+            found = f"{self.images.dtype} {list(self.images.shape)}"
+            raise TypeError(f"images must be uint8 or float32 [N, C, H, W], got {found}")
         if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
             raise TypeError(
                 f"labels must be int64 [N={len(self.images)}], got {self.labels.dtype} {list(self.labels.shape)}"
             )
+        if self.clients is not None and (self.clients.dtype, self.clients.shape) != (torch.int64, self.labels.shape):
+            found = f"{self.clients.dtype} {list(self.clients.shape)}"
+            raise TypeError(f"clients must be int64 [N={len(self.images)}], got {found}")
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def subset(self, index: Tensor) -> ImageSet:
         """The samples at ``index`` ([M] int64), copied."""
-        return ImageSet(self.images[index], self.labels[index])
+        return ImageSet(self.images[index], self.labels[index], None if self.clients is None else self.clients[index])
 
 
 class PixelTransform:
-    """Converts stored integers to network input, per batch, on the images' device.
+    """Converts stored values to network input, per batch, on the images' device.
 
-    ``float = (integer / scale - mean) / std`` per channel, after an optional pixel map that is the same for
+    ``input = (stored / scale - mean) / std`` per channel, after an optional pixel map that is the same for
     every channel: ``out[.., c, p] = in[.., c, pixel_map[p]]`` with ``p`` running over the ``H * W`` pixels in
     row-major order and ``-1`` meaning black (stored value 0). A permutation and a nearest-neighbour rotation
     are both pixel maps.
@@ -84,11 +90,11 @@ class PixelTransform:
         return self._on_device[device]
 
     def __call__(self, images: Tensor) -> Tensor:
-        """``[..., C, H, W]`` uint8 to ``[..., C, H, W]`` float32."""
+        """``[..., C, H, W]`` as stored to ``[..., C, H, W]`` float32."""
         return self.normalised(self.mapped(images))
 
     def mapped(self, images: Tensor) -> Tensor:
-        """The pixel map alone, ``[..., C, H, W]`` uint8 to the same; the images themselves if there is none."""
+        """The pixel map alone, ``[..., C, H, W]`` to the same; the images themselves if there is none."""
         _, _, index, outside = self._constants(images.device)
         if index is None:
             return images
@@ -98,16 +104,16 @@ class PixelTransform:
         return flat.view(images.shape)
 
     def normalised(self, images: Tensor) -> Tensor:
-        """The normalisation alone, ``[..., C, H, W]`` uint8 to float32."""
+        """The normalisation alone, ``[..., C, H, W]`` as stored to float32; a copy."""
         factor, offset, _, _ = self._constants(images.device)
-        return images.float().mul_(factor).add_(offset)
+        return images.to(torch.float32, copy=True).mul_(factor).add_(offset)
 
 
 def mapped_apart(images: Tensor, transforms: Sequence[PixelTransform], which: Tensor) -> Tensor:
     """:meth:`PixelTransform.mapped` of ``[n, C, H, W]`` images, each by its own of some transforms.
 
     Args:
-        images: uint8.
+        images: as stored.
         transforms: whatever their normalisation.
         which: ``[n]`` int64, each image's place in ``transforms``.
     """
@@ -145,7 +151,7 @@ class Task:
         train: training samples, labels ``0 .. num_classes - 1`` within the task.
         test: test samples, labelled likewise.
         num_classes: number of classes of this task.
-        transform: stored integers to network input.
+        transform: stored values to network input.
     """
 
     name: str

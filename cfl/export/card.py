@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cfl.data.datamodule import FederatedDataModule
+from cfl.data.sources.base import Source
 from cfl.export.answer import Answer, Choice
+from cfl.export.prediction import last_task
+from cfl.export.snippet import snippet
 from cfl.federation.federation import MODEL_TOPIC, Federation
 from cfl.models.density import densities_differ
 from cfl.reporting.csv_file import RunFolderError
@@ -27,22 +30,7 @@ _MEANINGS = {
     "class": "Every task has outputs of its own; the largest of all is the answer, or of a task's where that is known.",
     "density": "There are no classes.",
 }
-
-_USE = {
-    ".pt2": """import torch
-
-model = torch.export.load("{name}").module()
-outputs = model(x)""",
-    ".onnx": """import onnxruntime
-
-session = onnxruntime.InferenceSession("{name}")
-(outputs,) = session.run(None, {{"input": x}})  # x: numpy, float32""",
-    ".safetensors": """from safetensors.torch import load_file
-
-tensors = load_file("{name}")  # a state dict for model.network of the configuration below
-network.load_state_dict(tensors)
-outputs = network.eval()(x)""",
-}
+_CHANNELS = {1: "grey", 3: "red, green, blue"}
 
 
 def write_card(
@@ -77,7 +65,7 @@ def write_card(
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     sections = [
         _heading(choice, federation, summary),
-        f"## Use\n\n```python\n{_USE[model.suffix].format(name=model.name)}\n```\n\n"
+        f"## Use\n\n{fenced(snippet(model, answer, choice, federation, config), 'python')}\n\n"
         f"SHA-256 of `{model.name}`: `{digest}` (`sha256sum {model.name}`).",
         _input(data),
         _output(answer, choice, federation),
@@ -131,40 +119,46 @@ def _has_trained(federation: Federation, client: int) -> bool:
 def _input(data: FederatedDataModule) -> str:
     channels, height, width = data.input_shape
     stream = data.stream
+    found = (stream.source_of(task) for task in range(stream.num_tasks))
+    sources = [source for source in dict.fromkeys(found) if source is not None]
     lines = [
         "## Input",
         f"float32 `[N, {channels}, {height}, {width}]`: network input, that is, normalised: "
-        "`x = (stored / scale - mean) / std` for each channel, where `stored` are the data set's integers.",
+        "`x = (stored / scale - mean) / std` for each channel, where `stored` are the data set's values.",
     ]
     rows = ["| data set | shape | scale | mean | std |", "|---|---|---:|---|---|"]
-    for source in sources_of(stream):
+    for source in sources:
         transform = source.transform()
         constants = (" ".join(f"{value:.6g}" for value in values) for values in (transform.mean, transform.std))
         shape = " x ".join(map(str, source.shape))
-        rows.append(f"| {source.name} | {shape} | {transform.scale:g} | {' | '.join(constants)} |")
+        rows.append(f"| {in_markdown(source.name)} | {shape} | {transform.scale:g} | {' | '.join(constants)} |")
     lines.append("\n".join(rows))
+    lines += [f"{in_markdown(source.name)}: {_stored(source)}" for source in sources]
     about = (inspect.getdoc(type(stream)) or "").split("\n\n")[0]
     lines.append(
         f"Tasks are made by `{type(stream).__name__}`: {' '.join(about.split())} Any change of the pixels that it "
         "makes comes before the normalisation."
     )
-    if any(source.shape != data.input_shape for source in sources_of(stream)):
+    if any(source.shape != data.input_shape for source in sources):
         lines.append(
             "Smaller images are centred on black, and grey ones repeated over the channels, before the normalisation."
         )
     return "\n\n".join(lines)
 
 
-def sources_of(stream: Any) -> Sequence[Any]:
-    """The data sets of a stream."""
-    return list(getattr(stream, "sources", None) or [stream.source])
+def _stored(source: Source) -> str:
+    """What the data set's values are, and how files are read."""
+    named = None if source.is_float else _CHANNELS.get(source.shape[0])
+    layout = f"channels ({named}), rows from the top, columns" if named else "channels, rows, columns"
+    values = "floating-point numbers" if source.is_float else f"integers from 0 (black) to {source.scale:g} (white)"
+    return f"{values}; the axes are {layout}. {source.reads}".rstrip()
 
 
 def _output(answer: Answer, choice: Choice, federation: Federation) -> str:
     data = federation.data
     meaning = _MEANINGS[data.scenario]
     if data.outputs.grows and not federation.finished:
-        last = max(federation.rows_due(everyone=True).values())  # with clients' own clocks, that of the fastest
+        last = last_task(federation)  # with clients' own clocks, that of the fastest
         seen = data.outputs.offsets[last] + data.stream.classes_per_task[last]
         meaning += f" Only outputs below {seen} have been trained so far, and the run's tests asked no others."
     if data.scenario == "density":
@@ -173,8 +167,7 @@ def _output(answer: Answer, choice: Choice, federation: Federation) -> str:
     if answer.classifiers:
         what = f"scores of {', '.join(type(method).__name__ for method in answer.classifiers)}, larger is better"
     lines = ["## Output", f"float32 `[N, {data.num_outputs}]`: {what}. {meaning}"]
-    groups = getattr(data.stream, "class_groups", None)
-    of_task = groups(data.seed) if groups is not None else None
+    names = data.stream.class_names(data.root, data.seed)
     rows = ["| task | outputs | classes |", "|---:|---|---|"]
     own = range(data.stream.num_tasks)
     if choice.client is not None and data.order is not None:
@@ -182,7 +175,7 @@ def _output(answer: Answer, choice: Choice, federation: Federation) -> str:
         lines.append(f"Tasks are those of client {choice.client}, in its order.")
     for number, task in enumerate(own):
         first, count = data.outputs.offsets[task], data.stream.classes_per_task[task]
-        classes = " ".join(map(str, of_task[task])) if of_task is not None else f"0 to {count - 1} of the task"
+        classes = in_markdown(", ".join(names[task]))
         rows.append(f"| {number} | {first} to {first + count - 1} | {classes} |")
     return "\n\n".join([*lines, "\n".join(rows)])
 

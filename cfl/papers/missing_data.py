@@ -11,7 +11,7 @@ from typing import Any
 
 from cfl.data.sources import Source
 from cfl.data.sources.root import data_root
-from cfl.reporting.experiment import class_of
+from cfl.reporting.experiment import class_of, with_renamed_options
 from cfl.runtime.atomic_write import write_whole
 from cfl.runtime.errors import ConfigError, DataFilesMissing
 
@@ -36,7 +36,7 @@ def _weights(experiment: Mapping[str, Any]) -> Path | None:
 
 def _name(node: Mapping[str, Any], source: type[Source]) -> str:
     told = (node.get("init_args") or {}).get(source.told_by) if source.told_by else None
-    return str(told or source.__name__)
+    return told if isinstance(told, str) and told else source.__name__
 
 
 def _sources(tree: Any) -> Iterator[tuple[Mapping[str, Any], type[Source]]]:
@@ -48,7 +48,7 @@ def _sources(tree: Any) -> Iterator[tuple[Mapping[str, Any], type[Source]]]:
         found = class_of(tree)
         within = [inner for part in tree.values() for inner in _sources(part)]
         if found is not None and issubclass(found, Source) and not within:
-            yield tree, found
+            yield with_renamed_options(tree), found
         yield from within
 
 

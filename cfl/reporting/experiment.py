@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cfl.runtime.class_paths import named_class
+from cfl.runtime.class_paths import PACKAGE, named_class
 
 DECIDES_RESULTS = ("seed_everything", "model", "data", "methods", "schedule", "federated")
 TRAINER_DECIDES = ("precision", "gradient_clip_val", "gradient_clip_algorithm")
@@ -53,7 +53,13 @@ MOVED = {
 
 Experiments, and hashes with them, have the former ones: so kept results and checkpoints stay valid.
 """
+RENAMED: Mapping[str, Mapping[str, str]] = {"ImageFolder": {"folder": "path"}}
+"""Short names of classes of this project -> what options were called before -> what they are called now.
+
+As for :data:`MOVED`, configurations are read with either name, and experiments have the former one.
+"""
 _FORMER = {now: former for former, now in MOVED.items()}
+_FORMER_OPTIONS = {name: {now: former for former, now in options.items()} for name, options in RENAMED.items()}
 _MOVED_PATHS = re.compile(rf"(?<![\w.])({'|'.join(map(re.escape, MOVED))})(?![\w.])")
 
 
@@ -63,12 +69,34 @@ def with_moved_classes(text: str) -> str:
 
 
 def with_former_classes(tree: Any) -> Any:
-    """A configuration or a part of it with the class paths that hashes are taken of."""
+    """A configuration or a part of it with the class paths and names of options that hashes are taken of."""
+    return _with_former_classes(_with_options(tree, _FORMER_OPTIONS))
+
+
+def _with_former_classes(tree: Any) -> Any:
     if isinstance(tree, Mapping):
-        return {key: with_former_classes(value) for key, value in tree.items()}
+        return {key: _with_former_classes(value) for key, value in tree.items()}
     if isinstance(tree, list):
-        return [with_former_classes(value) for value in tree]
+        return [_with_former_classes(value) for value in tree]
     return _FORMER.get(tree, tree) if isinstance(tree, str) else tree
+
+
+def with_renamed_options(tree: Any) -> Any:
+    """A configuration or a part of it with the names that options have now."""
+    return _with_options(tree, RENAMED)
+
+
+def _with_options(tree: Any, names: Mapping[str, Mapping[str, str]]) -> Any:
+    if isinstance(tree, list):
+        return [_with_options(value, names) for value in tree]
+    if not isinstance(tree, Mapping):
+        return tree
+    found = {key: _with_options(value, names) for key, value in tree.items()}
+    module, _, name = str(tree.get("class_path", "")).rpartition(".")
+    options = found.get("init_args")
+    if name in names and module.partition(".")[0] in ("", PACKAGE) and isinstance(options, dict):
+        found["init_args"] = {names[name].get(option, option): value for option, value in options.items()}
+    return found
 
 
 def matmul_precision_of(config: Mapping[str, Any]) -> str:
@@ -241,6 +269,8 @@ def benchmark_name(config: Mapping[str, Any]) -> str:
 def _data_set(source: Any) -> str:
     told_by = getattr(class_of(source), "told_by", None) if isinstance(source, Mapping) else None
     told = (source.get("init_args") or {}).get(told_by) if told_by else None
+    if isinstance(told, Mapping):
+        return _class_name(told)
     name = Path(told).name.removesuffix(".npz") if told else ""
     return re.sub(r"[^\w.]+", "-", name).strip("-.") or _class_name(source)
 

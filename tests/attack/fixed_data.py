@@ -102,7 +102,7 @@ def _images(change: Callable[[Path], object], wanted: Wanted = "warned") -> Case
     def make(folder: Path) -> list[list[str]]:
         data_files.write_images(folder / "pictures")
         change(folder / "pictures")
-        source = {"class_path": "ImageFolder", "init_args": {"folder": str(folder / "pictures"), "shape": [1, 4, 4]}}
+        source = {"class_path": "ImageFolder", "init_args": {"path": str(folder / "pictures"), "shape": [1, 4, 4]}}
         return [[*TINY, "--data.stream.num_tasks", "2", *_only(source)]]
 
     return Case(make, ("pictures", "source"), wanted)

@@ -214,7 +214,7 @@ def _of_source(name: str, **options: Any) -> tuple[str, ...]:
 
 
 _ARRAYS = _of_source("Arrays", path=data_files.NPZ)
-_FOLDER = _of_source("ImageFolder", folder=data_files.IMAGES, shape=[1, 4, 4])
+_FOLDER = _of_source("ImageFolder", path=data_files.IMAGES, shape=[1, 4, 4])
 _EXPORT = ("export", "--ckpt_path", f"{RUN}/last.ckpt", "--out", "model.safetensors", "--client", "0")
 _ON_DISK = (*_FIT, *_METHODS, "--federated.client_state_memory_mb=0")
 _RAW = f"{_DATA}/{data_files.MNIST}/raw"

@@ -508,9 +508,8 @@ def test_a_missing_file_is_looked_for_where_it_may_be(
     source: str, path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No data root moves an absolute path."""
-    option = {"Arrays": "path", "ImageFolder": "folder"}[source]
     sizes = {"shape": [1, 4, 4], "num_classes": 4}
-    of_stream = {"source": {"class_path": source, "init_args": {option: path, **sizes}}, "num_tasks": 2}
+    of_stream = {"source": {"class_path": source, "init_args": {"path": path, **sizes}}, "num_tasks": 2}
     stream = {"class_path": "Permuted", "init_args": of_stream}
     assert tiny_cli.fit(tmp_path, "--data.stream", json.dumps(stream)) == 2
     assert ("data.root" in capsys.readouterr().err) is not path.startswith("/")

@@ -40,6 +40,25 @@ def test_later_files_win_and_the_command_line_wins_over_files(
     assert default["clients_per_round"] == 10  # from default.yaml, which nobody named
 
 
+def test_the_default_of_clients_per_round_is_lowered_to_the_clients(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A value that somebody chose is not, and the run goes on with what it has."""
+    config = yaml.safe_load(tiny_cli.TINY.read_text())
+    del config["schedule"]["clients_per_round"]
+    file, folder = tmp_path / "tiny.yaml", tmp_path / "run"
+    file.write_text(yaml.safe_dump(config))
+    given = ("fit", "--config", str(file), "--run.dir", str(folder), "--schedule.rounds_per_task", "1")
+    assert tiny_cli.run(*given) == 0
+    said = "schedule.clients_per_round is 4, as data.num_clients, instead of the default 10\n"
+    assert said in capsys.readouterr().out
+    assert yaml.safe_load((folder / "config.yaml").read_text())["schedule"]["clients_per_round"] == 4
+    assert tiny_cli.run("validate", "--ckpt_path", str(folder / "last.ckpt")) == 0
+    assert said not in capsys.readouterr().out
+    assert tiny_cli.run(*given, "--run.overwrite", "true", "--schedule.clients_per_round", "10") == 2
+    assert "schedule.clients_per_round = 10 cannot work; valid: at most 4" in capsys.readouterr().err
+
+
 def test_benchmark_and_method_files_combine_in_either_order(capsys: pytest.CaptureFixture[str]) -> None:
     configs = Path(__file__).parents[2] / "configs"
     benchmark, method = (("--config", str(configs / name)) for name in ("benchmarks/cifar100.yaml", "methods/fot.yaml"))

@@ -94,7 +94,7 @@ def test_tasks_that_share_images_are_read_once(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_data_module_knows_its_tasks_by_them() -> None:
     data = tiny_data()
-    assert data.state_dict() == {"digests": data_digests(data.tasks)}
+    assert data.state_dict() == {"digests": data_digests(data.tasks), "files": {}}
     assert data.digests == tiny_data(num_clients=2).digests
     data.load_state_dict(data.state_dict())
 

@@ -19,6 +19,7 @@ import jsonargparse
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import cfl.data.sources as sources
 from cfl.data.sources import (
@@ -725,6 +726,39 @@ def image_tree(root: Path) -> np.ndarray:
     return pixels
 
 
+def test_images_of_mixed_sizes_are_stretched_or_cropped_to_one(tmp_path):
+    """The middle of a picture in the wanted proportions, scaled; by default the whole picture is."""
+    pictures = [Image.fromarray(np.random.default_rng(n).integers(0, 256, (8, 20, 3), dtype=np.uint8)) for n in (0, 1)]
+    pictures += [pictures[0].rotate(90, expand=True), pictures[0].crop((6, 0, 10, 4))]
+    for part in ("train", "test"):
+        for name in ("a", "b"):
+            (tmp_path / part / name).mkdir(parents=True)
+            for n, picture in enumerate(pictures):
+                picture.save(tmp_path / part / name / f"{n}.png")
+    ways = ("stretch", "crop")
+    found = {how: ImageFolder(str(tmp_path), [3, 4, 4], resize=how).load(tmp_path)[0].images for how in ways}
+    whole = pictures[0].resize((4, 4), Image.Resampling.BILINEAR)
+    middle = pictures[0].resize((4, 4), Image.Resampling.BILINEAR, box=(6, 0, 14, 8))
+    assert torch.equal(found["stretch"][0], torch.from_numpy(np.array(whole)).permute(2, 0, 1))
+    assert torch.equal(found["crop"][0], torch.from_numpy(np.array(middle)).permute(2, 0, 1))
+    assert torch.equal(found["crop"][3], found["stretch"][3])  # it has the size already
+    assert torch.equal(ImageFolder(str(tmp_path), [3, 4, 4]).load(tmp_path)[0].images, found["stretch"])
+    with pytest.raises(ConfigError, match=r"source\.resize = 'pad' cannot work; valid: stretch or crop"):
+        ImageFolder(str(tmp_path), [3, 4, 4], resize="pad")
+
+
+def test_classes_go_by_the_names_of_their_folders(tmp_path):
+    image_tree(tmp_path / "pets")
+    source = ImageFolder("pets", shape=[3, 4, 6], num_classes=2)
+    assert source.names(tmp_path) == tuple(sorted(path.name for path in (tmp_path / "pets" / "train").iterdir()))
+    assert source.names(tmp_path / "elsewhere") == ("0", "1")
+
+
+@pytest.mark.parametrize("kind", [CIFAR10, CIFAR100, FashionMNIST, KMNIST, EMNISTLetters, NotMNIST])
+def test_every_class_of_a_published_data_set_has_a_name_of_its_own(kind):
+    assert len(set(kind().names(Path()))) == kind.num_classes
+
+
 def test_image_folder_pixels_and_labels(tmp_path):
     pixels = image_tree(tmp_path / "pets")
     source = ImageFolder("pets", shape=[3, 4, 6])
@@ -927,14 +961,20 @@ def test_config_builds_every_source_by_its_short_name():
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(Source, "source")
     instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # renamed in jsonargparse 4.49
-    needed = {"Arrays": {"path": "x.npz"}, "ImageFolder": {"folder": "x", "shape": [3, 8, 8]}}
+    needed = {"Arrays": {"path": "x.npz"}, "ImageFolder": {"path": "x", "shape": [3, 8, 8]}}
     names = [name for name in sources.__all__ if name not in ("Source", "data_root")]
-    assert len(names) == 18
-    binary = {"Binarised": {"source": {"class_path": "MNIST"}}, "BinarySet": {"set": "adult"}}  # nothing to normalise
-    for name, options in binary.items():
+    assert len(names) == 20
+    fake = {"class_path": "torchvision.datasets.FakeData", "init_args": {"size": 4, "image_size": [3, 8, 8]}}
+    others = {
+        "Binarised": {"source": {"class_path": "MNIST"}},
+        "BinarySet": {"set": "adult"},
+        "Features": {"path": "x.npz"},
+        "FromDataset": {"train": fake, "test": fake},
+    }
+    for name, options in others.items():
         config = parser.parse_object({"source": {"class_path": name, "init_args": options}})
         assert type(instantiate(config).source) is getattr(sources, name)
-    for name in set(names) - set(binary):
+    for name in set(names) - set(others):
         channels = 3 if name in ("CIFAR10", "CIFAR100", "SVHN", "ImageFolder", "MiniImageNet", "TinyImageNet") else 1
         options = {"std": [0.5] * channels, "max_train": 200, **needed.get(name, {})}
         config = parser.parse_object({"source": {"class_path": name, "init_args": options}})

@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 import torch
+from PIL import Image
 from support import tiny_cli
 from support.tiny import ConvNet, NetworkFactory, fit, mlp, norm_net, split, tiny_client, tiny_data
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from cfl.__main__ import main
 from cfl.cli.main import FederatedCLI
 from cfl.data.evaluation import EvaluationBatch
 from cfl.data.participation import RandomShare
-from cfl.data.sources import Binarised, Synthetic
+from cfl.data.sources import Binarised, ImageFolder, Synthetic
 from cfl.data.streams import Permuted
 from cfl.export.answer import Choice, answer_of, plain_network
 from cfl.export.formats import PACKAGES, check_format, read, write
@@ -355,7 +356,7 @@ def test_the_command_writes_model_and_card(
     summary = json.loads((run_folder / "summary.json").read_text())
     assert card.startswith("# fedavg on permuted-synthetic\n")
     assert "global model, network MLP, after 6 of 6 rounds" in card
-    assert 'torch.export.load("model.pt2")' in card
+    assert "torch.export.load('model.pt2')" in card
     assert "`[N, 1, 4, 4]`" in card
     assert "| synthetic | 1 x 4 x 4 | 255 | 0.5 | 0.25 |" in card
     assert "| 1 | 0 to 3 |" in card
@@ -434,7 +435,7 @@ def test_the_card_of_tasks_with_outputs_of_their_own(tmp_path: Path) -> None:
     )
     card = path.read_text()
     assert "The model of client 1 for its task 1 (from 0)" in card
-    assert "| 0 | 0 to 1 | 0 1 |\n| 1 | 2 to 3 | 2 3 |" in card
+    assert "| 0 | 0 to 1 | 0, 1 |\n| 1 | 2 to 3 | 2, 3 |" in card
     accuracy = client.require_federation().measured.summary(after=1)["acc"]
     assert f"| acc | {accuracy:.6g} |" in card
     assert "Every task has outputs of its own; which task" in card
@@ -450,6 +451,64 @@ def test_the_card_of_tasks_with_outputs_of_their_own(tmp_path: Path) -> None:
         tmp_path,
     )
     assert "over all tasks, each with its own model: not of this model alone, accuracies" in path.read_text()
+
+
+def code_of(card: Path) -> str:
+    """The code that a card prints."""
+    return card.read_text().split("```python\n")[1].split("```")[0]
+
+
+@pytest.mark.parametrize("scenario", ["class", "task"])
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_the_code_of_a_card_runs_as_printed(
+    suffix: str, scenario: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On its black image, and with images in that one's place: outputs are the model's, classes those of the tests."""
+    from cfl.export.card import write_card
+    from cfl.export.prediction import ImageClassifier
+
+    available(suffix)
+    client, path = trained(scenario=scenario), tmp_path / f"model{suffix}"
+    federation, answer = client.require_federation(), answer_of(client, Choice())
+    write(path, answer, client.input_shape, {})
+    config = json.dumps({"model": {"network": {"class_path": "cfl.models.MLP", "init_args": {"hidden": [8]}}}})
+    card = tmp_path / "card.md"
+    write_card(card, path, answer, Choice(), federation, config, tmp_path)
+    code = code_of(card)
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    exec(code, {})
+    assert capsys.readouterr().out.startswith("['")
+
+    test = federation.data.tasks[0].test
+    (line,) = (line for line in code.splitlines() if line.startswith("images = "))
+    held: dict[str, Any] = {"given": test.images.permute(0, 2, 3, 1).numpy()}
+    exec(code.replace(line, "images = given"), held)
+    x = federation.data.stream.source.transform()(test.images)  # type: ignore[attr-defined]
+    torch.testing.assert_close(torch.from_numpy(held["outputs"]), answer(x), rtol=0, atol=1e-5)
+    expected = ImageClassifier(client).scores(x, task=0).argmax(1)
+    assert capsys.readouterr().out == f"{[str(label) for label in expected.tolist()]}\n"
+
+
+def test_the_card_says_how_images_are_read(tmp_path: Path) -> None:
+    from cfl.export.card import write_card
+
+    for name in ("ant", "bee"):
+        for part in ("train", "test"):
+            (tmp_path / "pets" / part / name).mkdir(parents=True)
+            for number in range(16):
+                pixels = torch.randint(0, 256, (5, 6, 3), dtype=torch.uint8).numpy()
+                Image.fromarray(pixels).save(tmp_path / "pets" / part / name / f"{number}.png")
+    source = ImageFolder(str(tmp_path / "pets"), [3, 4, 4], mean=[0.5, 0.4, 0.3], resize="crop")
+    client, card = trained(stream=Permuted(source, 2), scenario="domain"), tmp_path / "card.md"
+    answer = answer_of(client, Choice())
+    write_card(card, model_in(tmp_path), answer, Choice(), client.require_federation(), "", tmp_path)
+    text = card.read_text()
+    assert "| pets | 3 x 4 x 4 | 255 | 0.5 0.4 0.3 | 1 1 1 |" in text
+    assert "integers from 0 (black) to 255 (white); the axes are channels (red, green, blue), rows from the top" in text
+    assert "converted to RGB and scaled with their proportions, and the middle of 4 x 4 pixels is cut out" in text
+    assert "| 0 | 0 to 1 | ant, bee |" in text
+    assert "classes = ['ant', 'bee']" in code_of(card)
 
 
 def test_the_card_of_an_unfinished_run_says_which_outputs_have_been_trained(

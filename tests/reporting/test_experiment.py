@@ -9,11 +9,21 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from PIL import Image
 from support.tiny_cli import fit, run, summary
 
 from cfl.papers.definition import papers
 from cfl.papers.kept import RESULTS
-from cfl.reporting.experiment import MOVED, benchmark_name, class_of, completed, config_hash, differences, experiment_of
+from cfl.reporting.experiment import (
+    MOVED,
+    benchmark_name,
+    class_of,
+    completed,
+    config_hash,
+    differences,
+    experiment_of,
+    with_renamed_options,
+)
 
 
 def config(*methods: str) -> dict[str, Any]:
@@ -54,7 +64,7 @@ def source(name: str, **options: Any) -> dict[str, Any]:
     [
         ([source("MNIST")], "permuted-mnist"),
         ([source("Arrays", path="~/my data/X rays.v2.npz")], "permuted-X-rays.v2"),
-        ([source("ImageFolder", folder="birds.2021/")], "permuted-birds.2021"),
+        ([source("ImageFolder", path="birds.2021/")], "permuted-birds.2021"),
         ([source("BinarySet", set="dna"), source("Digits")], "permuted-dna-digits"),
         ([source("Arrays", path="???")], "permuted-arrays"),
         ([{"class_path": "elsewhere.Own", "init_args": {"path": "x"}}], "permuted-own"),
@@ -127,6 +137,40 @@ def test_a_class_that_moved_goes_by_either_path_into_one_experiment(tmp_path: Pa
     assert MOVED[FORMER] in kept.read_text()
     kept.write_text(kept.read_text().replace(MOVED[FORMER], FORMER))
     assert run("validate", "--ckpt_path", str(last)) == 0
+
+
+def test_an_option_that_was_renamed_goes_by_either_name_into_one_experiment(tmp_path: Path) -> None:
+    """In a file, inline, and in the configuration that a run has left."""
+    for number in range(24):
+        for part in ("train", "test"):
+            place = tmp_path / "pets" / part / "abcd"[number % 4] / f"{number}.png"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (5, 4), 10 * number).save(place)
+    found = []
+    for option in ("path", "folder"):
+        pets = {"class_path": "ImageFolder", "init_args": {option: str(tmp_path / "pets"), "shape": [1, 4, 4]}}
+        stream = {"class_path": "Permuted", "init_args": {"source": pets, "num_tasks": 2}}
+        content = yaml.safe_dump({"data": {"stream": stream, "partition": "IID"}})
+        (tmp_path / "pets.yaml").write_text(content)
+        for name, given in (("file", str(tmp_path / "pets.yaml")), ("inline", content)):
+            folder = tmp_path / f"{name}-{option}"
+            assert fit(folder, "--config", given) == 0
+            found.append(summary(folder))
+    assert len({(one["config_hash"], one["acc"], one["benchmark"]) for one in found}) == 1
+    assert found[0]["benchmark"] == "permuted-pets"
+    kept = tmp_path / "file-path" / "config.yaml"
+    now, former = f"path: {tmp_path / 'pets'}", f"folder: {tmp_path / 'pets'}"
+    assert kept.read_text() == (tmp_path / "file-folder" / "config.yaml").read_text().replace(
+        "file-folder", "file-path"
+    )
+    kept.write_text(kept.read_text().replace(now, former))
+    assert run("validate", "--ckpt_path", str(kept.parent / "last.ckpt")) == 0
+
+
+def test_an_option_of_a_foreign_class_keeps_its_name() -> None:
+    tree = [{"class_path": path, "init_args": {"folder": "x"}} for path in ("ImageFolder", "mine.ImageFolder")]
+    ours, theirs = with_renamed_options(tree)
+    assert (ours["init_args"], theirs["init_args"]) == ({"path": "x"}, {"folder": "x"})
 
 
 def test_what_classes_say_of_themselves_is_found_by_their_former_paths(monkeypatch: pytest.MonkeyPatch) -> None:

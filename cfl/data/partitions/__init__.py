@@ -7,6 +7,7 @@ from cfl.data.partitions.client_shares import ClientShares, Shares
 from cfl.data.partitions.dirichlet import Dirichlet
 from cfl.data.partitions.iid import IID
 from cfl.data.partitions.label_blocks import LabelBlocks
+from cfl.data.partitions.natural import Natural
 from cfl.data.partitions.shards import Shards
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "ClientShares",
     "Dirichlet",
     "LabelBlocks",
+    "Natural",
     "Partition",
     "Shards",
     "Shares",

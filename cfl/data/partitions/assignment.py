@@ -8,6 +8,7 @@ import numpy as np
 
 from cfl.data.partitions.base import Partition
 from cfl.data.partitions.client_shares import ClientShares, Shares
+from cfl.data.partitions.natural import check_owners
 from cfl.data.types import Task
 from cfl.randomness.generators import numpy_generator
 from cfl.runtime.errors import ConfigError
@@ -48,15 +49,17 @@ def client_indices(
         if not len(task.train):
             value = f"{task.name!r}, which is task {t} and has no training sample"
             raise ConfigError("data.stream", value, "training samples of every task's classes")
+    if partition.by_owner:
+        check_owners([_owners(task) for task in tasks], num_clients)
     if repartition:
         indices = []
         for t, (task, clients) in enumerate(zip(tasks, members, strict=True)):
-            indices.append(ClientShares(clients, _deal(t, task, partition, len(clients), seed)))
+            indices.append(ClientShares(clients, _deal(t, task, partition, clients, seed)))
         return indices
     for task in tasks:
         if task.train.labels is not tasks[0].train.labels:
             return _dealt_as_one(tasks, partition, members, num_clients, seed)
-    shares = _deal(0, tasks[0], partition, num_clients, seed)
+    shares = _deal(0, tasks[0], partition, np.arange(num_clients), seed)
     return [ClientShares(clients, shares, rows=clients) for _, clients in zip(tasks, members, strict=True)]
 
 
@@ -75,7 +78,9 @@ def _dealt_as_one(
     firsts = np.cumsum([0] + [int(of_task.max(initial=-1)) + 1 for of_task in labels])
     starts = np.cumsum([0] + [len(of_task) for of_task in labels])
     together = np.concatenate([of_task + first for of_task, first in zip(labels, firsts, strict=False)])
-    parts = partition.split(together, num_clients, numpy_generator(seed, "partition", 0))
+    owners = [of_task for task in tasks if (of_task := _owners(task)) is not None]
+    owner = np.concatenate(owners) if len(owners) == len(tasks) else None
+    parts = partition.deal(together, owner, np.arange(num_clients), numpy_generator(seed, "partition", 0))
     return [
         ClientShares(clients, Shares.of([_between(part, *starts[t : t + 2].tolist()) for part in parts]))
         for t, clients in enumerate(members)
@@ -87,9 +92,14 @@ def _between(part: np.ndarray, start: int, stop: int) -> np.ndarray:
     return part[np.searchsorted(part, start) : np.searchsorted(part, stop)] - start
 
 
-def _deal(t: int, task: Task, partition: Partition, num_clients: int, seed: int) -> Shares:
+def _owners(task: Task) -> np.ndarray | None:
+    return None if task.train.clients is None else task.train.clients.numpy()
+
+
+def _deal(t: int, task: Task, partition: Partition, clients: np.ndarray, seed: int) -> Shares:
+    generator = numpy_generator(seed, "partition", t)
     try:
-        parts = partition.split(task.train.labels.numpy(), num_clients, numpy_generator(seed, "partition", t))
+        parts = partition.deal(task.train.labels.numpy(), _owners(task), clients, generator)
     except ConfigError as error:
         raise ConfigError(error.key, error.value, f"{error.valid} (task {t}, {task.name!r})") from error
     return parts if isinstance(parts, Shares) else Shares.of(parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -16,9 +17,11 @@ class Partition(ABC):
 
     Attributes:
         name: short lower-case name for reports and run names, e.g. ``dirichlet-0.3``.
+        by_owner: whether every client gets the samples that are its own in the data.
     """
 
     name: str
+    by_owner: ClassVar[bool] = False
 
     def check(self, num_samples: int, num_classes: int, num_clients: int) -> None:
         """Raise ConfigError, naming the setting, if a task of this size cannot be dealt.
@@ -50,6 +53,22 @@ class Partition(ABC):
         Raises:
             ConfigError: as :meth:`check`, or when the labels themselves rule the partition out.
         """
+
+    def deal(
+        self, labels: np.ndarray, owners: np.ndarray | None, clients: np.ndarray, rng: np.random.Generator
+    ) -> Sequence[np.ndarray]:
+        """Deal a task's samples to some of the clients; :meth:`split`, unless the data say whose samples they are.
+
+        Args:
+            labels: ``[N]`` integer class of each sample.
+            owners: ``[N]`` client of each sample as the data set has it, None if it has none.
+            clients: ``[m]`` ids of the clients, ascending.
+            rng: as for :meth:`split`.
+
+        Returns:
+            as :meth:`split`, in the order of ``clients``.
+        """
+        return self.split(labels, len(clients), rng)
 
     def dropped(self, num_samples: int, num_clients: int) -> int:
         """Number of samples that go to no client because the shares are equal; below the number of shares."""

@@ -5,7 +5,9 @@ from cfl.data.sources.base import Source
 from cfl.data.sources.binarised import Binarised
 from cfl.data.sources.binary_sets import BinarySet
 from cfl.data.sources.digits import Digits
+from cfl.data.sources.features import Features
 from cfl.data.sources.folder import ImageFolder
+from cfl.data.sources.from_dataset import FromDataset
 from cfl.data.sources.mini_imagenet import MiniImageNet
 from cfl.data.sources.notmnist import NotMNIST
 from cfl.data.sources.root import data_root
@@ -28,6 +30,8 @@ __all__ = [
     "Digits",
     "EMNISTLetters",
     "FashionMNIST",
+    "Features",
+    "FromDataset",
     "ImageFolder",
     "MiniImageNet",
     "NotMNIST",

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from cfl.data.sources.files import where_else
+from cfl.data.sources.images import images_of_array
+from cfl.data.sources.kept import known_of
 from cfl.data.sources.labels import checked_labels, first_absent
 from cfl.data.sources.npz import Claim, NpzFile, opened_npz
 from cfl.data.sources.root import data_root
@@ -19,115 +24,305 @@ from cfl.data.types import ImageSet
 from cfl.runtime.errors import ConfigError, DataFilesMissing
 from cfl.runtime.option_checks import check_integers, check_numbers
 
-_Channels = Literal["last", "first"]
 _PARTS = ("train", "test")
-_KEYS = tuple(f"{part}_{kind}" for part in _PARTS for kind in ("images", "labels"))
-_LAYOUT = (
+CLIENTS, NAMES = "train_clients", "class_names"
+"""Arrays that a file may hold besides."""
+
+
+class Layout(NamedTuple):
+    """What the arrays of a file hold.
+
+    Attributes:
+        kind: their names are ``train_<kind>`` and ``test_<kind>``.
+        about: the whole file in words.
+        has_type: whether samples may have a type.
+        dimensions: numbers of dimensions that the arrays may have.
+    """
+
+    kind: str
+    about: str
+    has_type: Callable[[np.dtype[Any]], bool]
+    dimensions: tuple[int, ...]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Names of the arrays that have to be there."""
+        return tuple(f"{part}_{kind}" for part in _PARTS for kind in (self.kind, "labels"))
+
+
+IMAGES = Layout(
+    "images",
     "an .npz file with train_images and test_images (unsigned bytes, [N, H, W] or [N, H, W, C]) and train_labels "
-    "and test_labels (integers from 0, [N])"
+    "and test_labels (integers from 0, [N])",
+    lambda dtype: dtype == np.uint8,
+    (3, 4),
 )
 
 
-def _damaged(path: Path, reason: object) -> DataFilesMissing:
-    return DataFilesMissing(f"{path} cannot be used: {reason}. Expected: {_LAYOUT}.")
+def _damaged(path: Path, reason: object, layout: Layout) -> DataFilesMissing:
+    return DataFilesMissing(f"{path} cannot be used: {reason}. Expected: {layout.about}.")
 
 
-def _image_shape(stored: tuple[int, ...], channels: _Channels) -> tuple[int, int, int]:
-    """``(C, H, W)`` of an array ``[N, H, W]`` or ``[N, H, W, C]`` or, channels first, ``[N, C, H, W]``."""
-    if len(stored) == 3:
-        return 1, stored[1], stored[2]
-    if channels == "first":
-        return stored[1], stored[2], stored[3]
-    return stored[3], stored[1], stored[2]
-
-
-def _claims(file: NpzFile) -> dict[str, Claim]:
+def _claims(file: NpzFile, layout: Layout) -> dict[str, Claim]:
     """What the headers of all four arrays say, if they fit together."""
-    if lacking := sorted(set(_KEYS) - set(file.keys)):
+    if lacking := sorted(set(layout.keys) - set(file.keys)):
         raise ValueError(f"it lacks {', '.join(lacking)}")
-    found = {key: file.claim(key) for key in _KEYS}
+    found, kind = {key: file.claim(key) for key in layout.keys}, layout.kind
     for part in _PARTS:
-        images, labels = found[f"{part}_images"], found[f"{part}_labels"]
-        if images.dtype != np.uint8 or not np.issubdtype(labels.dtype, np.integer):
-            raise ValueError(f"{part}_images are {images.dtype}, {part}_labels {labels.dtype}")
-        if len(images.shape) not in (3, 4) or labels.shape != images.shape[:1]:
-            raise ValueError(f"{part}_images are {list(images.shape)}, {part}_labels {list(labels.shape)}")
-        if 0 in images.shape:
-            raise ValueError(f"{part}_images are {list(images.shape)}: the {part} set is empty")
-    train, test = (list(found[f"{part}_images"].shape[1:]) for part in _PARTS)
+        samples, labels = found[f"{part}_{kind}"], found[f"{part}_labels"]
+        if not layout.has_type(samples.dtype) or not np.issubdtype(labels.dtype, np.integer):
+            raise ValueError(f"{part}_{kind} are {samples.dtype}, {part}_labels {labels.dtype}")
+        if len(samples.shape) not in layout.dimensions or labels.shape != samples.shape[:1]:
+            raise ValueError(f"{part}_{kind} are {list(samples.shape)}, {part}_labels {list(labels.shape)}")
+        if 0 in samples.shape:
+            raise ValueError(f"{part}_{kind} are {list(samples.shape)}: the {part} set is empty")
+    train, test = (list(found[f"{part}_{kind}"].shape[1:]) for part in _PARTS)
     if train != test:
-        raise ValueError(f"a train image is {train}, a test image {test}")
+        one = kind.removesuffix("s")
+        raise ValueError(f"a train {one} is {train}, a test {one} {test}")
     return found
 
 
-def npz_shape(path: Path, channels: _Channels = "last") -> tuple[int, int, int]:
-    """``(C, H, W)`` of the images, from the arrays' headers alone.
+def stored_shape(path: Path, layout: Layout) -> tuple[int, ...]:
+    """Shape of the array of training samples, from its header alone.
 
     Raises:
-        DataFilesMissing: the file is not as described in :class:`Arrays`.
+        DataFilesMissing: the file does not have the layout.
     """
     try:
         with opened_npz(path) as file:
-            return _image_shape(_claims(file)["train_images"].shape, channels)
+            return _claims(file, layout)[f"train_{layout.kind}"].shape
     except ValueError as error:
-        raise _damaged(path, error) from error
+        raise _damaged(path, error, layout) from error
 
 
-def npz_num_classes(path: Path) -> int:
-    """Highest label of both sets plus one, without reading the images.
+def npz_num_classes(path: Path, layout: Layout) -> int:
+    """Highest label of both sets plus one, without reading the samples.
 
     Raises:
-        DataFilesMissing: the file is not as described in :class:`Arrays`, or a label in between has no training sample.
+        DataFilesMissing: the file does not have the layout, or a label in between has no training sample.
     """
     try:
         with opened_npz(path) as file:
-            _claims(file)
+            _claims(file, layout)
             train, test = (checked_labels(file.read(f"{part}_labels"), f"{part}_labels") for part in _PARTS)
     except ValueError as error:
-        raise _damaged(path, error) from error
-    return _counted(path, train, test)
+        raise _damaged(path, error, layout) from error
+    return _counted(path, train, test, layout)
 
 
-def _counted(path: Path, train: NDArray[np.int64], test: NDArray[np.int64]) -> int:
+def _counted(path: Path, train: NDArray[np.int64], test: NDArray[np.int64], layout: Layout) -> int:
     """Number of classes that labels show."""
     count = 1 + max(int(train.max()), int(test.max()))
     if absent := first_absent(train, count):
         gaps = f"{absent[0]:,} of its labels 0 to {count - 1} have no training sample, the first is {absent[1]}"
         meant = f" ({KEY}.num_classes: {count} says that this is meant)" if count <= len(train) else ""
-        raise _damaged(path, f"{gaps}{meant}")
+        raise _damaged(path, f"{gaps}{meant}", layout)
     return count
 
 
-def read_npz(path: Path, channels: _Channels = "last") -> tuple[ImageSet, ImageSet]:
-    """Training and test set of a file as described in :class:`Arrays`.
+def read_arrays(path: Path, layout: Layout, convert: Callable[[NDArray[Any]], Tensor]) -> tuple[ImageSet, ImageSet]:
+    """Training and test set of a file, with the training samples' clients if it has ``train_clients``.
+
+    Args:
+        path: the file.
+        layout: what it holds.
+        convert: makes ``[N, C, H, W]`` of an array of samples; may raise ValueError.
+
+    Raises:
+        DataFilesMissing: the file does not have the layout.
+    """
+    try:
+        with opened_npz(path) as file:
+            _claims(file, layout)
+            labels = {part: checked_labels(file.read(f"{part}_labels"), f"{part}_labels") for part in _PARTS}
+            clients = _client_numbers(file.read(CLIENTS), len(labels["train"])) if CLIENTS in file.keys else None
+            samples = [convert(file.read(f"{part}_{layout.kind}")) for part in _PARTS]
+    except ValueError as error:
+        raise _damaged(path, error, layout) from error
+    train, test = (torch.from_numpy(labels[part]) for part in _PARTS)
+    return ImageSet(samples[0], train, clients), ImageSet(samples[1], test)
+
+
+def _client_numbers(stored: NDArray[Any], samples: int) -> Tensor:
+    """``[N]`` int64 from 0, in the order of the clients' names or numbers."""
+    if stored.shape != (samples,) or stored.dtype.kind not in "iuUS":
+        found = f"{stored.dtype} {list(stored.shape)}"
+        raise ValueError(f"{CLIENTS} are {found}, not {samples} integers or names, one for each training sample")
+    return torch.from_numpy(np.unique(stored, return_inverse=True)[1].astype(np.int64))
+
+
+def read_npz(path: Path) -> tuple[ImageSet, ImageSet]:
+    """Training and test set of a file as described in :class:`Arrays`, channels last.
 
     Raises:
         DataFilesMissing: the file is not as described there.
     """
-    sets = []
-    try:
-        with opened_npz(path) as file:
-            _claims(file)
-            stored = {key: file.read(key) for key in _KEYS}
-            labels = {part: checked_labels(stored[f"{part}_labels"], f"{part}_labels") for part in _PARTS}
-    except ValueError as error:
-        raise _damaged(path, error) from error
-    for part in _PARTS:
-        images = stored[f"{part}_images"]
-        if images.ndim == 3:
-            images = images[:, None]
-        elif channels == "last":
-            images = images.transpose(0, 3, 1, 2)
-        sets.append(ImageSet(torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(labels[part])))
-    return sets[0], sets[1]
+    return read_arrays(path, IMAGES, lambda stored: _channels_first(stored, "last"))
 
 
-class Arrays(StandardSource):
+def _channels_first(stored: NDArray[Any], channels: str) -> Tensor:
+    if stored.ndim == 3:
+        stored = stored[:, None]
+    elif channels == "last":
+        stored = stored.transpose(0, 3, 1, 2)
+    return torch.from_numpy(np.ascontiguousarray(stored))
+
+
+class NpzSource(StandardSource):
+    """A source that reads one ``.npz`` file of some layout. Sizes that are not given are read when first asked for.
+
+    Args:
+        path: of the file, relative to the data root or absolute.
+        shape: of one sample; None: as in the file.
+        num_classes: number of classes; None: the highest label plus one.
+        mean: see :class:`StandardSource`.
+        std: likewise.
+        max_train: likewise.
+        max_test: likewise.
+
+    Attributes:
+        layout: of the file.
+    """
+
+    told_by: ClassVar[str | None] = "path"
+    layout: ClassVar[Layout]
+
+    def __init__(
+        self,
+        path: str,
+        shape: tuple[int, int, int] | None,
+        num_classes: int | None,
+        mean: list[float] | None,
+        std: list[float] | None,
+        max_train: int | None,
+        max_test: int | None,
+    ) -> None:
+        if not path:
+            raise ConfigError(f"{KEY}.path", path, self.layout.about)
+        check_integers(KEY, 1, or_null=True, num_classes=num_classes)
+        self.path = path
+        self.name = Path(path).stem
+        self._given = shape is not None and num_classes is not None
+        self.may_lack_classes = num_classes is not None
+        if shape is not None:
+            self.shape = shape
+        if num_classes is not None:
+            self.num_classes = num_classes
+        super().__init__(mean, std, max_train, max_test)
+
+    def sizes_known(self) -> bool:
+        """Whether ``shape`` and ``num_classes`` were given; the file is not opened at construction."""
+        return self._given
+
+    @abstractmethod
+    def _shape_of(self, stored: tuple[int, ...]) -> tuple[int, int, int]:
+        """``(C, H, W)`` of an array of samples."""
+
+    @abstractmethod
+    def _convert(self, stored: NDArray[Any]) -> Tensor:
+        """``[N, C, H, W]`` of an array of samples."""
+
+    def _file(self, root: Path) -> Path:
+        return root / Path(self.path).expanduser()
+
+    def _existing_file(self, needed: str) -> Path:
+        file = self._file(data_root())
+        if not os.path.isfile(file):
+            raise ConfigError(
+                f"{KEY}.path",
+                str(self.path),
+                f"a file, or {KEY}.{needed} beside it: {file.absolute()} does not exist. The option data.root "
+                "is not known at this point; an absolute path or CFL_DATA_ROOT is",
+            )
+        return file
+
+    def kept(self, root: Path) -> dict[str, dict[str, Any]]:
+        """See :meth:`Source.kept`: sizes and names."""
+        held = {"shape": list(self.shape), "num_classes": self.num_classes, "names": list(self.names(root))}
+        return {self._key: held}
+
+    @property
+    def _key(self) -> str:
+        return f"{type(self).__name__} {self.path}"
+
+    def _known(self, root: Path) -> Mapping[str, Any]:
+        """What a checkpoint keeps of the file, if the file is missing."""
+        return {} if os.path.isfile(self._file(root)) else known_of(self._key)
+
+    def __getattr__(self, name: str) -> Any:
+        """Find ``shape``, ``num_classes``, ``mean`` and ``std`` on first use, if they were not given."""
+        if name == "shape" and (known := self._known(data_root())):
+            self.shape = check_shape(known["shape"])
+        elif name == "num_classes" and (known := self._known(data_root())):
+            self.num_classes = int(known["num_classes"])
+        elif name == "shape":
+            self.shape = self._shape_of(stored_shape(self._existing_file(name), self.layout))
+        elif name == "num_classes":
+            self.num_classes = npz_num_classes(self._existing_file(name), self.layout)
+        elif name == "mean":
+            self.mean = (0.0,) * self.shape[0]
+        elif name == "std":
+            self.std = (1.0,) * self.shape[0]
+        else:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return self.__dict__[name]
+
+    def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
+        """Both sets as stored."""
+        file = self._file(root)
+        if not os.path.isfile(file):
+            raise DataFilesMissing(f"{file} is missing. Expected: {self.layout.about}. {where_else(self.path)}")
+        train, test = read_arrays(file, self.layout, self._convert)
+        channels, height, width = train.images.shape[1:]
+        found = (channels, height, width)
+        labels = [part.labels.numpy() for part in (train, test)]
+        needed = 1 + max(int(of_part.max()) for of_part in labels)
+        if not self.may_lack_classes:
+            needed = _counted(file, labels[0], labels[1], self.layout)
+        if "shape" not in self.__dict__:
+            self.shape = found
+        if "num_classes" not in self.__dict__:
+            self.num_classes = needed
+        if self.shape != found:
+            raise ConfigError(*self._shape_option(self.shape, found, file))
+        if needed != self.num_classes and not self.may_lack_classes:
+            valid = f"{needed}, as {file} has labels; another told how many before data.root was known"
+            raise ConfigError(f"{KEY}.num_classes", self.num_classes, valid)
+        if needed > self.num_classes:
+            raise ConfigError(f"{KEY}.num_classes", self.num_classes, f"at least {needed}, see the labels in {file}")
+        return train, test
+
+    def _shape_option(
+        self, given: tuple[int, ...], found: tuple[int, ...], file: Path
+    ) -> tuple[str, list[int] | int, str]:
+        """Key, value and what would be valid, for a shape that the file does not have."""
+        return f"{KEY}.shape", list(given), f"{list(found)}, the shape stored in {file}"
+
+    def names(self, root: Path) -> tuple[str, ...]:
+        """Those of ``class_names`` in the file if it has them, else numbers."""
+        file = self._file(root)
+        if os.path.isfile(file):
+            try:
+                with opened_npz(file) as held:
+                    found = held.read(NAMES) if NAMES in held.keys else None
+            except ValueError as error:
+                raise _damaged(file, error, self.layout) from error
+            if found is not None:
+                if found.shape != (self.num_classes,) or found.dtype.kind != "U":
+                    about = f"{NAMES} are {found.dtype} {list(found.shape)}, not {self.num_classes} texts"
+                    raise _damaged(file, about, self.layout)
+                return tuple(map(str, found))
+        return tuple(self._known(root).get("names", ())) or super().names(root)
+
+
+class Arrays(NpzSource):
     """Images of any kind from one ``.npz`` file, such as a subset of a larger data set.
 
     The file holds ``train_images`` and ``test_images``, uint8 ``[N, H, W]`` or ``[N, H, W, C]``, and
-    ``train_labels`` and ``test_labels``, integers ``[N]`` from 0. ``shape`` and ``num_classes`` that are
-    not given are read from the file when they are first asked for.
+    ``train_labels`` and ``test_labels``, integers ``[N]`` from 0. It may hold ``class_names``, texts
+    ``[num_classes]``, and ``train_clients``, names or integers ``[N]``, for the partition ``Natural``. ``shape`` and
+    ``num_classes`` that are not given are read from the file when they are first asked for.
 
     Args:
         path: of the file, relative to the data root or absolute.
@@ -145,7 +340,7 @@ class Arrays(StandardSource):
         ConfigError: a number that cannot work.
     """
 
-    told_by: ClassVar[str | None] = "path"
+    layout = IMAGES
 
     def __init__(
         self,
@@ -159,67 +354,21 @@ class Arrays(StandardSource):
         max_train: int | None = None,
         max_test: int | None = None,
     ) -> None:
-        if not path:
-            raise ConfigError(f"{KEY}.path", path, _LAYOUT)
-        check_integers(KEY, 1, or_null=True, num_classes=num_classes)
         check_numbers(KEY, "(0, inf)", scale=scale)
-        self.path, self.channels, self.scale = path, channels, scale
-        self.name = Path(path).stem
-        self._given = shape is not None and num_classes is not None
-        self.may_lack_classes = num_classes is not None
-        if shape is not None:
-            self.shape = check_shape(shape)
-        if num_classes is not None:
-            self.num_classes = num_classes
-        super().__init__(mean, std, max_train, max_test)
+        self.channels, self.scale = channels, scale
+        given = None if shape is None else check_shape(shape)
+        super().__init__(path, given, num_classes, mean, std, max_train, max_test)
 
-    def sizes_known(self) -> bool:
-        """Whether ``shape`` and ``num_classes`` were given; the file is not opened at construction."""
-        return self._given
+    def _shape_of(self, stored: tuple[int, ...]) -> tuple[int, int, int]:
+        if len(stored) == 3:
+            return 1, stored[1], stored[2]
+        if self.channels == "first":
+            return stored[1], stored[2], stored[3]
+        return stored[3], stored[1], stored[2]
 
-    def _existing_file(self, needed: str) -> Path:
-        file = data_root() / Path(self.path).expanduser()
-        if not os.path.isfile(file):
-            raise ConfigError(
-                f"{KEY}.path",
-                str(self.path),
-                f"a file, or {KEY}.{needed} beside it: {file.absolute()} does not exist. The option data.root "
-                "is not known at this point; an absolute path or CFL_DATA_ROOT is",
-            )
-        return file
+    def _convert(self, stored: NDArray[Any]) -> Tensor:
+        return _channels_first(stored, self.channels)
 
-    def __getattr__(self, name: str) -> Any:
-        """Read ``shape``, ``num_classes``, ``mean`` and ``std`` on first use, if they were not given."""
-        if name == "shape":
-            self.shape = npz_shape(self._existing_file(name), self.channels)
-        elif name == "num_classes":
-            self.num_classes = npz_num_classes(self._existing_file(name))
-        elif name == "mean":
-            self.mean = (0.0,) * self.shape[0]
-        elif name == "std":
-            self.std = (1.0,) * self.shape[0]
-        else:
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return self.__dict__[name]
-
-    def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
-        """Both sets as stored."""
-        file = root / Path(self.path).expanduser()
-        if not os.path.isfile(file):
-            raise DataFilesMissing(f"{file} is missing. Expected: {_LAYOUT}. {where_else(self.path)}")
-        train, test = read_npz(file, self.channels)
-        found = list(train.images.shape[1:])
-        labels = [part.labels.numpy() for part in (train, test)]
-        needed = 1 + max(int(of_part.max()) for of_part in labels) if self.may_lack_classes else _counted(file, *labels)
-        if "shape" not in self.__dict__:
-            self.shape = check_shape(found)
-        if "num_classes" not in self.__dict__:
-            self.num_classes = needed
-        if list(self.shape) != found:
-            raise ConfigError(f"{KEY}.shape", list(self.shape), f"{found}, the shape stored in {file}")
-        if needed != self.num_classes and not self.may_lack_classes:
-            valid = f"{needed}, as {file} has labels; another told how many before data.root was known"
-            raise ConfigError(f"{KEY}.num_classes", self.num_classes, valid)
-        if needed > self.num_classes:
-            raise ConfigError(f"{KEY}.num_classes", self.num_classes, f"at least {needed}, see the labels in {file}")
-        return train, test
+    def images_of_array(self, stored: NDArray[Any], root: Path) -> Tensor:
+        """See :meth:`Source.images_of_array`."""
+        return images_of_array(stored, self.shape, self.channels)

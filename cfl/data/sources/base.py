@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cfl.data.sources.images import images_of_array, stored_image
 from cfl.data.types import ImageSet, PixelTransform
 
 
@@ -20,6 +24,7 @@ class Source(ABC):
         std: per channel, of ``stored / scale``.
         scale: stored value that means 1.0.
         superclasses: the data set's own groups of classes, each ascending; none for most data sets.
+        class_names: of all classes, in the order of their labels; empty where they have numbers, or only files tell.
         told_by: for classes that read many data sets, the option that names the data set.
         unlike_published: after loading, how the files differ from the published data set; empty if they do not, or if
             the published one is not known.
@@ -35,6 +40,25 @@ class Source(ABC):
     std: tuple[float, ...]
     scale: float = 255.0
     superclasses: tuple[tuple[int, ...], ...] = ()
+    class_names: tuple[str, ...] = ()
+
+    def kept(self, root: Path) -> dict[str, dict[str, Any]]:
+        """What only files tell, by a name of the data set, for a run's checkpoint; empty for most data sets."""
+        return {}
+
+    @property
+    def is_float(self) -> bool:
+        """Whether stored values are floating-point numbers instead of integers from 0 to ``scale``."""
+        return False
+
+    @property
+    def reads(self) -> str:
+        """How image files that are none of the data set's are read, in sentences; empty if they have to be like it."""
+        return ""
+
+    def moments(self, root: Path) -> tuple[list[float], list[float]] | None:
+        """Mean and standard deviation of every feature by which :meth:`load` standardises them; None if it does not."""
+        return None
 
     @abstractmethod
     def load(self, root: Path) -> tuple[ImageSet, ImageSet]:
@@ -47,3 +71,34 @@ class Source(ABC):
     def transform(self) -> PixelTransform:
         """The data set's own normalisation."""
         return PixelTransform(self.mean, self.std, self.scale)
+
+    def names(self, root: Path) -> tuple[str, ...]:
+        """Names of all classes, as far as they are known or the files under ``root`` tell; else their numbers."""
+        return self.class_names or tuple(map(str, range(self.num_classes)))
+
+    # Images that are none of the data set's own.
+
+    def image_of_file(self, path: Path, root: Path) -> Tensor:
+        """``[C, H, W]``: an image file as :meth:`load` would deliver it.
+
+        Args:
+            path: of the file, with white at 255. A grey image is repeated over the channels.
+            root: folder with the data sets' files.
+
+        Raises:
+            cfl.runtime.errors.DataFilesMissing: naming the file, if it is no image, or one of another size or with
+                more channels.
+        """
+        return stored_image(path, self.shape, self.scale)
+
+    def images_of_array(self, stored: NDArray[Any], root: Path) -> Tensor:
+        """``[N, C, H, W]``: images of an array as :meth:`load` would deliver them.
+
+        Args:
+            stored: ``[N, H, W]``, ``[N, H, W, C]`` or ``[N, C, H, W]``.
+            root: folder with the data sets' files.
+
+        Raises:
+            ValueError: an array of another type or shape; says which would be valid.
+        """
+        return images_of_array(stored, self.shape)

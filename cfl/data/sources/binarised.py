@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cfl.data.sources.base import Source
@@ -15,6 +16,9 @@ from cfl.data.types import ImageSet
 from cfl.randomness.generators import torch_generator
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_choices
+
+_NEITHER = 2
+"""Number, beside those of training and test set, of images that are in none."""
 
 
 class Binarised(Source):
@@ -62,9 +66,22 @@ class Binarised(Source):
     def load(self, root: Path) -> tuple[ImageSet, ImageSet]:
         """See :meth:`Source.load`; stored values are 0 and 1."""
         train, test = (
-            ImageSet(self._bits(part.images, number), part.labels) for number, part in enumerate(self.source.load(root))
+            ImageSet(self._bits(part.images, number), part.labels, part.clients)
+            for number, part in enumerate(self.source.load(root))
         )
         return merged_split([train, test], f"split {self.source.name}") if self.split == "merged" else (train, test)
+
+    def names(self, root: Path) -> tuple[str, ...]:
+        """As for ``source``."""
+        return self.source.names(root)
+
+    def image_of_file(self, path: Path, root: Path) -> Tensor:
+        """See :meth:`Source.image_of_file`."""
+        return self._bits(self.source.image_of_file(path, root)[None], _NEITHER)[0]
+
+    def images_of_array(self, stored: NDArray[Any], root: Path) -> Tensor:
+        """See :meth:`Source.images_of_array`; the array is one of ``source``."""
+        return self._bits(self.source.images_of_array(stored, root), _NEITHER)
 
     def _bits(self, images: Tensor, part: int) -> Tensor:
         if not self.drawn:

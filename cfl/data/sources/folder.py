@@ -5,96 +5,134 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from cfl.data.sources.files import where_else
-from cfl.data.sources.images import class_images, class_names, read_image
+from cfl.data.sources.images import MODES, class_images, class_names, pixels_of, read_image
+from cfl.data.sources.kept import known_of
 from cfl.data.sources.root import data_root
 from cfl.data.sources.standard import KEY, StandardSource, check_shape
 from cfl.data.types import ImageSet
 from cfl.runtime.errors import ConfigError, DataFilesMissing
-from cfl.runtime.option_checks import check_integers
+from cfl.runtime.option_checks import check_choices, check_integers
 
+if TYPE_CHECKING:
+    from PIL import Image
+
+Resize = Literal["stretch", "crop"]
 _log = logging.getLogger(__name__)
-_MODES = {1: "L", 3: "RGB"}
 
 
-def read_class_folders(folder: Path, shape: tuple[int, int, int], skip_unreadable: bool = False) -> ImageSet:
+def resized(image: Image.Image, shape: tuple[int, int, int], resize: Resize) -> Image.Image:
+    """An image in the size of ``shape`` ``(C, H, W)``, scaled bilinearly with antialiasing if it has another one.
+
+    Args:
+        image: of any size.
+        shape: to deliver.
+        resize: ``stretch`` changes the proportions where those differ; ``crop`` keeps them and cuts the middle out.
+    """
+    from PIL import Image, ImageOps
+
+    size = shape[2], shape[1]
+    if image.size == size:
+        return image
+    if resize == "crop":
+        return ImageOps.fit(image, size, Image.Resampling.BILINEAR)
+    return image.resize(size, Image.Resampling.BILINEAR)
+
+
+def read_class_folders(
+    folder: Path, shape: tuple[int, int, int], skip_unreadable: bool = False, resize: Resize = "stretch"
+) -> ImageSet:
     """Read ``<folder>/<class>/.../<image>``; labels follow the sorted names of the class folders.
 
-    Images are converted to grey (C = 1) or RGB (C = 3); those of another size are scaled to ``H x W``
-    (bilinear with antialiasing), which changes the proportions where those differ.
+    Images are converted to grey (C = 1) or RGB (C = 3), and brought to ``H x W`` by :func:`resized`. If all images lie
+    in folders within those of the classes, ``<folder>/<class>/<client>/.../<image>``, these are the samples' clients,
+    numbered by their sorted names.
 
     Args:
         folder: holds one folder per class.
         shape: ``(C, H, W)`` to deliver, C 1 or 3.
         skip_unreadable: leave out files that are no images, with a warning, instead of stopping.
+        resize: see :func:`resized`.
 
     Raises:
         DataFilesMissing: a folder without images, one that symbolic links lead to twice, or an unreadable image.
     """
-    from PIL import Image
-
     samples = class_images(folder)
     channels, height, width = shape
     images = np.empty((len(samples), height, width, channels), dtype=np.uint8)
     readable = np.ones(len(samples), dtype=bool)
     for i, (path, _) in enumerate(samples):
         try:
-            image = read_image(path, _MODES[channels])
+            image = read_image(path, MODES[channels])
         except DataFilesMissing:
             if not skip_unreadable:
                 raise
             _log.warning("%s is not readable as an image and left out", path)
             readable[i] = False
             continue
-        if image.size != (width, height):
-            image = image.resize((width, height), Image.Resampling.BILINEAR)
-        images[i] = np.asarray(image).reshape(height, width, channels)
+        images[i] = np.asarray(resized(image, shape, resize)).reshape(height, width, channels)
     kept = np.ascontiguousarray(images[readable].transpose(0, 3, 1, 2))
     labels = np.array([label for _, label in samples], dtype=np.int64)[readable]
-    return ImageSet(torch.from_numpy(kept), torch.from_numpy(labels))
+    return ImageSet(torch.from_numpy(kept), torch.from_numpy(labels), _clients(folder, samples, readable))
+
+
+def _clients(folder: Path, samples: list[tuple[Path, int]], readable: NDArray[np.bool_]) -> Tensor | None:
+    places = [path.relative_to(folder).parts for path, _ in samples]
+    if any(len(place) < 3 for place in places):
+        return None
+    _, numbers = np.unique([place[1] for place in places], return_inverse=True)
+    return torch.from_numpy(numbers.astype(np.int64)[readable])
 
 
 class ImageFolder(StandardSource):
-    """Image files in ``<folder>/train/<class>/`` and ``<folder>/test/<class>/``; classes are numbered by name.
+    """Image files in ``<path>/train/<class>/`` and ``<path>/test/<class>/``; classes are numbered by name.
+
+    With ``<path>/train/<class>/<client>/`` the partition ``Natural`` deals every client its own images.
 
     Args:
-        folder: relative to the data root or absolute.
+        path: of the folder, relative to the data root or absolute.
         shape: ``[C, H, W]`` to deliver, C 1 (grey) or 3 (RGB); other images are converted and scaled.
         num_classes: number of class folders; null: counted when first asked for.
         mean: subtracted per channel, in units of ``stored / 255``; null: 0.
         std: divided by per channel, in the same units, positive; null: 1.
         max_train: keep at most this many training samples, class-balanced, at least one of each; null: all.
         max_test: likewise for the test set.
+        resize: how images of another size are scaled. ``stretch``: to the whole of ``H x W``, which changes the
+            proportions where those differ. ``crop``: with their proportions, and the middle is cut out.
 
     Raises:
         ConfigError: a number that cannot work.
     """
 
-    told_by: ClassVar[str | None] = "folder"
+    told_by: ClassVar[str | None] = "path"
 
     def __init__(
         self,
-        folder: str,
+        path: str,
         shape: list[int],
         num_classes: int | None = None,
         mean: list[float] | None = None,
         std: list[float] | None = None,
         max_train: int | None = None,
         max_test: int | None = None,
+        resize: Resize = "stretch",
     ) -> None:
-        if not folder:
-            raise ConfigError(f"{KEY}.folder", folder, "a folder with train/<class>/ and test/<class>/")
+        if not path:
+            raise ConfigError(f"{KEY}.path", path, "a folder with train/<class>/ and test/<class>/")
         self.shape = check_shape(shape)
-        if self.shape[0] not in _MODES:
+        check_choices(KEY, get_args(Resize), resize=resize)
+        if self.shape[0] not in MODES:
             raise ConfigError(f"{KEY}.shape", shape, "[1, H, W] for grey or [3, H, W] for RGB images")
         check_integers(KEY, 1, or_null=True, num_classes=num_classes)
-        self.folder = folder
-        self.name = Path(folder).name
+        self.path, self.resize = path, resize
+        self.name = Path(path).name
         self.mean, self.std = (0.0,) * self.shape[0], (1.0,) * self.shape[0]
         self._given = num_classes is not None
         if num_classes is not None:
@@ -109,7 +147,10 @@ class ImageFolder(StandardSource):
         """Count ``num_classes`` on first use, if it was not given."""
         if name != "num_classes":
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        folder = data_root() / Path(self.folder).expanduser() / "train"
+        folder = data_root() / Path(self.path).expanduser() / "train"
+        if not os.path.isdir(folder) and (known := known_of(self._key)):
+            self.num_classes = int(known["num_classes"])
+            return self.num_classes
         if not os.path.isdir(folder):
             raise ConfigError(
                 f"{KEY}.num_classes",
@@ -122,12 +163,12 @@ class ImageFolder(StandardSource):
 
     def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
         """Both sets, every image decoded."""
-        folder = root / Path(self.folder).expanduser()
+        folder = root / Path(self.path).expanduser()
         missing = [str(folder / part) for part in ("train", "test") if not os.path.isdir(folder / part)]
         if missing:
             raise DataFilesMissing(
                 f"{' and '.join(missing)}: missing. Expected: one folder of images per class in each. "
-                f"{where_else(self.folder)}"
+                f"{where_else(self.path)}"
             )
         if os.path.samefile(folder / "train", folder / "test"):
             raise DataFilesMissing(f"{folder}: train and test are the same folder; expected: other images for tests")
@@ -141,4 +182,33 @@ class ImageFolder(StandardSource):
             raise ConfigError(
                 f"{KEY}.num_classes", self.num_classes, f"{len(train_classes)}, the number of folders in {folder}/train"
             )
-        return read_class_folders(folder / "train", self.shape), read_class_folders(folder / "test", self.shape)
+        train, test = (read_class_folders(folder / part, self.shape, resize=self.resize) for part in ("train", "test"))
+        return train, test
+
+    def kept(self, root: Path) -> dict[str, dict[str, Any]]:
+        """See :meth:`Source.kept`."""
+        return {self._key: {"num_classes": self.num_classes, "names": list(self.names(root))}}
+
+    @property
+    def _key(self) -> str:
+        return f"{type(self).__name__} {self.path}"
+
+    def names(self, root: Path) -> tuple[str, ...]:
+        """Names of the folders of classes if these are there, else numbers."""
+        folder = root / Path(self.path).expanduser() / "train"
+        found = tuple(class_names(folder) if os.path.isdir(folder) else known_of(self._key).get("names", ()))
+        return found if len(found) == self.num_classes else super().names(root)
+
+    @property
+    def reads(self) -> str:
+        """See :attr:`Source.reads`."""
+        channels, height, width = self.shape
+        how = {
+            "stretch": f"scaled to {width} x {height} pixels, whatever their proportions",
+            "crop": f"scaled with their proportions, and the middle of {width} x {height} pixels is cut out",
+        }
+        return f"Image files are converted to {MODES[channels]} and {how[self.resize]} (bilinear, with antialiasing)."
+
+    def image_of_file(self, path: Path, root: Path) -> Tensor:
+        """See :meth:`Source.image_of_file`; like the images of the folders, it may have any size and channels."""
+        return pixels_of(resized(read_image(path, MODES[self.shape[0]]), self.shape, self.resize))

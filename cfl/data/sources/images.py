@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from cfl.runtime.errors import DataFilesMissing
 
@@ -14,16 +17,22 @@ if TYPE_CHECKING:
     from PIL import Image
 
 
-def read_image(path: Path, mode: str) -> Image.Image:
+MODES = {1: "L", 3: "RGB"}
+"""Number of channels -> Pillow's name for such images."""
+_WHITE = 255
+
+
+def read_image(path: Path, mode: str, fewer_channels: bool = True) -> Image.Image:
     """The decoded image of a file.
 
     Args:
         path: the file.
         mode: ``L`` for grey, ``RGB`` for colour; other images are converted.
+        fewer_channels: whether that may make one channel of three, or leave out one for transparency.
 
     Raises:
-        DataFilesMissing: the file is absent, damaged, of another kind, has more pixels than Pillow decodes, or has
-            values that 8 bits cannot hold.
+        DataFilesMissing: the file is absent, damaged, of another kind, has more pixels than Pillow decodes, has values
+            that 8 bits cannot hold, or more channels than ``mode`` if these may not become fewer.
     """
     from PIL import Image  # slow to import
 
@@ -35,9 +44,81 @@ def read_image(path: Path, mode: str) -> Image.Image:
                 low, high = np.asarray(stored.getextrema()).tolist()
                 if not 0 <= low <= high <= 255 or (stored.mode == "F" and high <= 1):
                     raise ValueError(f"its values, {low:g} to {high:g}, are not those of 8 bits, 0 to 255")
+            bands = ("R", "G", "B") if stored.mode == "P" else stored.getbands()
+            if not fewer_channels and len(bands) > len(mode):
+                raise ValueError(f"it has {len(bands)} channels ({''.join(bands)}), not {len(mode)}")
             return stored.convert(mode)
     except Exception as error:  # Pillow's decoders raise whatever they trip over
         raise DataFilesMissing(f"{path} cannot be read as an image: {' '.join(str(error).split())}") from error
+
+
+def stored_image(path: Path, shape: tuple[int, int, int], scale: float) -> Tensor:
+    """``[C, H, W]`` uint8: an image file for which nothing but the value of white is changed.
+
+    Args:
+        path: the file, in which white is 255.
+        shape: ``(C, H, W)`` that it must have; C may be 3 for a grey image.
+        scale: value of white in the result.
+
+    Raises:
+        DataFilesMissing: as for :func:`read_image`, or the image has another size or more channels.
+    """
+    channels, height, width = shape
+    if channels not in MODES:
+        expected = f"an .npz or .npy file with arrays of the run's shape, {list(shape)}: no image file has it"
+        raise DataFilesMissing(f"{path} cannot be used; expected: {expected}")
+    image = read_image(path, MODES[channels], fewer_channels=False)
+    if image.size != (width, height):
+        raise DataFilesMissing(f"{path} has {image.width} x {image.height} pixels, not {width} x {height}")
+    pixels = pixels_of(image)
+    return pixels if scale == _WHITE else (pixels * (scale / _WHITE)).round().to(torch.uint8)
+
+
+def pixels_of(image: Image.Image) -> Tensor:
+    """``[C, H, W]`` uint8 of an image in one of :data:`MODES`."""
+    pixels = np.array(image)
+    return torch.from_numpy(pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+
+
+def images_of_array(stored: NDArray[Any], shape: tuple[int, int, int], channels: str = "last") -> Tensor:
+    """``[N, C, H, W]`` uint8 of an array ``[N, H, W]``, ``[N, H, W, C]`` or ``[N, C, H, W]``.
+
+    Args:
+        stored: the array.
+        shape: ``(C, H, W)`` that each image must have.
+        channels: where the channels are, ``last`` or ``first``, if the shape fits both.
+
+    Raises:
+        ValueError: another type or shape.
+    """
+    c, h, w = shape
+    layouts = {"last": (h, w, c), "first": (c, h, w)}
+    fitting = [place for place, layout in layouts.items() if stored.shape[1:] == layout]
+    if stored.dtype != np.uint8 or not (fitting or (c == 1 and stored.shape[1:] == (h, w))):
+        grey = f"[N, {h}, {w}], " if c == 1 else ""
+        valid = f"uint8 {grey}[N, {h}, {w}, {c}] or [N, {c}, {h}, {w}]"
+        raise ValueError(f"it is {stored.dtype} {list(stored.shape)}, not {valid}")
+    if not fitting:
+        stored = stored[:, None]
+    elif (channels if channels in fitting else fitting[0]) == "last":
+        stored = stored.transpose(0, 3, 1, 2)
+    return torch.from_numpy(np.array(stored, order="C"))
+
+
+def image_files(folder: Path) -> list[Path]:
+    """The image files in a folder and in those below it, by folder, then by name.
+
+    Raises:
+        DataFilesMissing: there is none, or a folder that cannot be read.
+    """
+    from torchvision.datasets.folder import IMG_EXTENSIONS  # slow to import
+
+    found = sorted(os.walk(folder, onerror=_refuse))
+    images = [Path(place, file) for place, _, files in found for file in sorted(files)]
+    images = [image for image in images if image.name.lower().endswith(IMG_EXTENSIONS)]
+    if not images:
+        raise DataFilesMissing(f"{folder} cannot be used: it holds no image (*{', *'.join(IMG_EXTENSIONS)})")
+    return images
 
 
 def class_names(folder: Path) -> list[str]:

@@ -107,6 +107,7 @@ class NotMNIST(StandardSource):
     """
 
     name = "notmnist"
+    class_names = tuple("ABCDEFGHIJ")
     shape = (1, 28, 28)
     num_classes = 10
     mean = (0.4254,)

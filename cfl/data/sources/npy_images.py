@@ -28,7 +28,7 @@ def read_npy_images(title: str, images_file: Path, labels_file: Path, side: int)
     Raises:
         DataFilesMissing: a file is damaged or holds something else.
     """
-    stored, labels = _read_array(images_file), _read_array(labels_file)
+    stored, labels = read_array(images_file), read_array(labels_file)
     if stored.ndim != 4 or labels.shape != stored.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
         raise DataFilesMissing(
             f"{title}: {images_file} holds {stored.dtype} {list(stored.shape)}, {labels_file} {labels.dtype} "
@@ -42,7 +42,12 @@ def read_npy_images(title: str, images_file: Path, labels_file: Path, side: int)
     return ImageSet(torch.from_numpy(images), torch.from_numpy(numbers))
 
 
-def _read_array(file: Path) -> NDArray[Any]:
+def read_array(file: Path) -> NDArray[Any]:
+    """The array of an ``.npy`` file, which is read as it is used.
+
+    Raises:
+        DataFilesMissing: the file is damaged or of another kind.
+    """
     try:
         stored: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # numpy raises whatever it trips over

@@ -96,6 +96,16 @@ def balanced_subset(labels: Tensor, size: int, purpose: str) -> Tensor:
     return torch.from_numpy(np.sort(chosen))
 
 
+def joined(parts: Sequence[ImageSet]) -> ImageSet:
+    """All samples of several sets in one, in their order."""
+    clients = [part.clients for part in parts if part.clients is not None]
+    return ImageSet(
+        torch.cat([part.images for part in parts]),
+        torch.cat([part.labels for part in parts]),
+        torch.cat(clients) if len(clients) == len(parts) else None,
+    )
+
+
 def merged_split(parts: Sequence[ImageSet], purpose: str) -> tuple[ImageSet, ImageSet]:
     """All samples of several sets cut anew: of each class 5/7 for training and 1/7 for tests, rounded down.
 
@@ -106,7 +116,7 @@ def merged_split(parts: Sequence[ImageSet], purpose: str) -> tuple[ImageSet, Ima
         parts: sets of the same kind, in their order.
         purpose: names the draw, see :mod:`cfl.randomness.generators`; the run's seed plays no part.
     """
-    whole = ImageSet(torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts]))
+    whole = joined(parts)
     train, test = [], []
     for label in whole.labels.unique().tolist():
         own = (whole.labels == label).nonzero().squeeze(1).numpy()

@@ -17,6 +17,17 @@ from cfl.data.sources.standard import StandardSource
 from cfl.data.types import ImageSet
 from cfl.runtime.errors import DataFilesMissing
 
+_CIFAR100_CLASSES = (
+    "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly "
+    "camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup "
+    "dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower "
+    "leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid "
+    "otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray "
+    "road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar "
+    "sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle "
+    "wardrobe whale willow_tree wolf woman worm"
+)
+
 
 class TorchvisionSource(StandardSource):
     """A data set that torchvision reads.
@@ -107,6 +118,10 @@ class FashionMNIST(_IdxSource):
 
     name = "fashionmnist"
     title = "FashionMNIST"
+    class_names = (
+        *("T-shirt/top", "trouser", "pullover", "dress", "coat"),
+        *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
+    )
     mean = (0.2860,)
     std = (0.3530,)
 
@@ -119,6 +134,7 @@ class KMNIST(_IdxSource):
 
     name = "kmnist"
     title = "KMNIST"
+    class_names = ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")
     mean = (0.1918,)
     std = (0.3483,)
 
@@ -133,6 +149,7 @@ class EMNISTLetters(TorchvisionSource):
 
     name = "emnist-letters"
     title = "EMNIST"
+    class_names = tuple("abcdefghijklmnopqrstuvwxyz")
     shape = (1, 28, 28)
     num_classes = 26
     mean = (0.1722,)
@@ -187,6 +204,7 @@ class CIFAR10(_CIFAR):
     name = "cifar10"
     title = "CIFAR10"
     num_classes = 10
+    class_names = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
     mean = (125.3 / 255, 123.0 / 255, 113.9 / 255)
     std = (63.0 / 255, 62.1 / 255, 66.7 / 255)
     hint = "A subset packed as .npz can be used instead: choose the source Arrays and give its path."
@@ -203,6 +221,7 @@ class CIFAR100(_CIFAR):
     name = "cifar100"
     title = "CIFAR100"
     num_classes = 100
+    class_names = tuple(_CIFAR100_CLASSES.split())
     mean = (0.4914, 0.4824, 0.4467)
     std = (0.2471, 0.24353, 0.2616)
     superclasses = (

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cfl.data.sources.features import feature_moments
 from cfl.data.sources.files import WHERE_ELSE
 from cfl.data.sources.labels import checked_labels
 from cfl.data.sources.npz import opened_npz
@@ -28,8 +29,8 @@ class YahooAnswers(StandardSource):
 
     ``python -m cfl.data.embed`` writes ``<root>/yahoo_answers_csv/{train,test}.<encoder>.npz`` from the published CSV
     files. A sample is an "image" ``[1, 1, D]``: every number of the vector, less its mean and divided by its standard
-    deviation over the training set, cut off at 4 and stored in one of 255 steps of 0.031, since the project keeps
-    samples as bytes. A linear head on them (``MLP`` with ``hidden: []``) is then a linear head on the encoder.
+    deviation over the training set, cut off at 4 and stored in one of 255 steps of 0.031, a byte each. A linear head
+    on them (``MLP`` with ``hidden: []``) is then a linear head on the encoder.
 
     Fed-A-GEM (Dai et al., 2024) takes a DistilBERT, whose features it neither normalises nor rounds.
 
@@ -79,7 +80,7 @@ class YahooAnswers(StandardSource):
                 f"them from {FOLDER}/train.csv and test.csv, which {ADDRESS} holds.\n{WHERE_ELSE}"
             )
         (train, train_labels), (test, test_labels) = (self._stored(file) for file in files)
-        mean, deviation = _moments(train)
+        mean, deviation = feature_moments(train)
         self._hold_against((PUBLISHED["train"], PUBLISHED["test"]), (len(train), len(test)), root)
         return (
             ImageSet(_as_bytes(train, mean, deviation), torch.from_numpy(train_labels)),
@@ -103,16 +104,6 @@ class YahooAnswers(StandardSource):
         if not np.isfinite(features).all():
             raise DataFilesMissing(f"{file} holds NaN or infinity")
         return features, labels
-
-
-def _moments(features: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean and standard deviation of every column; 1 for a constant one."""
-    mean = features.mean(0, dtype=np.float64)
-    squares = np.zeros_like(mean)
-    for start in range(0, len(features), _CHUNK):
-        squares += np.square(features[start : start + _CHUNK] - mean).sum(0)
-    deviation = np.sqrt(squares / len(features))
-    return mean, np.where(deviation > 0, deviation, 1.0)
 
 
 def _as_bytes(features: NDArray[Any], mean: NDArray[np.float64], deviation: NDArray[np.float64]) -> torch.Tensor:

@@ -52,6 +52,23 @@ class Stream(ABC):
             cfl.runtime.errors.DataFilesMissing: when a source's files are absent.
         """
 
+    def source_of(self, task: int) -> Source | None:
+        """The data set of a task, None if the stream does not tell."""
+        found = getattr(self, "source", None)
+        return found if isinstance(found, Source) else None
+
+    def class_names(self, root: Path, seed: int) -> list[tuple[str, ...]]:
+        """Per task, the names of its classes in the order of its labels; numbers where there are none.
+
+        Args:
+            root: folder with the data sets' files, which may have names; it need not exist.
+            seed: the run's seed.
+        """
+        source = self.source_of(0) if self.shared_labels else None
+        if source is not None:
+            return [source.names(root)] * self.num_tasks
+        return [tuple(map(str, range(classes))) for classes in self.classes_per_task]
+
     @property
     def unlike_published(self) -> list[str]:
         """Differences of the loaded data sets from the published ones, a line for each."""

@@ -82,6 +82,11 @@ class ClassSplit(Stream):
         size = self.classes_per_task[0]
         return order[: self.num_tasks * size].reshape(self.num_tasks, size).tolist()
 
+    def class_names(self, root: Path, seed: int) -> list[tuple[str, ...]]:
+        """See :meth:`Stream.class_names`."""
+        names = self.source.names(root)
+        return [tuple(names[label] for label in group) for group in self.class_groups(seed)]
+
     def tasks(self, root: Path, seed: int) -> list[Task]:
         """See :meth:`Stream.tasks`; each task holds copies of its own samples."""
         train, test = self.source.load(root)
@@ -157,4 +162,4 @@ def select_classes(images: ImageSet, group: list[int], num_classes: int) -> Imag
     local[torch.tensor(group)] = torch.arange(len(group))
     labels = local[images.labels]
     index = (labels >= 0).nonzero().squeeze(1)
-    return ImageSet(images.images[index], labels[index])
+    return ImageSet(images.images[index], labels[index], None if images.clients is None else images.clients[index])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from cfl.data.sources.base import Source
 from cfl.data.sources.split import balanced_subset
 from cfl.data.streams.base import Stream
@@ -74,16 +72,36 @@ class Mixture(Stream):
         pairs = zip(self.sources, self.tasks_per_source, strict=True)
         return [f"{source.name}_{group}" for source, kept in pairs for group in range(kept)]
 
+    def source_of(self, task: int) -> Source:
+        """See :meth:`Stream.source_of`."""
+        return self.sources[self._source_numbers[task]]
+
+    @property
+    def _source_numbers(self) -> list[int]:
+        return [number for number, kept in enumerate(self.tasks_per_source) for _ in range(kept)]
+
+    def _groups(self, number: int) -> list[list[int]]:
+        """The classes of each of a source's tasks."""
+        order = numpy_generator(self.class_seed, "mixture", number).permutation(self.sources[number].num_classes)
+        kept, size = self.tasks_per_source[number], self.classes_per_task[0]
+        return order[: kept * size].reshape(kept, size).tolist()
+
+    def class_names(self, root: Path, seed: int) -> list[tuple[str, ...]]:
+        """See :meth:`Stream.class_names`; each with its data set's name before it."""
+        found = []
+        for number, source in enumerate(self.sources):
+            names = source.names(root)
+            found += [tuple(f"{source.name} {names[label]}" for label in group) for group in self._groups(number)]
+        return found
+
     def tasks(self, root: Path, seed: int) -> list[Task]:
         """See :meth:`Stream.tasks`; nothing depends on the run's seed."""
         tasks: list[Task] = []
         size = self.classes_per_task[0]
-        for number, (source, kept) in enumerate(zip(self.sources, self.tasks_per_source, strict=True)):
+        for number, source in enumerate(self.sources):
             train, test = (enlarge(part, self.shape) for part in source.load(root))
             transform = repeat_channels(source.transform(), self.shape[0])
-            order = numpy_generator(self.class_seed, "mixture", number).permutation(source.num_classes)
-            for group in np.split(order[: kept * size], kept):
-                own = group.tolist()
+            for own in self._groups(number):
                 own_train, own_test = (select_classes(part, own, source.num_classes) for part in (train, test))
                 name = self.task_names[len(tasks)]
                 if self.max_train is not None and self.max_train < len(own_train):

@@ -36,6 +36,14 @@ class Sequence(Stream):
         self.num_tasks = len(sources)
         self.classes_per_task = [source.num_classes for source in sources]
 
+    def source_of(self, task: int) -> Source:
+        """See :meth:`Stream.source_of`."""
+        return self.sources[task]
+
+    def class_names(self, root: Path, seed: int) -> list[tuple[str, ...]]:
+        """See :meth:`Stream.class_names`; each with its data set's name before it."""
+        return [tuple(f"{source.name} {name}" for name in source.names(root)) for source in self.sources]
+
     def tasks(self, root: Path, seed: int) -> list[Task]:
         """See :meth:`Stream.tasks`; nothing here is drawn at random."""
         tasks = []
@@ -72,7 +80,7 @@ def enlarge(images: ImageSet, shape: tuple[int, int, int]) -> ImageSet:
     down, right = height - stored.shape[2], width - stored.shape[3]
     if down or right:
         stored = pad(stored, (right // 2, right - right // 2, down // 2, down - down // 2))
-    return ImageSet(stored.expand(-1, channels, -1, -1), images.labels)
+    return ImageSet(stored.expand(-1, channels, -1, -1), images.labels, images.clients)
 
 
 def repeat_channels(transform: PixelTransform, channels: int) -> PixelTransform:

@@ -1,0 +1,150 @@
+"""Vectors of numbers stored as arrays in one ``.npz`` file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cfl.data.sources.arrays import Layout, NpzSource
+from cfl.data.sources.standard import KEY
+from cfl.data.types import ImageSet
+from cfl.runtime.errors import DataFilesMissing
+from cfl.runtime.option_checks import check_integers
+
+_CHUNK = 65_536
+FEATURES = Layout(
+    "features",
+    "an .npz file with train_features and test_features (floating-point numbers, [N, D]) and train_labels and "
+    "test_labels (integers from 0, [N])",
+    lambda dtype: dtype.kind == "f",
+    (2,),
+)
+
+
+def feature_moments(features: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean and standard deviation ``[D]`` of every column of ``[N, D]``; 1 for a constant one."""
+    mean = features.mean(0, dtype=np.float64)
+    squares = np.zeros_like(mean)
+    for start in range(0, len(features), _CHUNK):
+        squares += np.square(features[start : start + _CHUNK] - mean).sum(0)
+    deviation = np.sqrt(squares / len(features))
+    return mean, np.where(deviation > 0, deviation, 1.0)
+
+
+class Features(NpzSource):
+    """Vectors of numbers, such as measurements or embeddings, from one ``.npz`` file.
+
+    The file holds ``train_features`` and ``test_features``, floating-point ``[N, D]``, and ``train_labels`` and
+    ``test_labels``, integers ``[N]`` from 0. It may hold ``class_names`` and ``train_clients`` as for ``Arrays``.
+    Networks get ``[N, 1, 1, D]``, which ``MLP`` takes.
+
+    Args:
+        path: of the file, relative to the data root or absolute.
+        dimensions: D; null: as in the file.
+        num_classes: number of classes, some of which may have no sample; null: the highest label plus one, where every
+            label below it has a training sample.
+        standardise: subtract each feature's mean over the whole training set, and divide by its standard deviation
+            (population), both of training and of test samples; a constant feature becomes 0. false: as stored.
+        max_train: keep at most this many training samples, class-balanced, at least one of each; null: all.
+        max_test: likewise for the test set.
+
+    Raises:
+        ConfigError: a number that cannot work.
+    """
+
+    layout = FEATURES
+    scale = 1.0
+    mean = (0.0,)
+    std = (1.0,)
+
+    def __init__(
+        self,
+        path: str,
+        dimensions: int | None = None,
+        num_classes: int | None = None,
+        standardise: bool = True,
+        max_train: int | None = None,
+        max_test: int | None = None,
+    ) -> None:
+        check_integers(KEY, 1, or_null=True, dimensions=dimensions)
+        self.standardise = standardise
+        self._moments: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+        shape = None if dimensions is None else (1, 1, dimensions)
+        super().__init__(path, shape, num_classes, None, None, max_train, max_test)
+
+    def _shape_of(self, stored: tuple[int, ...]) -> tuple[int, int, int]:
+        return 1, 1, stored[1]
+
+    def _convert(self, stored: NDArray[Any]) -> Tensor:
+        """``[N, 1, 1, D]`` float32; the first array that is converted gives the moments."""
+        if not np.isfinite(stored).all():
+            raise ValueError("it holds NaN or infinity")
+        if self.standardise:
+            if self._moments is None:
+                self._moments = feature_moments(stored)
+            mean, deviation = self._moments
+            found = np.empty(stored.shape, dtype=np.float32)
+            for start in range(0, len(stored), _CHUNK):
+                found[start : start + _CHUNK] = (stored[start : start + _CHUNK] - mean) / deviation
+        else:
+            with np.errstate(over="ignore"):  # is refused below
+                found = stored.astype(np.float32)
+        if not np.isfinite(found).all():
+            raise ValueError("it holds numbers that float32 cannot")
+        return torch.from_numpy(found)[:, None, None]
+
+    def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
+        """Both sets, standardised by the training set if asked for."""
+        self._moments = None
+        return super().read(root)
+
+    def _shape_option(
+        self, given: tuple[int, ...], found: tuple[int, ...], file: Path
+    ) -> tuple[str, list[int] | int, str]:
+        return f"{KEY}.dimensions", given[2], f"{found[2]}, the numbers per vector in {file}"
+
+    # Features that are none of the data set's own.
+
+    def kept(self, root: Path) -> dict[str, dict[str, Any]]:
+        """See :meth:`Source.kept`: also the moments."""
+        return {key: {**held, "moments": self.moments(root)} for key, held in super().kept(root).items()}
+
+    @property
+    def is_float(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def reads(self) -> str:
+        """See :attr:`Source.reads`."""
+        said = "minus the training set's mean of the feature, over its standard deviation" * self.standardise
+        return f"Features {said or 'as they are stored'}."
+
+    def moments(self, root: Path) -> tuple[list[float], list[float]] | None:
+        """See :meth:`Source.moments`; reads the file unless it has been read."""
+        if not self.standardise:
+            return None
+        if self._moments is None and (known := self._known(root)):
+            mean, deviation = (np.array(values, dtype=np.float64) for values in known["moments"])
+            self._moments = mean, deviation
+        if self._moments is None:
+            self.read(root)
+        assert self._moments is not None
+        return self._moments[0].tolist(), self._moments[1].tolist()
+
+    def image_of_file(self, path: Path, root: Path) -> Tensor:
+        """See :meth:`Source.image_of_file`; refuses every file."""
+        expected = f".npy and .npz files with features [N, {self.shape[2]}]"
+        raise DataFilesMissing(f"{path} cannot be used; expected: {expected}, as the run's data set holds them")
+
+    def images_of_array(self, stored: NDArray[Any], root: Path) -> Tensor:
+        """See :meth:`Source.images_of_array`; of features ``[N, D]``."""
+        if not FEATURES.has_type(stored.dtype) or stored.shape[1:] != self.shape[2:]:
+            raise ValueError(f"it is {stored.dtype} {list(stored.shape)}, not floating-point [N, {self.shape[2]}]")
+        self.moments(root)
+        return self._convert(stored)

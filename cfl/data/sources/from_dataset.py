@@ -1,0 +1,218 @@
+"""Data sets of other packages: torch's map-style ``Dataset``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+from cfl.data.sources.images import MODES, pixels_of, read_image, stored_image
+from cfl.data.sources.standard import KEY, StandardSource
+from cfl.data.types import ImageSet
+from cfl.runtime.errors import ConfigError, DataFilesMissing
+from cfl.runtime.option_checks import check_integers, check_numbers
+
+_READ_TWICE = 8
+
+
+class FromDataset(StandardSource):
+    """Any map-style ``torch.utils.data.Dataset`` whose samples are ``(image, label)``.
+
+    In a configuration ``train`` and ``test`` are classes with their options, such as ``torchvision.datasets.STL10``. In
+    Python they are objects. Samples are read once, before training.
+
+    An image is a picture of Pillow's, or uint8 or floating-point: ``[C, H, W]`` (torch), ``[H, W, C]`` (numpy),
+    ``[H, W]``, or ``[D]``, which becomes ``[1, 1, D]``. All have one shape and type. A label is an integer from 0.
+    Names of classes are taken from an attribute ``classes``. A random transform is refused: ``data.augmentation``
+    changes images.
+
+    Args:
+        train: the training set; in Python the object, or a function that makes it.
+        test: the test set.
+        num_classes: number of classes, some of which may have no sample; null: that of ``classes``, or the highest
+            label plus one.
+        scale: value that means 1.0, positive; null: 255 for bytes, 1 for floating-point images.
+        mean: subtracted per channel, in units of ``value / scale``; null: 0.
+        std: divided by per channel, in the same units, positive; null: 1.
+        max_train: keep at most this many training samples, class-balanced, at least one of each; null: all.
+        max_test: likewise for the test set.
+
+    Raises:
+        ConfigError: a data set without length or items, or a number that cannot work.
+        DataFilesMissing: a data set cannot be made, or its first sample not be used.
+    """
+
+    told_by: ClassVar[str | None] = "train"
+
+    def __init__(
+        self,
+        train: Callable[[], Dataset] | Dataset,
+        test: Callable[[], Dataset] | Dataset,
+        num_classes: int | None = None,
+        scale: float | None = None,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+        max_train: int | None = None,
+        max_test: int | None = None,
+    ) -> None:
+        check_integers(KEY, 1, or_null=True, num_classes=num_classes)
+        check_numbers(KEY, "(0, inf)", or_null=True, scale=scale)
+        self.train, self.test = _made(train, "train"), _made(test, "test")
+        self.name = type(self.train).__name__.lower()
+        first, _ = _sample(self.train, "train", 0)
+        channels, height, width = first.shape
+        self.shape, self._dtype = (channels, height, width), first.dtype
+        self.scale = (1.0 if self.is_float else 255.0) if scale is None else scale
+        self.mean, self.std = (0.0,) * channels, (1.0,) * channels
+        self.class_names = _names(self.train)
+        self.may_lack_classes = num_classes is not None
+        if num_classes is not None or self.class_names:
+            self.num_classes = num_classes or len(self.class_names)
+        if len(self.class_names) != self.__dict__.get("num_classes"):
+            self.class_names = ()
+        self._read: tuple[ImageSet, ImageSet] | None = None
+        super().__init__(mean, std, max_train, max_test)
+
+    def sizes_known(self) -> bool:
+        """False: the samples are the user's own, and there is nothing to compare them with."""
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        """Count ``num_classes`` on first use, if nothing tells it."""
+        if name != "num_classes":
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        self._read = self._both()
+        self.num_classes = 1 + max(int(part.labels.max()) for part in self._read)
+        return self.num_classes
+
+    def read(self, root: Path) -> tuple[ImageSet, ImageSet]:
+        """Both sets, every sample read; ``root`` is not used."""
+        found, self._read = self._read or self._both(), None
+        return found
+
+    def _both(self) -> tuple[ImageSet, ImageSet]:
+        return self._whole("train", self.train), self._whole("test", self.test)
+
+    def _whole(self, part: str, dataset: Any) -> ImageSet:
+        images = torch.empty((len(dataset), *self.shape), dtype=self._dtype)
+        labels = torch.empty(len(dataset), dtype=torch.int64)
+        for index in range(len(dataset)):
+            image, labels[index] = _sample(dataset, part, index)
+            images[index] = self._like_the_first(image, f"{part}[{index}]")
+        for index in range(0, len(dataset), -(-len(dataset) // _READ_TWICE)):
+            if not torch.equal(_sample(dataset, part, index)[0], images[index]):
+                value = f"{type(dataset).__name__}, whose sample {index} is another one when it is read again"
+                raise ConfigError(f"{KEY}.{part}", value, "a Dataset without random transforms; see data.augmentation")
+        return ImageSet(images, labels)
+
+    def _like_the_first(self, image: Tensor, name: str) -> Tensor:
+        if image.shape != self.shape or image.dtype != self._dtype:
+            found, first = f"{image.dtype} {list(image.shape)}", f"{self._dtype} {list(self.shape)}"
+            raise DataFilesMissing(f"{self.name}: {name} is {found}, the first training image {first}")
+        return image
+
+    # Images that are none of the data set's own.
+
+    @property
+    def is_float(self) -> bool:
+        """Whether images are floating-point."""
+        return self._dtype == torch.float32
+
+    @property
+    def reads(self) -> str:
+        """See :attr:`Source.reads`."""
+        return "Image files go through the transform of the training set." if self._transform is not None else ""
+
+    @property
+    def _transform(self) -> Any:
+        found = getattr(self.train, "transform", None)
+        return found if callable(found) else None
+
+    def image_of_file(self, path: Path, root: Path) -> Tensor:
+        """See :meth:`Source.image_of_file`; through the training set's ``transform``, as torchvision calls it."""
+        if self._transform is None:
+            if self.is_float:
+                expected = f".npy and .npz files with floating-point arrays [N, ...] like {list(self.shape)}"
+                raise DataFilesMissing(f"{path} cannot be used; expected: {expected}")
+            return stored_image(path, self.shape, self.scale)
+        image = read_image(path, MODES.get(self.shape[0], MODES[3]))
+        try:
+            found = _image(self._transform(image))
+        except Exception as error:  # of code that is not ours
+            raise DataFilesMissing(f"{path} cannot be transformed: {_reason(error)}") from error
+        return self._like_the_first(found, str(path))
+
+    def images_of_array(self, stored: NDArray[Any], root: Path) -> Tensor:
+        """See :meth:`Source.images_of_array`; rows are images as for the class."""
+        found = [_image(row) for row in stored]
+        if any(image.shape != self.shape or image.dtype != self._dtype for image in found):
+            expected = f"images that become {self._dtype} {list(self.shape)}"
+            raise ValueError(f"it is {stored.dtype} {list(stored.shape)}, not {expected}")
+        return torch.stack(found) if found else torch.empty((0, *self.shape), dtype=self._dtype)
+
+
+def _made(given: Any, part: str) -> Any:
+    """A data set, made if a function was given, and looked at."""
+    dataset = given
+    if not hasattr(given, "__getitem__") and callable(given):
+        try:
+            dataset = given()
+        except Exception as error:  # of code that is not ours
+            raise DataFilesMissing(f"{KEY}.{part} cannot be used: {_reason(error)}") from error
+    name = type(dataset).__name__
+    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise ConfigError(f"{KEY}.{part}", name, "a map-style Dataset, with __len__ and __getitem__")
+    if not len(dataset):
+        raise ConfigError(f"{KEY}.{part}", name, "a Dataset with samples; this one is empty")
+    return dataset
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _names(dataset: Any) -> tuple[str, ...]:
+    found = getattr(dataset, "classes", None)
+    is_names = isinstance(found, list | tuple) and all(isinstance(name, str) for name in found)
+    return tuple(found) if is_names and found else ()
+
+
+def _sample(dataset: Any, part: str, index: int) -> tuple[Tensor, int]:
+    """One sample: ``[C, H, W]`` uint8 or float32, and its label."""
+    try:
+        image, label = dataset[index]
+        number = np.asarray(label)
+        if number.dtype.kind not in "iu" or number.size != 1 or not 0 <= int(number.item()) < 2**31:
+            raise ValueError(f"its label is {label!r:.80}, not an integer from 0")
+        return _image(image), int(number.item())
+    except Exception as error:  # of code that is not ours
+        name = type(dataset).__name__
+        raise DataFilesMissing(f"{KEY}.{part}: {name}[{index}] cannot be used: {_reason(error)}") from error
+
+
+def _image(image: Any) -> Tensor:
+    """``[C, H, W]`` uint8 or float32 of whatever a data set gives."""
+    if hasattr(image, "getbands"):  # a picture of Pillow's
+        if image.mode not in MODES.values():
+            raise ValueError(f"its picture has Pillow's mode {image.mode}, not {' or '.join(MODES.values())}")
+        return pixels_of(image)
+    if isinstance(image, np.ndarray):
+        stored = torch.from_numpy(np.array(image.transpose(2, 0, 1) if image.ndim == 3 else image, order="C"))
+    elif isinstance(image, Tensor):
+        stored = image
+    else:
+        raise ValueError(f"its image is a {type(image).__name__}, not a picture of Pillow's, an array or a tensor")
+    if not 1 <= stored.ndim <= 3 or not (stored.dtype == torch.uint8 or stored.is_floating_point()):
+        raise ValueError(f"its image is {stored.dtype} {list(stored.shape)}, not uint8 or floating-point [C, H, W]")
+    stored = stored.reshape((1,) * (3 - stored.ndim) + tuple(stored.shape))
+    if stored.is_floating_point():
+        stored = stored.float()
+        if not stored.isfinite().all():
+            raise ValueError("its image holds NaN or infinity")
+    return stored.detach().clone()

@@ -1,0 +1,200 @@
+"""``cfl predict --ckpt_path RUN/last.ckpt IMAGE... [--task T] [--top K] [--out FILE.csv]``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cfl.cli.main import restored
+from cfl.cli.parsing import debugging, reason_for_user
+from cfl.export.answer import Choice
+from cfl.export.prediction import ImageClassifier, output_names
+from cfl.export.reading import read_images
+from cfl.reporting.csv_file import csv_text
+from cfl.reporting.text_table import TextTable, print_table
+from cfl.runtime.atomic_write import write_whole
+from cfl.runtime.command_line import ABOUT_ALLOW
+from cfl.runtime.errors import ConfigError
+from cfl.runtime.printable import printable
+from cfl.runtime.run_files import CHECKPOINT
+
+_AT_ONCE = 256
+
+
+class Prediction(NamedTuple):
+    """What a model says of one image.
+
+    Attributes:
+        image: the file, of an array with the row.
+        best: names and probabilities of the best outputs, best first.
+    """
+
+    image: str
+    best: list[tuple[str, float]]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cfl predict",
+        description="Classify images by a run's model. They are read as the run's data set reads its own: size, "
+        "channels, normalisation.",
+        epilog="Any other option is one of the configuration, as for cfl validate: --data.root, --config. "
+        + ABOUT_ALLOW,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "images",
+        nargs="+",
+        type=Path,
+        metavar="IMAGE",
+        help="image files, folders of them, or .npy and .npz files with arrays like those of the data set",
+    )
+    parser.add_argument(
+        "--ckpt_path",
+        required=True,
+        metavar="FILE",
+        help="a checkpoint, e.g. RUN/last.ckpt, or the run folder; last, with --run.dir RUN",
+    )
+    parser.add_argument("--top", type=int, default=1, metavar="K", help="show the K best classes (1)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the table as CSV, too")
+    parser.add_argument("--client", type=int, metavar="C", help="this client's model, where clients have their own")
+    parser.add_argument(
+        "--task",
+        type=int,
+        metavar="T",
+        help="the images' task (from 0; with --client, of the client's own), where the model, its outputs or the "
+        "reading of images depend on it; a task's permutation or rotation of pixels is not made",
+    )
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: without the program's name and ``predict``; None takes ``sys.argv``'s after these.
+
+    Returns:
+        Exit status: 0, or 2 after one line on standard error.
+    """
+    parser = _parser()
+    words = list(sys.argv[2:] if arguments is None else arguments)
+    options, others = parser.parse_known_intermixed_args(list(_in_one_word(words, parser)))
+    try:
+        _check(options)
+        place = options.ckpt_path
+        if os.path.isdir(place):
+            place = str(Path(place) / CHECKPOINT)
+        client, _, _ = restored(["--ckpt_path", place, *others])
+        classifier = ImageClassifier(client)
+        found = list(predictions(classifier, options.images, Choice(options.client, options.task), options.top))
+        what = "probability" if classifier.gives_probabilities else "score"
+        if options.out is not None:
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(options.out, printable(_csv(found, what)))
+    except Exception as error:
+        reason: Any = reason_for_user(error) or (error if isinstance(error, OSError) else None)
+        if reason is None or debugging():
+            raise
+        if isinstance(reason, ConfigError) and reason.key in ("client", "task"):
+            reason = ConfigError(f"--{reason.key}", reason.value, reason.valid)
+        print(printable(f"error: {reason}"), file=sys.stderr)
+        return 2
+    print_table(_table(found, what).terminal())
+    if options.out is not None:
+        print(options.out)
+    return 0
+
+
+def predictions(classifier: ImageClassifier, places: Sequence[Path], choice: Choice, top: int) -> Iterator[Prediction]:
+    """Classify images, a file at a time.
+
+    Args:
+        classifier: of the run.
+        places: as for :func:`cfl.export.reading.read_images`.
+        choice: whose model, and the images' task.
+        top: how many of the best classes to tell, at most as many as there are to choose among.
+
+    Raises:
+        ConfigError: client or task cannot be, or are needed.
+        cfl.runtime.errors.DataFilesMissing: naming a file that cannot be used.
+    """
+    data = classifier.federation.data
+    owner, task = choice.client, choice.task
+    classifier.prepared(owner, task)  # refuses what it refuses before images are read
+    stream_task = (task or 0) if owner is None else data.stream_task(task or 0, owner)
+    source = data.stream.source_of(stream_task)
+    if source is None:
+        raise ConfigError("data.stream", data.stream.name, "a stream that tells the data set of each task")
+    if task is None and any(data.stream.source_of(other) is not source for other in range(data.stream.num_tasks)):
+        valid = f"an integer between 0 and {data.num_tasks - 1}: images are read as the data set of their task"
+        raise ConfigError("task", None, valid)
+    names = output_names(classifier.federation, owner, task)
+    for files, stored in _batches(read_images(places, source, data.root)):
+        scores = classifier.scores(classifier.network_input(stored, owner, task), owner, task).double()
+        values = scores.softmax(1) if classifier.gives_probabilities else scores
+        best = scores.argsort(dim=1, descending=True, stable=True)[:, :top]
+        for file, of_image, row, allowed in zip(files, best.tolist(), values, scores.isfinite(), strict=True):
+            yield Prediction(file, [(names[k], float(row[k])) for k in of_image if allowed[k]])
+
+
+def _batches(read: Iterator[tuple[list[str], Tensor]]) -> Iterator[tuple[list[str], Tensor]]:
+    """The same images, at least :data:`_AT_ONCE` at a time."""
+    names: list[str] = []
+    images: list[Tensor] = []
+    for some, stored in read:
+        names += some
+        images.append(stored)
+        if len(names) >= _AT_ONCE:
+            yield names, torch.cat(images)
+            names, images = [], []
+    if names:
+        yield names, torch.cat(images)
+
+
+def _check(options: argparse.Namespace) -> None:
+    if options.top < 1:
+        raise ConfigError("--top", options.top, "an integer of at least 1")
+    if options.out is not None and options.out.is_dir():
+        raise ConfigError("--out", str(options.out), "a file; this is a folder")
+
+
+def _in_one_word(words: Sequence[str], parser: argparse.ArgumentParser) -> Iterator[str]:
+    """``--key=value`` for ``--key value`` of options that the parser does not know, which would be images else."""
+    own = parser._option_string_actions
+    skip = False
+    for word, following in zip_longest(words, words[1:]):
+        if skip:
+            skip = False
+        elif word.startswith("--") and len(word) > 2 and "=" not in word and word not in own and following is not None:
+            skip = True
+            yield f"{word}={following}"
+        else:
+            yield word
+
+
+def _columns(found: Sequence[Prediction]) -> int:
+    return max(len(one.best) for one in found)
+
+
+def _table(found: Sequence[Prediction], what: str) -> TextTable:
+    headings = ["image", "class", what]
+    for number in range(2, _columns(found) + 1):
+        headings += [f"class {number}", what]
+    rows = [[one.image, *(text for name, value in one.best for text in (name, f"{value:.4f}"))] for one in found]
+    return TextTable(headings, rows, "l" + "lr" * _columns(found))
+
+
+def _csv(found: Sequence[Prediction], what: str) -> str:
+    header = ["image", "class", what]
+    for number in range(2, _columns(found) + 1):
+        header += [f"class_{number}", f"{what}_{number}"]
+    return csv_text(header, [[one.image, *(part for pair in one.best for part in pair)] for one in found])

@@ -1,0 +1,148 @@
+"""What a run's model answers to images: its choice among the outputs that the run's tests choose among."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cfl.data.streams.sequence import enlarge, repeat_channels
+from cfl.data.types import ImageSet
+from cfl.export.answer import Answer, Choice, answer_of
+from cfl.federation.federation import Federation
+from cfl.methods.capabilities import Predictor
+from cfl.runtime.errors import ConfigError
+from cfl.training.client import Client
+
+
+class ImageClassifier:
+    """Classifies images by the model of a run.
+
+    Args:
+        client: the module with its federation, restored from a checkpoint.
+
+    Attributes:
+        federation: that of the run.
+        gives_probabilities: whether scores are logits; those that a method computes mean something else.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self.federation = client.require_federation()
+        self.gives_probabilities = not self.federation.methods.with_capability(Predictor)
+        self._client = client
+        self._answers: dict[Choice, Answer] = {}
+
+    def model_for(self, choice: Choice) -> Answer:
+        """The chosen model (:func:`cfl.export.answer.answer_of`)."""
+        if choice not in self._answers:
+            self._answers[choice] = answer_of(self._client, choice)
+        return self._answers[choice]
+
+    @torch.no_grad()
+    def scores(self, x: Tensor, client: int | None = None, task: int | None = None) -> Tensor:
+        """``[N, O]``: the model's outputs, minus infinity for those that are out of the question.
+
+        Args:
+            x: ``[N, C, H, W]`` float32 network input.
+            client: whose model it is; None for the global model.
+            task: of the images, from 0; with a client, of the client's own.
+
+        Raises:
+            ConfigError: a task that is missing or that there is none of, a run that estimates a density, or as for
+                :meth:`model_for`.
+        """
+        model, allowed = self.prepared(client, task)
+        scores = torch.cat([model(part) for part in x.split(self.federation.data.eval_batch_size)])
+        return scores if allowed is None else scores.masked_fill(~allowed, -torch.inf)
+
+    def prepared(self, client: int | None = None, task: int | None = None) -> tuple[Answer, Tensor | None]:
+        """The model that :meth:`scores` asks, and ``[O]`` bool, the outputs to choose among, or None for all.
+
+        Raises:
+            ConfigError: as for :meth:`scores`.
+        """
+        data = self.federation.data
+        if data.scenario == "density":
+            raise ConfigError("predict", data.stream.name, "a run that classifies; this one estimates a density")
+        self.check_task(client, task)
+        allowed = data.outputs.test_after(last_task(self.federation))
+        if allowed is not None and task is None and not allowed.eq(allowed[0]).all():
+            raise ConfigError("task", None, f"an integer between 0 and {data.num_tasks - 1}, the images' task")
+        model = self.model_for(Choice(client, task if self._differs_by_task(client) else None))
+        return model, None if allowed is None else allowed[self._stream_task(client, task)]
+
+    def network_input(self, stored: Tensor, client: int | None = None, task: int | None = None) -> Tensor:
+        """``[N, C, H, W]`` float32: stored images of a task's data set, enlarged and normalised as its tests are.
+
+        Changes that tasks make to images, such as a permutation, are not made.
+
+        Args:
+            stored: ``[N, c, h, w]`` as the data set's ``load`` gives them, or enlarged already.
+            client: as for :meth:`scores`.
+            task: of the images; needed where data sets are normalised differently.
+
+        Raises:
+            ConfigError: such a task is missing.
+        """
+        data = self.federation.data
+        self.check_task(client, task)
+        sources = [data.stream.source_of(number) for number in range(data.stream.num_tasks)]
+        transforms = [source.transform() for source in sources if source is not None]
+        if len(transforms) < len(sources):
+            raise ConfigError("images", str(stored.dtype), "floating-point network input: the stream tells no data set")
+        if task is None and len({transform.normalisation for transform in transforms}) > 1:
+            valid = f"an integer between 0 and {data.num_tasks - 1}, as this run's data sets are normalised differently"
+            raise ConfigError("task", None, valid)
+        transform = repeat_channels(transforms[self._stream_task(client, task)], data.input_shape[0])
+        images = ImageSet(stored, torch.zeros(len(stored), dtype=torch.int64))
+        return transform.normalised(enlarge(images, data.input_shape).images)
+
+    def check_task(self, client: int | None, task: int | None) -> None:
+        """Refuse a task that there is none of.
+
+        Raises:
+            ConfigError: naming those that there are.
+        """
+        tasks = self.federation.data.stream.num_tasks if client is None else self.federation.data.num_tasks
+        if task is not None and not 0 <= task < tasks:
+            raise ConfigError("task", task, f"an integer between 0 and {tasks - 1}")
+
+    def _stream_task(self, client: int | None, task: int | None) -> int:
+        return (task or 0) if client is None else self.federation.data.stream_task(task or 0, client)
+
+    def _differs_by_task(self, client: int | None) -> bool:
+        if client is not None and self.federation.methods.tells_tasks_apart:
+            return True
+        try:
+            self.model_for(Choice(client))
+        except ConfigError as error:
+            if error.key != "--task":
+                raise
+            return True
+        return False
+
+
+def last_task(federation: Federation) -> int:
+    """The last task that any client has trained on."""
+    return federation.data.num_tasks - 1 if federation.finished else max(federation.rows_due(everyone=True).values())
+
+
+def output_names(federation: Federation, client: int | None = None, task: int | None = None) -> list[str]:
+    """What each of a network's outputs stands for: the names of classes, or their numbers in the data set.
+
+    Args:
+        federation: of the run.
+        client: whose task ``task`` is; None for the stream's.
+        task: of the images, where an output stands for another class in every task.
+    """
+    data = federation.data
+    of_task = data.stream.class_names(data.root, data.seed)
+    names = [str(output) for output in range(data.num_outputs)]
+    if data.scenario == "density" or (data.scenario == "domain" and not data.stream.shared_labels and task is None):
+        return names
+    tasks = list(range(data.stream.num_tasks))
+    if data.scenario == "domain" and task is not None:
+        tasks = [task if client is None else data.stream_task(task, client)]
+    for number in tasks:
+        first = data.outputs.offsets[number]
+        names[first : first + len(of_task[number])] = of_task[number]
+    return names

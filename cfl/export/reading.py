@@ -1,0 +1,64 @@
+"""Reads files that are none of a run's own as its data set's images are read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cfl.data.sources.base import Source
+from cfl.data.sources.images import image_files
+from cfl.data.sources.npy_images import read_array
+from cfl.data.sources.npz import opened_npz
+from cfl.runtime.errors import DataFilesMissing
+
+_KEYS = ("images", "features", "test_images", "test_features")
+"""Arrays of an ``.npz`` file, of which the first that is there is read."""
+
+
+def read_images(places: Sequence[Path], source: Source, root: Path) -> Iterator[tuple[list[str], Tensor]]:
+    """Read image files, folders of them, and arrays.
+
+    Args:
+        places: image files; folders, with all image files below them; ``.npy`` files; ``.npz`` files with one array, or
+            with one of the arrays ``images``, ``features``, ``test_images`` and ``test_features``.
+        source: the data set whose images they are like.
+        root: folder with the data sets' files.
+
+    Yields:
+        Names and images ``[n, C, H, W]`` as the data set's ``load`` gives them; of an array, ``<file>[<row>]``.
+
+    Raises:
+        DataFilesMissing: naming a file that cannot be read so.
+    """
+    for place in places:
+        if os.path.isdir(place):
+            for file in image_files(place):
+                yield [str(file)], source.image_of_file(file, root)[None]
+        elif place.suffix in (".npy", ".npz"):
+            try:
+                images = source.images_of_array(_array(place), root)
+                if not len(images):
+                    raise ValueError("it holds no image")
+            except ValueError as error:
+                raise DataFilesMissing(f"{place} cannot be used: {error}") from error
+            yield [f"{place}[{row}]" for row in range(len(images))], images
+        else:
+            yield [str(place)], source.image_of_file(place, root)[None]
+
+
+def _array(file: Path) -> NDArray[Any]:
+    if not os.path.isfile(file):
+        raise DataFilesMissing(f"{file}: there is no such file")
+    if file.suffix == ".npy":
+        return read_array(file)
+    with opened_npz(file) as held:
+        names = held.keys if len(held.keys) == 1 else [name for name in _KEYS if name in held.keys]
+        if not names:
+            found = ", ".join(held.keys) or "nothing"
+            raise ValueError(f"it holds {found}; expected: one array, or one called {', '.join(_KEYS)}")
+        return held.read(names[0])

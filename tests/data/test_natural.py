@@ -1,0 +1,108 @@
+"""Clients whose samples the data tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support import tiny_cli
+from support.tiny import tiny_data
+
+from cfl.data.participation import Holders
+from cfl.data.partitions import Natural
+from cfl.data.sources import Arrays, ImageFolder
+from cfl.data.streams import ClassSplit, Permuted, Sequence
+from cfl.runtime.errors import ConfigError
+
+WRITERS = np.array(["zoe", "bob", "amy"])[np.random.default_rng(1).integers(0, 3, 60)]
+
+
+def file(folder: Path, **other: Any) -> str:
+    """Sixty images that tell their number by their first pixel."""
+    images = np.zeros((60, 4, 4), dtype=np.uint8)
+    images[:, 0, 0] = np.arange(60)
+    labels = np.arange(60) % 4
+    np.savez(
+        folder / "w.npz",
+        **{
+            "train_images": images,
+            "train_labels": labels,
+            "test_images": images[:8] + 100,
+            "test_labels": labels[:8],
+            "train_clients": WRITERS,
+            **other,
+        },
+    )
+    return str(folder / "w.npz")
+
+
+def numbers(data: Any, task: int, client: int) -> set[int]:
+    """The samples of a client in a task, by their first pixels."""
+    of_task = data.tasks[task].train.images
+    return set(of_task[torch.from_numpy(data.indices[task][client])][:, 0, 0, 0].tolist())
+
+
+@pytest.mark.parametrize("repartition", [True, False])
+@pytest.mark.parametrize("kind", [Permuted, ClassSplit])
+def test_every_client_has_its_own_samples_in_every_task(kind: Any, repartition: bool, tmp_path: Path) -> None:
+    """Clients are numbered by their names; a task of some classes has their samples of these."""
+    data = tiny_data(kind(Arrays(file(tmp_path)), 2), partition=Natural(), num_clients=3, repartition=repartition)
+    for client, name in enumerate(("amy", "bob", "zoe")):
+        own = set(np.flatnonzero(name == WRITERS).tolist())
+        for task in range(2):
+            classes = {0, 1, 2, 3} if kind is Permuted else {2 * task, 2 * task + 1}
+            assert numbers(data, task, client) == {number for number in own if number % 4 in classes}
+
+
+def test_clients_stay_with_their_samples_in_a_smaller_set_and_beside_another(tmp_path: Path) -> None:
+    source = Arrays(file(tmp_path), max_train=20)
+    data = tiny_data(Sequence([source, Arrays(file(tmp_path))]), partition=Natural(), num_clients=3)
+    found = [numbers(data, 0, client) for client in range(3)]
+    assert sum(map(len, found)) == 20
+    for client, name in enumerate(("amy", "bob", "zoe")):
+        assert {str(WRITERS[number]) for number in found[client]} == {name}
+
+
+def test_only_holders_of_a_task_take_part(tmp_path: Path) -> None:
+    """Zoe has samples of the first two classes alone."""
+    writers = np.where(np.arange(60) % 4 < 2, np.array(["zoe", "amy"])[np.arange(60) // 4 % 2], "amy")
+    stream = ClassSplit(Arrays(file(tmp_path, train_clients=writers)), 2)
+    data = tiny_data(stream, partition=Natural(), num_clients=2, participation=Holders())
+    assert [members.tolist() for members in data.members] == [[0, 1], [0]]
+    with pytest.raises(ConfigError, match=r"client 1 has no sample of task 1.*Holders"):
+        _ = tiny_data(stream, partition=Natural(), num_clients=2).indices
+
+
+def test_folders_within_those_of_classes_are_clients(tmp_path: Path) -> None:
+    for number in range(24):
+        for part in ("train", "test"):
+            name, client = "ab"[number % 2], ("u7", "u12", "u3")[number // 2 % 3]
+            place = tmp_path / part / name / client / f"{number:02d}.png"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (4, 4), number + (100 if part == "test" else 0)).save(place)
+    data = tiny_data(Permuted(ImageFolder(str(tmp_path), [1, 4, 4]), 2), partition=Natural(), num_clients=3)
+    for client, place in enumerate((1, 2, 0)):  # u12, u3, u7
+        assert numbers(data, 0, client) == {number for number in range(24) if number // 2 % 3 == place}
+    stray = Image.new("L", (4, 4), 50)
+    stray.save(tmp_path / "train" / "a" / "of-nobody.png")
+    with pytest.raises(ConfigError, match=r"data\.partition = 'Natural' .*do not tell whose"):
+        _ = tiny_data(Permuted(ImageFolder(str(tmp_path), [1, 4, 4]), 2), partition=Natural(), num_clients=3).indices
+
+
+def test_the_number_of_clients_is_that_of_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run goes on with its own clients only."""
+    stream = ("--data.stream.source", "Arrays", "--data.stream.source.path", file(tmp_path))
+    given = (*stream, "--data.partition", "Natural", "--schedule.rounds_per_task", "1")
+    assert tiny_cli.fit(tmp_path / "run", *given) == 2
+    said = capsys.readouterr().err
+    assert "data.num_clients = 4 cannot work; valid: 3, the clients whose samples the data hold" in said
+    assert tiny_cli.fit(tmp_path / "run", *given, "--data.num_clients", "3") == 0
+    counts = {int(row["client"]): int(row["samples"]) for row in tiny_cli.rows(tmp_path / "run" / "partition.csv")}
+    assert counts == {k: int((name == WRITERS).sum()) for k, name in enumerate(("amy", "bob", "zoe"))}
+    file(tmp_path, train_clients=np.roll(WRITERS, 1))
+    assert tiny_cli.run("validate", "--ckpt_path", str(tmp_path / "run" / "last.ckpt")) == 2
+    assert "those of clients have changed since" in capsys.readouterr().err

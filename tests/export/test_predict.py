@@ -1,0 +1,268 @@
+"""``cfl predict``: classes of image files by a run's model."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support import tiny_cli
+from support.tiny import fit as fit_tiny
+from support.tiny import split, tiny_client, tiny_data
+
+import cfl
+from cfl.__main__ import main
+from cfl.data.sources import Features, Synthetic
+from cfl.export.prediction import ImageClassifier
+from cfl.methods import FedWeIT
+from cfl.models import MLP
+
+CLASSES = ("ant", "bee", "cat", "dog")
+COLOURS = ((200, 40, 40), (40, 200, 40), (40, 40, 200), (180, 180, 40))
+
+
+def predict(*arguments: str) -> int:
+    """``cfl predict ...``, shortened."""
+    with tiny_cli.shortened(["validate"]):
+        return main(["predict", *arguments])
+
+
+def draw(folder: Path, per_class: int, seed: int) -> None:
+    """Pictures of some sizes in a folder for each class, with noise over the class's colour."""
+    generator = np.random.default_rng(seed)
+    for name, colour in zip(CLASSES, COLOURS, strict=True):
+        (folder / name).mkdir(parents=True)
+        for number in range(per_class):
+            height, width = generator.integers(4, 9, 2)
+            pixels = np.clip(generator.normal(colour, 30, (height, width, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number:02d}.png")
+
+
+@pytest.fixture(scope="module")
+def pets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pets")
+    draw(folder / "train", 12, 0)
+    draw(folder / "test", 5, 1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(pets: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tasks of two classes; tests choose among all four."""
+    folder = tmp_path_factory.mktemp("predict") / "run"
+    source = {"class_path": "ImageFolder", "init_args": {"path": str(pets), "shape": [3, 4, 4], "resize": "crop"}}
+    stream = {"class_path": "ClassSplit", "init_args": {"source": source, "num_tasks": 2, "class_order": "seeded"}}
+    cfl.fit(
+        tiny_cli.TINY,
+        {"data.stream": stream, "data.partition": "IID", "data.scenario": "class", "run.dir": folder},
+    )
+    return folder
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_classes_have_names_and_the_accuracy_of_the_runs_tests(
+    run: Path, pets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "new" / "classes.csv"
+    assert predict("--ckpt_path", str(run / "last.ckpt"), str(pets / "test"), "--out", str(out)) == 0
+    rows = table(out)
+    assert [row["image"] for row in rows] == sorted(map(str, (pets / "test").rglob("*.png")))
+    found = {name: [row["class"] for row in rows if Path(row["image"]).parent.name == name] for name in CLASSES}
+    right = {name: 100 * sum(one == name for one in found[name]) / len(found[name]) for name in CLASSES}
+    matrix = [list(row.values()) for row in tiny_cli.rows(run / "accuracy_matrix.csv")]
+    assert sum(right.values()) / 4 == pytest.approx(sum(map(float, matrix[-1][-2:])) / 2)
+    assert max(right.values()) > 0
+    shown = capsys.readouterr().out
+    assert all(row["image"] in shown for row in rows)
+    assert str(out) in shown
+
+
+def test_probabilities_by_hand(run: Path, pets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a picture that is wider than high: its middle, scaled, without normalisation, through the trained weights."""
+    file = tmp_path / "wide.png"
+    pixels = np.random.default_rng(5).integers(0, 256, (8, 20, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file)
+    assert predict(str(file), "--ckpt_path", str(run), "--top", "9", "--out", str(tmp_path / "p.csv")) == 0
+    (row,) = table(tmp_path / "p.csv")
+    middle = Image.fromarray(pixels).resize((4, 4), Image.Resampling.BILINEAR, box=(6, 0, 14, 8))
+    network = MLP((3, 4, 4), 4, hidden=[8])
+    held = tiny_cli.checkpoint(run)["state_dict"]
+    network.load_state_dict({name.removeprefix("network."): tensor for name, tensor in held.items()})
+    x = torch.from_numpy(np.array(middle)).permute(2, 0, 1)[None].float() / 255
+    expected = network.eval()(x).double().softmax(1)[0]
+    names = ["class", *(f"class_{number}" for number in range(2, 5))]
+    values = ["probability", *(f"probability_{number}" for number in range(2, 5))]
+    assert [float(row[value]) for value in values] == pytest.approx(
+        expected.sort(descending=True).values.tolist(), 1e-4
+    )
+    order = cfl.load(run)._client.require_federation().data.stream.class_groups(0)
+    outputs = [CLASSES[label] for group in order for label in group]
+    assert [row[name] for name in names] == [outputs[k] for k in expected.argsort(descending=True).tolist()]
+    assert set(outputs) == set(CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("cut.png", b"\x89PNG\r\n\x1a\n", "cut.png cannot be read as an image"),
+        ("no.jpg", None, "no.jpg cannot be read as an image: there is no such file"),
+        ("empty", "folder", "empty cannot be used: it holds no image"),
+        ("flat.npy", np.zeros((2, 5, 4, 3), np.uint8), "flat.npy cannot be used: it is uint8 [2, 5, 4, 3], not uint8"),
+        ("none.npy", np.zeros((0, 4, 4, 3), np.uint8), "none.npy cannot be used: it holds no image"),
+        ("float.npy", np.zeros((2, 4, 4, 3), np.float32), "float.npy cannot be used: it is float32"),
+        ("cut.npz", b"PK", "cut.npz cannot be used: it is no .npz archive"),
+    ],
+)
+def test_what_is_no_image_is_named_in_one_sentence(
+    run: Path, name: str, content: Any, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif isinstance(content, np.ndarray):
+        np.save(path, content)
+    elif content is not None:
+        path.mkdir()
+    out = tmp_path / "p.csv"
+    assert predict("--ckpt_path", str(run / "last.ckpt"), str(path), "--out", str(out)) == 2
+    error = capsys.readouterr().err
+    assert f"error: {tmp_path}/{said}" in error
+    assert error.count("\n") == 1
+    assert not out.exists()
+
+
+def test_options_that_cannot_work_are_refused_by_name(run: Path, tmp_path: Path, capsys: Any) -> None:
+    last = ("--ckpt_path", str(run / "last.ckpt"))
+    for options, said in (
+        ((*last, "x.png", "--top", "0"), "--top = 0 cannot work; valid: an integer of at least 1"),
+        ((*last, "x.png", "--task", "2"), "--task = 2 cannot work; valid: an integer between 0 and 1"),
+        ((*last, "x.png", "--out", str(tmp_path)), "a file; this is a folder"),
+        (("--ckpt_path", str(tmp_path / "no.ckpt"), "x.png"), "ckpt_path = "),
+        ((*last, "--schedule.batch_size", "9", "x.png"), "schedule.batch_size"),
+    ):
+        assert predict(*options) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def task_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tasks with outputs of their own, of grey images 4 x 4."""
+    folder = tmp_path_factory.mktemp("predict") / "tasks"
+    source = {"class_path": "Synthetic", "init_args": {"num_classes": 4, "shape": [1, 4, 4], "train_size": 96}}
+    stream = {"class_path": "ClassSplit", "init_args": {"source": source, "num_tasks": 2}}
+    cfl.fit(
+        tiny_cli.TINY,
+        {"data.stream": stream, "data.partition": "IID", "data.scenario": "task", "run.dir": folder},
+    )
+    return folder
+
+
+def test_a_task_incremental_run_needs_the_task(task_run: Path, tmp_path: Path, capsys: Any) -> None:
+    """Images of a file of the data set's kind, of which every class's number is told."""
+    _, test = Synthetic(4, [1, 4, 4], 96, 40, noise=60.0).load(Path())
+    own = test.labels >= 2
+    np.savez(tmp_path / "mine.npz", test_images=test.images[own, 0].numpy(), test_labels=test.labels[own].numpy())
+    given = ("--ckpt_path", str(task_run / "last.ckpt"), str(tmp_path / "mine.npz"), "--out", str(tmp_path / "p.csv"))
+    assert predict(*given) == 2
+    assert "error: --task = None cannot work; valid: an integer between 0 and 1" in capsys.readouterr().err
+    assert predict(*given, "--task", "1", "--top", "3") == 0
+    rows = table(tmp_path / "p.csv")
+    assert [row["image"] for row in rows] == [f"{tmp_path / 'mine.npz'}[{row}]" for row in range(int(own.sum()))]
+    assert {row["class"] for row in rows} == {"2", "3"}
+    assert "class_3" not in rows[0]
+    right = [int(row["class"]) == label for row, label in zip(rows, test.labels[own].tolist(), strict=True)]
+    expected = float(tiny_cli.rows(task_run / "accuracy_matrix.csv")[-1]["task_1"])
+    assert 100 * sum(right) / len(right) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("picture", "said"),
+    [
+        (Image.new("RGB", (4, 4)), "x.png cannot be read as an image: it has 3 channels (RGB), not 1"),
+        (Image.new("L", (5, 4)), "x.png has 5 x 4 pixels, not 4 x 4"),
+    ],
+)
+def test_images_unlike_the_data_sets_are_refused(
+    task_run: Path, picture: Image.Image, said: str, tmp_path: Path, capsys: Any
+) -> None:
+    picture.save(tmp_path / "x.png")
+    assert predict("--ckpt_path", str(task_run / "last.ckpt"), str(tmp_path / "x.png"), "--task", "0") == 2
+    assert f"error: {tmp_path}/{said}" in capsys.readouterr().err
+
+
+def test_a_client_with_a_model_for_each_task_answers_by_that_of_the_task() -> None:
+    module = tiny_data(split(), scenario="task")
+    client = tiny_client(module, methods={"m": FedWeIT(consolidation=1.0)})
+    fit_tiny(client, module)
+    client.eval()
+    federation = client.require_federation()
+    x = torch.randn(5, *client.input_shape, generator=torch.Generator().manual_seed(0))
+    for task in (0, 1):
+        model = federation.model_of(1, task)
+        with torch.no_grad():
+            expected = torch.func.functional_call(client.network, model, (x,))
+        found = ImageClassifier(client).scores(x, client=1, task=task)
+        own = slice(2 * task, 2 * task + 2)
+        torch.testing.assert_close(found[:, own], expected[:, own], rtol=0, atol=1e-6)
+        assert found.isinf().sum() == 10
+
+
+def test_features_are_standardised_as_in_training(tmp_path: Path) -> None:
+    file = features(tmp_path)
+    source = {"class_path": "Features", "init_args": {"path": str(file)}}
+    stream = {"class_path": "ClassSplit", "init_args": {"source": source, "num_tasks": 2}}
+    folder = tmp_path / "run"
+    run = cfl.fit(
+        tiny_cli.TINY,
+        {"data.stream": stream, "data.partition": "IID", "data.scenario": "class", "run.dir": folder},
+    )
+    assert predict("--ckpt_path", str(folder), str(file), "--out", str(tmp_path / "p.csv")) == 0
+    rows = table(tmp_path / "p.csv")
+    _, test = Features(str(file)).load(Path())
+    assert [row["class"] for row in rows] == [f"kind {k}" for k in run.predict(test.images).tolist()]
+    assert run.acc is not None
+    assert run.acc >= 50
+
+    held = np.load(file)
+    np.save(tmp_path / "new.npy", held["test_features"])
+    file.unlink()
+    without = tmp_path / "w.csv"
+    assert predict("--ckpt_path", str(folder), str(tmp_path / "new.npy"), "--out", str(without)) == 0
+    found = table(without)
+    assert [(row["class"], row["probability"]) for row in found] == [(row["class"], row["probability"]) for row in rows]
+
+
+def test_a_model_is_used_where_its_training_data_are_not(run: Path, pets: Path, tmp_path: Path) -> None:
+    """Names and number of classes are those of the run; its data are not read."""
+    given = ("--ckpt_path", str(run / "last.ckpt"), str(pets / "test"), "--out")
+    assert predict(*given, str(tmp_path / "with.csv")) == 0
+    (pets / "train").rename(pets / "away")
+    try:
+        assert predict(*given, str(tmp_path / "without.csv")) == 0
+    finally:
+        (pets / "away").rename(pets / "train")
+    assert (tmp_path / "with.csv").read_text() == (tmp_path / "without.csv").read_text()
+
+
+def features(folder: Path) -> Path:
+    """A file with vectors around four points, each feature with a scale of its own."""
+    generator = np.random.default_rng(0)
+    points, scale = generator.normal(size=(4, 6)), 10.0 ** np.arange(-2, 4)
+    arrays: dict[str, Any] = {"class_names": np.array([f"kind {number}" for number in range(4)])}
+    for part, size in (("train", 96), ("test", 20)):
+        labels = np.arange(size) % 4
+        arrays[f"{part}_features"] = (points[labels] + generator.normal(scale=0.2, size=(size, 6))) * scale + 7
+        arrays[f"{part}_labels"] = labels
+    path = folder / "measured.npz"
+    np.savez(path, **arrays)
+    return path
