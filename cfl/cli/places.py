@@ -9,6 +9,7 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Any
 
+from cfl.cli.parsing import causes
 from cfl.runtime.class_paths import named_class
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.printable import on_one_line
@@ -50,11 +51,12 @@ def naming_what_lacks(loggers: Any) -> Iterator[None]:
     """
     try:
         yield
-    except ModuleNotFoundError as error:
-        raised_in = {frame.filename for frame in extract_tb(error.__traceback__)}
+    except Exception as error:
+        lacking = next((one for one in causes(error) if isinstance(one, ModuleNotFoundError)), None)
+        raised_in = {frame.filename for frame in extract_tb(lacking and lacking.__traceback__)}
         for logger in classes_in(loggers):
             found = named_class(logger.class_path)
             if found is not None and inspect.getfile(found) in raised_in:
-                valid = f"a logger whose package is installed ({on_one_line(str(error))})"
+                valid = f"a logger whose package is installed ({on_one_line(str(lacking))})"
                 raise ConfigError("trainer.logger", found.__name__, valid) from error
         raise

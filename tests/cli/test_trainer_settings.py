@@ -21,6 +21,7 @@ from cfl.training.strategy import ClientParallel
 REFUSED: dict[str, tuple[str, str]] = {
     "devices": ("2", "trainer.strategy = 'DDPStrategy'"),
     "num_nodes": ("2", "trainer.strategy = "),
+    "strategy": ("ddp", "trainer.strategy = 'DDPStrategy' cannot work; valid: auto for one process"),
     "precision": ("64-true", "trainer.precision = '64-true'"),
     "fast_dev_run": (
         "3",
@@ -49,7 +50,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "sync_batchnorm": ("true", "batch statistics of clients never mix"),
     "reload_dataloaders_every_n_epochs": ("2", "a loader per round"),
     "default_root_dir": ("elsewhere", "run.dir"),
-    "enable_autolog_hparams": ("false", "loggers get a run's configuration"),
+    "enable_autolog_hparams": ("false", "loggers get the configuration of a run"),
     "model_registry": ("mine", "cfl export"),
 }
 """Argument -> a value, and what is said instead."""
@@ -102,11 +103,6 @@ def callbacks(tmp_path: Path, **_: Any) -> None:
     assert tiny_cli.fit(tmp_path, *options, *to) == 0
     (table,) = tmp_path.rglob("metrics.csv")
     assert {row["lr-SGD"] for row in tiny_cli.rows(table)} == {"", "0.2"}
-
-
-def strategy(tmp_path: Path, **_: Any) -> None:
-    assert tiny_cli.fit(tmp_path, "--trainer.strategy", "cfl.training.strategy.ClientParallel") == 0
-    assert tiny_cli.summary(tmp_path)["processes"] == 1
 
 
 def enable_model_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str], **_: Any) -> None:
@@ -187,8 +183,8 @@ def profiler(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pyte
         told.removeHandler(caplog.handler)
     written = ("--trainer.profiler", "SimpleProfiler", "--trainer.profiler.filename", "times")
     for options, found in (
-        ((), "run/fit-times-0.txt"),
-        (("--trainer.profiler.dirpath", "some"), "run/some/fit-times-0.txt"),
+        ((), "run/fit-times.txt"),
+        (("--trainer.profiler.dirpath", "some"), "run/some/fit-times.txt"),
     ):
         assert tiny_cli.fit(tmp_path / "run", *written, *options, "--run.overwrite", "true") == 0
         assert "FIT Profiler Report" in (tmp_path / found).read_text()
@@ -206,7 +202,7 @@ def detect_anomaly(tmp_path: Path, capsys: pytest.CaptureFixture[str], **_: Any)
 
 
 WORKS = (
-    *(accelerator, strategy, logger, callbacks, enable_model_summary, gradient_clip_val, deterministic, benchmark),
+    *(accelerator, logger, callbacks, enable_model_summary, gradient_clip_val, deterministic, benchmark),
     *(inference_mode, use_distributed_sampler, profiler, detect_anomaly),
 )
 
