@@ -53,7 +53,7 @@ def naming_what_lacks(loggers: Any) -> Iterator[None]:
         yield
     except Exception as error:
         lacking = next((one for one in causes(error) if isinstance(one, ModuleNotFoundError)), None)
-        raised_in = {frame.filename for frame in extract_tb(lacking and lacking.__traceback__)}
+        raised_in = {frame.filename for frame in extract_tb(None if lacking is None else lacking.__traceback__)}
         for logger in classes_in(loggers):
             found = named_class(logger.class_path)
             if found is not None and inspect.getfile(found) in raised_in:
