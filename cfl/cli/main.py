@@ -44,7 +44,7 @@ from cfl.cli.optimizer_options import check_optimizer_options
 from cfl.cli.parsing import Parser, debugging, disk_error, place_of, reason_for_user
 from cfl.cli.places import naming_what_lacks
 from cfl.cli.settling import settle
-from cfl.cli.trainer_settings import check_settings
+from cfl.cli.trainer_settings import check_profiler, check_settings
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.schedule import Schedule
 from cfl.data.sources.root import data_root_given
@@ -168,6 +168,7 @@ class FederatedCLI(LightningCLI):
         self._first_line = first_line(method_name(plain["methods"]), self.settled.config.run.benchmark, *of_clients)
         checkpoint, self._rounds_done = self._checkpoint()
         settings = self.settled.config
+        check_profiler(settings.trainer.profiler)
         check_optimizer_options(settings.model.optimizer.get("init_args", Namespace()).as_dict())
         settings.ckpt_path = checkpoint
         self.config = Namespace({**vars(self.config), self.subcommand: settings})

@@ -33,7 +33,7 @@ _LACKING = re.compile(r"the following arguments are required: (\w+)(.*)")
 _DENIED = re.compile(r"Importing '\S+' is not allowed, denied by the '(\S+)' entry")
 _WORDS = {NoneType: "null", int: "an integer", float: "a number", bool: "true or false", str: "text"}
 _LOGGER = "--trainer.logger CSVLogger --trainer.logger.save_dir . (the run folder)"
-_LOGGERS = ", ".join(sorted(set(loggers.__all__) - {"Logger"}))
+_LOGGERS = ", ".join(sorted(set(loggers.__all__) - {"Logger", "LitLogger"}))  # the latter's options need its package
 _BY_HAND = {
     "methods": "names with classes, e.g. --methods.fot FOT",
     "seed_everything": "an integer from 0 to 4294967295",  # Lightning's type allows true, for a seed that nobody knows

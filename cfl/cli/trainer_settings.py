@@ -19,6 +19,23 @@ _LEFT_ALONE = {
 """Setting -> the value that it has, beside null, and what would be valid."""
 
 
+def check_profiler(profiler: Any) -> None:
+    """Refuse a profiler that would fail while it trains or when it is taken down; nothing has been built yet.
+
+    Args:
+        profiler: the option ``trainer.profiler``.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    kind = profiler if isinstance(profiler, str) else str(getattr(profiler, "class_path", "")).rpartition(".")[2]
+    names_modules = kind == "pytorch" or (kind == "PyTorchProfiler" and profiler.init_args.record_module_names)
+    if names_modules or (isinstance(profiler, str) and profiler not in ("simple", "advanced")):
+        without_names = "PyTorchProfiler with --trainer.profiler.record_module_names false"
+        valid = f"null, simple, advanced, or {without_names}: engines copy the network, but not such hooks"
+        raise ConfigError("trainer.profiler", kind, valid)
+
+
 def check_settings(settings: Any, rounds: int) -> None:
     """Refuse settings that cannot work, whatever is trained.
 

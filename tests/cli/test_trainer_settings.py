@@ -169,7 +169,13 @@ def use_distributed_sampler(**_: Any) -> None:
         check_evaluation(Trainer(**common, devices=2, strategy=ClientParallel(), use_distributed_sampler=True))
 
 
-def profiler(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, **_: Any) -> None:
+def profiler(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    **_: Any,
+) -> None:
     """A report is shown, or written into the run folder."""
     monkeypatch.chdir(tmp_path)
     told = logging.getLogger("lightning.pytorch.profilers")
@@ -181,6 +187,14 @@ def profiler(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pyte
             caplog.clear()
     finally:
         told.removeHandler(caplog.handler)
+    for refused in ("pytorch", "PyTorchProfiler", "xla"):
+        assert tiny_cli.fit(tmp_path / "run", "--trainer.profiler", refused) == 2
+        message = capsys.readouterr().err
+        assert message.startswith(f"error: trainer.profiler = '{refused}' cannot work; valid: null, simple")
+        assert message.count("\n") == 1
+    without_names = ("--trainer.profiler", "PyTorchProfiler", "--trainer.profiler.record_module_names", "false")
+    assert tiny_cli.fit(tmp_path / "run", *without_names) == 0
+    assert list((tmp_path / "run").glob("fit-*.pt.trace.json"))
     written = ("--trainer.profiler", "SimpleProfiler", "--trainer.profiler.filename", "times")
     for options, found in (
         ((), "run/fit-times.txt"),
