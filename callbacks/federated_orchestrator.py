@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from cfl.callbacks.accuracy_targets import AccuracyTargets
 from cfl.callbacks.local_evaluation import LocalModels
-from cfl.callbacks.trainer_checks import NEVER, check_evaluation, check_trainer
+from cfl.callbacks.trainer_checks import NEVER, check_anomalies, check_evaluation, check_trainer
 from cfl.data.cohorts import CohortBatch, CohortBlock
 from cfl.federation.channel import Channel
 from cfl.federation.client_states import ClientStates
@@ -84,6 +84,7 @@ class FederatedOrchestrator(Callback):
         client, data = client_of(pl_module), data_of(trainer)
         if stage == "fit":
             check_trainer(trainer, data)
+            check_anomalies(trainer, client.engine_options.kind)
         else:
             check_evaluation(trainer)
         if client.federation is None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from cfl.data.cohorts import CohortBatch
@@ -24,10 +27,60 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+_GAP = "  "
+_BAR = (10, 30)
+"""Least and greatest width of the bar."""
+_DROPPED = ("clients", "loss", "mean", "bar", "round", "task")
+"""Parts of the line that a narrow terminal lacks, the first one first. The time left always stays."""
+
+
+def fitting(parts: Mapping[str, str], width: int) -> tuple[dict[str, str], int]:
+    """As many parts of a line as a terminal has room for, and the width of the bar before them, 0 for none.
+
+    Args:
+        parts: name -> text, in their order; those of :data:`_DROPPED`, and others, which always stay.
+        width: columns.
+    """
+    kept, least, most = dict(parts), *_BAR
+    for name in ("", *_DROPPED):
+        kept.pop(name, None)
+        least = 0 if name == "bar" else least
+        needed = sum(len(text) + len(_GAP) for text in kept.values()) - len(_GAP)
+        if least and needed + len(_GAP) + least <= width:
+            return kept, min(most, width - needed - len(_GAP))
+        if not least and needed <= width:
+            break
+    return kept, 0
+
+
+class _LiveLine(Live):
+    """A line that is rewritten in place, also after the window has become narrower than it.
+
+    A terminal then wraps it, and moves the cursor with the character that it is on. So the cursor waits on the first.
+    """
+
+    def refresh(self) -> None:
+        """Remove the line, however many rows it fills by now, and show the new one."""
+        self._write("\r\x1b[J")
+        super().refresh()
+        self._write("\r")
+
+    def leave(self, text: Text) -> None:
+        """Print a text above the line."""
+        self._write("\r\x1b[J")
+        self.console.print(text, highlight=False)
+
+    def _write(self, text: str) -> None:
+        self.console.file.write(text)
+        self.console.file.flush()
+
+
 class RoundProgress(Callback):
     """Shows task, round, clients done, loss, last ACC and time left: a live line on a terminal, else plain lines.
 
-    Tasks and rounds count from 0, as in the run folder's files: ``task 2/9`` is the third of ten.
+    Tasks and rounds count from 0, as in the run folder's files: ``task 2/9`` is the third of ten. The live line has a
+    bar of the whole run, and as many of these figures as the terminal is wide, always with the time left. NO_COLOR in
+    the environment takes its colours away; with TERM=dumb there are plain lines.
     Evaluations that take longer than the time between two lines say how far they are. Of several processes the first
     shows the line. During a round, clients and loss are those of its own share.
 
@@ -44,9 +97,9 @@ class RoundProgress(Callback):
         check_numbers("progress", "[0, inf]", plain_seconds=plain_seconds, live_seconds=live_seconds)
         self.enabled, self.plain_seconds, self.live_seconds = enabled, plain_seconds, live_seconds
         self.console = Console()
-        self._live: Live | None = None
+        self._live: _LiveLine | None = None
         self._shown_at = self._started = self._evaluation_shown_at = 0.0
-        self._first_round = self._rounds = self._done = self._clients = 0
+        self._first_round = self._total = self._rounds = self._done = self._clients = 0
         self._acc: float | None = None
         self._plan: RoundPlan | None = None
 
@@ -55,9 +108,11 @@ class RoundProgress(Callback):
         if not (self.enabled and trainer.is_global_zero):
             return
         self._started = self._shown_at = time.perf_counter()
-        self._first_round = federation_of(pl_module).round
-        if self.console.is_terminal:
-            self._live = Live(console=self.console, auto_refresh=False, transient=True)
+        federation = federation_of(pl_module)
+        self._first_round, self._total = federation.round, federation.schedule.num_rounds
+        # FORCE_COLOR makes a terminal of a file for rich.
+        if self.console.file.isatty() and self.console.is_terminal and not self.console.is_dumb_terminal:
+            self._live = _LiveLine(console=self.console, auto_refresh=False, transient=True)
             self._live.start()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -114,42 +169,62 @@ class RoundProgress(Callback):
         federation = federation_of(pl_module)
         done, rounds = federation.round, federation.schedule.num_rounds
         when = f"after {done} of {rounds} rounds" if done else "before training"
-        self._print(f"evaluating task {dataloader_idx}/{federation.data.stream.num_tasks - 1}  {when}")
+        last = federation.data.stream.num_tasks - 1
+        self._print({"evaluated": f"evaluating task {dataloader_idx}/{last}", "round": when})
 
     on_test_start = on_validation_start
     on_test_batch_end = on_validation_batch_end
 
-    def line(self, pl_module: LightningModule) -> str:
-        """The line as text."""
+    def _parts(self, pl_module: LightningModule) -> dict[str, str]:
+        """The line's parts by name, in their order."""
         client, federation = client_of(pl_module), federation_of(pl_module)
         plan = self._plan
         if plan is None:
-            return "no round has started"
+            return {"round": "no round has started"}
         rounds = federation.schedule.rounds_of(plan.task)
-        run = self._rounds - self._first_round
+        run = self._rounds_done() - self._first_round
         left = "-"
         if run:
             per_round = (time.perf_counter() - self._started) / run
-            rounds_left = 0 if federation.stopped else federation.schedule.num_rounds - self._rounds
+            rounds_left = 0 if federation.stopped else federation.schedule.num_rounds - self._rounds_done()
             left = clock(per_round * rounds_left)
-        name = federation.measure.mean_label
         acc = "-" if self._acc is None else rounded(self._acc, 2)
-        return (
-            f"task {plan.task}/{federation.data.num_tasks - 1}  round {plan.round_in_task}/{rounds - 1}  "
-            f"clients {self._done}/{self._clients}  loss {client.mean_loss:.4f}  last {name} {acc}  left {left}"
-        )
+        return {
+            "task": f"task {plan.task}/{federation.data.num_tasks - 1}",
+            "round": f"round {plan.round_in_task}/{rounds - 1}",
+            "clients": f"clients {self._done}/{self._clients}",
+            "loss": f"loss {client.mean_loss:.4f}",
+            "mean": f"last {federation.measure.mean_label} {acc}",
+            "left": f"left {left}",
+        }
+
+    def _rounds_done(self) -> float:
+        """Rounds that have been run, and the share of the running one's clients that are through."""
+        running = self._plan is not None and self._rounds == self._plan.round
+        return self._rounds + (self._done / max(self._clients, 1) if running else 0)
+
+    def line(self, pl_module: LightningModule) -> str:
+        """The line as text."""
+        return _GAP.join(self._parts(pl_module).values())
 
     def _show(self, pl_module: LightningModule, keep: bool = False) -> None:
         self._shown_at = time.perf_counter()
-        self._print(self.line(pl_module), keep)
+        self._print(self._parts(pl_module), keep)
 
-    def _print(self, line: str, keep: bool = False) -> None:
+    def _print(self, parts: Mapping[str, str], keep: bool = False) -> None:
         if self._live is None:
-            print(line, flush=True)
+            print(_GAP.join(parts.values()), flush=True)
             return
-        self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
+        width = self.console.width - 1  # in the last column, a terminal would wait with the cursor for the next row
+        shown, bar = fitting(parts, width)
+        text = Text(_GAP).join(Text(part, "bold" if name == "left" else "") for name, part in shown.items())
+        text.truncate(width, overflow="ellipsis")
         if keep:
-            self._live.console.print(line, highlight=False)
+            self._live.leave(text)
+        row = Table.grid(padding=(0, len(_GAP)), pad_edge=False)
+        done = ProgressBar(self._total, self._rounds_done(), bar, complete_style="cyan", finished_style="green")
+        row.add_row(*[done] * (bar > 0), text)
+        self._live.update(row, refresh=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remove the live line before the figures are printed."""

@@ -11,6 +11,7 @@ import math
 import os
 import platform
 import re
+import shlex
 import shutil
 import time
 from collections import Counter
@@ -112,7 +113,8 @@ def _left_by_a_run(folder: Path) -> list[Path]:
         found += folder.glob(f"{CLIENTS}/{matrix_file(measure.name, '_*')}")
     if found:  # otherwise the folder holds no run, though there may be runs below it
         found += [file for file in folder.glob("**/events.out.tfevents.*") if not _is_of_another(file, folder)]
-        found += [path.parent for path in folder.glob("lightning_logs/version_*/metrics.csv")]  # CSVLogger's
+        tables = folder.glob("**/lightning_logs/version_*/metrics.csv")  # CSVLogger's
+        found += [table.parent for table in tables if not _is_of_another(table, folder)]
         found += _offline_wandb_folders(folder)
     return found
 
@@ -130,7 +132,7 @@ def _offline_wandb_folders(folder: Path) -> list[Path]:
         return []
     # A number follows if two folders of one run were made in the same second.
     name = re.compile(rf"offline-run-\d+_\d+-{re.escape(known)}(-\d+)?")
-    found = [path for path in folder.glob("wandb/offline-run-*") if name.fullmatch(path.name)]
+    found = [path for path in folder.glob("**/wandb/offline-run-*") if name.fullmatch(path.name)]
     return [path for path in found if path.is_dir() and not path.is_symlink()]
 
 
@@ -521,7 +523,8 @@ class RunRecord(Callback):
         if federation.finished and trainer.is_global_zero:
             self._finish(client_of(pl_module))
             self.show(federation)
-            print(f"run folder: {self.folder}", flush=True)
+            print(f"run folder: {self.folder}")
+            print(f"to compare all runs there: cfl compare {shlex.quote(str(self.folder.parent))}", flush=True)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """After ``cfl validate``, print the same figures as after a fit."""

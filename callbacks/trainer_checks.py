@@ -13,18 +13,26 @@ from lightning.pytorch.callbacks import (
     LearningRateFinder,
     ModelCheckpoint,
     ModelPruning,
+    ModelSummary,
+    ProgressBar,
     StochasticWeightAveraging,
     Timer,
     WeightAveraging,
 )
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
+from cfl.callbacks.progress import RoundProgress
 from cfl.data.datamodule import FederatedDataModule
 from cfl.runtime.errors import ConfigError
 from cfl.runtime.option_checks import check_integers, check_numbers
 from cfl.training.strategy import check_strategy
 
 NEVER = 10**9  # epochs between validations that no run reaches
+
+SHORT_RUN = "--schedule.rounds_per_task 1 --data.stream.num_tasks 2"
+"""Options with which a run is over soon."""
+_LOGGED = 50
+"""Lightning's default for ``log_every_n_steps``."""
 
 _BREAKING: dict[type[Callback], str] = {
     Timer: "no trainer.max_time and no Timer, which stop in the middle of a round; SIGTERM stops a run after a round",
@@ -47,7 +55,9 @@ def check_trainer(trainer: Trainer, data: FederatedDataModule) -> None:
         ConfigError: naming the setting.
     """
     settings: Any = trainer  # some are set by Lightning's connectors, unseen by type checkers
+    callbacks: list[Callback] = settings.callbacks
     every = trainer.check_val_every_n_epoch  # NEVER if it has trained before
+    check_evaluation(trainer)
     wanted: list[tuple[str, Any, Any, str]] = [
         ("max_epochs", trainer.max_epochs, data.num_rounds, "the number of rounds, which follows from schedule"),
         ("max_steps", trainer.max_steps, -1, "unset: schedule says how long a run is"),
@@ -61,18 +71,23 @@ def check_trainer(trainer: Trainer, data: FederatedDataModule) -> None:
         ("num_sanity_val_steps", trainer.num_sanity_val_steps in (0, float("inf")), True, "-1, or 0 to do without FWT"),
         ("precision", trainer.precision in ("32-true", "bf16-mixed"), True, "32-true or bf16-mixed"),
     ]
-    check_evaluation(trainer)
     check_numbers("trainer", "[0, inf]", or_null=True, gradient_clip_val=trainer.gradient_clip_val)
     check_integers("trainer", 0, log_every_n_steps=settings.log_every_n_steps)
+    if settings.gradient_clip_algorithm is not None and settings.gradient_clip_val is None:
+        algorithm = str(settings.gradient_clip_algorithm.value)
+        raise ConfigError("trainer.gradient_clip_algorithm", algorithm, "null, or trainer.gradient_clip_val beside it")
+    if settings.log_every_n_steps != _LOGGED and not any(map(_may_log, callbacks)):
+        valid = f"{_LOGGED}, Lightning's default: figures are logged after every round"
+        raise ConfigError("trainer.log_every_n_steps", settings.log_every_n_steps, valid)
     if getattr(trainer, "_val_check_time_interval", None) is not None:
         raise ConfigError("trainer.val_check_interval", "a time", "1.0: schedule.evaluate_every instead")
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+    for callback in callbacks:
         for kind, why in _BREAKING.items():
             if isinstance(callback, kind):
                 raise ConfigError("trainer.callbacks", type(callback).__name__, why)
-    kinds = [type(callback) for callback in trainer.callbacks]  # type: ignore[attr-defined]
+    kinds = [type(callback) for callback in callbacks]
     for kind in kinds:
-        if kind.__module__.startswith(f"{__package__}.") and kinds.count(kind) > 1:
+        if _is_own(kind) and kinds.count(kind) > 1:
             valid = "callbacks of others: each of the program's own is there once, with its options in a section"
             raise ConfigError("trainer.callbacks", kind.__name__, valid)
     if isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO):
@@ -81,21 +96,66 @@ def check_trainer(trainer: Trainer, data: FederatedDataModule) -> None:
     _check_settings(trainer, wanted)
 
 
-def check_evaluation(trainer: Trainer) -> None:
-    """Refuse Trainer settings under which test sets would be evaluated in part, or nothing would run.
+def check_anomalies(trainer: Trainer, engine: str) -> None:
+    """Refuse ``detect_anomaly``, which watches autograd, beside an engine that may do without.
+
+    Args:
+        trainer: with its settings.
+        engine: the value of ``engine.kind``.
 
     Raises:
         ConfigError: naming the setting.
     """
     settings: Any = trainer
+    if settings._detect_anomaly and engine != "vmap":
+        valid = "false, or engine.kind=vmap beside it: other engines compute gradients without autograd"
+        raise ConfigError("trainer.detect_anomaly", True, valid)
+
+
+def check_evaluation(trainer: Trainer) -> None:
+    """Refuse Trainer settings under which test sets would be evaluated in part, nothing would run, or that do nothing.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    settings: Any = trainer
+    if settings.fast_dev_run:  # it sets many others
+        raise ConfigError("trainer.fast_dev_run", settings.fast_dev_run, f"false; a short run has {SHORT_RUN}")
     check_strategy(trainer)
+    if settings._accelerator_connector.use_distributed_sampler and trainer.world_size > 1:
+        valid = "false: clients and test batches are shared out among processes without samplers"
+        raise ConfigError("trainer.use_distributed_sampler", True, valid)
+    if settings._model_registry is not None:
+        valid = "unset: cfl export writes a run's model for other programs"
+        raise ConfigError("trainer.model_registry", settings._model_registry, valid)
+    bars = [one for one in settings.callbacks if isinstance(one, ProgressBar)]
+    if bars and any(isinstance(one, RoundProgress) and one.enabled for one in settings.callbacks):
+        valid = "false, or progress.enabled=false beside it: two lines of progress would write over each other"
+        raise ConfigError("trainer.enable_progress_bar", True, valid)
     tests = "max_test of the source instead"
     wanted = [
+        ("barebones", trainer.barebones, False, "false: it would leave out checkpoints, loggers and evaluations"),
+        (
+            "enable_autolog_hparams",
+            settings.enable_autolog_hparams,
+            True,
+            "true: loggers get the configuration of a run",
+        ),
         ("overfit_batches", settings.overfit_batches, 0.0, "max_train of the source instead"),  # it sets the others
         ("limit_val_batches", trainer.limit_val_batches, 1.0, tests),
         ("limit_test_batches", settings.limit_test_batches, 1.0, tests),
+        ("limit_predict_batches", settings.limit_predict_batches, 1.0, "no command calls the Trainer's predict"),
     ]
     _check_settings(trainer, wanted)
+
+
+def _is_own(kind: type[Callback]) -> bool:
+    return kind.__module__.startswith(f"{__package__}.")
+
+
+def _may_log(callback: Callback) -> bool:
+    """Whether a callback may look at ``log_every_n_steps``: the program's own do not."""
+    return not (_is_own(type(callback)) or isinstance(callback, ModelSummary | ProgressBar))
 
 
 def _check_settings(trainer: Trainer, wanted: list[tuple[str, Any, Any, str]]) -> None:

@@ -50,7 +50,10 @@ def _run(arguments: Sequence[str] | None = None) -> int:
         signals.hold()
         status: int = command.main(given[1:])
     else:
-        status = _quickly_imported("cfl.cli.main").main(given)
+        from cfl.cli.header import announce
+
+        announced = announce(given)  # before the import
+        status = _quickly_imported("cfl.cli.main").main(given, announced)
     return status
 
 

@@ -53,6 +53,7 @@ def trainer(
         **read_yaml(DEFAULT_CONFIG)["trainer"],
         "enable_checkpointing": run_dir is not None,  # by RoundCheckpoint
         "max_epochs": data.num_rounds,
+        "default_root_dir": run_dir,  # for what has no other place, such as a profiler's file
         **settings,
     }
     return Trainer(

@@ -35,22 +35,26 @@ from cfl.callbacks import (
 )
 from cfl.callbacks.trainer_checks import check_evaluation, check_trainer
 from cfl.cli.commands import TRAINING
+from cfl.cli.header import first_line
 from cfl.cli.import_policy import TRUSTED, importing_only
 from cfl.cli.installed_configs import DEFAULT_CONFIG
 from cfl.cli.linked_defaults import BUILT_FROM, FOLLOWING
 from cfl.cli.method_keys import keys_as_typed
 from cfl.cli.optimizer_options import check_optimizer_options
 from cfl.cli.parsing import Parser, debugging, disk_error, place_of, reason_for_user, said
+from cfl.cli.places import naming_what_lacks
 from cfl.cli.settling import settle
+from cfl.cli.trainer_settings import check_profiler, check_settings
 from cfl.data.datamodule import FederatedDataModule
 from cfl.data.schedule import Schedule
 from cfl.data.sources.kept import remember
+from cfl.data.sources.root import data_root_given
 from cfl.engines import EngineOptions
 from cfl.federation.replay_buffer import ReplayBuffer
 from cfl.methods import Method
 from cfl.metrics.accuracy import FORMULAS
 from cfl.reporting import folder_lock
-from cfl.reporting.experiment import MAY_CHANGE, completed, differences_on_resuming
+from cfl.reporting.experiment import MAY_CHANGE, completed, differences_on_resuming, method_name
 from cfl.runtime import signals
 from cfl.runtime.checkpoint_file import read_checkpoint
 from cfl.runtime.command_line import ABOUT_ALLOW, CommandLine, read_command_line
@@ -69,7 +73,6 @@ _RESUMED = {
     "validate": "the checkpoint to score, RUN/last.ckpt; last: the one in --run.dir.",
 }
 _RESUMED["test"] = _RESUMED["validate"]
-_MOST_PROCESSES = 4096
 FORMULAS_HELP = "With a[t, i] the accuracy on task i after task t, b[i] before training: " + "; ".join(
     f"{key.upper()}: {formula}" for key, formula in FORMULAS.items()
 )
@@ -92,9 +95,13 @@ class FederatedCLI(LightningCLI):
 
     ``model``, ``data``, ``methods``, ``buffer``, ``schedule``, ``federated``, ``targets`` say what is run; ``run``,
     ``local_models``, ``checkpoint``, ``progress`` and ``trainer`` where and how.
+
+    Attributes:
+        announced: the header's first line where it has been printed.
     """
 
     config_init: Any
+    announced = ""
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -157,9 +164,13 @@ class FederatedCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Put the settled configuration in the parsed one's place, and look at the checkpoint that it names."""
         self._fit_default_to_clients()
-        self.settled = settle(self._settings, self._plain_config(), trains=self.subcommand == "fit")
+        plain = self._plain_config()
+        self.settled = settle(self._settings, plain, trains=self.subcommand == "fit")
+        of_clients = plain["data"]["num_clients"], plain["schedule"]["clients_per_round"]
+        self._first_line = first_line(method_name(plain["methods"]), self.settled.config.run.benchmark, *of_clients)
         checkpoint, self._rounds_done = self._checkpoint()
         settings = self.settled.config
+        check_profiler(settings.trainer.profiler)
         check_optimizer_options(settings.model.optimizer.get("init_args", Namespace()).as_dict())
         settings.ckpt_path = checkpoint
         self.config = Namespace({**vars(self.config), self.subcommand: settings})
@@ -175,8 +186,13 @@ class FederatedCLI(LightningCLI):
             print(f"{key} is {clients}, as data.num_clients, instead of the default {default}", flush=True)
 
     def instantiate_classes(self) -> None:
-        """As Lightning; errors about methods name them as they were typed."""
-        with keys_as_typed(self.settled.methods):
+        """As Lightning; errors about methods name them as they were typed, and those about loggers what they lack."""
+        settings = self._settings
+        with (
+            keys_as_typed(self.settled.methods),
+            naming_what_lacks(settings.trainer.logger),
+            data_root_given(settings.data.root),
+        ):
             super().instantiate_classes()
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -232,28 +248,17 @@ class FederatedCLI(LightningCLI):
         record: RunRecord = self._get(self.config_init, "run")
         record.experiment, record.config_hash = self.settled.experiment, self.settled.config_hash
         record.config_yaml, record.wandb_id = self.settled.config_yaml, self.settled.wandb_id
-        if self._settings.trainer.logger is True:  # Lightning's own would write beside the run folder
-            valid = "false, or loggers by class_path, e.g. --config configs/loggers/tensorboard.yaml"
-            raise ConfigError("trainer.logger", True, valid)
-        if self._settings.trainer.fast_dev_run:
-            raise ConfigError("trainer.fast_dev_run", self._settings.trainer.fast_dev_run, "a short schedule instead")
-        for key in ("devices", "num_nodes"):
-            count = self._settings.trainer[key]
-            if str(count).isdecimal() and int(count) > _MOST_PROCESSES:
-                raise ConfigError(f"trainer.{key}", count, f"at most {_MOST_PROCESSES}")
-        precision = self._settings.trainer.precision
-        if str(precision) in ("16", "16-mixed"):  # on a CPU Lightning would take bf16-mixed instead
-            raise ConfigError("trainer.precision", precision, "32-true or bf16-mixed")
-        wanted = self._settings.trainer.max_epochs
-        if wanted not in (None, data.num_rounds):
-            raise ConfigError("trainer.max_epochs", wanted, "unset: the number of rounds follows from schedule")
+        check_settings(self._settings.trainer, data.num_rounds)
         if self.subcommand == "fit":
             self._get(self.config_init, "targets").check(data.schedule, data.num_tasks)
         checkpoint = self._settings.ckpt_path
         if self.subcommand == "fit" and (self._rounds_done or 0) >= data.num_rounds and is_first_process():
             print(f"{checkpoint} is of a finished run: nothing is left to train", flush=True)
         try:
-            trainer = super().instantiate_trainer(max_epochs=data.num_rounds, **kwargs)
+            # Files that have no other place, such as a profiler's, go to the run folder.
+            trainer = super().instantiate_trainer(
+                max_epochs=data.num_rounds, default_root_dir=self._settings.run.dir, **kwargs
+            )
         except (ValueError, TypeError, RuntimeError, ImportError, MisconfigurationException) as error:
             if not isinstance(reason_for_user(error), MisconfigurationException | None):
                 raise
@@ -266,11 +271,22 @@ class FederatedCLI(LightningCLI):
         return trainer
 
     def after_instantiate_classes(self) -> None:
-        """Refuse Trainer settings under which a round would not be an epoch."""
+        """Refuse Trainer settings under which a round would not be an epoch; then say what is about to be trained."""
         if self.subcommand == "fit":
             check_trainer(self.trainer, self.datamodule)
+            self._say_what_and_where()
         else:
             check_evaluation(self.trainer)
+
+    def _say_what_and_where(self) -> None:
+        """Print the header, without a first line that has been printed already."""
+        if not (self._settings.progress.enabled and self.trainer.is_global_zero):
+            return
+        if self.announced != self._first_line:
+            print(self._first_line)
+        device, processes = self.trainer.strategy.root_device, self.trainer.world_size
+        of_all = f", {processes} processes" if processes > 1 else ""
+        print(printable(f"device {device}{of_all}, run folder {self._settings.run.dir}"), flush=True)
 
     def _checkpoint(self) -> tuple[str | None, int | None]:
         """The checkpoint's file, held against the configuration before anything is made of either, and how many rounds
@@ -326,7 +342,8 @@ def check_checkpoint(path: Path, experiment: Mapping[str, Any]) -> int:
         ConfigError: naming the keys that differ.
     """
     if not os.path.isfile(path):
-        raise ConfigError("ckpt_path", str(path), "an existing checkpoint file, or last for the run folder's own")
+        valid = f"an existing checkpoint file (looked for {path.absolute()}), or last for the run folder's own"
+        raise ConfigError("ckpt_path", str(path), valid)
     checkpoint = read_checkpoint(path)
     held = checkpoint.get("experiment")
     if not held:
@@ -409,7 +426,9 @@ def trained(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Pat
     return Path(built.settled.config.run.dir)
 
 
-def _build(kind: type[FederatedCLI], line: CommandLine, callbacks: Sequence[Callback] = ()) -> FederatedCLI:
+def _build(
+    kind: type[FederatedCLI], line: CommandLine, callbacks: Sequence[Callback] = (), announced: str = ""
+) -> FederatedCLI:
     """Parse the command line, build what it names and may name, and run the subcommand."""
     warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
     warnings.filterwarnings("ignore", message=".*LightningCLI's args parameter.*")
@@ -417,10 +436,11 @@ def _build(kind: type[FederatedCLI], line: CommandLine, callbacks: Sequence[Call
     warnings.filterwarnings("ignore", message=".*across ranks is zero, but local rank has zero.*")  # test sets' shares
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # a profiler's report
     # A parser takes a fifth of a second to build: where the command is known, it is the only one that gets one.
     known = [name for name in line.arguments[:1] if name in TRAINING] or [*TRAINING]
     commands = {name: skipped for name, skipped in kind.subcommands().items() if name in known}
-    kind = type(kind.__name__, (kind,), {"subcommands": staticmethod(lambda: commands)})
+    kind = type(kind.__name__, (kind,), {"subcommands": staticmethod(lambda: commands), "announced": announced})
     with importing_only((*TRUSTED, *line.allowed) if line.of_run else None):
         return kind(
             Client,
@@ -450,14 +470,16 @@ def _build(kind: type[FederatedCLI], line: CommandLine, callbacks: Sequence[Call
         )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, announced: str = "") -> int:
     """Run one command; return the exit status.
 
     Args:
         arguments: the command line without the program's name; None takes the process's own.
+        announced: the header's first line where it has been printed (:func:`cfl.cli.header.announce`).
     """
     try:
-        _build(FederatedCLI, read_command_line(sys.argv[1:] if arguments is None else arguments))
+        line = read_command_line(sys.argv[1:] if arguments is None else arguments)
+        _build(FederatedCLI, line, announced=announced)
     except Exception as error:
         elsewhere = cause_elsewhere(error)
         reason = reason_for_user(error) or elsewhere

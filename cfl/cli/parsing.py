@@ -257,7 +257,7 @@ def debugging() -> bool:
 
 def reason_for_user(error: BaseException | None) -> BaseException | None:
     """The error in a chain of causes whose message is meant for the user, or None."""
-    meant = (one if isinstance(one, _SAID_IN_FULL) else lack_of_memory(one) for one in _causes(error))
+    meant = (one if isinstance(one, _SAID_IN_FULL) else lack_of_memory(one) for one in causes(error))
     return next((one for one in meant if one), None)
 
 
@@ -266,7 +266,7 @@ def disk_error(error: BaseException | None) -> OSError | None:
 
     An error whose message is meant for the user comes before its causes.
     """
-    for one in _causes(error):
+    for one in causes(error):
         if isinstance(one, NotWritten) or is_of_disk(one):
             return one if isinstance(one, OSError) else None
         if isinstance(one, _SAID_IN_FULL):
@@ -274,7 +274,8 @@ def disk_error(error: BaseException | None) -> OSError | None:
     return None
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and what it was raised for, the nearest first."""
     while error is not None:
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

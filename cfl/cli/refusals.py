@@ -15,6 +15,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from jsonargparse import ArgumentParser
+from lightning.pytorch import loggers
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -32,10 +33,11 @@ _LACKING = re.compile(r"the following arguments are required: (\w+)(.*)")
 _DENIED = re.compile(r"Importing '\S+' is not allowed, denied by the '(\S+)' entry")
 _WORDS = {NoneType: "null", int: "an integer", float: "a number", bool: "true or false", str: "text"}
 _LOGGER = "--trainer.logger CSVLogger --trainer.logger.save_dir . (the run folder)"
+_LOGGERS = ", ".join(sorted(set(loggers.__all__) - {"Logger", "LitLogger"}))  # the latter's options need its package
 _BY_HAND = {
     "methods": "names with classes, e.g. --methods.fot FOT",
     "seed_everything": "an integer from 0 to 4294967295",  # Lightning's type allows true, for a seed that nobody knows
-    "trainer.logger": f"false, or a logger's class, e.g. {_LOGGER}",
+    "trainer.logger": f"false, or a logger's class, one of {_LOGGERS}, e.g. {_LOGGER}",
 }
 _WITH_ALLOW = (
     "a class of cfl, torch.optim or Lightning's loggers, as nobody has named this configuration; "

@@ -13,6 +13,7 @@ from jsonargparse import Namespace
 
 from cfl.callbacks.run_record import check_method_names, wandb_id_in
 from cfl.cli.leaves import check_path
+from cfl.cli.places import classes_in, put_into
 from cfl.reporting.experiment import benchmark_name, config_hash, experiment_of, method_name
 from cfl.runtime.run_files import CHECKPOINT
 
@@ -39,7 +40,7 @@ class Settled:
 
 
 def settle(parsed: Namespace, plain: Mapping[str, Any], trains: bool) -> Settled:
-    """Name the run, and send loggers that have no place of their own into the run folder; scoring has none.
+    """Name the run, and send loggers and profilers into the run folder; scoring has no loggers.
 
     Args:
         parsed: a subcommand's configuration, not changed.
@@ -61,14 +62,10 @@ def settle(parsed: Namespace, plain: Mapping[str, Any], trains: bool) -> Settled
         check_path("run.dir", run.dir)  # of many methods, whose names are part of it
     if not trains:  # Lightning opens loggers anyhow: every scoring would be an empty run at wandb
         config.trainer.logger = False
+    put_into(run.dir, config.trainer)
     wandb_id = None
-    loggers = config.trainer.logger
-    for logger in loggers if isinstance(loggers, list) else [loggers]:
-        if not hasattr(logger, "class_path"):
-            continue
+    for logger in classes_in(config.trainer.logger):
         own = logger.init_args
-        if own.get("save_dir") in (None, "."):
-            own["save_dir"] = run.dir
         if logger.class_path.endswith("WandbLogger"):
             own["group"] = own.get("group") or f"{run.benchmark}/{method}"
             own["job_type"] = own.get("job_type") or method

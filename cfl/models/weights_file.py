@@ -18,7 +18,7 @@ def take_weights(path: str, valid: str, take: Callable[[dict[str, Tensor]], obje
     """Read a state dict and pass it to a function.
 
     Args:
-        path: the file; ``~`` is expanded. It holds tensors and plain values only.
+        path: the file, from the current folder on; ``~`` is expanded. It holds tensors and plain values only.
         valid: description of a valid file, and where to get it.
         take: called with name -> tensor, on the CPU; any error that it raises means that they do not fit.
 
@@ -27,7 +27,8 @@ def take_weights(path: str, valid: str, take: Callable[[dict[str, Tensor]], obje
     """
     file = Path(path).expanduser()
     if not os.path.isfile(file):
-        raise ConfigError(KEY, f"{path} (no such file)", valid)
+        tried = "" if file.is_absolute() else f": {file.absolute()}"
+        raise ConfigError(KEY, f"{path} (no such file{tried})", valid)
     try:
         tensors = torch.load(file, map_location="cpu", weights_only=True)
         if unusable := [n for n, t in tensors.items() if t.is_floating_point() and not bool(t.isfinite().all())]:

@@ -271,8 +271,18 @@ def _data_set(source: Any) -> str:
     told = (source.get("init_args") or {}).get(told_by) if told_by else None
     if isinstance(told, Mapping):
         return _class_name(told)
-    name = Path(told).name.removesuffix(".npz") if told else ""
-    return re.sub(r"[^\w.]+", "-", name).strip("-.") or _class_name(source)
+    return data_set_name(_class_name(source), told)
+
+
+def data_set_name(kind: str, told: Any) -> str:
+    """The name of a data set.
+
+    Args:
+        kind: of its source: the class's name in lower case.
+        told: the file, folder or set that such a source reads; None for a source of one data set.
+    """
+    name = Path(str(told)).name.removesuffix(".npz") if told else ""
+    return re.sub(r"[^\w.]+", "-", name).strip("-.") or kind
 
 
 def method_name(methods: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ import subprocess
 import time
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.pytorch import Trainer
@@ -206,7 +206,9 @@ def check_strategy(trainer: Trainer) -> None:
     Raises:
         ConfigError: naming the setting.
     """
-    strategy = trainer.strategy
+    strategy, settings = trainer.strategy, cast(Any, trainer)
+    if settings._accelerator_connector._layer_sync is not None:
+        raise ConfigError("trainer.sync_batchnorm", True, "false: batch statistics of clients never mix")
     started = int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
     if not isinstance(strategy, ClientParallel):
         wanted = max(trainer.world_size, started)
@@ -226,8 +228,6 @@ def check_strategy(trainer: Trainer) -> None:
             trainer.num_devices,
             f"such that times trainer.num_nodes it is {started}, the number of processes that torchrun has started",
         )
-    if strategy._layer_sync is not None:
-        raise ConfigError("trainer.sync_batchnorm", True, "false: batch statistics of clients never mix")
 
 
 # `trainer.strategy: cfl.training.strategy.ClientParallel` alone is text to Lightning, which looks it up in lower case.

@@ -18,14 +18,16 @@ from support import tiny_cli
 
 import cfl.callbacks.progress
 from cfl.callbacks import FederatedOrchestrator, RoundProgress
-from cfl.callbacks.progress import clock
+from cfl.callbacks.progress import clock, fitting
 from cfl.training.client import Client
 
+BAR = r"(?:[━╸╺ ]{10,30}  )?"
 LINE = re.compile(
-    r"task (\d+)/(\d+)  round (\d+)/(\d+)  clients (\d+)/(\d+)  loss (\d+\.\d{4})  last ACC (-|\d+\.\d\d)  left (\S+)"
+    BAR + r"task (\d+)/(\d+)  round (\d+)/(\d+)  clients (\d+)/(\d+)  loss (\d+\.\d{4})  "
+    r"last ACC (-|\d+\.\d\d)  left (\S+)"
 )
 
-EVALUATING = re.compile(r"evaluating task (\d+)/(\d+)  (?:before training|after (\d+) of \d+ rounds)")
+EVALUATING = re.compile(BAR + r"evaluating task (\d+)/(\d+)  (?:before training|after (\d+) of \d+ rounds)")
 
 
 def progress_lines(text: str) -> list[tuple[str, ...]]:
@@ -107,7 +109,7 @@ def test_a_long_evaluation_says_how_far_it_is(
     of_four = ("--data.stream.num_tasks", "4", "--data.sequences", "RandomTasks", "--data.sequences.count", "2")
     assert tiny_cli.fit(tmp_path / "own", "--data.eval_batch_size", "20", *of_four) == 0
     out = capsys.readouterr().out
-    assert out.splitlines()[:4] == [f"evaluating task {task}/3  before training" for task in (0, 1, 2, 3)]
+    assert out.splitlines()[2:6] == [f"evaluating task {task}/3  before training" for task in (0, 1, 2, 3)]
 
 
 @pytest.mark.parametrize(
@@ -128,9 +130,10 @@ def test_piped_command_writes_text_and_ends_on_a_signal(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
-        env={name: value for name, value in os.environ.items() if name != "FORCE_COLOR"},
+        env={**os.environ, "FORCE_COLOR": "1"},  # as continuous integration sets it
     )
     assert process.stdout is not None
+    header = [process.stdout.readline() for _ in range(2)]
     first = process.stdout.readline()  # before the signal can be sent, rounds must be running
     while EVALUATING.fullmatch(first.rstrip()):
         first = process.stdout.readline()
@@ -138,7 +141,9 @@ def test_piped_command_writes_text_and_ends_on_a_signal(tmp_path: Path) -> None:
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 143, errors
     assert progress_lines(first), (first, errors)
-    assert not re.search(r"[^\n -~]", first + output), "control characters"
+    assert header[0].startswith("cfl ")
+    assert header[1] == f"device cpu, run folder {tmp_path / 'run'}\n"
+    assert not re.search(r"[^\n -~]", "".join(header) + first + output), "control characters"
     assert output.splitlines()[-1] == f"interrupted; continue with: cfl fit --ckpt_path {tmp_path / 'run'}/last.ckpt"
     assert "stopping after this round" in errors
     shown = 1 + int(progress_lines(first + output)[-1][2])  # rounds count from 0
@@ -152,11 +157,16 @@ def test_piped_command_writes_text_and_ends_on_a_signal(tmp_path: Path) -> None:
 class Terminal(io.StringIO):
     """Keeps the lines that a terminal would show, for the few control sequences that rich uses here."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 120) -> None:
         super().__init__()
         self.lines, self.row, self.column = [""], 0, 0
+        self.console = Console(force_terminal=True, file=self, width=width)
         self.cursor = True
+        self.colours: set[str] = set()
         self.seen: list[list[str]] = []
+
+    def isatty(self) -> bool:
+        return True
 
     def write(self, text: str) -> int:
         for part in re.findall(r"\x1b\[[?\d;]*[A-Za-z]|[^\x1b]", text):
@@ -168,25 +178,39 @@ class Terminal(io.StringIO):
                 self.column = 0
             elif part == "\x1b[2K":
                 self.lines[self.row] = ""
+            elif part == "\x1b[J":
+                self.lines[self.row :] = [self.lines[self.row][: self.column]]
             elif part in ("\x1b[1A", "\x1b[A"):
                 self.row -= 1
             elif part in ("\x1b[?25l", "\x1b[?25h"):
                 self.cursor = part.endswith("h")
             elif part.startswith("\x1b"):
-                assert part.endswith("m"), part  # a colour
+                assert part.endswith("m"), part
+                self.colours.add(part)
             else:
                 line = self.lines[self.row].ljust(self.column)
                 self.lines[self.row] = line[: self.column] + part + line[self.column + 1 :]
                 self.column += 1
+                assert self.column < self.console.width, line
         self.seen.append([line.rstrip() for line in self.lines if line.strip()])
         return len(text)
+
+    def resize(self, width: int) -> None:
+        """Wrap lines that are too long by now; the cursor stays on its character."""
+        wrapped: list[str] = []
+        for number, line in enumerate(self.lines):
+            if number == self.row:
+                row = len(wrapped) + self.column // width
+            wrapped += [line[start : start + width] for start in range(0, max(len(line.rstrip()), 1), width)]
+        self.lines, self.row, self.column, self.console.width = wrapped, row, self.column % width, width
 
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     screen = Terminal()
     monkeypatch.setenv("TERM", "xterm")  # on a dumb one there is no live line
-    monkeypatch.setattr(cfl.callbacks.progress, "Console", lambda: Console(force_terminal=True, file=screen, width=120))
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(cfl.callbacks.progress, "Console", lambda: screen.console)
     return screen
 
 
@@ -221,6 +245,81 @@ def test_terminal_is_refreshed_no_more_often_than_asked(
     monkeypatch.setattr(RoundProgress, "_show", lambda *given: (drawn.append(1), show(*given)))
     assert tiny_cli.fit(tmp_path) == 0
     assert len(drawn) == 2
+
+
+PARTS = {
+    "task": "task 19/19",
+    "round": "round 999/999",
+    "clients": "clients 100/100",
+    "loss": "loss 12.3456",
+    "mean": "last ACC 100.00",
+    "left": "left 10:23:11",
+}
+
+
+def test_a_line_fits_and_tells_the_time_left() -> None:
+    """In the order of the plain line; what a wider terminal shows besides is more, never less."""
+    narrower: set[str] = set()
+    for width in range(40, 201):
+        shown, bar = fitting(PARTS, width)
+        assert sum(map(len, shown.values())) + 2 * (len(shown) - 1) + (bar + 2 if bar else 0) <= width
+        assert list(shown) == [name for name in PARTS if name in shown]
+        assert {"left", "task"} | narrower <= set(shown)
+        assert bar == 0 or 10 <= bar <= 30
+        assert bar or width < 60
+        narrower = set(shown)
+    assert (narrower, bar) == (set(PARTS), 30)
+
+
+@pytest.mark.parametrize("width", [40, 60, 200])
+def test_a_narrow_terminal_shows_the_time_left(width: int, tmp_path: Path, terminal: Terminal) -> None:
+    """The terminal refuses a character in its last column: there, a line would begin to wrap."""
+    terminal.console.width = width
+    assert tiny_cli.fit(tmp_path, "--progress.live_seconds", "0") == 0
+    lines = {line for screen in terminal.seen for line in screen if "evaluating" not in line}
+    assert all(re.search(r"  left (-|\d:\d\d)$", line) for line in lines), lines
+    assert any("━" in line for line in lines) or width == 40
+
+
+def test_a_window_that_becomes_narrower_keeps_one_line(
+    tmp_path: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The terminal wraps the live line, and the next one takes the place of all its rows."""
+    widths = iter([200, 50, 120, 41, 80])
+    start = RoundProgress.on_train_epoch_start
+
+    def resized(progress: RoundProgress, *given: Any) -> None:
+        if width := next(widths, None):
+            terminal.resize(width)
+        start(progress, *given)
+
+    monkeypatch.setattr(RoundProgress, "on_train_epoch_start", resized)
+    assert tiny_cli.fit(tmp_path, "--progress.live_seconds", "0") == 0
+    ends = "\n".join(terminal.seen[-1])
+    assert ends.count("task 0/1") == ends.count("task 1/1") == 1, ends
+    assert ends.count("round 2/2") == 2
+    assert "round 1/2" not in ends
+    assert "━" not in ends
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_colours_are_left_out_where_nobody_wants_them(
+    asked: bool, tmp_path: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "" if asked else "1")
+    terminal.console = Console(force_terminal=True, file=terminal, width=120)
+    assert tiny_cli.fit(tmp_path, "--progress.live_seconds", "0") == 0
+    coloured = {part for part in terminal.colours if re.search(r"[\[;][34][0-9](;|m)", part)}
+    assert bool(coloured) == asked
+
+
+def test_a_dumb_terminal_has_plain_lines(
+    tmp_path: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    assert tiny_cli.fit(tmp_path) == 0
+    assert terminal.seen == []
+    assert len(progress_lines(capsys.readouterr().out)) == 2
 
 
 def test_terminal_is_left_in_order_after_an_error(tmp_path: Path, terminal: Terminal) -> None:

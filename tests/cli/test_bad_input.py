@@ -245,35 +245,17 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("--model.optimizer.lr", "-1"),
         ("model.optimizer.lr = -1.0", "above 0"),
     ),
-    # Trainer settings under which a round is no epoch.
-    "epochs": (("--trainer.max_epochs", "3"), ("trainer.max_epochs = 3", "follows from schedule")),
-    "steps": (("--trainer.max_steps", "3"), ("trainer.max_steps = 3", "schedule")),
-    "accumulation": (
-        ("--trainer.accumulate_grad_batches", "2"),
-        ("trainer.accumulate_grad_batches = 2", "schedule.batch_size"),
-    ),
-    "evaluations": (
-        ("--trainer.check_val_every_n_epoch", "2"),
-        ("trainer.check_val_every_n_epoch = 2", "schedule.evaluate_every"),
-    ),
-    "a part of the data": (("--trainer.limit_train_batches", "3"), ("limit_train_batches = 3", "max_train")),
+    # Trainer settings, beside those of test_trainer_settings.py.
     "evaluations by the clock": (
         ("--trainer.val_check_interval", "00:00:10:00"),
         ("trainer.val_check_interval", "schedule.evaluate_every"),
     ),
-    "a time limit": (("--trainer.max_time", "00:00:10:00"), ("trainer.callbacks = 'Timer'", "SIGTERM")),
     "gradients up": (("--trainer.gradient_clip_val", "-1"), ("trainer.gradient_clip_val = -1", "at least 0")),
     "averaged weights": (
         ("--trainer.callbacks", "StochasticWeightAveraging", "--trainer.callbacks.swa_lrs", "0.1"),
         ("trainer.callbacks = 'StochasticWeightAveraging'", "server"),
     ),
-    "debugging run": (("--trainer.fast_dev_run", "true"), ("trainer.fast_dev_run", "schedule")),
-    "devices": (
-        ("--trainer.devices", "2"),
-        ("trainer.strategy = 'DDPStrategy'", "cfl.training.strategy.ClientParallel"),
-    ),
     "Lightning's own logger": (("--trainer.logger", "true"), ("trainer.logger = True", "configs/loggers")),
-    "sanity check": (("--trainer.num_sanity_val_steps", "2"), ("trainer.num_sanity_val_steps = 2", "-1")),
     # Files.
     "no such config": (("--config", "nowhere.yaml"), ("nowhere.yaml", "an existing file")),
     "no such checkpoint": (("--ckpt_path", "nowhere.ckpt"), ("ckpt_path = 'nowhere.ckpt'", "existing")),

@@ -170,7 +170,7 @@ def test_a_network_that_needs_a_file_says_which(
     monkeypatch.chdir(tmp_path)
     assert tiny_cli.run("fit", *given(combination), "--trainer.max_epochs", "1") == 2
     message = capsys.readouterr().err
-    assert message.startswith("error: model.network.weights = 'vit_b_16-c867db91.pth (no such file)'")
+    assert message.startswith("error: model.network.weights = 'vit_b_16-c867db91.pth (no such file: ")
     assert list(tmp_path.iterdir()) == []
 
 

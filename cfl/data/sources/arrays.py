@@ -232,8 +232,8 @@ class NpzSource(StandardSource):
             raise ConfigError(
                 f"{KEY}.path",
                 str(self.path),
-                f"a file, or {KEY}.{needed} beside it: {file.absolute()} does not exist. The option data.root "
-                "is not known at this point; an absolute path or CFL_DATA_ROOT is",
+                f"a file, or {KEY}.{needed} beside it: {file.absolute()} does not exist. "
+                "An absolute path or CFL_DATA_ROOT names another place, and so does data.root of cfl fit",
             )
         return file
 

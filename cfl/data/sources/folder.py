@@ -155,8 +155,8 @@ class ImageFolder(StandardSource):
             raise ConfigError(
                 f"{KEY}.num_classes",
                 None,
-                f"a value, or a folder to count in: {folder.absolute()} does not exist. The option data.root "
-                "is not known at this point; an absolute path or CFL_DATA_ROOT is",
+                f"a value, or a folder to count in: {folder.absolute()} does not exist. "
+                "An absolute path or CFL_DATA_ROOT names another place, and so does data.root of cfl fit",
             )
         self.num_classes = len(class_names(folder))
         return self.num_classes

@@ -1,0 +1,139 @@
+"""The first lines of ``cfl fit``: what is about to be trained, and where.
+
+The first one is made of the command line and its files alone, because torch and Lightning take seconds to import.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from cfl import __version__
+from cfl.cli.given import Given, in_content, is_written_out, on_command_line, value_of
+from cfl.cli.installed_configs import DEFAULT_CONFIG, find_config
+from cfl.reporting.experiment import data_set_name, method_name
+from cfl.runtime.command_line import read_command_line
+from cfl.runtime.errors import ConfigError
+from cfl.runtime.printable import on_one_line
+from cfl.runtime.yaml_file import BadYAML, parse_yaml, read_yaml
+
+_RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
+_MOST_BYTES = 50_000
+_TOLD_BY = ("path", "folder", "set")
+"""Options that name the data set of a source which reads any of many (``Source.told_by``)."""
+
+
+def first_line(methods: str, benchmark: str, clients: Any, per_round: Any) -> str:
+    """What is about to be trained.
+
+    Args:
+        methods: names, see :func:`cfl.reporting.experiment.method_name`.
+        benchmark: its name.
+        clients: number of clients.
+        per_round: those of a round: a number, or a share in (0, 1].
+    """
+    share = f"{100 * per_round:g} %" if isinstance(per_round, float) else per_round
+    return on_one_line(f"cfl {__version__}: {methods} on {benchmark}, {clients} clients, {share} per round")
+
+
+def announce(words: Sequence[str]) -> str:
+    """Print the first line of a fit as far as words and files tell, within milliseconds.
+
+    Nothing is printed where something else than a fit is asked for, by another process than the first of several, with
+    ``progress.enabled: false``, or where the files cannot be read: the parser says why.
+
+    Args:
+        words: the command line without the program's name.
+
+    Returns:
+        The line, which is empty if nothing was printed. The parser may come to another one.
+    """
+    if not _begins_a_fit(words) or any(os.environ.get(name, "0") != "0" for name in _RANKS):
+        return ""
+    try:
+        given = list(_given(read_command_line(words).arguments))
+        if _read(given, "progress.enabled", True) is False:
+            return ""
+        numbers = (_read(given, key) for key in ("data.num_clients", "schedule.clients_per_round"))
+        line = first_line(method_name(_methods(given)), _benchmark(given), *numbers)
+    except (ConfigError, BadYAML, OSError):
+        return ""
+    print(line, flush=True)
+    return line
+
+
+def _begins_a_fit(words: Sequence[str]) -> bool:
+    names = [word.partition("=")[0] for word in words]
+    return names[:1] == ["fit"] and not any(
+        name in ("-h", "--help", "--print_config") or name.endswith(".help") for name in names
+    )
+
+
+def _given(words: Sequence[str]) -> Iterator[Given]:
+    """What the files and the words say, in their order; a methods key without class stands for their removal."""
+    yield from in_content(read_yaml(DEFAULT_CONFIG))
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
+        option, equals, value = word.partition("=")
+        value = value if equals else following
+        if option in ("--config", "-c"):
+            content = parse_yaml(value) if is_written_out(value) else _in_file(value)
+            if isinstance(content, Mapping):
+                if "methods" in content and not content["methods"]:
+                    yield Given("methods", None)
+                yield from in_content(content)
+        elif option.startswith("--"):
+            if option == "--methods":
+                yield Given("methods", None)
+            yield from on_command_line([f"{option}={value}"])
+
+
+def _in_file(name: str) -> Any:
+    path = find_config("--config", name)
+    if path.stat().st_size > _MOST_BYTES:
+        raise BadYAML("more than can be read at once")
+    return read_yaml(path)
+
+
+def _read(given: Sequence[Given], key: str, default: Any = None) -> Any:
+    value = value_of(key, given).value
+    return default if value is None else parse_yaml(value) if isinstance(value, str) else value
+
+
+def _methods(given: Sequence[Given]) -> dict[str, Any]:
+    """Name -> class of the methods."""
+    found: dict[str, Any] = {}
+    for key, value, _ in given:
+        section, _, name = key.partition(".")
+        if key == "methods":
+            found = {}
+        elif section == "methods" and "." not in name:
+            found[name] = value
+    return found
+
+
+def _benchmark(given: Sequence[Given]) -> str:
+    """As :func:`cfl.reporting.experiment.benchmark_name`, without the classes."""
+    if (name := value_of("run.benchmark", given).value) is not None:
+        return str(name)
+    stream, inside = value_of("data.stream", given).value, "data.stream."
+    sources = [one for one in given if one.key == f"{inside}source" or _lists_sources(one)][-1]
+    if _lists_sources(sources):
+        named = [_data_set(list(in_content({"source": source}))) for source in sources.value]
+    else:
+        named = [_data_set([one._replace(key=one.key.removeprefix(inside)) for one in given])]
+    return "-".join([_short(stream), *named])
+
+
+def _lists_sources(given: Given) -> bool:
+    return given.key == "data.stream.sources" and isinstance(given.value, list)
+
+
+def _data_set(given: Sequence[Given]) -> str:
+    told = [value_of(f"source.{option}", given).value for option in _TOLD_BY]
+    return data_set_name(_short(value_of("source", given).value), next(filter(None, told), None))
+
+
+def _short(kind: Any) -> str:
+    return str(kind).rpartition(".")[2].lower()

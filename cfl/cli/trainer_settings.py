@@ -1,0 +1,64 @@
+"""Settings of the Trainer that are refused before there is one.
+
+Lightning would refuse these without their key, or make something else of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cfl.runtime.errors import ConfigError
+
+_MOST_PROCESSES = 4096
+_LEFT_ALONE = {
+    "barebones": (False, "false: it would leave out checkpoints, loggers and evaluations"),
+    "default_root_dir": (None, "unset: what a run writes is in its folder, run.dir"),
+    "enable_checkpointing": (True, "true; checkpoint.enabled=false writes no checkpoints"),
+    "max_time": (None, "unset; a signal ends a run after a round: timeout -s TERM 8h cfl fit ..."),
+}
+"""Setting -> the value that it has, beside null, and what would be valid."""
+
+
+def check_profiler(profiler: Any) -> None:
+    """Refuse a profiler that would fail while it trains or when it is taken down; nothing has been built yet.
+
+    Args:
+        profiler: the option ``trainer.profiler``.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    kind = profiler if isinstance(profiler, str) else str(getattr(profiler, "class_path", "")).rpartition(".")[2]
+    names_modules = kind == "pytorch" or (kind == "PyTorchProfiler" and profiler.init_args.record_module_names)
+    if names_modules or (isinstance(profiler, str) and profiler not in ("simple", "advanced")):
+        without_names = "PyTorchProfiler with --trainer.profiler.record_module_names false"
+        valid = f"null, simple, advanced, or {without_names}: engines copy the network, but not such hooks"
+        raise ConfigError("trainer.profiler", kind, valid)
+
+
+def check_settings(settings: Any, rounds: int) -> None:
+    """Refuse settings that cannot work, whatever is trained.
+
+    Args:
+        settings: the section ``trainer`` of a parsed configuration.
+        rounds: how many there are.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    for key, (usual, valid) in _LEFT_ALONE.items():
+        if settings[key] not in (None, usual):
+            raise ConfigError(f"trainer.{key}", settings[key], valid)
+    if settings.logger is True:  # Lightning's own would write beside the run folder
+        valid = "false, or loggers by class_path, e.g. --config configs/loggers/tensorboard.yaml"
+        raise ConfigError("trainer.logger", True, valid)
+    for key in ("devices", "num_nodes"):
+        count = settings[key]
+        if str(count).isdecimal() and int(count) > _MOST_PROCESSES:
+            raise ConfigError(f"trainer.{key}", count, f"at most {_MOST_PROCESSES}")
+    if str(settings.precision) in ("16", "16-mixed"):  # on a CPU Lightning would take bf16-mixed instead
+        raise ConfigError("trainer.precision", settings.precision, "32-true or bf16-mixed")
+    if settings.max_epochs not in (None, rounds):
+        raise ConfigError(
+            "trainer.max_epochs", settings.max_epochs, "unset: the number of rounds follows from schedule"
+        )

@@ -1,0 +1,275 @@
+"""Every argument of Lightning's Trainer works as its name says, or is refused before training."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from support import tiny_cli
+
+from cfl.callbacks.trainer_checks import check_evaluation
+from cfl.runtime.errors import ConfigError
+from cfl.training.client import Client
+from cfl.training.strategy import ClientParallel
+
+REFUSED: dict[str, tuple[str, str]] = {
+    "devices": ("2", "trainer.strategy = 'DDPStrategy'"),
+    "num_nodes": ("2", "trainer.strategy = "),
+    "strategy": ("ddp", "trainer.strategy = 'DDPStrategy' cannot work; valid: auto for one process"),
+    "precision": ("64-true", "trainer.precision = '64-true'"),
+    "fast_dev_run": (
+        "3",
+        "valid: false; a short run has --schedule.rounds_per_task 1 --data.stream.num_tasks 2",
+    ),
+    "max_epochs": ("3", "follows from schedule"),
+    "min_epochs": ("3", "schedule and targets"),
+    "max_steps": ("3", "schedule says"),
+    "min_steps": ("3", "schedule and targets"),
+    "max_time": ("00:00:10:00", "timeout -s TERM"),
+    "limit_train_batches": ("0.5", "a shorter schedule or max_train"),
+    "limit_val_batches": ("0.5", "max_test of the source"),
+    "limit_test_batches": ("0.5", "max_test of the source"),
+    "limit_predict_batches": ("0.5", "no command calls the Trainer's predict"),
+    "overfit_batches": ("0.5", "max_train of the source"),
+    "val_check_interval": ("0.5", "schedule.evaluate_every"),
+    "check_val_every_n_epoch": ("2", "schedule.evaluate_every"),
+    "num_sanity_val_steps": ("2", "-1, or 0"),
+    "log_every_n_steps": ("10", "figures are logged after every round"),
+    "enable_checkpointing": ("false", "checkpoint.enabled=false"),
+    "enable_progress_bar": ("true", "progress.enabled=false"),
+    "accumulate_grad_batches": ("2", "schedule.batch_size"),
+    "gradient_clip_algorithm": ("value", "trainer.gradient_clip_algorithm = 'value' cannot work; valid: null, or"),
+    "barebones": ("true", "trainer.barebones = True"),
+    "plugins": ("lightning.pytorch.plugins.io.AsyncCheckpointIO", "trainer.plugins = 'AsyncCheckpointIO'"),
+    "sync_batchnorm": ("true", "batch statistics of clients never mix"),
+    "reload_dataloaders_every_n_epochs": ("2", "a loader per round"),
+    "default_root_dir": ("elsewhere", "run.dir"),
+    "enable_autolog_hparams": ("false", "loggers get the configuration of a run"),
+    "model_registry": ("mine", "cfl export"),
+}
+"""Argument -> a value, and what is said instead."""
+
+
+@pytest.mark.parametrize("argument", REFUSED)
+def test_refused_before_training(argument: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    value, said = REFUSED[argument]
+    assert tiny_cli.fit(tmp_path / "run", f"--trainer.{argument}", value) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: trainer.")
+    assert said in message
+    assert message.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def during(monkeypatch: pytest.MonkeyPatch, step: str, look: Callable[[], Any]) -> list[Any]:
+    """From now on, what is seen in every call of a step of the client."""
+    seen: list[Any] = []
+    original = getattr(Client, step)
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        seen.append(look())
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(Client, step, watched)
+    return seen
+
+
+def accelerator(tmp_path: Path, **_: Any) -> None:
+    assert tiny_cli.fit(tmp_path, "--trainer.accelerator", "cpu") == 0
+    assert tiny_cli.summary(tmp_path)["device"] == "cpu"
+
+
+def logger(tmp_path: Path, **_: Any) -> None:
+    """Places are below the run folder unless they are absolute."""
+    options = ("--trainer.logger", "CSVLogger", "--trainer.logger.save_dir")
+    assert tiny_cli.fit(tmp_path / "run", *options, "logs/csv") == 0
+    assert list(tmp_path.rglob("metrics.csv")) == [tmp_path / "run/logs/csv/lightning_logs/version_0/metrics.csv"]
+    (tmp_path / "run" / "mine.txt").touch()
+    assert tiny_cli.fit(tmp_path / "run", *options, str(tmp_path / "far"), "--run.overwrite", "true") == 0
+    assert list(tmp_path.rglob("metrics.csv")) == [tmp_path / "far/lightning_logs/version_0/metrics.csv"]
+    assert (tmp_path / "run" / "mine.txt").exists()
+
+
+def callbacks(tmp_path: Path, **_: Any) -> None:
+    """With one that looks at it, ``log_every_n_steps`` is no empty setting."""
+    options = ("--trainer.callbacks", "LearningRateMonitor", "--trainer.log_every_n_steps", "1")
+    to = ("--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", ".")
+    assert tiny_cli.fit(tmp_path, *options, *to) == 0
+    (table,) = tmp_path.rglob("metrics.csv")
+    assert {row["lr-SGD"] for row in tiny_cli.rows(table)} == {"", "0.2"}
+
+
+def enable_model_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str], **_: Any) -> None:
+    assert tiny_cli.fit(tmp_path, "--trainer.enable_model_summary", "true") == 0
+    out = capsys.readouterr().out
+    assert "Total params: 172" in out
+    assert "MLP" in out
+
+
+def gradient_clip_val(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **_: Any) -> None:
+    """No step is longer than the learning rate times this."""
+    seen = []
+    step = torch.optim.SGD.step
+
+    def watched(optimizer: Any, *given: Any, **options: Any) -> Any:
+        result = step(optimizer, *given, **options)
+        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        seen.append(max(float(grad.abs().max()) for grad in grads))
+        return result
+
+    monkeypatch.setattr(torch.optim.SGD, "step", watched)
+    assert tiny_cli.fit(tmp_path, "--trainer.gradient_clip_val", "1e-4") == 0
+    assert 0 < max(seen) <= 1.001e-4
+
+
+def deterministic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **_: Any) -> None:
+    seen = during(monkeypatch, "validation_step", torch.are_deterministic_algorithms_enabled)
+    try:
+        assert tiny_cli.fit(tmp_path, "--trainer.deterministic", "true") == 0
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert set(seen) == {True}
+
+
+def benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **_: Any) -> None:
+    before = torch.backends.cudnn.benchmark
+    seen = during(monkeypatch, "validation_step", lambda: torch.backends.cudnn.benchmark)
+    try:
+        for wanted in (True, False):
+            folder = tmp_path / str(wanted)
+            assert tiny_cli.fit(folder, "--trainer.benchmark", str(wanted).lower()) == 0
+            assert set(seen) == {wanted}
+            seen.clear()
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+def inference_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **_: Any) -> None:
+    """Of validate and test, as Lightning has it; a fit never evaluates in this mode."""
+    assert tiny_cli.fit(tmp_path) == 0
+    for wanted in ("true", "false"):
+        seen = during(monkeypatch, "validation_step", torch.is_inference_mode_enabled)
+        checkpoint = str(tmp_path / "last.ckpt")
+        assert tiny_cli.run("validate", "--ckpt_path", checkpoint, "--trainer.inference_mode", wanted) == 0
+        assert set(seen) == {wanted == "true"}
+
+
+def use_distributed_sampler(**_: Any) -> None:
+    """About several processes; there it would cut test sets once more."""
+    common: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
+    check_evaluation(Trainer(**common, devices=1, use_distributed_sampler=True))
+    check_evaluation(Trainer(**common, devices=2, strategy=ClientParallel(), use_distributed_sampler=False))
+    with pytest.raises(ConfigError, match=r"trainer\.use_distributed_sampler = True"):
+        check_evaluation(Trainer(**common, devices=2, strategy=ClientParallel(), use_distributed_sampler=True))
+
+
+def profiler(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    **_: Any,
+) -> None:
+    """A report is shown, or written into the run folder."""
+    monkeypatch.chdir(tmp_path)
+    told = logging.getLogger("lightning.pytorch.profilers")
+    told.addHandler(caplog.handler)
+    try:
+        for kind in ("simple", "advanced"):
+            assert tiny_cli.fit(tmp_path / kind, "--trainer.profiler", kind) == 0
+            assert "FIT Profiler Report" in caplog.text
+            caplog.clear()
+    finally:
+        told.removeHandler(caplog.handler)
+    for refused in ("pytorch", "PyTorchProfiler", "xla"):
+        assert tiny_cli.fit(tmp_path / "run", "--trainer.profiler", refused) == 2
+        message = capsys.readouterr().err
+        assert message.startswith(f"error: trainer.profiler = '{refused}' cannot work; valid: null, simple")
+        assert message.count("\n") == 1
+    without_names = ("--trainer.profiler", "PyTorchProfiler", "--trainer.profiler.record_module_names", "false")
+    assert tiny_cli.fit(tmp_path / "run", *without_names) == 0
+    assert list((tmp_path / "run").glob("fit-*.pt.trace.json"))
+    written = ("--trainer.profiler", "SimpleProfiler", "--trainer.profiler.filename", "times")
+    for options, found in (
+        ((), "run/fit-times.txt"),
+        (("--trainer.profiler.dirpath", "some"), "run/some/fit-times.txt"),
+    ):
+        assert tiny_cli.fit(tmp_path / "run", *written, *options, "--run.overwrite", "true") == 0
+        assert "FIT Profiler Report" in (tmp_path / found).read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {"simple", "advanced", "run"}
+
+
+def detect_anomaly(tmp_path: Path, capsys: pytest.CaptureFixture[str], **_: Any) -> None:
+    """With autograd's gradients it names the operation; other engines have none of it."""
+    options = ("--trainer.detect_anomaly", "true", "--model.optimizer.lr", "1e30")
+    with pytest.raises(RuntimeError, match="returned nan values"):
+        tiny_cli.fit(tmp_path / "run", *options)
+    capsys.readouterr()
+    assert tiny_cli.fit(tmp_path / "other", *options, "--engine.kind", "auto") == 2
+    assert "trainer.detect_anomaly = True cannot work; valid: false, or engine.kind=vmap" in capsys.readouterr().err
+
+
+WORKS = (
+    *(accelerator, logger, callbacks, enable_model_summary, gradient_clip_val, deterministic, benchmark),
+    *(inference_mode, use_distributed_sampler, profiler, detect_anomaly),
+)
+
+
+@pytest.mark.parametrize("argument", WORKS, ids=lambda works: works.__name__)
+def test_works_as_its_name_says(
+    argument: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    argument(tmp_path=tmp_path, monkeypatch=monkeypatch, capsys=capsys, caplog=caplog)
+
+
+def test_every_argument_is_judged() -> None:
+    """One that a new version of Lightning adds belongs to one of the two above."""
+    arguments = set(inspect.signature(Trainer.__init__).parameters) - {"self"}
+    assert {*REFUSED, *(works.__name__ for works in WORKS)} == arguments
+
+
+def test_lightnings_bar_in_place_of_the_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--trainer.enable_progress_bar", "true", "--progress.enabled", "false")
+    assert tiny_cli.fit(tmp_path, *options) == 0
+    assert tiny_cli.summary(tmp_path)["rounds"] == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "package"), [("CometLogger", "comet-ml"), ("MLFlowLogger", "mlflow"), ("NeptuneLogger", "WandbLogger")]
+)
+def test_a_logger_without_its_package(
+    name: str, package: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neptune's is none of Lightning's any more."""
+    assert tiny_cli.fit(tmp_path / "run", "--trainer.logger", name) == 2
+    message = capsys.readouterr().err
+    assert message.startswith(f"error: trainer.logger = '{name}' cannot work; valid: ")
+    assert package in message
+    assert ("pip install" in message) == (name != "NeptuneLogger")
+    assert message.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("config", ["tensorboard", "wandb"])
+def test_a_logger_of_a_configuration_without_its_package(
+    config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lacking = type("Lacking", (), {"__bool__": lambda _: False, "__str__": lambda _: f"pip install {config}"})()
+    for module in ("lightning.fabric.loggers.tensorboard", "lightning.pytorch.loggers.wandb"):
+        for known in ("_TENSORBOARD_AVAILABLE", "_TENSORBOARDX_AVAILABLE", "_WANDB_AVAILABLE"):
+            monkeypatch.setattr(f"{module}.{known}", lacking, raising=False)
+    assert tiny_cli.fit(tmp_path / "run", "--config", f"loggers/{config}.yaml") == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: trainer.logger = '")
+    assert f"pip install {config}" in message
+    assert message.count("\n") == 1
