@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from cfl.cli.installed_configs import CONFIGS, DEFAULT_CONFIG, find_config
+from cfl.cli.parsing import place_of
 from cfl.reporting.compare import command as comparing
 from cfl.reporting.compare.reading import is_run
 from cfl.reporting.experiment import config_hash
@@ -116,7 +117,11 @@ def wanted(
         axes = {key: values for key, values in grid.items() if _method_in(key) not in known - used[name]}
         for values in combinations(axes):
             one = _wanted(name, arguments, values, out)
-            resolver.check(one.arguments)
+            try:
+                resolver.check(one.arguments)
+            except ConfigError as error:
+                error.args = (f"{error}{place_of(error)}",)
+                raise
             other = found.setdefault(config_hash(resolver.experiment(one.arguments)), one)
             if other is not one:
                 valid = "different experiments: no result depends on what differs between these"

@@ -8,9 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import pytest
 from rich.console import Console
 from support import tiny_cli
 from support.fabricated import every_table, fot, point, resolver, write_run
+from support.when import when
 
 from cfl.papers.cells import each_recipe
 from cfl.papers.results import read_result
@@ -62,14 +61,6 @@ FINISH = HEAD + "(folder / 'summary.json').write_text('{}')\n"
 
 def job(folder: Path, script: str, experiment: dict[str, Any] | None = None) -> Scripted:
     return Scripted(folder.name, (), folder, CONFIG, experiment or CONFIG, script)
-
-
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[Launcher]:
-    """What starts ``cfl`` itself."""
-    launcher = Launcher({**os.environ, "OMP_NUM_THREADS": "1"})
-    yield launcher
-    launcher.close()
 
 
 def runner(tmp_path: Path, jobs: int = 1, start: Start = start) -> tuple[Runner, io.StringIO]:
@@ -226,20 +217,6 @@ def test_cuda_devices_are_dealt_out(
     used, _ = runner(tmp_path, jobs)
     used.run([job(tmp_path / name, HEAD + say + (both if jobs > 1 else "") + FINISH) for name in "ab"])
     assert {(tmp_path / name / "device").read_text() or None for name in "ab"} == expected
-
-
-def when(condition: Callable[[], bool], action: Callable[[], None]) -> threading.Thread:
-    """Do something as soon as a condition holds."""
-
-    def watch() -> None:
-        deadline = time.monotonic() + 120
-        while not condition() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        action()
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    return thread
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
