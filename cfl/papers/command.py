@@ -22,7 +22,7 @@ from cfl.papers.reproducibility import page
 from cfl.papers.results import read_result, read_results
 from cfl.papers.sweeps import SweepState, read_sweep
 from cfl.reporting.csv_file import RunFolderError
-from cfl.running.grid import seeds_in
+from cfl.running.grid import seeds_in, values_in
 from cfl.running.missing_data import MISSING, MissingData
 from cfl.running.resolving import Resolver
 from cfl.running.runner import Runner, exit_status
@@ -44,18 +44,13 @@ def chosen_values(options: argparse.Namespace) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for option, axis in _SHORT.items():
         if getattr(options, option):
-            found[axis] = _parts(getattr(options, option))
+            found[axis] = values_in(getattr(options, option))
     for text in options.only or []:
         axis, equals, values = text.partition("=")
         if not (axis.strip() and equals and values.strip()):
             raise ConfigError("--only", text, "an axis and its values, e.g. threshold=0.87,0.90")
-        found[axis.strip()] = _parts(values)
+        found[axis.strip()] = values_in(values)
     return found
-
-
-def _parts(text: str) -> list[str]:
-    """What stands between commas, without blanks around it."""
-    return [part.strip() for part in text.split(",")]
 
 
 def experiments_in(runs: Path, resolver: Resolver | None = None) -> Experiments:
@@ -69,7 +64,7 @@ def experiments_in(runs: Path, resolver: Resolver | None = None) -> Experiments:
 def run(options: argparse.Namespace, console: Console) -> int:
     """Run what a table lacks, then report."""
     table, chosen = table_named(options.table), chosen_values(options)
-    seeds = chosen_seeds(options) or range(table.seeds)
+    seeds = range(table.seeds) if options.seeds is None else seeds_in(options.seeds)
     runner = _runner(options)
     known = experiments_in(options.runs)
     lacks = known.jobs(table, options.scale, chosen, seeds, options.runs)
@@ -80,13 +75,12 @@ def run(options: argparse.Namespace, console: Console) -> int:
     for name, folder in lacks.diverged:
         console.print(f"diverged; remove {folder} to run again: {name}")
     status = 1 if lacks.refused else 0
-    counted = lacks.counted
     if options.dry_run:
         for job in lacks.jobs:
             console.print(job.shown)
-        console.print(counted)
+        console.print(lacks.counted)
         return status
-    console.print(f"{table.full_name}, {options.scale}: {counted}")
+    console.print(f"{table.full_name}, {options.scale}: {lacks.counted}")
     with closing(runner):
         outcomes = runner.run(lacks.jobs)
     known = experiments_in(options.runs, known.resolver)
@@ -99,15 +93,6 @@ def _runner(options: argparse.Namespace) -> Runner:
     return Runner(options.jobs, MissingData(options.runs / MISSING), read=read_result)
 
 
-def chosen_seeds(options: argparse.Namespace) -> range | None:
-    """Which seeds were asked for, None for no word about them.
-
-    Raises:
-        ConfigError: as for :func:`cfl.running.grid.seeds_in`.
-    """
-    return None if options.seeds is None else seeds_in(options.seeds)
-
-
 def _check_runs(options: argparse.Namespace) -> None:
     if not options.runs.is_dir():
         raise ConfigError("--runs", str(options.runs), "a folder in which runs lie")
@@ -115,7 +100,8 @@ def _check_runs(options: argparse.Namespace) -> None:
 
 def report(options: argparse.Namespace, console: Console) -> int:
     """Write the report of what there is."""
-    table, chosen, seeds = table_named(options.table), chosen_values(options), chosen_seeds(options)
+    table, chosen = table_named(options.table), chosen_values(options)
+    seeds = None if options.seeds is None else seeds_in(options.seeds)
     _check_runs(options)
     written = write_report(experiments_in(options.runs), table, options.scale, chosen, options.runs, seeds)
     _show(written, console)
@@ -146,7 +132,7 @@ def keep_runs(options: argparse.Namespace, console: Console) -> int:
     """Write a small file for every finished run."""
     _check_runs(options)
     for paper in papers():
-        kept = keep(paper, options.runs, _parts(options.scale))
+        kept = keep(paper, options.runs, values_in(options.scale))
         for path in kept.written:
             console.print(str(path))
         for reason in kept.left_out:

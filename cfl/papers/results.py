@@ -22,17 +22,16 @@ from cfl.reporting.matrix_file import read_matrix_csv
 from cfl.reporting.names import is_method_name
 from cfl.reporting.run_folder import read_curve, read_run, rounds_to
 from cfl.running import finished
-from cfl.running.finished import Results
+from cfl.running.finished import Finished, Results
 from cfl.runtime.run_files import CONFIG, ROUNDS, SUMMARY, matrix_file
 from cfl.runtime.yaml_file import BadYAML, read_yaml
 
 
 @dataclass(frozen=True, eq=False)
-class Result:
-    """One finished run.
+class Result(Finished):
+    """One finished run with its figures.
 
     Attributes:
-        experiment: what decides its results (:func:`cfl.reporting.experiment.experiment_of`).
         summary: its ``summary.json``.
         matrix: ``[T][T]`` in percent, row = after task, column = task; None where not evaluated.
         space: layer -> percent of its input space used after each task but the last; empty where no method says so.
@@ -44,7 +43,6 @@ class Result:
         attention: layer -> task -> who borrowed from whom; empty where nobody did.
     """
 
-    experiment: Mapping[str, Any]
     summary: Mapping[str, Any]
     matrix: list[list[float | None]]
     space: Mapping[str, list[float]] = field(default_factory=dict)
@@ -53,11 +51,6 @@ class Result:
     rounds: Sequence[float | None] = ()
     matrix_task_il: Sequence[list[float | None]] = ()
     attention: Mapping[str, Mapping[int, Attention]] = field(default_factory=dict)
-
-    @property
-    def seed(self) -> int:
-        """The run's seed."""
-        return int(self.experiment["seed_everything"])
 
     @property
     def hash(self) -> str:

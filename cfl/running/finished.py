@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from cfl.reporting.csv_file import RunFolderError
 from cfl.reporting.experiment import experiment_of, setting_hash
@@ -16,32 +16,30 @@ from cfl.runtime.run_files import CONFIG, SUMMARY
 from cfl.runtime.yaml_file import BadYAML, read_yaml
 
 
-class Finished(Protocol):
-    """What is asked of a finished run."""
+@dataclass(frozen=True, eq=False)
+class Finished:
+    """One finished run.
 
-    @property
-    def experiment(self) -> Mapping[str, Any]:
-        """What decides its results (:func:`cfl.reporting.experiment.experiment_of`)."""
+    Attributes:
+        experiment: what decides its results (:func:`cfl.reporting.experiment.experiment_of`).
+    """
 
-    @property
-    def seed(self) -> int:
-        """The run's seed."""
-
-
-R = TypeVar("R", bound=Finished)
-
-
-@dataclass(frozen=True)
-class FinishedRun:
-    """A finished run: where it is, and what decides its results."""
-
-    folder: Path
     experiment: Mapping[str, Any]
 
     @property
     def seed(self) -> int:
         """The run's seed."""
         return int(self.experiment["seed_everything"])
+
+
+R = TypeVar("R", bound=Finished)
+
+
+@dataclass(frozen=True, eq=False)
+class FinishedRun(Finished):
+    """A finished run and where it is."""
+
+    folder: Path
 
 
 def read_finished(folder: Path) -> FinishedRun:
@@ -54,7 +52,7 @@ def read_finished(folder: Path) -> FinishedRun:
     experiment = read_experiment(folder)
     if experiment is None:
         raise RunFolderError(f"{folder / CONFIG}: not what a finished run leaves")
-    return FinishedRun(folder, experiment)
+    return FinishedRun(experiment, folder)
 
 
 def read_experiment(folder: Path) -> dict[str, Any] | None:

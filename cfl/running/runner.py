@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from cfl.reporting.csv_file import RunFolderError
 from cfl.running.finished import diverged_experiment, read_finished
 from cfl.running.jobs import Job
-from cfl.running.launcher import Launcher, environment_for
+from cfl.running.launcher import Launched, Launcher, environment_for
 from cfl.running.missing_data import MissingData, find_missing, needs_of
 from cfl.running.resolving import num_rounds
 from cfl.running.run_log import LOG, last_lines
@@ -53,24 +53,14 @@ class Outcome:
     diverged: bool = False
 
 
-class Process(Protocol):
-    """What is asked of a process, as of :class:`subprocess.Popen`."""
-
-    def poll(self) -> int | None:
-        """The exit status, negative for a signal; None while it runs."""
-
-    def terminate(self) -> None:
-        """Send SIGTERM."""
-
-
-Start = Callable[[Sequence[str], Mapping[str, str], int, int], Process]
+Start = Callable[[Sequence[str], Mapping[str, str], int, int], Launched]
 """Starts a command: words, environment, descriptors of its log and of a lock that it holds until it ends."""
 
 
 @dataclass
 class _Running:
     job: Job
-    process: Process
+    process: Launched
     bar: TaskID
     device: str | None = None
     started: float = field(default_factory=time.monotonic)
