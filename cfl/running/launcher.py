@@ -120,6 +120,7 @@ class Launcher:
         """End the server. Commands that run go on."""
         if self._wire is not None and self._server is not None:
             self._wire.close()
+            self._server.kill()  # it may still be importing
             self._server.wait()
             self._wire = self._server = None
 

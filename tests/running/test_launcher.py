@@ -57,7 +57,8 @@ def test_output_and_exit_status_are_the_commands(
 def test_a_run_is_that_of_the_shell_to_the_bit(launcher: Launcher, tmp_path: Path) -> None:
     """Beside another one, in a server that has started others."""
     words = ["fit", f"--config={tiny_cli.TINY}", "--methods.fot", "FOT", "--schedule.rounds_per_task=1"]
-    other = start(launcher, tmp_path, *words, f"--run.dir={tmp_path / 'other'}", "--seed_everything=1")
+    (tmp_path / "of another").mkdir()
+    other = start(launcher, tmp_path / "of another", *words, f"--run.dir={tmp_path / 'other'}", "--seed_everything=1")
     forked = start(launcher, tmp_path, *words, f"--run.dir={tmp_path / 'forked'}", OMP_NUM_THREADS="1")
     shell = [sys.executable, "-m", "cfl", *words, f"--run.dir={tmp_path / 'shell'}"]
     subprocess.run(shell, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, stdout=subprocess.DEVNULL)
@@ -95,7 +96,7 @@ def test_a_command_goes_on_without_its_starter_and_a_server_that_is_gone_is_an_e
     os.kill(own._server.pid, signal.SIGKILL)
     own._server.wait()
     with pytest.raises(OSError, match=r"pipe|reset"):
-        start(own, tmp_path, "--version")
+        start(own, tmp_path / "run", "--version")
     own.close()
     while rounds_done(tmp_path / "run") < 2:
         assert process.poll() is None
