@@ -223,8 +223,9 @@ class Runner:
 
         before: dict[int, Any] = {}
         with contextlib.suppress(ValueError):  # signals belong to the main thread
-            for number in [number for number in signals.NUMBERS if not signals.is_ignored(number)]:
-                before[number] = signal.signal(number, passed_on)
+            for each in signals.NUMBERS:
+                if not signals.is_ignored(each):
+                    before[each] = signal.signal(each, passed_on)
         try:
             yield
         finally:

@@ -114,9 +114,9 @@ def wanted(
     found: dict[str, Wanted] = {}
     for name, arguments in bases.items():
         # An option of another method of the sweep is none of this one's; that of none is refused as cfl fit does it.
-        axes = {key: values for key, values in grid.items() if _method_in(key) not in known - used[name]}
-        for values in combinations(axes):
-            one = _wanted(name, arguments, values, out)
+        axes = {key: grid[key] for key in grid if _method_in(key) not in known - used[name]}
+        for combination in combinations(axes):
+            one = _wanted(name, arguments, combination, out)
             try:
                 resolver.check(one.arguments)
             except ConfigError as error:

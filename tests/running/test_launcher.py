@@ -90,13 +90,14 @@ def test_a_signal_ends_one_command_which_frees_its_lock(
 
 
 def test_a_command_goes_on_without_its_starter_and_a_server_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "of another").mkdir()
     own = Launcher({**os.environ, "OMP_NUM_THREADS": "1"})
     process = start(own, tmp_path, *LONG, f"--run.dir={tmp_path / 'run'}")
     assert own._server is not None
     os.kill(own._server.pid, signal.SIGKILL)
     own._server.wait()
     with pytest.raises(OSError, match=r"pipe|reset"):
-        start(own, tmp_path / "run", "--version")
+        start(own, tmp_path / "of another", "--version")
     own.close()
     while rounds_done(tmp_path / "run") < 2:
         assert process.poll() is None
